@@ -17,6 +17,7 @@ __all__ = [
     "RecordFault",
     "cancelled",
     "expired",
+    "nothing_named",
     "unsupported",
     "unwritten",
 ]
@@ -158,6 +159,16 @@ def cancelled() -> ProviderFault:
     """Make the fault for a fetch whose reader was cancelled."""
     return ProviderFault.of(
         ErrorCategory.TRANSIENT_FAILURE, "the read was cancelled; try again", retryable=True
+    )
+
+
+def nothing_named() -> ProviderFault:
+    """Make the fault for a service that names no partition, although the feed has not ended."""
+    return ProviderFault.of(
+        ErrorCategory.TRANSIENT_FAILURE,
+        "the service names no partition to read, and does not say that the feed has ended; read again from "
+        "the same position",
+        retryable=True,
     )
 
 

@@ -8,11 +8,12 @@ from typing import Final
 
 from multiclouddb_api import AtTime, Beginning, MulticloudDbError, invalid_request
 from multiclouddb_spi.continuation.coverage import begun
-from multiclouddb_spi.continuation.entry import Active
+from multiclouddb_spi.continuation.entry import Active, Plan
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed, FeedStart, Seed
+from multiclouddb_spi.faults import nothing_named
 
-__all__ = ["check_not_ahead", "not_startable", "resolve_start"]
+__all__ = ["check_named", "check_not_ahead", "not_startable", "resolve_start"]
 
 _AHEAD: Final = timedelta(seconds=60)
 
@@ -61,6 +62,20 @@ def not_startable() -> MulticloudDbError:
         "names no partition that can be read from this start position",
         "list the open ones with client.list_physical_partitions(address)",
     )
+
+
+def check_named(lineage: Lineage) -> Lineage:
+    """Return the lineage of a start, if the service named a partition of its stream.
+
+    Args:
+        lineage: The lineage, which may begin with a scan.
+
+    Raises:
+        ProviderFault: `TRANSIENT_FAILURE` if only a scan or nothing is left. Nothing could be read later.
+    """
+    if all(isinstance(entry, Plan) for entry in lineage):
+        raise nothing_named()
+    return lineage
 
 
 def check_not_ahead(

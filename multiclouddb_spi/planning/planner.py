@@ -34,7 +34,7 @@ from multiclouddb_spi.continuation.entry import Active
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.mover import Mover
 from multiclouddb_spi.continuation.retention import stranded_fault
-from multiclouddb_spi.continuation.starting import check_not_ahead, resolve_start
+from multiclouddb_spi.continuation.starting import check_named, check_not_ahead, resolve_start
 from multiclouddb_spi.continuation.state import lineage_from_json
 from multiclouddb_spi.continuation.watching import is_due
 from multiclouddb_spi.contract import Feed, FeedStart, Provider
@@ -91,16 +91,19 @@ class Planner:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a time in the future; `UNSUPPORTED_CAPABILITY` for an
                 `INTERLEAVED` snapshot if rows have no floor.
+            ProviderFault: `TRANSIENT_FAILURE` if the service names no partition of the stream. Such a lineage
+                has no next step.
         """
         if isinstance(position, Snapshot):
-            return plan_snapshot(self._feed, position, deadline)
-        return resolve_start(
+            return check_named(plan_snapshot(self._feed, position, deadline))
+        lineage = resolve_start(
             self._feed,
             position,
             lambda: self._feed.clock(deadline),
             lambda: self._feed.start(position, None, deadline),
             field=field,
         )
+        return check_named(lineage)
 
     def restore(self, value: Any) -> Lineage:
         """Return a lineage from its JSON.

@@ -196,8 +196,8 @@ class RangeReading:
 
     def _skip(self) -> bool:
         """Continue at the oldest record that is left in the range; False if no record is left."""
-        part = self._part
-        for seed in self._feed.oldest([part.partition_id], Deadline.after(_FETCH_SECONDS)):
+        part, deadline = self._part, Deadline.after(_FETCH_SECONDS)
+        for seed in self._tries.call(lambda: self._feed.oldest([part.partition_id], deadline), deadline):
             if seed.partition_id == part.partition_id and seed.cursor != self._position:
                 lost, self._position = self._position, seed.cursor
                 where, text = self._feed.public_id(part.partition_id), self._feed.describe(lost).text

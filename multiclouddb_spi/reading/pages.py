@@ -29,7 +29,7 @@ from multiclouddb_spi.continuation.token import encode_token
 from multiclouddb_spi.continuation.written import WrittenTokens
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, to_error
-from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault
+from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, nothing_named
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.reading.diagnostics import diagnose, open_watches, watermark_micros
 from multiclouddb_spi.reading.feeds import FeedCache
@@ -42,12 +42,6 @@ from multiclouddb_spi.reading.turns import Turn
 __all__ = ["Pages", "Reading", "finished"]
 
 T = TypeVar("T")
-_NOTHING_LEFT: Final = Fault(
-    ErrorCategory.TRANSIENT_FAILURE,
-    "the service names no partition to read, and does not say that the feed has ended; read again from "
-    "the same position",
-    retryable=True,
-)
 _WARNING_SECONDS: Final = 60.0
 _REOPEN: Final = (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST, ErrorCategory.CHECKPOINT_EXPIRED)
 
@@ -187,7 +181,7 @@ class Pages:
         elif result.over is not None:
             state = FeedOver(result.over)
         elif not len(lineage):
-            raise ProviderFault(_NOTHING_LEFT)
+            raise nothing_named()
         now = None if result.idle else self._feeds.soon(session.feed, deadline)
         nearest = min(result.turns.all.values(), key=attrgetter("headroom"), default=None)
         headroom = math.inf if nearest is None else nearest.headroom

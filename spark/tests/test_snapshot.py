@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from multiclouddb_api import MulticloudDbError
-from pyspark_multiclouddb import live_rows, merge_into_delta
+from pyspark_multiclouddb import live_rows, merge_into_delta, micro_batches, stream
 from pyspark_multiclouddb.connection import close_connections
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.opening import settings_of
@@ -191,6 +191,45 @@ def test_available_now_reads_the_scan_and_ends_where_the_feed_was(source):
     query.restart()
     query.drain(sink)
     assert "later" in sink.documents()
+
+
+def default_sizes(reader, start):
+    """Return the number of tasks of each batch with rows, with the limit of a query that sets no limit."""
+    sizes, limit = [], reader.getDefaultReadLimit()
+    while (end := reader.latestOffset(start, limit)) != start:
+        sizes.append(len(reader.partitions(start, end)))
+        start = end
+    return [size for size in sizes if size], start
+
+
+@pytest.fixture
+def backlog(monkeypatch):
+    """Limit the first batches to 30 rows, which are three segments."""
+    monkeypatch.setattr(stream, "BACKLOG_RECORDS", 30)
+
+
+def test_limit_of_the_first_batches_holds_for_the_whole_scan(source, backlog):
+    fill(source)
+    reader = Query(source, plain=False, snapshotSegments="12").reader
+    assert default_sizes(reader, reader.initialOffset())[0] == [3] * 4
+
+
+def test_another_snapshot_in_the_same_process_reads_nothing_of_the_gap_and_keeps_the_limit(
+    source, backlog, monkeypatch
+):
+    fill(source)
+    monkeypatch.setattr(micro_batches, "_FRESH_SECONDS", -1.0)
+    options = {"startingPosition": "beginning", "failOnDataLoss": "resnapshot", "snapshotSegments": "12"}
+    reader = ChangeFeedStreamReader(parse_options(source.options(pollInterval="0", **options)))
+    _, last = default_sizes(reader, reader.initialOffset())
+    source.write(20)
+    source.store.trim(COLLECTION, max_count=0)
+    begun = reader.latestOffset(last, reader.getDefaultReadLimit())
+    assert begun["s"]["plan"]
+    assert list(reader.partitions(last, begun)) == []
+    sizes, _ = default_sizes(reader, begun)
+    assert len(sizes) == 4
+    assert max(sizes) <= 3
 
 
 class TestRefusals:

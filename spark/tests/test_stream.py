@@ -102,6 +102,24 @@ class TestStart:
         pinned = reader.latestOffset(reader.initialOffset(), ALL)
         return pinned, reader.latestOffset(pinned, ALL)
 
+    def test_first_listing_without_partitions_is_not_the_end_of_the_feed(self, simulation):
+        """A service may list a partition late. An offset without partitions could never be read from."""
+        simulation.write("a", {"n": 1})
+        for name in simulation.open_partitions:
+            simulation.hide(name, 3)
+        reader = simulated()
+        pinned = reader.latestOffset(reader.initialOffset(), ALL)
+        assert len(pinned["c"]["p"]) == 2
+        assert len(rows(reader, pinned, reader.latestOffset(pinned, ALL))) == 1
+
+    @pytest.mark.parametrize("position", ["beginning", "now", "snapshot"])
+    def test_service_that_lists_no_partition_is_told_before_an_offset_is_written(self, simulation, position):
+        for name in simulation.open_partitions:
+            simulation.hide(name, 10_000)
+        reader = simulated(startingPosition=position)
+        with pytest.raises(SourceError, match=r"TRANSIENT_FAILURE\] .*the service names no partition"):
+            reader.latestOffset(reader.initialOffset(), ALL)
+
     def test_is_taken_from_the_checkpoint_not_from_the_options(self, source):
         source.write(10)
         pinned = reader_of(source).latestOffset(reader_of(source).initialOffset(), ALL)
@@ -444,8 +462,35 @@ class TestManyPartitions:
             assert end is not pinned
             pinned = end
 
+    def test_change_during_a_poll_is_found_by_the_next_poll(self, source, clock, monkeypatch):
+        heads = EmbeddedFeed.heads
+
+        def overtaken(feed, *arguments):
+            found = heads(feed, *arguments)
+            monkeypatch.setattr(EmbeddedFeed, "heads", heads)
+            source.write(1)
+            return found
+
+        reader = reader_of(source, pollInterval="0")
+        pinned = reader.latestOffset(reader.initialOffset(), ALL)
+        monkeypatch.setattr(EmbeddedFeed, "heads", overtaken)
+        assert reader.latestOffset(pinned, ALL) is pinned
+        assert len(rows(reader, pinned, reader.latestOffset(pinned, ALL))) == 1
+
 
 class TestReport:
+    def test_loss_without_a_later_change_is_saved_and_told_once(self, source):
+        source.write(20)
+        reader = reader_of(source, failOnDataLoss="false", pollInterval="0", idleCheckpointInterval="1 hour")
+        pinned = reader.latestOffset(reader.initialOffset(), ALL)
+        source.store.trim("orders", max_count=0)
+        end = reader.latestOffset(pinned, ALL)
+        assert reader.reportLatestOffset()["skipped"]["count"] >= 1
+        assert end != pinned
+        restarted = reader_of(source, failOnDataLoss="false", pollInterval="0")
+        restarted.latestOffset(end, ALL)
+        assert restarted.reportLatestOffset()["skipped"]["count"] == 0
+
     def test_tells_what_was_skipped_with_count_and_place(self, source):
         source.write(20)
         reader = reader_of(source, failOnDataLoss="false", pollInterval="0")
@@ -634,6 +679,16 @@ class TestTroubles:
         assert len(rows(reader, pinned, end)) == 5
         fresh = reader_of(source, failOnDataLoss="false")
         assert len(rows(fresh, pinned, fresh.latestOffset(pinned, ALL))) == 5
+
+    def test_outage_while_a_loss_is_skipped_is_waited_out(self, simulation):
+        for number in range(20):
+            simulation.write(f"k{number}", {"n": number})
+        reader = simulated(failOnDataLoss="false")
+        pinned = self.pinned(reader)
+        end = reader.latestOffset(pinned, ALL)
+        simulation.trim(upto=10)
+        simulation.fail_next(None, ServerError("503"), times=2, operation="oldest")
+        assert len(rows(reader, pinned, end)) == 10
 
     def test_feed_that_has_ended_is_told_once_all_is_delivered(self, simulation):
         reader = simulated()
