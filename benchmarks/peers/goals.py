@@ -23,7 +23,8 @@ class Goal:
         field: The field of `Outcome` that is bounded.
         bound: The bound.
         at_most: True if less is better.
-        other: The name of the peer by whose figure ours is divided; empty for a bound on the figure itself.
+        other: The peer with which the goal compares: our figure is divided by the peer's. Empty if the
+            goal is a bound on our figure alone.
     """
 
     title: str

@@ -134,7 +134,7 @@ def dynamo_decoded(bench: Bench) -> Iterator[Sides]:
     against=_BARE,
 )
 def dynamo_arrow(bench: Bench) -> Iterator[Sides]:
-    """Measure reading events as Arrow batches, which Spark needs."""
+    """Measure how fast events are read as Arrow batches; Spark reads them in this form."""
     with local(bench.size(_ITEMS)) as table:
         yield Sides(lambda: _through_arrow(table), lambda: _by_hand(table, bare_loop))
 

@@ -162,7 +162,7 @@ def spanner_events_single(bench: Bench) -> Iterator[Sides]:
     same_work=False,
 )
 def spanner_arrow(bench: Bench) -> Iterator[Sides]:
-    """Measure reading events as Arrow batches, which Spark needs."""
+    """Measure how fast events are read as Arrow batches; Spark reads them in this form."""
     with backlog(bench.size(_EVENTS), _AT_ONCE) as changes:
         yield Sides(lambda: _through_arrow(changes), lambda: _by_hand(changes))
 

@@ -139,7 +139,7 @@ def to_moment(text: str, option: str, known: str = "now") -> datetime:
 
 
 def to_checkpoint(path: Path | None) -> Path | None:
-    """Read the path of a file; its folder must already exist."""
+    """Check a checkpoint's path. The folder of the file must already exist; the file need not."""
     if path is None:
         return None
     if path.is_dir():

@@ -190,7 +190,7 @@ def _holds(
 ) -> dict[str, str]:
     """For each partition, find a lost entry of the lineage for which the partition can wait.
 
-    The entry that is found does not wait for the partition.
+    The lost entry must not itself wait for the partition; otherwise both would wait for ever.
 
     Args:
         parents: Maps each partition to the partitions for which it waits, now or later. The entries that are

@@ -264,7 +264,7 @@ class ScriptedStreams:
             self._store.epoch += 1
 
     def trim(self, stream: str, older_than: float = 0.0, remains: Remains = Remains.UNLISTED) -> None:
-        """Trim records older than the given seconds, and shards that were closed before that time."""
+        """Trim the records, and the closed shards, that are older than the given number of seconds."""
         with self._store.lock:
             self._store.trim(self._stream(stream), older_than, remains)
 

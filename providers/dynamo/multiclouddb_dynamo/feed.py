@@ -102,7 +102,7 @@ class DynamoFeed(Feed):
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """List the shards, and for `Now` request an iterator at the end of each open shard.
 
-        A later attempt of the same call requests only the missing results.
+        If the engine repeats the call, only the missing results are requested.
         """
         table, arn = find_table(self._source.calls, self.spec.address)
         if arn != self._source.arn:

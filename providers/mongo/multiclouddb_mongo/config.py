@@ -132,9 +132,9 @@ class MongoConfig:
 
         The `url` takes precedence, except for the decoding of values: dates have a time zone and may be
         outside Python's range, and UUIDs are binary values of subtype 4 (see `values.CODEC`). If the `url`
-        does not set them, `maxPoolSize` is enough for all calls and `serverSelectionTimeoutMS` is 15,000,
-        because PyMongo's default of 30 seconds is as long as a whole call, and a fail-over takes 10 to 12
-        seconds.
+        does not set them, two options have other values than PyMongo's defaults. `maxPoolSize` allows a
+        connection for every call. `serverSelectionTimeoutMS` is 15,000: a fail-over takes 10 to 12 seconds,
+        and PyMongo's default of 30 seconds is as long as a whole call.
 
         Args:
             concurrency: The number of calls that run at the same time.

@@ -151,7 +151,7 @@ def is_foreign_partition(error: BaseException) -> bool:
 
 
 def is_without_stream(error: BaseException) -> bool:
-    """Return True if the change stream of a query does not exist."""
+    """Return True if the change stream that a query names does not exist."""
     return _row(status_of(error), text_of(error)) is _NO_STREAM
 
 
