@@ -17,7 +17,7 @@ __all__ = [
     "RecordFault",
     "cancelled",
     "expired",
-    "nothing_named",
+    "no_partition_named",
     "unsupported",
     "unwritten",
 ]
@@ -162,7 +162,7 @@ def cancelled() -> ProviderFault:
     )
 
 
-def nothing_named() -> ProviderFault:
+def no_partition_named() -> ProviderFault:
     """Make the fault for a service that names no partition, although the feed has not ended."""
     return ProviderFault.of(
         ErrorCategory.TRANSIENT_FAILURE,

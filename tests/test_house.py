@@ -114,9 +114,9 @@ def field_docstrings(path, name):
     return texts
 
 
-def documented(node, section):
-    """Return the names that a section of a docstring describes."""
-    found = re.search(rf"^{section}:\n((?:    .*\n?|\n)+)", ast.get_docstring(node) or "", re.MULTILINE)
+def documented(node):
+    """Return the names that the section `Args:` of a docstring describes."""
+    found = re.search(r"^Args:\n((?:    .*\n?|\n)+)", ast.get_docstring(node) or "", re.MULTILINE)
     return re.findall(r"^    \**(\w+)(?: \([^)]*\))?:", found[1], re.MULTILINE) if found else []
 
 
@@ -176,11 +176,7 @@ class TestArguments:
         wrong = []
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.FunctionDef):
-                wrong += [
-                    f"{node.name}: {name}"
-                    for name in documented(node, "Args")
-                    if name not in parameters(node)
-                ]
+                wrong += [f"{node.name}: {name}" for name in documented(node) if name not in parameters(node)]
             elif isinstance(node, ast.ClassDef):
                 made = [
                     part
@@ -189,9 +185,7 @@ class TestArguments:
                 ]
                 if made:
                     there = parameters(made[0])
-                    wrong += [
-                        f"{node.name}: {name}" for name in documented(node, "Args") if name not in there
-                    ]
+                    wrong += [f"{node.name}: {name}" for name in documented(node) if name not in there]
         assert wrong == []
 
 

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-__all__ = ["Interrupt"]
+import typer
+
+__all__ = ["Interrupt", "until_signal"]
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -64,3 +66,20 @@ class Interrupt:
             self.stop()
         if again or self._reading or self.stop is None:
             raise KeyboardInterrupt
+
+
+@contextmanager
+def until_signal() -> Iterator[Interrupt]:
+    """Run a block until it ends or a signal ends it.
+
+    Raises:
+        typer.Exit: Raised after the block if there was a signal, with the exit code that a shell uses.
+    """
+    with Interrupt() as interrupt:
+        try:
+            yield interrupt
+        except KeyboardInterrupt:
+            if interrupt.exit_code is None:
+                raise
+    if interrupt.exit_code is not None:
+        raise typer.Exit(interrupt.exit_code)

@@ -26,7 +26,7 @@ from multiclouddb_api.position import FromContinuationToken
 from multiclouddb_cli.bookmark import Bookmark
 from multiclouddb_cli.contact import Contact
 from multiclouddb_cli.failure import scrub
-from multiclouddb_cli.interrupt import Interrupt
+from multiclouddb_cli.interrupt import Interrupt, until_signal
 from multiclouddb_cli.newest import newest
 from multiclouddb_cli.outages import OutageReport, StatusLine
 from multiclouddb_cli.progress import ScanProgress
@@ -95,19 +95,14 @@ def tail(config: ClientConfig, wish: Wish) -> None:
     """
     status = StatusLine()
     report = OutageReport(status, muted=wish.until_idle and not wish.wait)
-    with Interrupt() as interrupt:
+    with until_signal() as interrupt:
         contact = Contact(lambda: connect(config, observer=report), interrupt, report, waits=wish.wait)
         with closing(contact):
             try:
                 _run(contact, interrupt, wish, status)
-            except KeyboardInterrupt:
-                if interrupt.exit_code is None:
-                    raise
             finally:
                 status.clear()
                 report.muted = True
-    if interrupt.exit_code is not None:
-        raise typer.Exit(interrupt.exit_code)
 
 
 def _run(contact: Contact, interrupt: Interrupt, wish: Wish, status: StatusLine) -> None:

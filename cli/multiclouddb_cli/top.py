@@ -25,7 +25,7 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_cli.failure import scrub
-from multiclouddb_cli.interrupt import Interrupt
+from multiclouddb_cli.interrupt import Interrupt, until_signal
 from multiclouddb_cli.positions import Standing, read_standings
 from multiclouddb_cli.screen import (
     Cell,
@@ -213,19 +213,12 @@ def top(
     """
     meter = Meter()
     always_warned = attrs.evolve(config, headroom_warning_seconds=float("inf"))
-    with Interrupt() as interrupt:
-        try:
-            with Session(always_warned, request, meter) as session:
-                board = Board(session, request, meter, waits=wait)
-                if once or not is_terminal():
-                    _print(board, interval, interrupt, once=once)
-                else:
-                    _live(board, interval, interrupt)
-        except KeyboardInterrupt:
-            if interrupt.exit_code is None:
-                raise
-    if interrupt.exit_code is not None:
-        raise typer.Exit(interrupt.exit_code)
+    with until_signal() as interrupt, Session(always_warned, request, meter) as session:
+        board = Board(session, request, meter, waits=wait)
+        if once or not is_terminal():
+            _print(board, interval, interrupt, once=once)
+        else:
+            _live(board, interval, interrupt)
 
 
 def _print(board: Board, interval: float, interrupt: Interrupt, *, once: bool) -> None:

@@ -11,9 +11,9 @@ from multiclouddb_spi.continuation.coverage import begun
 from multiclouddb_spi.continuation.entry import Active, Plan
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed, FeedStart, Seed
-from multiclouddb_spi.faults import nothing_named
+from multiclouddb_spi.faults import no_partition_named
 
-__all__ = ["check_named", "check_not_ahead", "not_startable", "resolve_start"]
+__all__ = ["check_has_partitions", "check_not_ahead", "not_startable", "resolve_start"]
 
 _AHEAD: Final = timedelta(seconds=60)
 
@@ -64,7 +64,7 @@ def not_startable() -> MulticloudDbError:
     )
 
 
-def check_named(lineage: Lineage) -> Lineage:
+def check_has_partitions(lineage: Lineage) -> Lineage:
     """Return the lineage of a start, if the service named a partition of its stream.
 
     Args:
@@ -74,7 +74,7 @@ def check_named(lineage: Lineage) -> Lineage:
         ProviderFault: `TRANSIENT_FAILURE` if only a scan or nothing is left. Nothing could be read later.
     """
     if all(isinstance(entry, Plan) for entry in lineage):
-        raise nothing_named()
+        raise no_partition_named()
     return lineage
 
 

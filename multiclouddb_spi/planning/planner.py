@@ -34,7 +34,7 @@ from multiclouddb_spi.continuation.entry import Active
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.mover import Mover
 from multiclouddb_spi.continuation.retention import stranded_fault
-from multiclouddb_spi.continuation.starting import check_named, check_not_ahead, resolve_start
+from multiclouddb_spi.continuation.starting import check_has_partitions, check_not_ahead, resolve_start
 from multiclouddb_spi.continuation.state import lineage_from_json
 from multiclouddb_spi.continuation.watching import is_due
 from multiclouddb_spi.contract import Feed, FeedStart, Provider
@@ -95,7 +95,7 @@ class Planner:
                 has no next step.
         """
         if isinstance(position, Snapshot):
-            return check_named(plan_snapshot(self._feed, position, deadline))
+            return check_has_partitions(plan_snapshot(self._feed, position, deadline))
         lineage = resolve_start(
             self._feed,
             position,
@@ -103,7 +103,7 @@ class Planner:
             lambda: self._feed.start(position, None, deadline),
             field=field,
         )
-        return check_named(lineage)
+        return check_has_partitions(lineage)
 
     def restore(self, value: Any) -> Lineage:
         """Return a lineage from its JSON.

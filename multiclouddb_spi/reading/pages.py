@@ -29,7 +29,7 @@ from multiclouddb_spi.continuation.token import encode_token
 from multiclouddb_spi.continuation.written import WrittenTokens
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, to_error
-from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, nothing_named
+from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, no_partition_named
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.reading.diagnostics import diagnose, open_watches, watermark_micros
 from multiclouddb_spi.reading.feeds import FeedCache
@@ -181,7 +181,7 @@ class Pages:
         elif result.over is not None:
             state = FeedOver(result.over)
         elif not len(lineage):
-            raise nothing_named()
+            raise no_partition_named()
         now = None if result.idle else self._feeds.soon(session.feed, deadline)
         nearest = min(result.turns.all.values(), key=attrgetter("headroom"), default=None)
         headroom = math.inf if nearest is None else nearest.headroom

@@ -1,15 +1,18 @@
-"""Checks the arguments of the public functions."""
+"""Checks the arguments of the public functions, and makes the errors for wrong ones."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
-from multiclouddb_api import ChangeFeedPage, invalid_request
+from multiclouddb_api import ChangeFeedPage, ChangeType, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import check_type, local_path, type_name
 
-__all__ = ["check_has", "check_merge", "check_rows"]
+__all__ = ["CHANGE_TYPES", "check_has", "check_merge", "check_rows", "incomplete_rows"]
+
+CHANGE_TYPES: Final = tuple(kind.value for kind in ChangeType)
+"""The values of the column `type`."""
 
 
 def check_has(name: str, value: object, attribute: str, wanted: str) -> None:
@@ -57,3 +60,12 @@ def check_merge(batch: object, table_path: object, **rest: Any) -> None:
         raise invalid_request("batch_id", "must be given together with app_id", "give both, or None for both")
     if rest["max_bytes"] < 1:
         raise invalid_request("max_bytes", "is less than 1", "give the maximum number of bytes of a piece")
+
+
+def incomplete_rows() -> MulticloudDbError:
+    """Make the error for a batch in which a value is missing, or in which `type` is not that of a change."""
+    return invalid_request(
+        "batch",
+        "has rows without key, order_key or type, or whose type is not CREATE, UPDATE or DELETE",
+        "pass the rows of the data source, and give other names to columns that you add",
+    )

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from multiclouddb_api import ChangeType, MulticloudDbError, invalid_request
+from multiclouddb_api import MulticloudDbError, invalid_request
 
 if TYPE_CHECKING:
     from deltalake import Field
 
-__all__ = ["TYPES", "check_cases", "check_kinds", "in_backticks", "incomplete_rows", "stored_fields"]
+__all__ = ["check_cases", "check_kinds", "in_backticks", "stored_fields"]
 
-TYPES: Final = tuple(kind.value for kind in ChangeType)
-"""The values of the column `type`."""
 _CAST: Final = "cast it, or leave it out"
 
 
@@ -84,15 +82,6 @@ def check_kinds(wanted: Mapping[str, Field], known: Mapping[str, Field], where: 
 def in_backticks(name: str) -> str:
     """Return the name of a column for a SQL expression."""
     return "`" + name.replace("`", "``") + "`"
-
-
-def incomplete_rows() -> MulticloudDbError:
-    """Make the error for a batch in which a value is missing, or in which `type` is not that of a change."""
-    return invalid_request(
-        "batch",
-        "has rows without key, order_key or type, or whose type is not CREATE, UPDATE or DELETE",
-        "pass the rows of the data source, and give other names to columns that you add",
-    )
 
 
 def _cannot_be_stored(field: pa.Field) -> MulticloudDbError:

@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 
 from multiclouddb_api import MulticloudDbError, invalid_request
 from pyspark_multiclouddb.columns import check_cases, check_kinds, in_backticks, stored_fields
-from pyspark_multiclouddb.commits import committed
-from pyspark_multiclouddb.tombstones import DELETED_AT, missing, opened
+from pyspark_multiclouddb.table import DELETED_AT, committed, missing, opened
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, Field, Transaction, WriterProperties

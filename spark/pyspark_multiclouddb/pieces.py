@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from pyspark_multiclouddb.columns import TYPES, in_backticks, incomplete_rows
+from pyspark_multiclouddb.arguments import CHANGE_TYPES, incomplete_rows
+from pyspark_multiclouddb.columns import in_backticks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,7 +114,7 @@ class _Total:
 def _total(kept: DataFrame) -> _Total:
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-    known = F.coalesce(F.col("type").isin(*TYPES), F.lit(False))
+    known = F.coalesce(F.col("type").isin(*CHANGE_TYPES), F.lit(False))
     incomplete = F.col("key").isNull() | F.col("order_key").isNull() | ~known
     found = kept.agg(
         F.count(F.lit(1)).alias("rows"),

@@ -33,9 +33,9 @@ import pyarrow.compute as pc
 from multiclouddb_api import ChangeFeedPage, invalid_request
 from multiclouddb_spi.arrow import events_to_arrow
 from multiclouddb_spi.scan import plan_id_of
-from pyspark_multiclouddb.arguments import check_merge, check_rows
+from pyspark_multiclouddb.arguments import CHANGE_TYPES, check_merge, check_rows, incomplete_rows
 from pyspark_multiclouddb.checkpoint import Checkpoint, Scan, query_of
-from pyspark_multiclouddb.columns import TYPES, check_cases, in_backticks, incomplete_rows
+from pyspark_multiclouddb.columns import check_cases, in_backticks
 from pyspark_multiclouddb.delta import Target
 from pyspark_multiclouddb.pieces import PLAN, Piece, collected_in_pieces, latest_rows
 from pyspark_multiclouddb.tombstones import drop_tombstones, live_rows
@@ -227,7 +227,7 @@ def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Gen
             for piece in pieces:
                 yield attrs.evolve(piece, rows=_in_utc(piece.rows))
         return
-    known = pc.is_in(batch["type"].cast(pa.string()), pa.array(TYPES))
+    known = pc.is_in(batch["type"].cast(pa.string()), pa.array(CHANGE_TYPES))
     if any(batch[name].null_count for name in _NEEDED) or pc.any(pc.invert(known)).as_py():
         raise incomplete_rows()
     if batch.num_rows:

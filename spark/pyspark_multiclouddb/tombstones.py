@@ -1,26 +1,19 @@
-"""Opens the sink's table, shows its rows without the tombstones, and removes old tombstones."""
+"""Reads the sink's table without the tombstones, and removes old tombstones."""
 
 from __future__ import annotations
 
 import os
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api import invalid_request
 from multiclouddb_api.validators import check_type, local_path
 from pyspark_multiclouddb.checkpoint import Checkpoint
-from pyspark_multiclouddb.commits import committed
+from pyspark_multiclouddb.table import DELETED_AT, committed, missing, opened
 
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
-
-__all__ = ["DELETED_AT", "drop_tombstones", "live_rows", "missing", "opened"]
-
-DELETED_AT: Final = "_deleted_at"
-"""The column that contains the time at which the sink merged a delete; null in the row of a document."""
+__all__ = ["drop_tombstones", "live_rows"]
 
 
 def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = None) -> pa.RecordBatchReader:
@@ -105,18 +98,3 @@ def drop_tombstones(
         return 0  # no tombstone is from before the year 1
     found = committed(table, lambda: table.delete(f"{DELETED_AT} < '{before.isoformat()}'"))
     return int(found["num_deleted_rows"])
-
-
-def opened(where: str) -> DeltaTable | None:
-    """Return the table, or None if there is none."""
-    from deltalake import DeltaTable
-
-    return DeltaTable(where) if DeltaTable.is_deltatable(where) else None
-
-
-def missing(where: str) -> MulticloudDbError:
-    """Make the error for a table that does not exist."""
-    return MulticloudDbError(
-        f"table_path: there is no Delta table at {where}; correct the path, or let a merge create it",
-        ErrorDetail(category=ErrorCategory.NOT_FOUND),
-    )

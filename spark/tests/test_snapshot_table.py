@@ -19,12 +19,12 @@ class Merging:
 
     Attributes:
         table: The Delta table.
-        told: True to pass the checkpoint to the sink.
+        passes_checkpoint: True to pass the checkpoint to the sink.
     """
 
     def __init__(self, folder, name="query"):
         self.table, self.name, self.checkpoint, self.number = folder / "table", name, folder / name, 0
-        self.told = True
+        self.passes_checkpoint = True
         for part in ("offsets", "commits"):
             (self.checkpoint / part).mkdir(parents=True)
 
@@ -35,8 +35,8 @@ class Merging:
         text = "\n".join(["v1", "{}", json.dumps(offset)])
         (self.checkpoint / "offsets" / str(self.number)).write_text(text)
         self.number += 1
-        told = self.checkpoint if self.told else None
-        return merge_into_delta(changes, self.number - 1, self.table, self.name, checkpoint=told)
+        checkpoint = self.checkpoint if self.passes_checkpoint else None
+        return merge_into_delta(changes, self.number - 1, self.table, self.name, checkpoint=checkpoint)
 
 
 def scanned(*keys, plan="p", floor="000010~", value="scan"):
@@ -104,10 +104,10 @@ class TestBegin:
 
     def test_checkpoint_that_comes_when_a_scan_without_rows_is_over(self, query):
         """The sink does not know what the table contained before the scan, so it leaves these rows alone."""
-        query.told = False
+        query.passes_checkpoint = False
         query.batch(rows(), over=True)
         query.batch(rows(("early", 1, {"n": 1}), ("a", 11, {"n": 11})), over=True)
-        query.told = True
+        query.passes_checkpoint = True
         query.batch(rows(("a", 12, {"n": 12})), over=True)
         assert documents(query.table) == {"early": {"n": 1}, "a": {"n": 12}}
 

@@ -126,8 +126,8 @@ def plan_scan(seeds: Sequence[Seed], since: datetime | None) -> ScanPlan:
     """
     places = [place_of(seed.cursor) for seed in seeds]
     # No change of the stream is older than the first of these times.
-    told = [place.seconds for place in places if place.seconds is not None]
-    moment = min(told, default=int(datetime.now(UTC).timestamp()))
+    times = [place.seconds for place in places if place.seconds is not None]
+    moment = min(times, default=int(datetime.now(UTC).timestamp()))
     plan_id = secrets.token_hex(6)
     whole = None if since is None else int(since.timestamp())
     ranges: list[Cursor] = [[seed.partition_id, place.lsn] for seed, place in zip(seeds, places, strict=True)]

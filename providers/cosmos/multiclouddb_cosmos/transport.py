@@ -28,9 +28,9 @@ from urllib3.util.retry import Retry
 
 from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos.errors import BAD_REQUEST, GONE, RECREATED, TOO_MANY
-from multiclouddb_cosmos.forks import renew_locks, separate_locks
+from multiclouddb_cosmos.http_session import Adapter, SameThread, Session
+from multiclouddb_cosmos.listing_locks import renew_locks, separate_locks
 from multiclouddb_cosmos.ranges import KeyRange
-from multiclouddb_cosmos.session import Adapter, SameThread, Session
 from multiclouddb_spi import Deadline
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Commits to a Delta table that several threads of one process write.
+"""Opens a Delta table, and makes commits to it.
 
 If two threads change a table at the same time, deltalake refuses the later commit. All commits of the sink
 may be repeated, so a refused commit is made again on the latest version of the table.
@@ -16,12 +16,29 @@ from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-__all__ = ["committed"]
+__all__ = ["DELETED_AT", "committed", "missing", "opened"]
 
+DELETED_AT: Final = "_deleted_at"
+"""The column that contains the time at which the sink merged a delete; null in the row of a document."""
 _T = TypeVar("_T")
 _TRIES: Final = 10
 _ONE_AT_A_TIME: Final[defaultdict[str, Lock]] = defaultdict(Lock)
 """For each table, the lock that keeps the threads of this process from refusing each other's commits."""
+
+
+def opened(where: str) -> DeltaTable | None:
+    """Return the table, or None if there is none."""
+    from deltalake import DeltaTable
+
+    return DeltaTable(where) if DeltaTable.is_deltatable(where) else None
+
+
+def missing(where: str) -> MulticloudDbError:
+    """Make the error for a table that does not exist."""
+    return MulticloudDbError(
+        f"table_path: there is no Delta table at {where}; correct the path, or let a merge create it",
+        ErrorDetail(category=ErrorCategory.NOT_FOUND),
+    )
 
 
 def committed(table: DeltaTable, commit: Callable[[], _T]) -> _T:
