@@ -100,6 +100,15 @@ class Entries:
             if isinstance(entry, AwaitingChildren) or (not isinstance(entry, Plan) and entry.listed)
         }
 
+    def waiting_for(self, partition_id: str) -> list[Waiting]:
+        """The child partitions that wait for a partition.
+
+        Args:
+            partition_id: The partition.
+        """
+        entries = map(self._entries.get, sorted(self._waiting_for.get(partition_id, ())))
+        return [entry for entry in entries if type(entry) is Waiting and partition_id in entry.parents]
+
     @property
     def plan(self) -> Plan | None:
         """The plan of the unfinished snapshot scan, or None."""

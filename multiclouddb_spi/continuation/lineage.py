@@ -231,6 +231,7 @@ class Lineage(ScanEntries):
         partition_id: str,
         children: Sequence[Child] = (),
         lost: Collection[str] = frozenset(),
+        holds: Mapping[str, str] | None = None,
         *,
         complete: bool = True,
         now: int | None = None,
@@ -241,8 +242,11 @@ class Lineage(ScanEntries):
             partition_id: The partition.
             children: The children of the partition, as far as they are known. Children that the partition has
                 named before are ignored.
-            lost: Undiscovered parents of these children for which no child waits, because they are older
-                than the retention or no entry leads to them.
+            lost: Undiscovered parents for which neither these children nor the partitions that wait for this
+                partition wait any longer, because the parents are older than the retention or no entry leads
+                to them.
+            holds: Maps a child, or a partition that waits for this partition, to another entry. The child or
+                partition waits for this entry as it waits for a parent.
             complete: False to keep the partition in the lineage, because it may have more children.
             now: The service's time, in µs since 1970; it is kept with children that wait for undiscovered
                 parents.
@@ -258,6 +262,8 @@ class Lineage(ScanEntries):
         for child in children:
             if child.partition_id not in named:
                 self._named(partition_id, child, lost, now, listed=listed)
+        for held, leader in (holds or {}).items():
+            self._hold(held, leader)
         waited = self._waiting_for.get(partition_id, ())
         if complete:
             self._note_retired(listed=listed)
@@ -267,7 +273,7 @@ class Lineage(ScanEntries):
             known = dict.fromkeys((*named, *(child.partition_id for child in children), *freed))
             watched = entry.watched if type(entry) is AwaitingChildren else 0
             self._entries[partition_id] = AwaitingChildren(partition_id, entry.cursor, tuple(known), watched)
-        return self.release(partition_id)
+        return self.release(partition_id, lost)
 
     def _note_retired(self, *, listed: bool = True) -> None:
         if listed and self.audited is not None and not self.audited.retired:
@@ -335,18 +341,19 @@ class Lineage(ScanEntries):
         elif isinstance(entry, Waiting) and child.cursor not in entry.said:
             self._entries[child.partition_id] = attrs.evolve(entry, said=(*entry.said, child.cursor))
 
-    def release(self, parent: str) -> list[str]:
+    def release(self, parent: str, lost: Collection[str] = frozenset()) -> list[str]:
         """End all waits for a parent; return the ids of the partitions that start now.
 
         Args:
             parent: The parent.
+            lost: Other parents for which the released partitions do not wait any longer.
         """
         started = []
         for child_id in sorted(self._waiting_for.pop(parent, ())):
             entry = self._entries.get(child_id)
             if not isinstance(entry, Waiting):
                 continue
-            left = tuple(other for other in entry.parents if other != parent)
+            left = tuple(other for other in entry.parents if other != parent and other not in lost)
             if left:
                 self._entries[child_id] = attrs.evolve(entry, parents=left)
                 continue

@@ -51,8 +51,8 @@ class Waits:
 
     Attributes:
         fresh: The children that are not known yet.
-        named: The children in `fresh`; here, the parents of a child include every entry that the child must
-            wait for.
+        holds: Maps a child, or a partition that already waits, to the entry for which it must wait as if the
+            entry were its parent.
         lost: Parents that are older than the retention, or that are not reachable from any entry of the
             lineage. No child waits for these parents.
         now: The service's time, in µs since 1970, if the children wait for undiscovered parents in a feed
@@ -60,7 +60,7 @@ class Waits:
     """
 
     fresh: tuple[Child, ...] = ()
-    named: tuple[Child, ...] = ()
+    holds: Mapping[str, str] = {}
     lost: frozenset[str] = frozenset()
     now: int | None = None
 
@@ -117,6 +117,8 @@ class Mover:
     def ask_waits(self, name: str, outcome: Outcome) -> Waits:
         """Ask the service what the children of a partition wait for, without changing the lineage.
 
+        The answer also applies to the partitions that already wait for this partition.
+
         Args:
             name: The partition.
             outcome: The outcome of reading the partition.
@@ -126,12 +128,12 @@ class Mover:
         """
         self._lineage.check_end(name, outcome)
         fresh = self._lineage.fresh_children(name, children_of(outcome))
-        if not fresh:
+        if not fresh and not self._lineage.waiting_for(name):
             return Waits()
-        named, lost = self._retention.named(self._lineage, name, fresh)
+        holds, lost = self._retention.named(self._lineage, name, fresh)
         undiscovered = self._lineage.undiscovered(name, fresh) - lost
         now = self._now() if undiscovered and self._lineage.audited is None else None
-        return Waits(tuple(fresh), tuple(named), frozenset(lost), now)
+        return Waits(tuple(fresh), holds, frozenset(lost), now)
 
     def _now(self) -> int | None:
         now = self._call(lambda: self._feed.clock(self._deadline), self._deadline)
@@ -153,7 +155,7 @@ class Mover:
         match outcome:
             case Drained(complete=complete):
                 started = self._lineage.retire(
-                    name, waits.named, waits.lost, complete=complete, now=waits.now
+                    name, waits.fresh, waits.lost, waits.holds, complete=complete, now=waits.now
                 )
                 return Moved(waits.fresh, tuple(started))
             case Scanned(pieces):
@@ -162,7 +164,7 @@ class Mover:
                 # The collection was dropped: nothing is left to scan, and the stream also reports the end.
                 return Moved((), tuple(self._lineage.end_scan()))
             case Ended():
-                return Moved((), tuple(self._lineage.retire(name)))
+                return Moved((), tuple(self._lineage.retire(name, (), waits.lost, waits.holds)))
             case Awaiting():
                 self._lineage.await_children(name)
                 return Moved()

@@ -3,9 +3,11 @@
 A partition that no longer exists names no children, and a partition that the service still lists may descend
 from several such partitions. The listed partition has to start after all of them, so that it is read once and
 in order. Therefore, the listed partition waits for one lost entry of the lineage as if the entry were a
-parent. As soon as the engine detects that this entry is lost, the listed partition waits for the next lost
-entry. The engine never relies on another entry to name a listed partition, because a lost entry may still end
-normally, with records that were read before, and then it names only its own children.
+parent. As soon as the engine detects that this entry is lost, or the entry ends, the listed partition waits
+for the next lost entry. The engine never relies on another entry to name a listed partition, because a lost
+entry may still end normally, with records that were read before, and then it names only its own children. One
+of these children may be a parent that seemed to be lost. Therefore, the listed partition also waits for its
+lost parents, as long as a lost entry may lead to them.
 
 If a partition is listed, it exists. If a partition is not listed, it may still exist, because some services
 list only open partitions, or list a partition late. To find out, the engine calls `Feed.oldest`: if a
@@ -19,8 +21,6 @@ for a missed parent, because the audit starts it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-
-import attrs
 
 from multiclouddb_spi.batch import Child
 from multiclouddb_spi.continuation.coverage import ancestors_read, tracked
@@ -88,10 +88,18 @@ class Retention:
         coming |= self._oldest_of(unlisted).intersection(unlisted)
         # If a descendant of the lost partition is not among its seeds, nothing is left to read in it.
         coming |= _missed(lineage, awaited - _descendants({name}, listed), listed)
-        return coming, _holds(parents, left & parents.keys(), gone)
+        awaited_by = dict(parents)
+        holds = _holds(parents, left & parents.keys(), _unread(lineage, gone))
+        # The entry may lead to a parent that seems to be lost, so the partition also waits for that parent.
+        coming |= {parent for held in holds for parent in awaited_by[held]} - others - {name}
+        return coming, holds
 
-    def named(self, lineage: Lineage, name: str, children: Sequence[Child]) -> tuple[list[Child], set[str]]:
-        """Find what the children of an ended partition wait for; the result is passed to `Lineage.retire`.
+    def named(
+        self, lineage: Lineage, name: str, children: Sequence[Child]
+    ) -> tuple[dict[str, str], set[str]]:
+        """Find what partitions wait for after a partition ends; the result is passed to `Lineage.retire`.
+
+        The partitions are the children of the ended partition, and those that already wait for it.
 
         Args:
             lineage: The lineage, which still contains the ended partition.
@@ -99,29 +107,28 @@ class Retention:
             children: All its children.
 
         Returns:
-            The children, and the lost parents for which no child waits. If a child must wait for an entry
-            that is not its parent, the entry is added to the child's parents.
+            A mapping from these partitions to entries, and the lost parents for which none of these
+            partitions waits. A partition must wait for its entry as if the entry were a parent.
         """
-        undiscovered = lineage.undiscovered(name, children)
-        if not undiscovered:
-            return list(children), undiscovered
-        listed = self._partitions()
         entries = {entry.partition_id for entry in lineage}
-        gone, left = self._gone(lineage.listed() - {name}, listed)
         fresh = {child.partition_id: child.parents for child in children if child.partition_id not in entries}
-        holds = _holds(fresh | _waits_of(lineage), left & fresh.keys(), gone)
-        named = [
-            attrs.evolve(child, parents=(*child.parents, holds[child.partition_id]))
-            if child.partition_id in holds
-            else child
-            for child in children
-        ]
-        leading = entries | left | self._oldest_of(_unlisted({name}, listed))
+        waits = fresh | {entry.partition_id: entry.parents for entry in lineage.waiting_for(name)}
+        known = entries | fresh.keys()
+        undiscovered = {parent for parents in waits.values() for parent in parents} - known
+        if not undiscovered:
+            return {}, undiscovered
+        listed = self._partitions()
+        gone, left = self._gone((lineage.listed() | fresh.keys()) - {name}, listed)
+        unread = {child for child, parents in waits.items() if not undiscovered.isdisjoint(parents)}
+        held = (left & fresh.keys()) | (unread & left.union(gone))
+        holds = _holds(fresh | _waits_of(lineage), held, _unread(lineage, gone))
+        leading = known | left | self._oldest_of(_unlisted({name}, listed))
         still = self._oldest_of(_unlisted(undiscovered, listed))
         lost = undiscovered - leading - _descendants(leading, listed) - still
+        lost -= {parent for child in holds for parent in waits[child]}
         if lineage.audited is None:
-            return named, lost - self._unclear(lost, listed)
-        return named, lost - _missed(lineage, lost, listed)
+            return holds, lost - self._unclear(lost, listed)
+        return holds, lost - _missed(lineage, lost, listed)
 
     def stranded(self, lineage: Lineage) -> list[str]:
         """Return parents that were never listed and no longer exist, although others wait for them.
@@ -179,6 +186,14 @@ def _missed(lineage: Lineage, names: Collection[str], listed: Sequence[Partition
     if lineage.audited is None or not there:
         return set()
     return there - ancestors_read(tracked(lineage), parents)[0]
+
+
+def _unread(lineage: Lineage, names: Sequence[str]) -> list[str]:
+    """Return the partitions that may still name children: those that were not read to their end.
+
+    If an ended partition no longer exists, the service cannot name more of its children.
+    """
+    return [name for name in names if (ending := lineage.ending(name)) is None or not ending.children]
 
 
 def _waits_of(lineage: Lineage) -> dict[str, tuple[str, ...]]:

@@ -3,7 +3,7 @@
 import pytest
 
 from multiclouddb_spi import Child, Lineage, Partition, PartitionState, Seed
-from multiclouddb_spi.continuation.lineage import Active, Waiting
+from multiclouddb_spi.continuation.lineage import Active, AwaitingChildren, Waiting
 from multiclouddb_spi.continuation.retention import Retention
 
 
@@ -40,8 +40,13 @@ class Service:
     def named(self, entries, name, children):
         """Return, for each child, the other parents for which the child waits."""
         said = [Child(child, tuple(self.parents[child]), f"said by {name}") for child in children]
-        named, lost = self.retention.named(entries, name, said)
-        return {child.partition_id: set(child.parents) - {name} - lost for child in named}
+        holds, lost = self.retention.named(entries, name, said)
+        held = {child: {leader} for child, leader in holds.items()}
+        return {
+            child.partition_id: set(child.parents) - {name} - lost | held.get(child.partition_id, set())
+            for child in said
+            if child.partition_id not in entries
+        }
 
     @property
     def retention(self):
@@ -76,7 +81,8 @@ class TestLost:
     @pytest.mark.parametrize("rest", [{"c": "m"}, {"n": "m", "c": "n"}], ids=["of one", "of two generations"])
     def test_what_another_lost_one_leads_to_waits_for_it(self, rest):
         service = Service("pqmn", p="", q="", m="pq", d="c", **rest)
-        assert service.lost(lineage("p", "q"), "p") == ({"c", "d"}, {"c": "q"})
+        parent = set(rest["c"])  # `q` may lead to it
+        assert service.lost(lineage("p", "q"), "p") == ({"c", "d"} | parent, {"c": "q"})
         assert service.lost(lineage("p"), "p") == ({"d"}, {})
 
     def test_what_a_lost_child_that_waits_leads_to_waits_for_it(self):
@@ -148,11 +154,44 @@ class TestNamed:
 
     def test_child_that_a_lost_one_leads_to_waits_for_it(self):
         service = Service("qa", p="", q="", a="q", l="p", m="pa")
-        assert service.named(lineage("p", "q"), "p", "lm") == {"l": set(), "m": {"q"}}
+        assert service.named(lineage("p", "q"), "p", "lm") == {"l": set(), "m": {"q", "a"}}
+
+    def test_child_that_no_longer_exists_waits_for_a_lost_one_too(self):
+        service = Service("qam", p="", q="", a="q", m="pa", n="m")
+        assert service.named(lineage("p", "q"), "p", "m") == {"m": {"q", "a"}}
 
     def test_child_that_waits_already_is_named_as_it_is(self):
         service = Service("qa", p="", q="", a="q", m="pa", n="pa")
-        assert service.named(lineage("p", "q", m="pq"), "p", "mn") == {"m": set(), "n": {"q"}}
+        made = lineage("p", "q", m="pq")
+        assert service.named(made, "p", "mn") == {"n": {"q", "a"}}
+        assert service.retention.named(made, "p", [])[0] == {}
+
+    def test_child_that_waited_for_this_partition_waits_for_the_next_lost_one(self):
+        service = Service("pqka", p="", q="", k="", a="q", m="ka")
+        made = lineage("p", "q", m="pa")
+        assert service.retention.named(made, "p", []) == ({"m": "q"}, set())
+        assert made.retire("p", (), set(), {"m": "q"}) == []
+        assert service.retention.named(made, "q", []) == ({}, {"a"}), "no other partition leads to it"
+        assert made.retire("q", (), {"a"}) == ["m"]
+
+    def test_child_waits_for_a_lost_parent_that_is_found_after_all(self):
+        service = Service("qxa", p="", q="", x="q", a="x", m="pa")
+        made = lineage("q", m="qa")
+        first = [Child("x", ("q",), "x")]
+        assert service.retention.named(made, "q", first) == ({"m": "x"}, set())
+        assert made.retire("q", first, (), {"m": "x"}) == ["x"]
+        second = [Child("a", ("x",), "a")]
+        assert service.retention.named(made, "x", second) == ({}, set())
+        assert made.retire("x", second) == ["a"]
+        assert made.retire("a", [Child("m", ("p", "a"), "m")]) == ["m"]
+
+    def test_nothing_waits_for_a_lost_partition_that_was_read_to_its_end(self):
+        """Its children are known, and the service cannot name more of them."""
+        service = Service("wqa", p="", w="", q="w", a="w", m="pa")
+        made = Lineage([*lineage("p"), AwaitingChildren("w", 1, ("q",))], lambda child, said: said[0])
+        assert service.named(made, "p", "m") == {"m": set()}
+        made = Lineage([*lineage("p"), AwaitingChildren("w", 1)], lambda child, said: said[0])
+        assert service.named(made, "p", "m") == {"m": {"w", "a"}}
 
     def test_parent_that_comes_behind_the_partition_itself_is_waited_for(self):
         for gone in ("", "p"):
