@@ -5,7 +5,9 @@ stored, and any process can repeat the step with the same result. A step never r
 parent, because the ranges of one step may be read in any order. If a partition becomes active during a step,
 this step does not advance it, because the lineage before the step does not contain the partition.
 
-No method changes its arguments, so each method can be called again. This module retries nothing except reads.
+No method changes its arguments, so each method can be called again. The planner sends each request through
+the function `call`, which may retry. Otherwise, one failed request would repeat all requests of the plan, and
+a plan of many requests could fail each time.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from multiclouddb_spi.planning.heads import added, clip, is_news, records_before
 from multiclouddb_spi.planning.ranges import read_head
 from multiclouddb_spi.planning.scan_step import plan_snapshot, scan_beside, scan_step, stream_limit
 from multiclouddb_spi.planning.step import Step, Target
-from multiclouddb_spi.retry import directly
+from multiclouddb_spi.retry import Call, directly
 
 __all__ = ["Planner"]
 
@@ -63,6 +65,7 @@ class Planner:
         feed: The opened feed; if it implements `SupportsHeads`, planning reads few or no records.
         on_expired: `SkipToOldest()` to continue planning after records that were lost because they were older
             than the retention.
+        call: The function that sends requests to the service, for example `Tries.call`.
         watch_seconds: How long to search for more children of an ended partition.
         audit_seconds: How often the coverage of a collection is audited.
     """
@@ -73,11 +76,12 @@ class Planner:
         feed: Feed,
         on_expired: OnExpired | None = None,
         *,
+        call: Call = directly,
         watch_seconds: float = 600.0,
         audit_seconds: float = 600.0,
     ) -> None:
         self._provider, self._feed = provider, feed.for_one_call()
-        self._on_expired = on_expired or Fail()
+        self._on_expired, self._call = on_expired or Fail(), call
         self._watch_seconds, self._audit_seconds = watch_seconds, audit_seconds
 
     def start(self, position: FeedStart | Snapshot, deadline: Deadline, field: str = "AtTime.utc") -> Lineage:
@@ -95,12 +99,12 @@ class Planner:
                 has no next step.
         """
         if isinstance(position, Snapshot):
-            return check_has_partitions(plan_snapshot(self._feed, position, deadline))
+            return check_has_partitions(plan_snapshot(self._feed, self._call, position, deadline))
         lineage = resolve_start(
             self._feed,
             position,
-            lambda: self._feed.clock(deadline),
-            lambda: self._feed.start(position, None, deadline),
+            lambda: self._call(lambda: self._feed.clock(deadline), deadline),
+            lambda: self._call(lambda: self._feed.start(position, None, deadline), deadline),
             field=field,
         )
         return check_has_partitions(lineage)
@@ -187,8 +191,8 @@ class Planner:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a time in the future.
         """
-        check_not_ahead(moment, self._feed.clock(deadline), field)
-        seeds = self._feed.start(AtTime(moment), None, deadline)
+        check_not_ahead(moment, self._call(lambda: self._feed.clock(deadline), deadline), field)
+        seeds = self._call(lambda: self._feed.start(AtTime(moment), None, deadline), deadline)
         return Target({seed.partition_id: seed.cursor for seed in seeds}, None)
 
     def _step(
@@ -203,11 +207,11 @@ class Planner:
         if before.plan is None:
             return self._stream_step(before, wanted, max_records, deadline, target, allow_empty)
         if before.plan.holds:
-            return scan_step(self._feed, before, max_records, deadline)
+            return scan_step(self._feed, self._call, before, max_records, deadline)
         stream = {name: cursor for name, cursor in wanted.items() if not before.is_segment(name)}
         limit = stream_limit(before, max_records)
         step = self._stream_step(before, stream, limit, deadline, target, allow_empty)
-        return scan_beside(self._feed, step, max_records, deadline)
+        return scan_beside(self._feed, self._call, step, max_records, deadline)
 
     def _stream_step(
         self,
@@ -220,7 +224,7 @@ class Planner:
     ) -> Step:
         after = before.copy()
         self._skipped: list[str] = []
-        mover = Mover(self._feed, after, directly, deadline, self._watch_seconds)
+        mover = Mover(self._feed, after, self._call, deadline, self._watch_seconds)
         if entries := [entry for entry in after.awaiting_children() if is_due(self._feed, entry)]:
             mover.discover(entries, partial(_end, mover))
         late = self._audit(after, mover, deadline)
@@ -320,10 +324,11 @@ class Planner:
             failed: str | None = None
             try:
                 if left and not found and isinstance(self._feed, SupportsHeads):
-                    found = dict(self._feed.heads(left, most, deadline))
+                    found = dict(self._call(partial(self._feed.heads, left, most, deadline), deadline))
                 for failed, cursor in left.items():
                     if failed not in found:
-                        found[failed] = read_head(self._provider, self._feed, failed, cursor, most, deadline)
+                        ask = partial(read_head, self._provider, self._feed, failed, cursor, most, deadline)
+                        found[failed] = self._call(ask, deadline)
                 return {name: found[name] for name in left}
             except Exception as error:
                 fault = fault_of(self._provider, error)

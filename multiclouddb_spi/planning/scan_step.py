@@ -11,6 +11,7 @@ The scan gets at most three quarters of the step, and less if the stream needs m
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Final
 
 import attrs
@@ -23,6 +24,7 @@ from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import unsupported, unwritten
 from multiclouddb_spi.planning.step import Step
+from multiclouddb_spi.retry import Call
 from multiclouddb_spi.scan import SupportsBackfill, SupportsSnapshot
 
 __all__ = ["plan_snapshot", "scan_beside", "scan_step", "stream_limit"]
@@ -33,11 +35,12 @@ _SHARE: Final = 4
 _LONG: Final = 1e12
 
 
-def plan_snapshot(feed: Feed, wanted: Snapshot, deadline: Deadline) -> Lineage:
+def plan_snapshot(feed: Feed, call: Call, wanted: Snapshot, deadline: Deadline) -> Lineage:
     """Start a snapshot.
 
     Args:
         feed: The opened feed.
+        call: The function that sends requests to the service.
         wanted: The snapshot.
         deadline: The time limit.
 
@@ -53,15 +56,19 @@ def plan_snapshot(feed: Feed, wanted: Snapshot, deadline: Deadline) -> Lineage:
             "pass SnapshotOrder.ORDERED or AUTO",
         )
     return resolve_snapshot(
-        feed, wanted, lambda: feed.clock(deadline), lambda: feed.snapshot(wanted.segments, deadline)
+        feed,
+        wanted,
+        lambda: call(lambda: feed.clock(deadline), deadline),
+        lambda: call(lambda: feed.snapshot(wanted.segments, deadline), deadline),
     )
 
 
-def scan_step(feed: Feed, before: Lineage, max_records: int | None, deadline: Deadline) -> Step:
+def scan_step(feed: Feed, call: Call, before: Lineage, max_records: int | None, deadline: Deadline) -> Step:
     """Return the next step of a lineage in which the change stream waits for the scan.
 
     Args:
         feed: The opened feed.
+        call: The function that sends requests to the service.
         before: The lineage at which the step starts; it is not changed.
         max_records: The approximate maximum number of rows in a step, rounded to whole segments, and at least
             one segment; None means as many segments as useful.
@@ -72,8 +79,8 @@ def scan_step(feed: Feed, before: Lineage, max_records: int | None, deadline: De
         segments or ends the scan.
     """
     after = before.copy()
-    _scan(feed, before, after, max_records, deadline)
-    if after.plan is not None and after.plan.auto and _is_worn(feed, after, deadline):
+    _scan(feed, call, before, after, max_records, deadline)
+    if after.plan is not None and after.plan.auto and _is_worn(feed, call, after, deadline):
         after.release_stream()
     return Step(before, after, {})
 
@@ -94,11 +101,12 @@ def stream_limit(before: Lineage, max_records: int | None) -> int | None:
     return max(1, max_records // _SHARE, left)
 
 
-def scan_beside(feed: Feed, step: Step, max_records: int | None, deadline: Deadline) -> Step:
+def scan_beside(feed: Feed, call: Call, step: Step, max_records: int | None, deadline: Deadline) -> Step:
     """Add segments of the scan to a step of the stream.
 
     Args:
         feed: The opened feed.
+        call: The function that sends requests to the service.
         step: The step of the stream; its plan lets the stream be read during the scan. The step's `after` is
             changed in place.
         max_records: The limit as in `scan_step`, for changes and rows together.
@@ -116,13 +124,15 @@ def scan_beside(feed: Feed, step: Step, max_records: int | None, deadline: Deadl
         is_full = used is None or used >= limit
         left = max_records - (limit if used is None else used)
         most = max(1, max_records // _SHARE, min(left, max_records - max_records // _SHARE))
-        if is_full and _is_worn(feed, step.after, deadline):
+        if is_full and _is_worn(feed, call, step.after, deadline):
             most = 0
-    _scan(feed, step.before, step.after, most, deadline)
+    _scan(feed, call, step.before, step.after, most, deadline)
     return attrs.evolve(step, empty=False)
 
 
-def _scan(feed: Feed, before: Lineage, after: Lineage, most: int | None, deadline: Deadline) -> None:
+def _scan(
+    feed: Feed, call: Call, before: Lineage, after: Lineage, most: int | None, deadline: Deadline
+) -> None:
     """Plan to read the segments of `before` to their ends, and define the segments of the next step."""
     if not isinstance(feed, SupportsSnapshot):
         raise unwritten(type(feed), "segments", "how to scan its collection")
@@ -135,7 +145,7 @@ def _scan(feed: Feed, before: Lineage, after: Lineage, most: int | None, deadlin
     for _ in range(_MOST_EMPTY_CUTS if count else 0):
         if rest is None or after.segment_count:
             break
-        segments, rest = feed.segments(rest, count, deadline)
+        segments, rest = call(partial(feed.segments, rest, count, deadline), deadline)
         after.check_cut(segments)
         after.cut(segments, rest)
     if after.is_scanned():
@@ -151,9 +161,9 @@ def _segments(plan: Plan, most: int | None) -> int:
     return max(1, min(_MOST_SEGMENTS, most * plan.segments // plan.records))
 
 
-def _is_worn(feed: Feed, lineage: Lineage, deadline: Deadline) -> bool:
+def _is_worn(feed: Feed, call: Call, lineage: Lineage, deadline: Deadline) -> bool:
     """Return whether half of the retention time of a stream position has passed; False if unknown."""
-    now, plan = feed.clock(deadline), lineage.plan
+    now, plan = call(lambda: feed.clock(deadline), deadline), lineage.plan
     left = math.inf if now is None else stream_headroom(feed, lineage, now)
     if plan is None or left == math.inf:
         return False

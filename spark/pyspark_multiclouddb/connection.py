@@ -25,10 +25,10 @@ from multiclouddb_spi import (
     Target,
     open_provider,
 )
-from multiclouddb_spi.errors import fault_of
+from multiclouddb_spi.errors import fault_of, user_errors
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
-from multiclouddb_spi.retry import Tries
+from multiclouddb_spi.retry import Call, Tries, directly
 from pyspark_multiclouddb.options import Settings
 
 __all__ = ["Connection", "close_connections", "connection_for"]
@@ -57,8 +57,8 @@ class Connection:
         self._settings = settings
         self.provider: Provider = open_provider(settings.config)
         spec = spec_of(self.provider, settings.request(), "open")
-        tries = Tries(self.provider, _TRIES, on_retry=self._on_retry)
-        self.opened = OpenFeed(self.provider, spec, tries.call, _CALL_SECONDS)
+        self._tries = Tries(self.provider, _TRIES, on_retry=self._on_retry)
+        self.opened = OpenFeed(self.provider, spec, self._tries.call, _CALL_SECONDS)
 
     @property
     def feed(self) -> Feed:
@@ -73,8 +73,10 @@ class Connection:
     def start(self, position: FeedStart | Snapshot) -> Lineage:
         """Resolve a start position, if the database can start from it."""
         self.opened.check_start(position)
-        return self.plan(
-            "start", lambda planner, deadline: planner.start(position, deadline, "startingPosition")
+        # The start is repeated as a whole, because a service may name no partition at first.
+        planner = self._planner(directly)
+        return self.opened.call(
+            "start", lambda deadline: planner.start(position, deadline, "startingPosition")
         )
 
     def target_at(self, moment: datetime) -> Target:
@@ -85,21 +87,26 @@ class Connection:
         )
 
     def plan(self, operation: str, ask: Callable[[Planner, Deadline], T]) -> T:
-        """Call a function with a planner for the feed.
+        """Call a function once with a planner for the feed; each request of the planner is retried.
 
         Args:
             operation: The name of the call, used in errors.
-            ask: The function to call; it may be called several times.
+            ask: The function to call.
         """
+        planner = self._planner(self._tries.call)
+        with user_errors(self.provider, operation):
+            return ask(planner, Deadline.after(_CALL_SECONDS))
+
+    def _planner(self, call: Call) -> Planner:
         config = self._settings.config
-        planner = Planner(
+        return Planner(
             self.provider,
             self.feed,
             self._settings.on_expired,
+            call=call,
             watch_seconds=config.child_watch_seconds,
             audit_seconds=config.coverage_audit_seconds,
         )
-        return self.opened.call(operation, lambda deadline: ask(planner, deadline))
 
     def close(self) -> None:
         """Close the feed and the provider. Later calls do nothing."""
