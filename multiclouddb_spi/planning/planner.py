@@ -103,8 +103,8 @@ class Planner:
         lineage = resolve_start(
             self._feed,
             position,
-            lambda: self._call(lambda: self._feed.clock(deadline), deadline),
-            lambda: self._call(lambda: self._feed.start(position, None, deadline), deadline),
+            partial(self._call, lambda: self._feed.clock(deadline), deadline),
+            partial(self._call, lambda: self._feed.start(position, None, deadline), deadline),
             field=field,
         )
         return check_has_partitions(lineage)
@@ -249,7 +249,6 @@ class Planner:
         """
         if not is_audit_due(lineage.audited, self._audit_seconds):
             return ()
-        address = self._feed.spec.address
         try:
             found = mover.audit(deadline.sooner(_AUDIT_SECONDS))
         except Exception as error:  # noqa: BLE001 - it is repeated soon
@@ -261,12 +260,11 @@ class Planner:
             lost = stranded_fault(self._feed.public_id(name))
             if not isinstance(self._on_expired, SkipToOldest):
                 raise lost
-            _log.warning("%s: %s", address, lost)
+            _log.warning("%s: %s", self._feed.spec.address, lost)
             lineage.release(name)
         for late in found.late:
-            _log.warning(
-                "%s: the feed did not cover %s, and reads it from now on", address, late.partition_id
-            )
+            what = "%s: the feed did not cover %s, and reads it from now on"
+            _log.warning(what, self._feed.spec.address, late.partition_id)
         return found.late
 
     def _warn_of_audit(self, error: Exception) -> None:
@@ -325,10 +323,9 @@ class Planner:
             try:
                 if left and not found and isinstance(self._feed, SupportsHeads):
                     found = dict(self._call(partial(self._feed.heads, left, most, deadline), deadline))
-                for failed, cursor in left.items():
-                    if failed not in found:
-                        ask = partial(read_head, self._provider, self._feed, failed, cursor, most, deadline)
-                        found[failed] = self._call(ask, deadline)
+                for failed in [name for name in left if name not in found]:
+                    ask = partial(read_head, self._provider, self._feed, failed, left[failed], most, deadline)
+                    found[failed] = self._call(ask, deadline)
                 return {name: found[name] for name in left}
             except Exception as error:
                 fault = fault_of(self._provider, error)
