@@ -183,12 +183,14 @@ class Tracked:
             have given.
         parents: The parents for which the partition still waits; empty if it does not wait.
         drained: True if the partition was read to its end and the engine is only searching for its children.
+        has_children: True if at least one child of a drained partition is known.
     """
 
     partition_id: str
     cursors: tuple[Cursor, ...]
     parents: tuple[str, ...] = ()
     drained: bool = False
+    has_children: bool = False
 
 
 @attrs.frozen

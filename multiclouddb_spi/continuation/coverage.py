@@ -127,8 +127,8 @@ def _tracked(entry: Active | AwaitingChildren | Waiting, unlisted: Collection[st
     match entry:
         case Active(partition_id, cursor):
             return Tracked(partition_id, (cursor,))
-        case AwaitingChildren(partition_id, cursor):
-            return Tracked(partition_id, (cursor,), drained=True)
+        case AwaitingChildren(partition_id, cursor, children):
+            return Tracked(partition_id, (cursor,), drained=True, has_children=bool(children))
         case Waiting(partition_id, said, parents):
             return Tracked(partition_id, said, tuple(name for name in parents if name not in unlisted))
 
@@ -153,13 +153,13 @@ def missed_by_parents(
 
     Returns:
         A mapping from each missed partition to those of its parents that were also missed. None if the
-        listing is incomplete: it lacks a partition of the token that is being read, or an ancestor of an
-        entry of the token. If the listing is incomplete, a partition that was read may look like a missed
-        partition.
+        listing is incomplete: it lacks an ancestor of an entry of the token, or a partition of the token
+        whose children are not known. Then a partition that was read, or will be discovered, may look like a
+        missed partition.
     """
     listed = list(listed)
     parents = parents_of(listed)
-    if any(name not in parents for name, entry in tracked.items() if not (entry.parents or entry.drained)):
+    if any(name not in parents for name, entry in tracked.items() if not entry.has_children):
         return None
     read, unlisted = ancestors_read(tracked, parents)
     roots = [partition.partition_id for partition in listed if partition.state is PartitionState.OPEN]

@@ -112,14 +112,16 @@ class Retention:
         """
         entries = {entry.partition_id for entry in lineage}
         fresh = {child.partition_id: child.parents for child in children if child.partition_id not in entries}
-        waits = fresh | {entry.partition_id: entry.parents for entry in lineage.waiting_for(name)}
-        known = entries | fresh.keys()
+        waiting = {entry.partition_id: entry.parents for entry in lineage.waiting_for(name)}
+        waits, known = fresh | waiting, entries | fresh.keys()
         undiscovered = {parent for parents in waits.values() for parent in parents} - known
-        if not undiscovered:
+        # The partition is not a parent of these. They waited for it only because it may have led to them.
+        unnamed = waiting.keys() - {child.partition_id for child in children}
+        if not undiscovered and not unnamed:
             return {}, undiscovered
         listed = self._partitions()
         gone, left = self._gone((lineage.listed() | fresh.keys()) - {name}, listed)
-        unread = {child for child, parents in waits.items() if not undiscovered.isdisjoint(parents)}
+        unread = unnamed | {child for child, parents in waits.items() if not undiscovered.isdisjoint(parents)}
         held = (left & fresh.keys()) | (unread & left.union(gone))
         holds = _holds(fresh | _waits_of(lineage), held, _unread(lineage, gone))
         leading = known | left | self._oldest_of(_unlisted({name}, listed))
@@ -133,8 +135,9 @@ class Retention:
     def stranded(self, lineage: Lineage) -> list[str]:
         """Return parents that were never listed and no longer exist, although others wait for them.
 
-        An audit calls this method. The result is empty as long as an entry of the lineage itself no longer
-        exists, because the descendants of that entry become known when it is read.
+        An audit calls this method. The result is empty as long as an entry that is being read no longer
+        exists, because the descendants of that entry become known when it is read. An entry that waits for
+        such a parent does not count, because it is never read.
 
         Args:
             lineage: The lineage after the audit.
@@ -146,7 +149,10 @@ class Retention:
         listed = self._partitions()
         unlisted = _unlisted(awaited, listed)
         lost = set(unlisted) - self._oldest_of(unlisted)
-        return sorted(lost) if lost and not self._gone(lineage.listed(), listed)[0] else []
+        if not lost:
+            return []
+        gone = _unread(lineage, self._gone(lineage.listed(), listed)[0])
+        return [] if set(gone) - _waits_of(lineage).keys() else sorted(lost)
 
     def _unclear(self, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
         """Return partitions that no entry leads to, and that may descend from an unlisted partition."""

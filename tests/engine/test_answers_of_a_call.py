@@ -91,7 +91,7 @@ class TestAudit:
         lineage = Lineage([Active("p0", 1), AwaitingChildren("p1", 7, ("c",), 3)], max)
         assert tracked(lineage) == {
             "p0": Tracked("p0", (1,)),
-            "p1": Tracked("p1", (7,), drained=True),
+            "p1": Tracked("p1", (7,), drained=True, has_children=True),
         }
 
 

@@ -641,7 +641,7 @@ class TestMissedByParents:
 
     def test_a_watched_parent_covers_what_comes_of_it(self):
         listed = [partition("a"), partition("b", "p")]
-        tracked = [Tracked("a", (1,)), Tracked("p", (9,), drained=True)]
+        tracked = [Tracked("a", (1,)), Tracked("p", (9,), drained=True, has_children=True)]
         assert missed(tracked, *listed, gone="p") == {}
 
     def test_a_parent_that_a_child_waits_for_in_vain_was_missed(self):

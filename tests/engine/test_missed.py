@@ -21,7 +21,7 @@ def listing(**parents):
 def held(*names, drained=(), waiting=()):
     """Return a token that contains these partitions."""
     found = {name: Tracked(name, (1,)) for name in names}
-    found |= {name: Tracked(name, (1,), drained=True) for name in drained}
+    found |= {name: Tracked(name, (1,), drained=True, has_children=True) for name in drained}
     return found | {name: Tracked(name, (1,), parents) for name, parents in waiting}
 
 
@@ -70,6 +70,15 @@ class TestMissed:
     def test_and_one_that_waits(self):
         listed = listing(S="", C="s", X="")
         assert missed_by_parents(held("c", waiting=[("d", ("c",))]), listed, gone()) is None
+
+    def test_what_a_lost_partition_may_lead_to_is_not_judged(self):
+        """`p` is not read yet, or its children are not known yet. `c`, its child, no longer exists."""
+        listed = listing(X="", D="c")
+        ended = {"p": Tracked("p", (1,), drained=True)}
+        assert missed_by_parents(held("x") | ended, listed, gone("p", "c")) is None
+        waits = held("x", waiting=[("p", ("x",))])
+        assert missed_by_parents(waits, listed, gone("p", "c")) is None
+        assert missed_by_parents(held("x", drained="p"), listed, gone("p", "c")) == {"d": ()}
 
     def test_one_that_is_gone_hides_nothing(self):
         assert missed_by_parents(held("d"), listing(X="", D="c"), gone("c")) == {"x": ()}

@@ -164,7 +164,6 @@ class TestNamed:
         service = Service("qa", p="", q="", a="q", m="pa", n="pa")
         made = lineage("p", "q", m="pq")
         assert service.named(made, "p", "mn") == {"n": {"q", "a"}}
-        assert service.retention.named(made, "p", [])[0] == {}
 
     def test_child_that_waited_for_this_partition_waits_for_the_next_lost_one(self):
         service = Service("pqka", p="", q="", k="", a="q", m="ka")
@@ -181,9 +180,17 @@ class TestNamed:
         assert service.retention.named(made, "q", first) == ({"m": "x"}, set())
         assert made.retire("q", first, (), {"m": "x"}) == ["x"]
         second = [Child("a", ("x",), "a")]
-        assert service.retention.named(made, "x", second) == ({}, set())
+        assert service.retention.named(made, "x", second) == ({"m": "a"}, set()), "it waits for that already"
         assert made.retire("x", second) == ["a"]
         assert made.retire("a", [Child("m", ("p", "a"), "m")]) == ["m"]
+
+    def test_child_without_known_parents_waits_for_the_lost_child_of_an_ended_partition(self):
+        """The service names no parents in its listing, so `m` may be a child of `a`."""
+        service = Vague("pa", p="", a="p", m="a")
+        assert service.retention.named(lineage("p", m="p"), "p", [Child("a", ("p",), "a")]) == (
+            {"m": "a"},
+            set(),
+        )
 
     def test_nothing_waits_for_a_lost_partition_that_was_read_to_its_end(self):
         """Its children are known, and the service cannot name more of them."""
