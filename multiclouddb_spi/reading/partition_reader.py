@@ -37,6 +37,8 @@ class Budget:
 
     def learn(self, asked: int, nbytes: int) -> None:
         """Adapt `expected` after a fetch that requested `asked` bytes and returned `nbytes`."""
+        if not (nbytes or self.expected):
+            return
         with self.lock:
             self.expected = max(self.expected, nbytes) if nbytes > asked else self.expected * 9 // 10
 
@@ -171,7 +173,8 @@ class PartitionReader:
         self.batch, self.taken = future.result(), 0
         self.fetches += 1
         self.position = self.batch.end
-        self.hold(ask=0, batch=self.batch.nbytes)
+        if self._held_ask:  # now the size of the answer; an empty answer holds no bytes
+            self.hold(ask=0, batch=self.batch.nbytes)
         return self.batch
 
     def has_more(self, batch: Batch) -> bool:
@@ -189,7 +192,8 @@ class PartitionReader:
     def used_up(self) -> None:
         """Record that all fetched records have been returned."""
         self.batch, self.taken = None, 0
-        self.hold(batch=0)
+        if self._held_batch:
+            self.hold(batch=0)
 
     def discard(self) -> None:
         """Free everything; a running fetch is cancelled, and the reader is closed when the fetch ends."""

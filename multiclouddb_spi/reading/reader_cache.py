@@ -24,12 +24,14 @@ _RESTING_SECONDS: Final = 10.0
 _PASSING_PART: Final = 32
 # The random sequence is always the same, so that two runs of a program keep the same readers.
 _dice: Final = Random(0)
+_NOBODY: Final[dict[PartitionReader, bytes]] = {}
 
-_Place: TypeAlias = tuple[int, str, bytes]
+_Partition: TypeAlias = tuple[int, str]
 
 
-def _place(feed: Feed, partition_id: str, cursor: Cursor) -> _Place:
-    return id(feed), partition_id, orjson.dumps(feed.without_hints(cursor))
+def _at(feed: Feed, cursor: Cursor) -> bytes:
+    """Return a position in a form that can be compared."""
+    return orjson.dumps(feed.without_hints(cursor))
 
 
 class ReaderCache:
@@ -52,24 +54,27 @@ class ReaderCache:
     def __init__(self, budget: Budget, capacity: int, most_of_one: int = 64) -> None:
         self._budget, self._capacity, self._most_of_one = budget, capacity, most_of_one
         self._residents = capacity - max(1, capacity // _PASSING_PART)
-        self._resident: OrderedDict[PartitionReader, _Place] = OrderedDict()
-        self._passing: OrderedDict[PartitionReader, _Place] = OrderedDict()
-        self._places: dict[_Place, list[PartitionReader]] = {}
-        self._crowds: dict[tuple[int, str], _Crowd] = {}
+        # Each part maps a reader to its partition, and each crowd maps a reader to its position; both are in
+        # the order in which the readers were put into the cache.
+        self._resident: OrderedDict[PartitionReader, _Partition] = OrderedDict()
+        self._passing: OrderedDict[PartitionReader, _Partition] = OrderedDict()
+        self._crowds: dict[_Partition, dict[PartitionReader, bytes]] = {}
         self._lock = threading.Lock()
         self._closed = False
 
     def pop(self, feed: Feed, partition_id: str, cursor: Cursor) -> PartitionReader | None:
         """Return the reader at exactly this position, or None."""
+        at = _at(feed, cursor)
         with self._lock:
-            here = self._places.get(_place(feed, partition_id, cursor)) or []
-            return self._taken(here[-1]) if here else None
+            here = self._here((id(feed), partition_id), at)
+            return None if here is None else self._taken(here)
 
     def holds(self, feed: Feed, partition_id: str, cursor: Cursor) -> bool:
         """Return whether a reader at exactly this position has fetched or requested records."""
+        at = _at(feed, cursor)
         with self._lock:
-            here = self._places.get(_place(feed, partition_id, cursor)) or []
-            return bool(here) and not here[-1].empty()
+            here = self._here((id(feed), partition_id), at)
+            return here is not None and not here.empty()
 
     def put(self, reader: PartitionReader) -> None:
         """Keep a reader for the next call.
@@ -79,9 +84,9 @@ class ReaderCache:
         consumers.
         """
         reader.used_at = time.monotonic()
-        place = _place(reader.feed, reader.partition_id, reader.cursor)
+        at = _at(reader.feed, reader.cursor)
         with self._lock:
-            gone = [reader] if self._closed else self._added(reader, place)
+            gone = [reader] if self._closed else self._added(reader, at)
         for old in gone:
             old.discard()
 
@@ -142,31 +147,40 @@ class ReaderCache:
 
     # -- The caller of these methods holds the lock
 
+    def _here(self, partition: _Partition, at: bytes) -> PartitionReader | None:
+        """Return the reader that was put last at this position."""
+        for reader, position in reversed(self._crowds.get(partition, _NOBODY).items()):
+            if position == at:
+                return reader
+        return None
+
     def _taken(self, reader: PartitionReader) -> PartitionReader:
         """Remove a reader from the cache."""
-        place = self._resident.pop(reader, None) or self._passing.pop(reader)
-        self._places[place].remove(reader)
-        if not self._places[place]:
-            del self._places[place]
-        if self._crowds[place[:2]].remove(reader):
-            del self._crowds[place[:2]]
+        partition = self._resident.pop(reader, None) or self._passing.pop(reader)
+        crowd = self._crowds[partition]
+        del crowd[reader]
+        if not crowd:
+            del self._crowds[partition]
         return reader
 
-    def _added(self, reader: PartitionReader, place: _Place) -> list[PartitionReader]:
+    def _added(self, reader: PartitionReader, at: bytes) -> list[PartitionReader]:
         """Add a reader; return the readers that are removed to make room."""
-        gone = list[PartitionReader]()
-        if place in self._places and not reader.proven:
-            gone += [self._taken(twin) for twin in tuple(self._places[place]) if not twin.proven]
-        self._places.setdefault(place, []).append(reader)
-        crowd = self._crowds.setdefault(place[:2], _Crowd())
-        surplus = crowd.add(reader, self._most_of_one, proven=reader.proven)
+        partition, gone = (id(reader.feed), reader.partition_id), list[PartitionReader]()
+        crowd = self._crowds.get(partition)
+        if crowd is None:
+            crowd = self._crowds[partition] = {}
+        elif not reader.proven:
+            gone += [twin for twin, position in crowd.items() if position == at and not twin.proven]
+        crowd[reader] = at  # before the twins are removed, because a crowd without readers is forgotten
         stays = reader.proven or len(self._resident) < self._residents
-        (self._resident if stays else self._passing)[reader] = place
+        (self._resident if stays else self._passing)[reader] = partition
+        for twin in gone:
+            self._taken(twin)
         if len(self._resident) > self._residents:
-            oldest, place = self._resident.popitem(last=False)
-            self._passing[oldest] = place
-        if surplus is not None:
-            gone.append(self._taken(surplus))
+            oldest, partition = self._resident.popitem(last=False)
+            self._passing[oldest] = partition
+        if len(crowd) > self._most_of_one:
+            gone.append(self._taken(_surplus(crowd, self._most_of_one)))
         if len(self._resident) + len(self._passing) > self._capacity:
             oldest = next(iter(self._passing))
             gone.append(self._taken(next((each for each in self._passing if each.empty()), oldest)))
@@ -183,33 +197,19 @@ class ReaderCache:
         return found
 
 
-class _Crowd:
-    """The cached readers of one partition; each belongs to an active consumer or to a consumer that has left.
+def _surplus(crowd: dict[PartitionReader, bytes], most: int) -> PartitionReader:
+    """Return the reader to close, of the cached readers of one partition.
 
-    A reader is called proven once its consumer has used it a second time. A consumer that continues in
-    another process never uses its old reader again. Therefore, the cache first closes a random reader that is
-    not proven. If the cache closed the oldest reader first, consumers that take turns would always find that
-    their reader had just been closed. At most seven eighths of the readers are proven, so there is room for
-    new consumers when old consumers have stopped.
+    Each of these readers belongs to an active consumer or to a consumer that has left. A reader is called
+    proven once its consumer has used it a second time. A consumer that continues in another process never
+    uses its old reader again. Therefore, the cache first closes a random reader that is not proven. If the
+    cache closed the oldest reader first, consumers that take turns would always find that their reader had
+    just been closed. At most seven eighths of the readers count as proven, the newest first, so there is room
+    for new consumers when old consumers have stopped.
+
+    Args:
+        crowd: The readers, the oldest first; there are more than `most`.
+        most: The maximum number of readers.
     """
-
-    __slots__ = ("_new", "_proven")
-
-    def __init__(self) -> None:
-        self._new: dict[PartitionReader, None] = {}
-        self._proven: OrderedDict[PartitionReader, None] = OrderedDict()
-
-    def add(self, reader: PartitionReader, most: int, *, proven: bool) -> PartitionReader | None:
-        """Cache one more reader; if there are now more than `most` readers, return the reader to close."""
-        (self._proven if proven else self._new)[reader] = None
-        if len(self._new) + len(self._proven) <= most:
-            return None
-        while len(self._proven) > most * 7 // 8:
-            self._new[self._proven.popitem(last=False)[0]] = None
-        return _dice.choice(list(self._new))
-
-    def remove(self, reader: PartitionReader) -> bool:
-        """Remove a reader that is now in use or closed; return whether it was the last reader."""
-        self._new.pop(reader, None)
-        self._proven.pop(reader, None)
-        return not (self._new or self._proven)
+    proven = [reader for reader in reversed(crowd) if reader.proven]
+    return _dice.choice([*(reader for reader in crowd if not reader.proven), *proven[most * 7 // 8 :]])

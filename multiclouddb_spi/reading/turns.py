@@ -195,8 +195,9 @@ class Turns:
 
     def move(self, turn: Turn, stage: Stage) -> None:
         """Move a partition to another stage, after the partitions that are already there."""
-        if turn.stage in self._at:
-            self._at[turn.stage].pop(turn.partition_id)
+        before, after = self._at.get(turn.stage), self._at.get(stage)
+        if before is not None:
+            before.pop(turn.partition_id)
         turn.stage = stage
-        if stage in self._at:
-            self._at[stage][turn.partition_id] = turn
+        if after is not None:
+            after[turn.partition_id] = turn
