@@ -39,12 +39,13 @@ class ReaderCache:
     readers belong to consumers that now run in other processes; each of these readers may still use a
     resource of the service.
 
-    A consumer reads its partitions in turn. If there are more partitions than the cache keeps, the reader
-    that has been unused for longest is needed next. Therefore, a full cache keeps its readers: new readers go
-    into a small part of the cache, and are kept only if a consumer comes back to them in time.
+    A consumer reads its partitions in turn. If there are more partitions than the cache keeps, the consumer
+    next needs the reader that has been unused for the longest time. Therefore, a full cache keeps its old
+    readers, and new readers go into a small part of the cache. A new reader is kept only if a consumer uses
+    this reader again before the cache closes it.
 
     Args:
-        budget: The budget, which counts the bytes that the readers hold.
+        budget: The memory budget; it counts the bytes that the readers hold.
         capacity: The maximum number of readers.
         most_of_one: The maximum number of readers of one partition.
     """
@@ -74,9 +75,9 @@ class ReaderCache:
     def put(self, reader: PartitionReader) -> None:
         """Keep a reader for the next call.
 
-        If the cache already contains a reader at the same position, that reader is closed, unless a consumer
-        has come back to one of these two readers. In that case, the two readers belong to different
-        consumers.
+        A reader that is already cached at the same position is closed if no consumer has used either of the
+        two readers a second time. Otherwise, the two readers belong to different consumers, and both are
+        kept.
         """
         reader.used_at = time.monotonic()
         place = _place(reader.feed, reader.partition_id, reader.cursor)
@@ -88,8 +89,8 @@ class ReaderCache:
     def tidy(self, in_use: Callable[[PartitionReader], bool]) -> None:
         """Discard readers that were unused for a minute, and records that exceed the budget.
 
-        The readers in `in_use` count as used now, because one round over many partitions takes longer than a
-        minute.
+        For a reader that is `in_use`, the unused time starts again at zero, because one round over many
+        partitions takes longer than a minute.
         """
         if self._budget.used > self._budget.limit:
             self.make_room(0, in_use)
@@ -105,10 +106,10 @@ class ReaderCache:
             old.discard()
 
     def make_room(self, nbytes: int, in_use: Callable[[PartitionReader], bool]) -> bool:
-        """Evict records of other readers until this many bytes fit, the longest unused reader first.
+        """Evict records of other readers until `nbytes` fit, in the order of `_unused_since`.
 
-        Readers that are `in_use` or that another consumer has just used are never evicted, because their
-        records would have to be fetched again.
+        Readers that are `in_use` are never evicted. Readers that another consumer has just used are never
+        evicted either. Otherwise, the consumers would have to fetch the records of these readers again.
 
         Returns:
             True if the budget now has room for the bytes.
@@ -173,7 +174,11 @@ class ReaderCache:
         return gone
 
     def _unused_since(self, moment: float) -> list[PartitionReader]:
-        """Return the readers that were not used since the given time, the longest unused first."""
+        """Return readers that were not used since the given time.
+
+        The readers in the small part of the cache come first. Each part is sorted by the time at which the
+        readers entered the part.
+        """
         found = []
         for part in (self._passing, self._resident):
             for reader in part:
@@ -188,9 +193,9 @@ class _Crowd:
 
     A reader is called proven once its consumer has used it a second time. A consumer that continues in
     another process never uses its old reader again. Therefore, the cache first closes a random reader that is
-    not proven. If the cache closed the oldest reader first, consumers that take turns would always find that
-    their reader had just been closed. At most seven eighths of the readers are proven, so there is room for
-    new consumers when old consumers have stopped.
+    not proven. The cache does not close the oldest reader first: if consumers take turns, one of them always
+    needs this reader next. At most seven eighths of the readers count as proven (used a second time), so the
+    readers of stopped consumers leave room for new consumers.
     """
 
     __slots__ = ("_new", "_proven")
@@ -200,7 +205,7 @@ class _Crowd:
         self._proven: OrderedDict[PartitionReader, None] = OrderedDict()
 
     def add(self, reader: PartitionReader, most: int, *, proven: bool) -> PartitionReader | None:
-        """Cache one more reader; if there are now more than `most` readers, return the reader to close."""
+        """Add a reader; return a reader to close if there are now more than `most` readers, else None."""
         (self._proven if proven else self._new)[reader] = None
         if len(self._new) + len(self._proven) <= most:
             return None

@@ -85,7 +85,7 @@ class Connection:
         )
 
     def plan(self, operation: str, ask: Callable[[Planner, Deadline], T]) -> T:
-        """Call a function with a planner for the feed.
+        """Make a planner for the feed, and pass it to a function.
 
         Args:
             operation: The name of the call, used in errors.
