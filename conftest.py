@@ -140,12 +140,12 @@ MOST_COMPUTING = 6
 
 
 class TwoKindsScheduling(LoadScopeScheduling):
-    """Runs tests that wait at the same time as tests that compute.
+    """Runs two kinds of tests in parallel: tests that wait and tests that compute.
 
-    Tests that share a server or another object run in one worker. Half of the workers, but at most three,
-    start with tests that wait; the other workers start with tests that compute. Therefore, no core is idle
-    while tests that compute remain. A worker that has no tests of its own kind left runs tests of the other
-    kind.
+    Tests that share a server or another object run in one worker. Half of the workers, but at most
+    three, start with tests that wait; the other workers start with tests that compute. In this way,
+    no core is idle before the last computing test has started. If no tests of a worker's kind are
+    left, the worker runs tests of the other kind.
 
     All tests that need a JVM run in two workers, because a small machine does not have enough memory for more
     JVMs. The tests of a file in `TOGETHER` also run in one worker, which then makes their shared objects only
@@ -166,7 +166,10 @@ class TwoKindsScheduling(LoadScopeScheduling):
         return file if file in TOGETHER else nodeid
 
     def _assign_work_unit(self, node):
-        """Move a unit of tests that suits the worker (waiting or computing) to the front of xdist's queue."""
+        """Move the next unit of tests for the worker to the front of xdist's queue.
+
+        Some workers prefer tests that wait; the other workers prefer tests that compute.
+        """
         if self._queues is None:
             self._queues = by_kind(self.workqueue)
         waits = int(node.gateway.id.removeprefix("gw")) < waiting_workers(self.numnodes)
@@ -203,8 +206,9 @@ def pytest_collection():
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish():
-    """Exclude the collected tests and their modules from garbage collection, because they stay until the
-    end.
+    """Exclude the collected tests and their modules from garbage collection.
+
+    These objects stay in use until the end of the test run.
     """
     gc.collect()
     gc.freeze()
@@ -218,7 +222,10 @@ def pytest_runtest_setup(item):
 
 
 def is_quick(nodeid):
-    """Return whether `make check` runs a test, if the test is in a folder that `make check` covers."""
+    """Return whether a test is quick enough for `make check`.
+
+    `make check` runs a quick test only if it covers the folder of the test.
+    """
     return not (is_waiting(nodeid) or starts_jvm(nodeid) or nodeid.startswith((*LONG, *TOGETHER)))
 
 
@@ -228,10 +235,13 @@ def starts_jvm(nodeid):
 
 
 def by_kind(units):
-    """Return two queues, one of tests that wait and one of tests that compute, each with the longest first.
+    """Return a queue of tests that wait, and a queue of tests that compute.
+
+    In each queue, the longest tests come first.
 
     Args:
-        units: Maps each group of tests that run in one worker to its tests, sorted by the number of tests.
+        units: Maps the name of each group to its tests. The groups are sorted by the number of
+            tests. All tests of a group run in one worker.
     """
     ordered = sorted(
         units, key=lambda unit: (unit not in JVMS, len(units[unit]) == 1 and not unit.startswith(LONG))
@@ -258,7 +268,11 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """Return the number of workers: one per core that computes, and as many that wait, up to a limit."""
+    """Return the number of workers, which are of two kinds.
+
+    There is one worker for computing tests per core, up to a limit. There are as many workers for
+    waiting tests, up to another limit.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     computing = min(cores or 1, MOST_COMPUTING)
     return computing + min(computing, MOST_WAITING)

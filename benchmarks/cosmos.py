@@ -85,7 +85,8 @@ def _started(serve: Callable[..., None], *arguments: Any) -> Iterator[tuple[str,
 def emulator(items: int) -> Iterator[tuple[str, str]]:
     """Start an emulator whose container `CONTAINER` contains this many items of 400 bytes.
 
-    The value of the `with` statement is the server's endpoint and key.
+    Yields:
+        The server's endpoint and key.
     """
     with _started(_serve_emulator, items) as found:
         yield found

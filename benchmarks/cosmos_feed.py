@@ -90,7 +90,11 @@ class Account:
         return ClientConfig("cosmos", {"url": f"cosmos://{host}?tls=false"}, max_concurrency=concurrency)
 
     def container(self) -> Any:
-        """Return the container from an azure-cosmos client like the provider's, except for its transport."""
+        """Return the container from an azure-cosmos client.
+
+        Like the provider's client, this client has the consistency level `Eventual`. Unlike the
+        provider's client, it uses the default transport of azure-cosmos.
+        """
         from azure.cosmos import CosmosClient
 
         client = CosmosClient(

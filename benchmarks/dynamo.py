@@ -184,7 +184,12 @@ def _session() -> Any:
 
 @contextmanager
 def scripted(width: int, **habits: Any) -> Iterator[Scripted]:
-    """Start a scripted server with these settings, for clients that read this number of shards at once."""
+    """Start a scripted server.
+
+    Args:
+        width: The number of shards that a client reads at the same time.
+        habits: The settings of the server.
+    """
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, habits))
     with on_server_core():

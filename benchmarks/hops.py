@@ -1,10 +1,11 @@
-"""Counts what one page call executes in the calling thread: functions, module changes and SPI frames.
+"""Counts functions, changes of module, and stack frames of the SPI during one page call.
 
     python -m benchmarks.hops
 
-The measured call reads the third page of 20 events from an embedded store with two partitions. To understand
-this call from the code, a person must follow each of the counted steps. A comprehension counts as a function,
-because Python 3.11 executes it as a function.
+The measured call reads the third page of 20 events from an embedded store with two partitions. Only
+the calling thread is measured. To understand this call from the code, a person must follow each of
+the counted steps. A comprehension counts as a function, because Python 3.11 executes it as a
+function.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _EVENTS: Final = 200
 
 @attrs.frozen
 class Hops:
-    """Counts how much code one profiled call runs through.
+    """The three counts of one profiled call.
 
     Attributes:
         functions: The number of different functions.

@@ -25,12 +25,13 @@ class UnequalError(Exception):
 
 @attrs.frozen
 class Sample:
-    """The figures of one run of one side.
+    """The figures of one run, either of the library's side or of the baseline.
 
     Attributes:
         value: The figure.
         seconds: The wall time.
-        cpu: The CPU time of this process, or the time that the side reports.
+        cpu: The CPU time that the side reported, or the CPU time of this process if the side
+            reported none.
         done: The side's report.
         checksum: The checksum of the event ids that the side read.
     """
@@ -53,7 +54,8 @@ def checksum(ids: Iterable[str] | int) -> int:
 def turns(pairs: int, *, warm_up: bool) -> Sequence[bool]:
     """Return a value for each pair: True if the library's side runs first.
 
-    The sides take turns at running first. The warm-up pair counts as the first pair.
+    The library's side runs first in every second pair, beginning with the first pair. If there is a
+    warm-up, the warm-up pair is the first pair.
     """
     return [number % 2 == 0 for number in range(pairs + warm_up)]
 
@@ -63,8 +65,10 @@ def run_row(row: Row, scale: float = 1.0, on_pair: Callable[[int, int], None] | 
 
     Args:
         row: The row.
-        scale: The fraction of the work: 1 for a real run, less to check that the row works.
-        on_pair: Called after each pair with the number of finished pairs and the number of all pairs.
+        scale: The fraction of the work: 1 for a real run, a smaller number to check that the row
+            works.
+        on_pair: A function that is called after each pair of runs, with the number of finished
+            pairs and the number of all pairs.
 
     Raises:
         UnequalError: Raised if the sides have read different events.

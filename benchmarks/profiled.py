@@ -16,9 +16,10 @@ _SHOWN: Final = 5
 
 
 def where_time_goes(side: Callable[[], Any]) -> str:
-    """Run a side once more under the profiler; return a sentence about its CPU time, without waits.
+    """Run a side once more under the profiler, and return a sentence about its CPU time.
 
-    The profiler measures the calling thread and the threads that start during the run.
+    The CPU time does not include waits. The profiler measures the calling thread and the threads
+    that start during the run.
     """
     profiles = [cProfile.Profile(time.thread_time)]
 
@@ -43,8 +44,8 @@ def where_time_goes(side: Callable[[], Any]) -> str:
 def _own_times(profile: cProfile.Profile) -> dict[str, float]:
     """Map each function to the CPU seconds spent in the function itself.
 
-    Calls that have not returned are ignored, because their threads are still running, and another thread
-    cannot read their clocks.
+    The function ignores calls that have not returned. Their threads are still running, and a thread
+    cannot read the CPU clock of another thread.
     """
     own: dict[str, float] = {}
     for entry in profile.getstats():

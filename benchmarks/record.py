@@ -58,11 +58,12 @@ class Record:
     def merged(self, new: Record, known: Iterable[str]) -> Record:
         """Return a copy of this record in which the rows of a new run replace the old ones.
 
-        A row that failed replaces nothing.
+        A failed row of the new run does not replace the old row.
 
         Args:
             new: The new run.
-            known: The names of the existing rows, in order; other rows are dropped.
+            known: The names of the existing rows, in order. The returned record contains no other
+                rows.
         """
         fresh = {name: result for name, result in new.results.items() if not result.failed}
         names = list(known)
@@ -86,7 +87,7 @@ class Record:
 
 
 def setting() -> str:
-    """Describe this machine and the versions that matter."""
+    """Return a text that describes this machine and the versions of the software."""
     python = ".".join(map(str, sys.version_info[:2]))
     packages = ", ".join(f"{name} {'.'.join(version(name).split('.')[:2])}" for name in _PACKAGES)
     return (

@@ -12,7 +12,7 @@ __all__ = ["Result", "figure"]
 
 @attrs.frozen
 class Result:
-    """One line of the table with its figures, all of them medians.
+    """One line of the table; all measured figures are medians.
 
     Attributes:
         name: The name of the row.
@@ -25,13 +25,13 @@ class Result:
         ok: True if the goal is met.
         reason: The reason why the goal is not met.
         failed: True if the row failed; then `reason` is the error.
-        pairs: The number of pairs of runs that were counted.
+        pairs: The number of pairs of runs, without the warm-up.
         seconds: The wall time of one run of the library.
         cpu: The CPU time of one run of the library.
         baseline_seconds: The wall time of one run of the baseline.
         baseline_cpu: The CPU time of one run of the baseline.
         notes: Further figures, in the same unit.
-        recorded: The day of the run, in a record.
+        recorded: The day of the run; empty if the result was not recorded.
     """
 
     name: str
@@ -64,7 +64,10 @@ class Result:
 
     @property
     def score(self) -> float | None:
-        """Return 1 if the goal is just met, and more if the result is better, for upper and lower limits."""
+        """Return 1 if the goal is just met, and a higher value if the result is better.
+
+        This applies to upper limits and to lower limits.
+        """
         if not self.achieved:
             return None
         return self.goal / self.achieved if self.at_most else self.achieved / self.goal

@@ -33,15 +33,18 @@ EVENTS: Final = "events/s"
 
 @attrs.frozen
 class Done:
-    """The result of one run of one side, ours or the baseline.
+    """The result of one run, either of our side or of the baseline.
 
     Attributes:
-        count: The number of units that the side has processed, such as events or calls.
-        ids: Ids of the events that the side read, in any order, or the checksum of these ids. The ids are
-            consumed after the clock has stopped.
-        value: The figure of the side; None if the figure is `count` divided by the seconds.
-        seconds: The wall time, if a computed ideal replaces the measured time.
-        cpu: The CPU seconds, if another process did the work.
+        count: The number of units that the run has processed, such as events or calls.
+        ids: Ids of the events that the side read, in any order, or the checksum of these ids. The
+            benchmark reads these ids after it has measured the time.
+        value: The figure of the run. If it is None, the benchmark divides `count` by the seconds of
+            the run.
+        seconds: The wall time that replaces the measured time, for example a computed ideal time;
+            None to use the measured time.
+        cpu: The CPU seconds that replace the CPU time of this process, for example because another
+            process did the work; None to use the CPU time of this process.
         notes: Further figures; maps each name to a number in the row's unit.
     """
 
@@ -76,7 +79,8 @@ class Bench:
 
     Attributes:
         folder: The folder is empty at the start and removed at the end.
-        scale: The fraction of the work: 1 for a real run, less to check that a row works.
+        scale: The fraction of the work: 1 for a real run, a smaller number to check that a row
+            works.
     """
 
     folder: Path
@@ -101,11 +105,11 @@ class Row:
         setup: The function that prepares both sides; the preparation is not timed.
         unit: The unit of the figures.
         at_most: True if less is better.
-        pairs: The number of counted pairs of runs.
+        pairs: The number of pairs of runs, without the warm-up.
         warm_up: True to run both sides once before the measurement; not needed if each run is a separate
             process.
-        same_work: False if the two sides read different amounts on purpose. The sides then check their
-            amounts themselves.
+        same_work: False if the two sides read different amounts on purpose. If it is False, each
+            side itself checks how much it has read.
         reason: The known cause of a missed goal, from a profile.
         shown: Functions whose code the documentation shows.
     """
@@ -131,7 +135,14 @@ _rows: dict[str, Row] = {}
 def row(
     name: str, **settings: Any
 ) -> Callable[[Callable[[Bench], Iterator[Sides]]], Callable[[Bench], Iterator[Sides]]]:
-    """Register a generator function, which yields one `Sides`, as a row; `settings` are fields of `Row`."""
+    """Register a generator function as a row.
+
+    The function yields one `Sides`.
+
+    Args:
+        name: The name of the row.
+        settings: Other fields of `Row`.
+    """
 
     def register(setup: Callable[[Bench], Iterator[Sides]]) -> Callable[[Bench], Iterator[Sides]]:
         if name in _rows:
@@ -143,7 +154,7 @@ def row(
 
 
 def load_rows() -> dict[str, Row]:
-    """Return every row in `benchmarks/rows` by name, in the order of modules and lines."""
+    """Return every row in `benchmarks/rows` by name, sorted by module and line number."""
     from benchmarks import rows
 
     for module in sorted(pkgutil.iter_modules(rows.__path__), key=lambda module: module.name):

@@ -34,7 +34,8 @@ def progress(rows: Sequence[Row]) -> Iterator[Callable[[Row], Step]]:
     """Show progress on stderr: a bar in a terminal, one line per row elsewhere.
 
     Yields:
-        A function to call when a row begins; its result is a function to call after each pair.
+        A function that must be called when a row begins. It returns a second function, which must
+        be called after each pair of runs.
     """
     screen = console(stderr=True)
     columns = (

@@ -83,7 +83,10 @@ class Backlog:
 
 
 def _names_of(change_record: Any) -> list[str]:
-    """Read the names of the fields in a data change record from the type of the query's column."""
+    """Return the names of the fields of a data change record.
+
+    The type of the query's column contains these names.
+    """
     data = change_record.array_element_type.struct_type.fields[0].type_
     return [field.name for field in data.array_element_type.struct_type.fields]
 

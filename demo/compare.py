@@ -39,7 +39,7 @@ class Verdict:
 
     @property
     def equal(self) -> bool:
-        """Return True if nothing differs."""
+        """Return True if the table and the store contain the same documents."""
         return not (self.missing or self.extra or self.different)
 
 
@@ -71,7 +71,7 @@ def tamper(places: Places) -> str:
 
 
 def _rows(places: Places) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the key and the document of each row; a document has no missing values."""
+    """Return the key and the document of each row. The document omits columns without a value."""
     for batch in live_rows(places.table):
         for row in batch.to_pylist():
             name = row.pop("key")

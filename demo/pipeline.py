@@ -85,7 +85,7 @@ def _done(places: Places) -> bool:
 
 
 def _stop(query: StreamingQuery) -> None:
-    """Stop the query between two batches. An interrupted batch would have to be repeated."""
+    """Stop the query between two batches. Spark would have to repeat an interrupted batch."""
     while query.isActive and query.status["isTriggerActive"]:
         time.sleep(0.05)
     query.stop()

@@ -65,7 +65,7 @@ class Places:
 
 
 def append_line(path: Path, **facts: Any) -> None:
-    """Append one JSON line; even if the process is killed, the line is complete or absent."""
+    """Append one JSON line. A process that is killed leaves a complete line or no line."""
     line = json.dumps(facts).encode() + b"\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:

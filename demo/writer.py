@@ -1,7 +1,8 @@
 """The application that writes the data: it creates, updates and deletes flights; `python -m demo.writer`.
 
-Half of the flights exist before the pipeline starts, and the store no longer keeps the changes that created
-them. While the application writes the other flights, partitions split and merge.
+Half of the flights exist before the pipeline starts. The store has already removed the changes that
+created these flights. While the application writes the other half of the flights, partitions split
+and merge.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _fill(store: EmbeddedStore, flights: Iterator[Flight]) -> int:
 
 
 def _batches(flights: Iterator[Flight]) -> Iterator[list[Operation]]:
-    """Yield batches of creates, each followed by the updates and deletes for an earlier batch."""
+    """Yield batches of creates, and between them the updates and deletes of earlier flights."""
     waiting: deque[list[Flight]] = deque()
     while scheduled := list(islice(flights, _BATCH)):
         yield [Put(flight.key, flight.scheduled) for flight in scheduled]

@@ -176,7 +176,7 @@ def tables() -> dict[str, Any]:
 
 
 def databases_page() -> str:
-    """Make the page that says which database can do what; see `docs/tables.py`."""
+    """Make the page that compares the features of the databases; see `docs/tables.py`."""
     page: str = tables()["databases_page"](known_capabilities())
     return page
 

@@ -1,4 +1,4 @@
-"""Adds information to the API reference that griffe alone does not find in the code.
+"""A griffe extension that adds missing information to the API reference.
 
 griffe supports dataclasses but not attrs, so this extension adds the `__init__` of each attrs class. The
 docstrings of fields are shown with their class. The portability warnings that a docstring names become links
@@ -27,7 +27,7 @@ _DECORATORS: Final = ("attrs.define", "attrs.frozen")
 
 
 class AttrsExtension(griffe.Extension):
-    """Adds the `__init__` that attrs makes to each attrs class, and links to the warnings."""
+    """Adds the generated `__init__` to each attrs class, and adds links to the warnings."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Called when griffe has read an object."""
@@ -46,7 +46,10 @@ class AttrsExtension(griffe.Extension):
 
 
 def _linked(found: re.Match[str]) -> str:
-    """Return the numbers as links to their headings; the first link includes the preceding word."""
+    """Return links to the headings of the numbered warnings.
+
+    The text of the first link also contains the word before the first number.
+    """
     first, *others = re.split(r"(?<=\d)(?=,|\s)", found[1])
     links = [f"[{found[0].split()[0]} {first}][{_ANCHORS[first]}]"]
     links += [re.sub(r"\d+", lambda number: f"[{number[0]}][{_ANCHORS[number[0]]}]", each) for each in others]

@@ -1,7 +1,8 @@
-"""Makes the page about MongoDB's specifications from `docs/mongodb.toml` and the names of the tests.
+"""Makes the page about MongoDB's specifications and the tests for them.
 
-`docs/generate.py` calls this module. This module finds the tests of a row by their names: `test_cs_07_…`
-tests the row CS-7.
+`docs/generate.py` calls this module. The text of the page and the rows come from
+`docs/mongodb.toml`. This module finds the tests of a row by their names: `test_cs_07_…` tests the
+row CS-7.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ def _functions(body: Iterable[ast.stmt]) -> Iterator[str]:
 
 
 def shown_rows(root: Path = _ROOT) -> dict[str, list[str]]:
-    """Map each row id to the names of its tests, in words; the tests are neither run nor imported."""
+    """Map each row id to the names of its tests, with spaces instead of underscores.
+
+    The function only parses the test files; it does not import or run the tests.
+    """
     found: dict[str, list[str]] = {}
     for place in PLACES:
         path = root / place
@@ -119,7 +123,8 @@ def page() -> str:
     """Return the page.
 
     Raises:
-        ValueError: Raised if a row is unknown, has neither a test nor a reason, or has both.
+        ValueError: Raised if `problems` finds a problem, for example an unknown row. A row must
+            have either a test or a reason for having no test.
     """
     raw, shown = data(), shown_rows()
     known = rows(raw)

@@ -1,9 +1,10 @@
 """Writes the address of the repository to the files that use it: `python docs/repository.py [ADDRESS]`.
 
-The address is one setting, `[tool.multiclouddb] repository` in pyproject.toml; it is empty until the
-repository has an address. If the setting is not empty, the metadata of every distribution and the footer of
-the site link to the repository and its issues. With ADDRESS, the script also changes the setting. Without
-ADDRESS, it writes the address in the setting to the files.
+The address is one setting, `[tool.multiclouddb] repository` in pyproject.toml; it is empty until
+the repository has an address. If the setting is not empty, every distribution's metadata and the
+site's footer contain links to the repository and to its issues. If ADDRESS is given, the script
+also stores ADDRESS in the setting. If ADDRESS is not given, the script uses the address in the
+setting.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def projects(root: Path = _ROOT) -> list[Path]:
 
 
 def address(root: Path = _ROOT) -> str:
-    """Return the setting; it is empty until the repository has an address."""
+    """Return the address in the setting; the text is empty if the repository has no address yet."""
     text = (root / "pyproject.toml").read_text(encoding="utf-8")
     return str(tomllib.loads(text)["tool"]["multiclouddb"]["repository"])
 
@@ -52,7 +53,10 @@ def with_urls(text: str, repository: str) -> str:
 
 
 def with_links(text: str, repository: str) -> str:
-    """Return a mkdocs.yml that adds links to each page's footer; nothing is loaded from their targets."""
+    """Return a mkdocs.yml that adds the links to the footer of each page.
+
+    The pages load nothing from the addresses in these links.
+    """
     text = _SOCIAL.sub("", text)
     if not repository:
         return text

@@ -1,4 +1,4 @@
-"""Makes two pages: which database can do what, and every option with its default.
+"""Makes two pages: a comparison of the databases, and a list of all options with their defaults.
 
 `docs/generate.py` calls this module. Facts that the code contains are taken from the code;
 `docs/databases.toml` contains the other facts.
@@ -72,7 +72,7 @@ def _data() -> dict[str, Any]:
 
 
 def databases_page(known: Mapping[str, CapabilitySet]) -> str:
-    """Make the page with capabilities and other differences, with one column for each database."""
+    """Make the page that compares the capabilities and other properties of the databases."""
     head = ["", *DATABASES.values()]
     able = _table(
         head,
@@ -140,7 +140,7 @@ pages in *Databases* show the roles.
 
 
 def described(kind: type) -> dict[str, str]:
-    """Map each field that a class defines itself to the docstring below the field."""
+    """Map each field of a class to the docstring below the field; inherited fields are omitted."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(tree, ast.ClassDef)
     texts = {}
@@ -173,7 +173,7 @@ def _rows(kind: type) -> Iterator[list[str]]:
 
 
 def connection_names(provider: str) -> tuple[str, ...]:
-    """Return the names that a provider accepts in `connection`."""
+    """Return the names of the options that a provider accepts in `connection`."""
     names: tuple[str, ...] = import_module(f"multiclouddb_{provider}.config")._OPTIONS
     return names
 

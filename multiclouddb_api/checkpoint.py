@@ -39,9 +39,10 @@ class Checkpoint:
 
 
 class CheckpointStore(Protocol):
-    """Keeps one checkpoint per name; to share work between machines, implement it with a database.
+    """Keeps one checkpoint per name.
 
-    The methods may be called from several threads and processes.
+    To share work between machines, implement this protocol with a database. The methods may be
+    called from several threads and processes.
     """
 
     def load(self, name: str) -> Checkpoint | None:
@@ -51,9 +52,9 @@ class CheckpointStore(Protocol):
             name: The name of the checkpoint.
 
         Raises:
-            MulticloudDbError: Raised if the checkpoint exists but cannot be used. In that case an
-                implementation must not return None, because the reader would then silently start again at
-                the request's start position.
+            MulticloudDbError: Raised if the checkpoint exists but cannot be used. An implementation
+                must not return None for an unusable checkpoint. If `load` returned None, the reader
+                would silently start again at the request's start position.
         """
         ...
 

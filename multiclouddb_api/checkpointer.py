@@ -73,7 +73,7 @@ class Checkpointer:
     def _settle(self, store: CheckpointStore) -> None:
         """Find out whether a save succeeded although it raised an error.
 
-        If it succeeded, remember the version that is now stored.
+        If the save succeeded, remember the version that is now stored.
         """
         if self._attempted is None:
             return

@@ -121,10 +121,10 @@ def _check_command(database: str, command: Mapping[str, Any]) -> None:
 class MulticloudDbClient:
     """A client of one database.
 
-    Use the client as a context manager. Any number of threads may share the client. After a fork, the child
-    process opens its own connections. If the client uses a `native_client` of the application, calls in the
-    child process are refused instead. Two processes never share a connection. A client cannot be pickled, but
-    its `config` can.
+    Use the client as a context manager. Any number of threads may share the client. After a fork,
+    the child process opens its own connections. If the client uses a `native_client` of the
+    application, calls in a forked child process are refused. Two processes never share a
+    connection. A client cannot be pickled, but its `config` can.
 
     Args:
         config: Names the provider and how to reach it.
@@ -227,10 +227,10 @@ class MulticloudDbClient:
             with_descendants: True for tokens of `PhysicalPartition(…, with_descendants=True)`.
 
         Returns:
-            Pairs of partition id and continuation token. A partition whose parent has not been read to its
-            end is not included, because the reader of the parent continues with that partition. If a
-            partition has ended but the service may still name more of its children, its token is included;
-            read this partition too.
+            Pairs of partition id and continuation token. A partition is left out if its parent has
+            not been read to its end, because the reader of the parent continues with this
+            partition. If a partition has ended but the service may still name more of its children,
+            its token is included; read this partition too.
 
         Portability:
             Ids and tokens are valid only for the same provider and resource. MongoDB always has one
@@ -258,8 +258,9 @@ class MulticloudDbClient:
         Args:
             database: The database in which to run the command.
             command: The command as the service accepts it.
-            **options: Options that are specific to the provider. On MongoDB these are the fields of
-                `multiclouddb_mongo.RunCommandOptions`, or of `RunCursorCommandOptions` for a cursor.
+            **options: Options that are specific to the provider. On MongoDB, the options are the
+                fields of `multiclouddb_mongo.RunCommandOptions`, or of `RunCursorCommandOptions`
+                for a cursor.
 
         Portability:
             MongoDB only. Check `Capability.RUN_COMMAND`. See warning 14 in docs/configuration.md.

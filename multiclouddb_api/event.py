@@ -26,10 +26,11 @@ class ChangeType(Enum):
     """The kind of change to a document.
 
     Portability:
-        Services differ in what they report as one change: Spanner reports only the net effect of a
-        transaction on a row, and reports a replaced row as `CREATE`. Cosmos DB distinguishes create, update
-        and delete only in its all-versions-and-deletes mode. A consumer that treats creates and updates alike
-        (upserts) does not depend on these differences. See warnings 1 and 18 in docs/configuration.md.
+        Services differ in what they report as one change. Spanner reports only the net effect of a
+        transaction on a row. Spanner also reports a replaced row as `CREATE`. Cosmos DB
+        distinguishes create, update and delete only in its all-versions-and-deletes mode. A
+        consumer that treats creates and updates alike (upserts) does not depend on these
+        differences. See warnings 1 and 18 in docs/configuration.md.
     """
 
     CREATE = "CREATE"

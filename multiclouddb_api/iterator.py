@@ -53,19 +53,21 @@ def _not_below_the_first(
 class ChangeFeedIterator:
     """Reads a feed page by page until `stop` is called or the feed ends.
 
-    Iterate over events (`for event in it`) or pages (`for page in it.pages()`) in a single thread. A page
-    counts as done when the caller asks for the next event or page; an empty page is done immediately.
-    `continuation_token` advances, and the checkpoint is saved, only when a page is done. Therefore, after a
-    crash, an exception or a `break` in the loop body, the page is delivered again and never skipped. The next
-    `for` over the same iterator, or a new iterator with the same checkpoint, starts after the last page that
-    is done. After a failed read, the iterator also continues after that page.
+    Iterate over events (`for event in it`) or pages (`for page in it.pages()`) in a single thread.
+    A page counts as done when the caller asks for the next event or page; an empty page is done
+    immediately. `continuation_token` advances, and the checkpoint is saved, only when a page is
+    done. Therefore, after a crash, an exception or a `break` in the loop body, the page is
+    delivered again and never skipped. The next `for` over the same iterator, or a new iterator with
+    the same checkpoint, starts after the last page that is done. After a failed read, the iterator
+    also continues after the last page that is done.
 
     Retryable failures are retried after random waits that grow. An outage is reported within 2 seconds, and
     then every 30 seconds. Each report goes to the log (`multiclouddb.iterator`, WARNING) and to
     `Observer.outage`. `CONFLICT` means that another worker has saved the checkpoint in the meantime.
 
-    With the scope `PhysicalPartition(…)`, the iteration ends when the partition ends. With the scope
-    `PhysicalPartition(…, with_descendants=True)`, the iterator continues in the partitions that replace it.
+    With the scope `PhysicalPartition(…)`, the iteration ends when the partition ends. With the
+    scope `PhysicalPartition(…, with_descendants=True)`, the iterator continues in the partitions
+    that replace the ended partition.
 
     With `on_expired=Resnapshot()`, iterate over pages. A loop over single events is refused, because it would
     not see the notices.
@@ -172,7 +174,8 @@ class ChangeFeedIterator:
         """Iterate over pages, including empty and idle ones, starting after the last page that is done.
 
         Raises:
-            MulticloudDbError: Raised if a read fails or the checkpoint store raises an error; see the class.
+            MulticloudDbError: Raised if a read fails or the checkpoint store raises an error; see
+                `ChangeFeedIterator`.
         """
         return self._pages()
 
@@ -197,14 +200,14 @@ class ChangeFeedIterator:
     def stop(self) -> None:
         """End the iteration permanently; any thread or signal handler may call this method.
 
-        If the iterator is waiting between two reads, it stops within 0.1 seconds. Otherwise it stops when the
-        current read ends, and does not deliver the page of that read. The caller must still handle the events
-        that were already returned.
+        If the iterator is waiting between two reads, it stops within 0.1 seconds. If a read is
+        running, the iterator stops when this read ends, and does not deliver the page of this read.
+        The caller must still handle the events that were already returned.
         """
         self._timer.stop()
 
     def close(self) -> None:
-        """Stop, and save the position after the last page that is done.
+        """Stop the iteration, and save the position after the last page that is done.
 
         Call this method only from the thread that iterates.
         """

@@ -115,8 +115,8 @@ class SnapshotStarted:
     later token continues the snapshot; any other read starts a new snapshot.
 
     Portability:
-        Check `Capability.CHANGE_FEED_SNAPSHOT`. On DynamoDB, even some changes from before the snapshot have
-        an `order_key` above the floor. See warning 23 in docs/configuration.md.
+        Check `Capability.CHANGE_FEED_SNAPSHOT`. On DynamoDB, some changes that are older than the
+        snapshot also have an `order_key` above the floor. See warning 23 in docs/configuration.md.
     """
 
     floor: str = attrs.field(validator=is_a(str))
@@ -135,9 +135,9 @@ class BackfillDone:
     until you have stored the token of this page or of a later one.
 
     Portability:
-        This notice occurs with `Snapshot()` on databases with `Capability.CHANGE_FEED_SNAPSHOT`. Without
-        `Snapshot()`, this notice occurs only on Cosmos DB, if you opt into its backfill. See warnings 8 and
-        23 in docs/configuration.md.
+        This notice occurs with `Snapshot()` on databases with `Capability.CHANGE_FEED_SNAPSHOT`.
+        Without `Snapshot()`, this notice occurs only if you opt into the backfill of Cosmos DB. See
+        warnings 8 and 23 in docs/configuration.md.
     """
 
     partition_id: str = attrs.field(validator=is_a(str))

@@ -36,8 +36,8 @@ class OperationOptions:
 class ProviderOptions:
     """The base class of a provider's options; each provider has a frozen subclass.
 
-    A field whose metadata contains `positions=True` changes what a position means. A token is refused if it
-    was made with a different value of such a field.
+    A field whose metadata contains `positions=True` changes what a position means. A token is
+    refused if it was made with a different value of a field with `positions=True`.
     """
 
     def position_digest(self) -> str:

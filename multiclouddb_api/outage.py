@@ -1,4 +1,4 @@
-"""Detects that reads fail or get no answer, reports the outage soon, and repeats the report regularly."""
+"""Detects that reads fail or get no answer, and reports the outage quickly and then regularly."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Outage:
 
     @contextmanager
     def watching(self, wait_seconds: float) -> Iterator[None]:
-        """Return a context manager for one read; the read may wait this long for new records."""
+        """Return a context manager for one read, which may wait `wait_seconds` for new records."""
         self._wait = wait_seconds
         self._asked_at = self._silent_from = self._now()
         token = _current.set(self)

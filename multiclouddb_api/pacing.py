@@ -31,7 +31,10 @@ class Timer:
         return time.monotonic()
 
     def stop(self) -> None:
-        """End the current wait and every later one; any thread or signal handler may call this method."""
+        """End the current wait and all later waits.
+
+        Any thread or signal handler may call this method.
+        """
         self.stopped = True
         self._wakeup.send()
 
@@ -48,8 +51,8 @@ class Backoff:
     Args:
         first: The upper limit of the first wait, in seconds.
         most: The upper limit of every wait.
-        least: The lower limit of every wait. If it is not 0, a wait is also at least a fiftieth of its upper
-            limit.
+        least: The lower limit of every wait. If `least` is not 0, a wait is also at least a
+            fiftieth of its upper limit.
     """
 
     def __init__(self, first: float, most: float, least: float = 0.0) -> None:
@@ -80,7 +83,8 @@ class PollSchedule:
     Attributes:
         due: The time of the next read, on the timer's clock.
         idle: True if the last read found nothing.
-        stuck: The error of a partition that, according to the last page, has failed for too long; else None.
+        stuck: The error of a partition that failed on the last page and has failed for too long, or
+            None.
     """
 
     def __init__(
@@ -115,7 +119,7 @@ class PollSchedule:
     def succeeded(self, page: ChangeFeedPage, waited: float) -> None:
         """Record that a read returned a page.
 
-        Up to `waited` seconds of the read may have been a long poll.
+        The read may have waited up to `waited` seconds for new records (long poll).
         """
         now = self._timer.now()
         errors = page.diagnostics.partition_errors

@@ -39,7 +39,10 @@ class ChildPartition:
 
 @attrs.frozen
 class ChangeFeedPage:
-    """Contains events, in the service's order within each partition, and the position to resume from."""
+    """Contains events and the position from which to resume.
+
+    Within each partition, the events are in the service's order.
+    """
 
     events: tuple[ChangeEvent, ...] = attrs.field(repr=_count)
     """The changes; the tuple may be empty."""

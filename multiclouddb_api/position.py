@@ -48,8 +48,8 @@ def _utc(value: datetime) -> datetime:
 class AtTime:
     """Starts at the first change at or after a given time, according to the service's clock.
 
-    The feed never starts too late. The feed may start too early by at most the precision that the note of
-    `Capability.CHANGE_FEED_POINT_IN_TIME` states.
+    The feed never starts later than the given time. The feed may start earlier than the given time,
+    by at most the precision that the note of `Capability.CHANGE_FEED_POINT_IN_TIME` states.
 
     Raises:
         MulticloudDbError: Raised when the position is built: `INVALID_REQUEST` for a datetime without a time
@@ -71,11 +71,11 @@ class FromContinuationToken:
     """Starts at the position of a token, after everything that was returned up to that position.
 
     Portability:
-        A token is valid only for the provider, resource and scope for which it was issued, and only as long
-        as the service keeps the changes after the token (24 hours on DynamoDB). If a resource was deleted and
-        created again with the same name, its old tokens are refused. On MongoDB, such tokens are not refused
-        if they belong to a feed of a whole database or cluster. See warnings 3, 7, 10 and 20 in
-        docs/configuration.md.
+        A token is valid only for the provider, resource and scope for which it was issued, and only
+        as long as the service keeps the changes after the token (24 hours on DynamoDB). If a
+        resource was deleted and created again with the same name, its old tokens are refused. On
+        MongoDB, a feed of a whole database or cluster does not refuse the old tokens of a recreated
+        resource. See warnings 3, 7, 10 and 20 in docs/configuration.md.
     """
 
     token: str = attrs.field(

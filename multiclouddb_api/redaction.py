@@ -34,7 +34,7 @@ _ENDPOINT_USER = re.compile(r"[^?#&;@]*\?endpoint_url=[^?#&;=]*")
 
 
 def shorten(value: object) -> str:
-    """Return the first characters of a repr, for tokens and documents."""
+    """Return the repr of a token or a document; if the text is long, only its first characters."""
     text = value if isinstance(value, str) else repr(value)
     if len(text) <= 4 * _VISIBLE:
         return repr(value)
@@ -44,8 +44,8 @@ def shorten(value: object) -> str:
 def redact_url(url: str) -> str:
     """Return the URL without user, password, fragment, and option values that may be secrets.
 
-    In case of doubt, less is shown: nothing if the text is not a URL, and no host or path if it may be part
-    of an unescaped password.
+    In case of doubt, the function hides text. A text that is not a URL is hidden completely. A host
+    or path that may be part of an unescaped password is also hidden.
     """
     found = _SCHEME.match(url)
     if found is None:
@@ -70,7 +70,7 @@ def redact_url(url: str) -> str:
 
 
 def _is_in_options(front: str) -> bool:
-    """Return True if the text from the @ after `front` on may belong to an option or a fragment."""
+    """Return True if an option or a fragment may contain the @ that follows `front`."""
     place = _PLACE.match(front)
     assert place is not None
     options = front[place.end() :]

@@ -19,7 +19,7 @@ _OURS: Final = frozenset({"embedded", "dynamo", "spanner", "mongo", "cosmos"})
 
 
 def entry_points(*, group: str) -> Iterable[EntryPoint]:
-    """Call `importlib.metadata.entry_points`; the import is late because it is slow."""
+    """Call `importlib.metadata.entry_points`; it is imported here because the import is slow."""
     from importlib.metadata import entry_points
 
     return entry_points(group=group)

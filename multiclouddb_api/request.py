@@ -28,10 +28,10 @@ class NewItemStateMode(Enum):
     """Defines whether events include the document as it is after the change.
 
     Portability:
-        `REQUIRE` needs a stream with new images on DynamoDB, a change stream of full rows on Spanner, or pre-
-        and post-images on MongoDB. If these are missing, the read raises `UNSUPPORTED_CAPABILITY`. Without
-        images, MongoDB looks up the updated document at the time of the read. See warnings 4, 5 and 15 in
-        docs/configuration.md.
+        `REQUIRE` needs a stream with new images on DynamoDB, a change stream of full rows on
+        Spanner, or pre- and post-images on MongoDB. Without the required stream or images, the read
+        raises `UNSUPPORTED_CAPABILITY`. Without images, MongoDB looks up the updated document at
+        the time of the read. See warnings 4, 5 and 15 in docs/configuration.md.
     """
 
     OMIT = "omit"

@@ -33,16 +33,16 @@ class EntireCollection:
 class PhysicalPartition:
     """One physical partition: a DynamoDB shard, a Cosmos DB feed range or a Spanner partition token.
 
-    When the partition ends, `partition_retired` is True on the last page, and the page contains a token for
-    each child of the partition. With `with_descendants`, reading continues in all partitions that replace
-    this one after a split or merge. The token tracks these partitions, and `partition_retired` is False on
-    every page.
+    When the partition ends, `partition_retired` is True on the last page, and the page contains a
+    token for each child of the partition. With `with_descendants`, reading continues in all
+    partitions that replace this partition after a split or merge. The token tracks these
+    partitions, and `partition_retired` is False on every page.
 
-    If the partition merges with a partition that does not descend from it, two readers read the common child.
-    Each of the two readers starts to read the child as soon as it has finished its own partitions. It does
-    not know the position of the other reader. Therefore, if partitions merge, use a single reader of all
-    parents, such as `EntireCollection`. Only such a reader keeps the order across the merge and reads each
-    event once.
+    If the partition merges with a partition that does not descend from it, two readers read the
+    common child. Each of the two readers starts to read the child as soon as it has finished its
+    own partitions. Neither of the two readers knows the position of the other reader. Therefore, if
+    partitions merge, use a single reader of all parents, such as `EntireCollection`. Only a single
+    reader of all parents keeps the order across the merge and reads each event once.
 
     Portability:
         An id from another provider or resource is refused with `INVALID_REQUEST`. MongoDB has only one
@@ -91,9 +91,9 @@ class EntireCluster:
     """Every database of the deployment; each event contains its own address.
 
     Portability:
-        This scope exists on MongoDB only. The library cannot detect the use of such a token on another
-        deployment. Check `Capability.CHANGE_FEED_CLUSTER_SCOPE`. See warnings 13 and 20 in
-        docs/configuration.md.
+        This scope exists on MongoDB only. The library cannot detect that a token of this scope is
+        used on another deployment. Check `Capability.CHANGE_FEED_CLUSTER_SCOPE`. See warnings 13
+        and 20 in docs/configuration.md.
     """
 
 

@@ -1,4 +1,4 @@
-"""Keeps passwords out of the local variables of the library's frames, because error reporters send them."""
+"""Keeps passwords out of the library's local variables, because error reporters send them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class SecretText(str):
 def outcome(parse: Callable[..., T], *values: Any) -> Any:
     """Return a function's result, or return its `MulticloudDbError` so that the caller can raise it.
 
-    While the function runs, its stack frames contain parts of the parsed text. The caller raises the error
-    only after the function has returned, so that no traceback contains these frames.
+    While the function runs, its stack frames contain parts of the parsed text. The caller raises
+    the error only after the function has returned, so that no traceback contains the function's
+    stack frames.
 
     Args:
         parse: The function.
@@ -43,7 +44,7 @@ def settled(parse: Callable[..., T], *values: Any) -> T:
 
     Args:
         parse: The function.
-        values: The arguments of the function. Their reprs must not show a secret.
+        values: The arguments of the function. The repr of an argument must not show a secret.
 
     Raises:
         MulticloudDbError: The function's error.

@@ -67,11 +67,12 @@ def _is_holdable(instance: object, attribute: attrs.Attribute[Any], value: int) 
 class Snapshot:
     """Delivers every existing row and then every change; no change during the scan is lost.
 
-    The first page contains no rows, only a `SnapshotStarted` notice. Store the token of that page before you
-    continue reading. No change after that call is missed: if a row is changed later, it is returned again as
-    a change. Each row is an event with `backfilled=True`, `type=CREATE` and the snapshot's floor as
-    `order_key`. The page with the last row also contains a `BackfillDone` notice. Until then, no page is
-    `idle`, and the watermark remains at the time of the snapshot.
+    The first page contains no rows, only a `SnapshotStarted` notice. Store the token of that page
+    before you continue reading. No change after the first call is missed: if a row is changed
+    later, it is returned again as a change. Each row is an event with `backfilled=True`,
+    `type=CREATE` and the snapshot's floor as `order_key`. The page with the last row also contains
+    a `BackfillDone` notice. Before the `BackfillDone` notice, no page is `idle`, and the watermark
+    remains at the time of the snapshot.
 
     The token contains the progress of the scan, so another process can continue the scan from the token, even
     days later.

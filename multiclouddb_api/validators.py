@@ -58,7 +58,7 @@ def each_is(*types: type) -> Validator:
 
 
 def has_methods(*names: str, advice: str) -> Validator:
-    """Check that the value is an object with these methods, not a class; a default of None passes."""
+    """Check that the value has these methods and is not a class; a default of None is allowed."""
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if value is None and attribute.default is None:

@@ -11,11 +11,11 @@ __all__ = ["Wakeup"]
 class Wakeup:
     """Wakes the one thread that waits for it. If no thread is waiting, the next wait ends at once.
 
-    The signal can be sent from any thread, from a signal handler in the waiting thread, or from a finalizer.
-    In a signal handler or a finalizer, the lock of a `threading.Event` or a `queue.Queue` could deadlock. A
-    `queue.SimpleQueue` has no such lock. However, in Python 3.11 to 3.13, the `get` of a `SimpleQueue` never
-    returns if the timeout passes before the wait begins. On a busy machine, this can happen with a short
-    timeout.
+    The signal can be sent from any thread, from a signal handler in the waiting thread, or from a
+    finalizer. In a signal handler or a finalizer, the lock of a `threading.Event` or a
+    `queue.Queue` could deadlock. A `queue.SimpleQueue` has no lock that could deadlock. However, in
+    Python 3.11 to 3.13, the `get` of a `SimpleQueue` never returns if the timeout passes before the
+    wait begins. On a busy machine, a short timeout can pass before the wait begins.
     """
 
     def __init__(self) -> None:
@@ -28,5 +28,5 @@ class Wakeup:
             self._silent.release()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the signal for at most this time; return True if it was sent."""
+        """Wait at most `seconds` for the signal; return True if the signal was sent."""
         return self._silent.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX))

@@ -1,7 +1,7 @@
 """Defines optional abilities of a feed or a provider; each ability is a small protocol.
 
-The engine and the tools use `isinstance` to find out whether an ability is present. The ability to scan a
-collection is larger, so its protocols are in a separate module, `scan`.
+The engine and the tools use `isinstance` to find out whether an ability is present. A scan of a
+collection is a larger ability, so its protocols are in a separate module, `scan`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class SupportsHeads(Protocol):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """Return the current end of each partition, or the position `max_records` after the cursor.
+        """Return the end position of a bounded read for each partition.
+
+        This position is the current end of the partition, but at most `max_records` records after
+        the cursor.
 
         Args:
             cursors: Maps each partition id to the position of its reader.
@@ -54,15 +57,16 @@ class SupportsHeads(Protocol):
             deadline: The time limit.
 
         Returns:
-            A head for each partition whose head can be found cheaply; the planner reads the other partitions.
-            A head never lies after the end of its partition, because a reader must be able to reach the head.
+            Maps the id of a partition to its head. A partition is omitted if its head cannot be
+            found cheaply; the planner reads this partition. A head is never after the end of its
+            partition, because a reader must be able to reach the head.
         """
         ...
 
 
 @runtime_checkable
 class SupportsChangeMark(Protocol):
-    """A feed that can find out with one cheap call, for all its partitions, that nothing has changed."""
+    """A feed that can detect with one cheap call that nothing has changed in any partition."""
 
     def change_mark(self, deadline: Deadline) -> Hashable:
         """Return a value that changes if a record or partition is added or lost, or if a partition ends.
@@ -75,9 +79,9 @@ class SupportsChangeMark(Protocol):
             deadline: The time by which the call must end.
 
         Returns:
-            The value. The engine compares the value with earlier values of this feed in the same process. If
-            the value changes although the feed has not, nothing is lost, but the engine makes one call for
-            each partition.
+            The value. The engine compares the value with earlier values of this feed in the same
+            process. If the value changes although the feed has not changed, nothing is lost, but
+            the engine makes one call for each partition.
         """
         ...
 
@@ -110,8 +114,8 @@ class SupportsCollections(Protocol):
         A collection is listed whether or not its change feed is enabled.
 
         Args:
-            database: The database whose collections to list; None for all databases. A provider without
-                databases refuses a name.
+            database: The database whose collections are listed; None for all databases. A provider
+                without databases refuses the name of a database.
             deadline: The time limit.
 
         Returns:

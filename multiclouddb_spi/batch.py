@@ -38,8 +38,9 @@ class Child:
 
     Attributes:
         partition_id: The service's own id of the child.
-        parents: *All* parents of the child. Each parent names the child once the parent has been read to its
-            end. The engine starts to read the child after the last parent has named it.
+        parents: *All* parents of the child. Each parent names the child as soon as the parent has
+            been read to its end. The engine starts to read the child after the last parent has
+            named it.
         cursor: The position at which the child starts, according to this parent.
     """
 
@@ -63,15 +64,18 @@ class Drained:
     """The partition has ended, and this batch is its last; its child partitions follow.
 
     Attributes:
-        children: The children that are known so far; there is at least one. If no child is known, the outcome
-            is `Awaiting` or `Ended`. The engine starts to read the known children at once. If it reads again
-            at the final cursor, the answer must name at least these children.
-        complete: True if it is certain that there are no other children. If False, the engine keeps the
-            partition in the token and calls `Feed.discover` to find more children. By default, the engine
-            does this during ten minutes of running time (`ClientConfig.child_watch_seconds`).
-        instead: True if the partition no longer exists, so its children can no longer be determined. In that
-            case, `children` contains all partitions that may descend from the lost partition. The engine
-            reads these partitions if no child is known and no audit would find a child.
+        children: The children that are known so far; there is at least one. If no child is known,
+            the outcome is `Awaiting` or `Ended`. The engine starts to read the known children at
+            once. If the engine reads again at the final cursor, the new result must name at least
+            these children.
+        complete: True if it is certain that there are no other children. If False, the engine keeps
+            the partition in the token and calls `Feed.discover` to find more children. By default,
+            the engine searches for children during ten minutes of running time
+            (`ClientConfig.child_watch_seconds`).
+        instead: True if the partition no longer exists, so its children can no longer be
+            determined. If `instead` is True, `children` contains all partitions that may descend
+            from the lost partition. The engine reads these partitions if no child is known and no
+            audit would find a child.
     """
 
     children: tuple[Child, ...]
@@ -115,11 +119,12 @@ class Segment:
 class Scanned:
     """This segment of a scan has been read to its end.
 
-    Only segments of a scan have the outcome `Scanned`, never partitions of the service.
+    A segment of a scan can have the outcome `Scanned`; a partition of the service never has this
+    outcome.
 
     Attributes:
-        pieces: The segments that replace the unread rest of this segment. Each unread key of the segment is
-            in exactly one of them. Empty if the segment was read completely.
+        pieces: The segments that replace the unread rest of this segment. Each unread key of this
+            segment is in exactly one of the new segments. Empty if the segment was read completely.
     """
 
     pieces: tuple[Segment, ...] = ()
@@ -161,8 +166,8 @@ class Mapper(ABC):
     def cursor_after(self, records: Any, count: int) -> Cursor:
         """Return the position after the first `count` records.
 
-        If the position lies inside a transaction, it identifies the part of the transaction that was
-        delivered.
+        If the position lies inside a transaction, the position says which part of the transaction
+        was delivered.
 
         Args:
             records: The records of the batch.
@@ -209,26 +214,32 @@ class Batch:
         records: The raw records; each record becomes exactly one event.
         mapper: Maps the records.
         begin: The position before the records, at which the read began.
-        end: The position after the records, and after everything that was scanned after them. Therefore, the
-            position also advances in an idle or filtered partition. It never lies before the position at
-            which the reader was opened, even if the service delivers earlier records again.
+        end: The position after the records, and after everything that was scanned after them.
+            Therefore, the position also advances in an idle or filtered partition. The end position
+            is never earlier than the position at which the reader was opened, even if the service
+            delivers earlier records again.
         outcome: Says what follows the last record of the batch.
-        nbytes: The memory that the raw records occupy, in bytes, as exactly as can be determined cheaply.
-        caught_up: True if the service reported that no records follow this batch at present. False if more
-            records may be available immediately; this is possible even after an empty batch, while the
-            service filters its log. None if the service does not report this; an empty batch then means that
-            nothing follows. In the last batch of a partition, the value has no meaning.
-        watermark: No record after this batch is older than this time; None if unknown. The watermark is
-            never later than the commit time of a record that can still become visible.
+        nbytes: The number of bytes that the raw records occupy in memory. The number is as exact as
+            a cheap calculation allows.
+        caught_up: True if the service reported that no records follow this batch at present. False
+            if more records may be available immediately; this is possible even after an empty
+            batch, while the service filters its log. None if the service does not report whether
+            records follow. If `caught_up` is None, an empty batch means that no records follow. In
+            the last batch of a partition, the value has no meaning.
+        watermark: Every record after this batch has this time or a later time; None if the time is
+            unknown. The watermark is never later than the commit time of a record that can still
+            become visible.
         poll_after: The number of seconds to wait before the engine asks this partition again; 0 means no
             wait.
-        notices: Facts about the feed that are not changes. Their place is after the batch's last record and
-            before the next batch. Therefore, a reader that finds such a fact ends its batch at that point,
-            even if the service has sent more records. If more records may follow, `caught_up` is False. The
-            page that contains the last record of the batch also contains the batch's notices, and no later
-            record of this partition. The position `end` lies after the notices. Every other cursor of the
-            batch, and the `skip_cursor` of a record in the batch, lies before the notices. A read from such a
-            cursor therefore returns the notices again.
+        notices: Facts about the feed that are not changes. The notices come after the last record
+            of this batch and before the next batch. Therefore, when a reader finds a fact for a
+            notice, the reader ends its batch at that point, even if the service has sent more
+            records. If more records may follow, `caught_up` is False. The page with the last record
+            of the batch also contains the batch's notices. The page that contains the notices
+            contains no later record of this partition. The position `end` is after the notices. All
+            cursors of the batch except `end` are positions before the notices. The `skip_cursor` of
+            a record in the batch is also a position before the notices. Therefore, a read from a
+            cursor before the notices returns the notices again.
         headroom: The number of seconds until the position after this batch expires, or None.
         charge: The service's charge in its own unit, or None.
         requests: The number of calls to the service for this batch.
@@ -253,7 +264,7 @@ class Batch:
         return len(self.records)
 
     def cursor_after(self, count: int) -> Cursor:
-        """Return the position after the first `count` records; if that is all records, return `end`."""
+        """Return the position after the first `count` records, or `end` after all records."""
         if count == len(self.records):
             return self.end
         return self.mapper.cursor_after(self.records, count) if count else self.begin

@@ -74,7 +74,8 @@ def parse_location(
         scheme: The only scheme that is accepted.
         options: The option names that may appear after the `?`.
         form: The text that describes a valid URL in messages, for example `"write dynamo://REGION"`.
-        credentials: The text that says, in messages, where credentials come from; a URL never contains them.
+        credentials: The text in error messages that tells the user where credentials come from; a
+            URL never contains credentials.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the text is not a URL of this form, may contain a password,

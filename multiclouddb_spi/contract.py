@@ -5,8 +5,8 @@ providers: fan-out, lineage, page limits, buffers, pacing, retries and tokens. R
 together with this page, then run the conformance suite until it passes.
 
 A *record* is one change and becomes one event. If the service sends several changes together (a data change
-record of Spanner contains many changes), each of these changes is a separate record here. All counts and
-limits refer to records in this sense. There is a position between any two records, because a page may end
+record of Spanner contains many changes), each of these changes is a separate record here. In all counts and
+limits, each change counts as one record. There is a position between any two records, because a page may end
 there.
 
 The following rules apply to every method in this module:
@@ -84,10 +84,10 @@ class FeedSpec:
         scope: The part of the database or collection to read. For a `PhysicalPartition`, this is
             `EntireCollection`, because the engine itself limits the read to one partition, with or without
             its descendants.
-        new_item_state_mode: Whether events contain the new document; `open_feed` checks the resource
-            accordingly.
-        old_item_state_mode: Whether events contain the old document; `open_feed` checks the resource
-            accordingly.
+        new_item_state_mode: Whether events contain the new document. `open_feed` checks that the resource is
+            set up for this mode.
+        old_item_state_mode: Whether events contain the old document. `open_feed` checks that the resource is
+            set up for this mode.
         include_native: True if events include the vendor's own record.
         options: The provider's own options, an instance of `Provider.options_type`; never None if the
             provider has an options type.
@@ -102,12 +102,12 @@ class FeedSpec:
 
     @property
     def with_new(self) -> bool:
-        """True if events contain the new document whenever one exists."""
+        """True if events include the new document, when such a document exists."""
         return self.new_item_state_mode is not NewItemStateMode.OMIT
 
     @property
     def with_old(self) -> bool:
-        """True if events contain the old document whenever one exists."""
+        """True if events include the old document, when such a document exists."""
         return self.old_item_state_mode is not OldItemStateMode.OMIT
 
 
@@ -131,7 +131,7 @@ class FeedIdentity:
 
 @attrs.frozen
 class Seed:
-    """A partition to read, and the position at which reading it starts.
+    """A partition to read, and the position at which the read starts.
 
     Attributes:
         partition_id: The service's own id of the partition; it is unique in the feed.
@@ -139,9 +139,10 @@ class Seed:
             same answer is treated as read to its end.
         cursor: The durable position at which reading starts. The position must stay valid and keep its
             meaning in other processes and after years of idle polling, as long as the service retains it.
-        children: If the partition ended before the start position, those of its children that are seeds in
-            the same answer; `cursor` is then its end. The engine reads nothing from a partition with
-            `children`, and searches for more of its children. Empty for all other partitions.
+        children: For a partition that ended before the start position: its children that are seeds in the
+            same answer. `cursor` is then the end of the partition. The engine reads nothing from a partition
+            with `children`, and searches for more of its children. Empty for a partition that did not end
+            before the start position.
     """
 
     partition_id: str
@@ -211,10 +212,11 @@ class Reader(ABC):
     """Reads one partition forward from the position that was passed to `Feed.open`."""
 
     def outlasts(self) -> bool:
-        """Return whether a late fetch keeps running, so that the next call at its position gets the result.
+        """Return whether a late fetch keeps running until the next call.
 
-        Return True for a service that cannot answer faster, because its answer would be lost if the fetch
-        were cancelled. By default, a late fetch is cancelled.
+        If a late fetch keeps running, the next call at the same position gets the result. Return True for a
+        service that cannot answer faster. If the engine cancelled a late fetch, the answer of the service
+        would be lost. By default, a late fetch is cancelled.
         """
         return False
 
@@ -236,8 +238,9 @@ class Reader(ABC):
 
         Raises:
             RecordFault: Raised with index 0 if the first record at this position cannot be fetched.
-            Exception: Any error from the vendor's client. The engine then closes this reader and opens
-                another reader at the last position, so a reader need not be usable after an error.
+            Exception: Any error from the vendor's client. After an error, the engine closes this reader and
+                opens another reader at the last position. Therefore, a reader does not have to work after an
+                error.
         """
 
     @abstractmethod
@@ -284,7 +287,7 @@ class Feed(ABC):
 
         The engine uses the returned feed to resolve a start or to list partitions, uses it again after each
         failure, and discards it after the call. The results of the returned feed are valid only for that
-        call. The default implementation returns the feed itself, which reuses nothing.
+        call. By default, the method returns the feed itself, and the feed does not reuse results.
         """
         return self
 
@@ -329,11 +332,12 @@ class Feed(ABC):
 
     @abstractmethod
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """By the `deadline`, return the scope's open partitions and the closed ones that are still listed.
+        """Return the scope's open partitions, and the closed partitions that are still listed.
 
-        With the scope of one partition key, the answer contains the partitions that may contain the key. A
-        partition's parents may be left out, and a new partition may be listed late. Therefore, a partition
-        that is not listed may still exist; `oldest` finds out whether it exists.
+        The method ends by the `deadline`. With the scope of one partition key, the answer contains the
+        partitions that may contain the key. The answer may omit a partition's parents, and the service may
+        list a new partition late. Therefore, a partition that is not listed may still exist; `oldest` finds
+        out whether it exists.
         """
 
     @abstractmethod
@@ -354,8 +358,8 @@ class Feed(ABC):
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
         """Ask once for the children of ended partitions that may have more children than are known.
 
-        The engine asks soon after a partition has ended, and then less and less often: after n seconds of
-        searching, it asks about once in the next n seconds. To limit the cost, a provider may leave
+        The engine asks soon after a partition has ended, and then less and less often. After n seconds of
+        searching, the engine asks about once in the next n seconds. To limit the cost, a provider may leave
         partitions out of the answer; the engine treats these partitions as not asked.
 
         Args:
@@ -363,10 +367,11 @@ class Feed(ABC):
             deadline: The time limit.
 
         Returns:
-            For each partition id in the request: `Drained`, `Ended`, or, as long as no child is known,
-            `Awaiting`. A later answer may omit a child that an earlier answer named. An answer must show the
-            current state of the service; it must not come from a cache. The default implementation raises an
-            error; a provider can keep it only if partitions of its service never have children.
+            For each partition id in the request: `Drained`, `Ended` or `Awaiting`. `Awaiting` is possible
+            only as long as no child is known. A later answer may omit a child that an earlier answer named.
+            An answer must show the current state of the service; it must not come from a cache. The default
+            implementation raises an error; a provider can keep it only if partitions of its service never
+            have children.
         """
         raise unwritten(type(self), "discover", f"what follows {', '.join(awaiting)}")
 
@@ -374,13 +379,14 @@ class Feed(ABC):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed] | None:
-        """Audit a whole collection: find open partitions that the token neither contains nor leads to.
+        """Audit a whole collection: find the open partitions that the token does not cover.
 
-        The audit uses only the service's answers and the token, and nothing that this process remembers.
-        There are three ways to audit. The first compares parents (`missed_by_parents`). The second compares
-        key ranges, and looks for a range that no partition in the token overlaps. The third uses a listing as
-        of a time up to which every partition in the token has been read. The engine calls this method after
-        partitions have ended and every ten minutes, but not more than once a minute.
+        A token covers its own partitions and all their descendants. The audit uses only the service's answers
+        and the token, and nothing that this process remembers. There are three ways to audit. An audit can
+        compare parents (`missed_by_parents`). An audit can compare key ranges, and look for a range that no
+        partition in the token overlaps. An audit can use a listing as of a given time, if every partition in
+        the token has been read up to this time. The engine calls this method after partitions have ended and
+        every ten minutes, but not more than once a minute.
 
         Args:
             tracked: Maps the id of each partition in the token to the partition. All descendants of these
@@ -392,10 +398,10 @@ class Feed(ABC):
         Returns:
             Seeds for the partitions that are not covered: missed parents and their descendants, down to the
             open partitions. A seed whose parents are not seeds in the answer starts at once. The answer never
-            contains a partition that was read to its end, or a partition that ended before `since`, because
-            such a partition could name children that began before `since`. The answer is empty if the token
-            covers everything. The answer is None if the service cannot answer at present, or cannot answer at
-            all.
+            contains a partition that was read to its end. The answer also never contains a partition that
+            ended before `since`, because this partition could name children that began before `since`. The
+            answer is empty if the token covers everything. The answer is None if the service cannot answer at
+            present, or cannot answer at all.
         """
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
@@ -407,9 +413,9 @@ class Feed(ABC):
         return None
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """Compute a child's start position from the cursors that its seed and its parents gave for it.
+        """Compute the start position of a child.
 
-        Pure.
+        The cursors come from the child's seed and from the child's parents. Pure.
 
         Args:
             child_id: The child.
@@ -435,26 +441,27 @@ class Feed(ABC):
 
         The result for equal cursors is 0.
 
-        None means that the cursors do not show which of them comes first. In that case, the engine assumes
-        that there may be events left to read. It never ends a partition, omits an event or skips a range
-        because of None. The method raises `InvalidCursor` for a cursor that this provider cannot have made.
+        None means that the cursors do not show which of them comes first. If the result is None, the engine
+        assumes that there may be events left to read. The engine never ends a partition, omits an event or
+        skips a range because the result is None. The method raises `InvalidCursor` for a cursor that this
+        provider cannot have made.
         """
 
     @abstractmethod
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Return where to resume reading `partition_ids`, whose positions have expired.
+        """Return the seeds from which to continue after positions of `partition_ids` have expired.
 
         The method ends by the `deadline`. The engine also passes undiscovered parents of a merged child, to
-        find out whether they can still be discovered. It stops waiting for a parent that is neither a seed
-        nor listed. In addition, the engine passes all partitions that are not listed, to find out which of
-        them no longer exist and which partitions may descend from those. The engine reads these descendants
-        after the lost partitions.
+        find out whether these parents can still be discovered. The engine stops waiting for a parent that is
+        not listed and is not a seed in the answer. The engine also passes all partitions that are not listed.
+        The answer shows which unlisted partitions no longer exist, and which partitions may descend from a
+        partition that no longer exists. The engine reads these descendants after the lost partitions.
 
         Returns:
             A seed for each partition that can still be read, even if the partition is closed, not listed by
             the service, or empty. For a partition that no longer exists: its oldest descendants that can be
             read, with their parents. If a provider cannot determine the descendants, it returns all
-            partitions that may be descendants; a partition that began before the lost partition ended cannot
+            partitions that may be descendants. A partition that began before the lost partition ended cannot
             be a descendant. The answer is empty if no partition is left.
         """
 
@@ -492,8 +499,8 @@ class Provider(ABC):
         """Open a feed, and check by the `deadline` that the resource is set up for `spec`.
 
         Raises:
-            ProviderFault: `NOT_FOUND` if the resource does not exist; `INVALID_REQUEST` or
-                `UNSUPPORTED_CAPABILITY`, with the name of the missing setting, if it is not set up.
+            ProviderFault: `NOT_FOUND` if the resource does not exist. If the resource is not set up,
+                `INVALID_REQUEST` or `UNSUPPORTED_CAPABILITY`, with the name of the missing setting.
         """
 
     @abstractmethod

@@ -1,8 +1,8 @@
 """Represents positions inside a commit, for services whose positions identify only whole commits.
 
-A page may end in the middle of a commit, but such a service can send only whole commits. Therefore, the
-position contains the commit, and says which part of the commit was delivered. The reader uses the position to
-omit changes that the service sends a second time.
+The service can send only whole commits, but a page may end in the middle of a commit. Therefore,
+the position contains the commit, and says which part of the commit was delivered. The reader uses
+the position to omit changes that the service sends a second time.
 
 The changes of one commit may form ordered sequences; such a sequence is called an order. Each order has a
 name, and a mark that identifies its last delivered change. For example, if several Spanner transactions have
@@ -39,7 +39,7 @@ _MOST_PARTS: Final = 8
 
 @attrs.frozen
 class Cut:
-    """A position before a commit, or inside a commit after the delivered changes.
+    """A position in a partition: before a commit, or inside a commit after the delivered changes.
 
     Attributes:
         at: The commit, as a number; everything before this commit was delivered.
@@ -69,8 +69,9 @@ class Cut:
 
         Args:
             at: The commit of the change; it is not before the commit of this position.
-            name: The order that contains the change, or the change itself.
-            mark: The place of the change in the order. It comes after the marks of all delivered changes.
+            name: The name of the order that contains the change; if there is no order, the name of
+                the change itself.
+            mark: The place of the change in the order, after the marks of all delivered changes.
         """
         return Cut(at, {**(self.delivered if at == self.at else {}), name: mark})
 

@@ -19,7 +19,10 @@ _CLASSIFIED: Final = "_multiclouddb_fault"
 
 
 def fault_of(provider: Provider, error: Exception) -> Fault:
-    """Return the fault of a failure: the fault that the provider raised, or else the classification."""
+    """Return the fault of a failure.
+
+    If the provider raised a fault, return this fault. Otherwise, classify the failure.
+    """
     if isinstance(error, ProviderFault):
         return error.fault
     if isinstance(error, RecordFault):

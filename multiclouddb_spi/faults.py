@@ -100,7 +100,7 @@ class ProviderFault(Exception):  # noqa: N818
 
 
 class InvalidCursor(ValueError):  # noqa: N818
-    """Raised by a provider for a cursor that it cannot have made, because the token is damaged or forged."""
+    """Raised by a provider for a cursor that it never makes; the token is damaged or forged."""
 
 
 class RecordFault(Exception):  # noqa: N818
@@ -183,12 +183,12 @@ def unsupported(what: str, way_out: str) -> ProviderFault:
 
 
 def unwritten(made: type, method: str, what: str) -> ProviderFault:
-    """Make the fault for a method that this provider must override but does not.
+    """Make the fault for a provider that does not override a necessary method.
 
     Args:
         made: The provider's class.
         method: The method that the provider must override.
-        what: What the default implementation cannot know about the service.
+        what: The missing fact about the service; the default implementation cannot know this fact.
     """
     message = f"{made.__name__} does not say {what}; its provider has to implement `{method}`"
     return ProviderFault.of(ErrorCategory.PERMANENT_FAILURE, message)

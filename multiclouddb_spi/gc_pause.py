@@ -23,12 +23,13 @@ os.register_at_fork(
 def collector_paused() -> Iterator[None]:
     """Keep the cyclic garbage collector from running inside the block, which should last only milliseconds.
 
-    Mapping makes about ten containers per event and no reference cycle. Without the pause, the collector
-    would scan these objects again and again, which would take a quarter of the time of a read.
+    Mapping a record to an event creates about ten containers and no reference cycle. Without the
+    pause, the collector would scan these objects again and again, which would take a quarter of the
+    time of a read.
 
-    Only one thread at a time pauses the collector; in other threads, the block has no effect. Therefore, the
-    collector can run as soon as the pausing thread leaves its block, even if other threads are inside their
-    blocks.
+    Only one thread at a time pauses the collector; in other threads, the block has no effect. As
+    soon as the thread that paused the collector leaves its block, the collector can run again, even
+    if other threads are inside their blocks.
     """
     if not gc.isenabled() or not _pausing.acquire(blocking=False):
         yield

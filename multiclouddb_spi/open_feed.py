@@ -88,8 +88,8 @@ class OpenFeed:
     def use(self, begin: Callable[[Feed], T], check: Callable[[Feed], object] = lambda _: None) -> T:
         """Call `begin` with the feed, and return its result.
 
-        If the feed was opened before this call, and does not match the token or its resource is not found,
-        the feed is opened again.
+        A feed that was opened before this call is opened again in two cases: the feed does not
+        match the token, or the feed's resource is not found.
 
         Args:
             begin: The function to call; it is called again if the feed is opened again.
@@ -120,7 +120,9 @@ class OpenFeed:
         return begin(self.feed)
 
     def check_resumes(self, incarnation: str | None, field: str, way_out: str) -> None:
-        """Refuse a token or an id from another incarnation of the resource, as `Feed.resumes` decides.
+        """Refuse a token or an id from another incarnation of the resource.
+
+        `Feed.resumes` decides whether the feed accepts the incarnation.
 
         Args:
             incarnation: The incarnation of the token or id.
@@ -141,7 +143,7 @@ class OpenFeed:
         """Refuse a start position that the provider does not support.
 
         Raises:
-            MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that names the way out.
+            MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that says what to do instead.
         """
         require_start(self.provider, position, self.spec.options, "start")
 
@@ -168,7 +170,10 @@ class OpenFeed:
 
 
 def recreated(feed: Feed, field: str, way_out: str) -> MulticloudDbError:
-    """Make the error for a token or an id of another incarnation, as `OpenFeed.check_resumes` raises it."""
+    """Make the error for a token or an id from another incarnation of the resource.
+
+    `OpenFeed.check_resumes` raises this error.
+    """
     problem = f"belongs to an earlier {feed.spec.address}, which was recreated under the same name"
     return invalid_request(field, problem, way_out)
 

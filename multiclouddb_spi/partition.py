@@ -64,7 +64,9 @@ class PartitionId:
         return self.incarnation_digest == _digest(incarnation)
 
     def check_incarnation(self, address: ResourceAddress, incarnation: str | None) -> None:
-        """Refuse the id if its resource was deleted and created again; called once the feed is open.
+        """Refuse the id if its resource was deleted and created again.
+
+        The engine calls this method after it has opened the feed.
 
         Args:
             address: The address of the resource, for the message.

@@ -1,4 +1,4 @@
-"""Refuses requests that the database does not support, before calling it; each error names an alternative."""
+"""Refuses requests that the database does not support, before any call; each error names an alternative."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def check_planned(position: StartPosition) -> None:
     """Refuse a snapshot that cannot be distributed over several processes.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`, because the changes would wait for rows that other processes
-            read.
+        MulticloudDbError: `INVALID_REQUEST` unless the order is `INTERLEAVED`. In any other order, a process
+            would have to hold its changes until the other processes have read their rows.
     """
     if isinstance(position, Snapshot) and position.order is not SnapshotOrder.INTERLEAVED:
         raise _holding("Snapshot.order", f"is {position.order.name}")

@@ -45,7 +45,7 @@ class Call(Protocol):
 
 
 def directly(ask: Callable[[], T], deadline: Deadline) -> T:
-    """Call the function only once, because the caller as a whole is retried."""
+    """Call the function once and do not retry it, because the whole operation is retried."""
     del deadline
     return ask()
 
@@ -79,7 +79,7 @@ class Tries:
     on_retry: Callable[[int, float, Exception], None] = _untold
 
     def call(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
-        """Call the function as `Call` describes; no attempt starts after the deadline."""
+        """Make the call (see `Call`); no attempt starts after the deadline."""
         try:
             return ask()
         except Exception as error:  # noqa: BLE001 - raised again below, where it is the first try of the policy

@@ -6,7 +6,8 @@ rate, the notices, and the end of the scan. A provider supports snapshots if its
 `SupportsSnapshot` and its capabilities name `Capability.CHANGE_FEED_SNAPSHOT`.
 
 - *Plan.* `snapshot` resolves the start of the stream **first**, then makes the plan of the scan. The plan has
-  an id, a floor, a moment, and a cursor for the part of the collection not yet divided into segments.
+  an id, a floor, a moment and a cursor. The cursor of the plan represents the part of the collection that is
+  not yet divided into segments.
 - *Segments.* `segments` takes the next segments from a plan. A segment is a part of the collection's keys,
   and is read like a partition: the engine calls `Feed.open(segment_id, cursor)` and fetches from the reader.
   About eight segments are active at the same time, so a plan of 32,000 segments is never listed as a whole.
@@ -14,35 +15,36 @@ rate, the notices, and the end of the scan. A provider supports snapshots if its
 - *Cursors.* A segment's cursor contains everything that its reader needs: the plan's id, floor and moment,
   the keys of the segment, and the last key that was read. The cursor keeps its meaning in any process, for
   days, and even if the service splits or moves the collection's partitions. A read can resume after any row.
-  The methods `compare`, `describe`, `headroom` and `without_hints` of the feed must accept this cursor, as
-  they accept a cursor of the stream (`compare` may return None, `describe` may return no time).
+  The methods `compare`, `describe`, `headroom` and `without_hints` of the feed must accept this cursor like a
+  cursor of the stream. For this cursor, `compare` may return None, and `describe` may return no time.
 - *Ids.* `segment_id_of` makes a segment's id from the plan's id and a name. A segment's id is never equal to
   the id of a partition. `plan_id_of` returns the plan's id for a segment's id, and None for a partition's id.
-- *Rows.* If a row exists when `snapshot` returns, and is not changed or deleted afterwards, it is returned at
-  least once, even after retries, splits, cuts or lost tokens. A row that is changed during the scan may be
-  returned in its old state, in its new state, or not at all, because the stream contains the change. A row is
-  returned as an event with `type=CREATE`, `backfilled=True`, `timestamp` = the plan's moment, `event_id` =
-  `snapshot_event_id(plan_id, key)`, `order_key` = the floor, `old_item_state=None`, `by_expiry=False`, and as
-  `partition_id` the public id of the segment.
-- *Floor.* The floor is the `order_key` of every row. It is greater than the `order_key` of every change that
-  the scan certainly shows, and less than the `order_key` of every change that is committed after `snapshot`
-  has returned. The text of the floor is never empty. If no such text exists (because the service's
-  `order_key` is not known before the stream is read), the floor is less than every change, and the
-  capability's note says so.
+- *Rows.* If a row exists when `snapshot` returns, and is not changed or deleted afterwards, the scan returns
+  this row at least once. Retries, splits, repeated divisions of the plan or lost tokens cause no missing
+  rows. If a row is changed during the scan, the scan may return the old row, the new row or no row. No change
+  is lost, because the stream contains every such change. Each row becomes an event with these values:
+  `type=CREATE`, `backfilled=True`, `old_item_state=None`, `by_expiry=False`, `timestamp` = the plan's moment,
+  `event_id` = `snapshot_event_id(plan_id, key)`, `order_key` = the floor, and `partition_id` = the public id
+  of the segment.
+- *Floor.* The floor is the `order_key` of every row. The floor is greater than the `order_key` of every
+  change that the scan certainly includes. The floor is less than the `order_key` of every change that is
+  committed after `snapshot` has returned. The text of the floor is never empty. If the service's `order_key`
+  is not known before the stream is read, no such floor exists. In this case, the provider returns a floor
+  below the `order_key` of every change, and the capability's note says so.
 - *Stream.* The start positions lie at or before the floor, so every change after the floor is read from the
-  stream. The stream may return a change again although the scan has already shown its result.
+  stream. The stream may return a change although the scan has already returned the changed row.
 - *End.* A segment ends with the outcome `Scanned`, on the batch with its last row or on an empty batch. A
-  segment never ends with `Drained`, `Awaiting` or `Ended`, except `Ended` with a notice when the collection
-  is dropped. If a segment is better read in pieces (for example because its keys are now on several nodes),
-  the segment ends with `Scanned(pieces)`. The pieces contain the unread rest of the segment, and no key of
-  another segment.
+  segment never ends with `Drained` or `Awaiting`. A segment ends with `Ended` and a notice only when the
+  collection is dropped. If it is better to read a segment in pieces (for example because its keys are now on
+  several nodes), the segment ends with `Scanned(pieces)`. The pieces contain the unread rest of the segment,
+  and no key of another segment.
 - *Batches of a segment.* `caught_up` is False while more rows follow. `watermark` and `headroom` are None.
   `charge` is the cost of the scan; `Snapshot.max_scan_rate` limits the charge, or the rows if `charge` is
   None.
-- *Rate.* The engine limits the rate: it requests at most the rows for about one second from a segment at a
-  time, and waits between the fetches. A provider neither limits the rate nor counts rows.
-- *Errors.* As with all other methods, the engine retries. If a plan can no longer be continued (because the
-  service refuses its positions), the call raises `CHECKPOINT_EXPIRED`.
+- *Rate.* The engine limits the rate: one fetch from a segment requests at most the rows for about one second,
+  and the engine waits between the fetches. A provider neither limits the rate nor counts rows.
+- *Errors.* The engine retries failed calls of these methods, as it does for all other methods. If a plan can
+  no longer be continued (because the service refuses its positions), the call raises `CHECKPOINT_EXPIRED`.
 """
 
 from __future__ import annotations
@@ -87,14 +89,14 @@ class ScanPlan:
         plan_id: The name of this snapshot: unique among all snapshots of the collection, the same in every
             process, short, and without a colon. For example, the name can be twelve random hex digits, or the
             service's own name for the snapshot.
-        cursor: A cursor that represents the whole scan; `segments` takes the first segments from this cursor.
+        cursor: A cursor that represents the whole scan; the first call of `segments` gets this cursor.
         seeds: The start positions of the stream, as `Feed.start` returns them for the whole scope.
         floor: The `order_key` of every row in the scan.
         moment: The time at which the snapshot began, according to the service's clock; it is the `timestamp`
             of every row.
         segments: The expected number of segments; None if the number is not known yet.
         records: The approximate number of rows; None if the service does not report this number. The number
-            is only shown to users.
+            is used only for display.
     """
 
     plan_id: str
@@ -116,13 +118,15 @@ class SupportsSnapshot(Protocol):
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         """Resolve the start of the stream, then plan the scan; finish both by the `deadline`.
 
-        The provider determines, in this order: the positions of the stream, which must be durable at once;
-        the floor and the moment; and how to divide the keys. A later call makes another plan.
+        The provider determines first the positions of the stream, then the floor and the moment, then the
+        division of the keys. The positions of the stream must be durable immediately. A later call makes
+        another plan.
 
         Args:
             segments: The number of segments into which to divide the scan; None means as many as are useful
-                for the size of the collection and its partitions. A provider may make fewer segments, and may
-                make more only if its service requires more. The scan of one partition key has one segment.
+                for the size of the collection and its partitions. A provider may make fewer segments. A
+                provider may make more segments only if its service requires them. The scan of one partition
+                key has one segment.
             deadline: The time by which the call must end.
         """
         ...
@@ -131,7 +135,8 @@ class SupportsSnapshot(Protocol):
         """Take the next segments from a plan.
 
         The same cursor may be divided several times, in several processes, with different values of `count`.
-        Each answer covers everything that the cursor represents.
+        In each answer, the segments and the new cursor together represent everything that the old cursor
+        represents.
 
         Args:
             cursor: `ScanPlan.cursor`, or the cursor of the rest that an earlier call has returned.
@@ -150,7 +155,7 @@ class SupportsSnapshot(Protocol):
 
 @runtime_checkable
 class SupportsBackfill(SupportsSnapshot, Protocol):
-    """A feed whose stream can start only now: for `Beginning` and `AtTime`, a scan comes first.
+    """A feed whose stream can start only at `Now`; for `Beginning` and `AtTime`, a scan comes first.
 
     In such a scan, a row has the `order_key` of its last change. The rows have no common `order_key` (floor),
     so `SnapshotOrder.INTERLEAVED` is refused. A scan of one partition is followed by the stream of that
@@ -160,7 +165,7 @@ class SupportsBackfill(SupportsSnapshot, Protocol):
     def backfill(
         self, position: Beginning | AtTime, partition_id: str | None, deadline: Deadline
     ) -> ScanPlan | None:
-        """Plan a scan as `snapshot` does, for a start position that the service does not support.
+        """Plan a scan like `snapshot`, but for a start position that the service does not support.
 
         Args:
             position: With `Beginning`, the scan returns every existing row; with `AtTime`, only the rows
@@ -186,7 +191,7 @@ def segment_id_of(plan_id: str, name: str) -> str:
 
 
 def snapshot_id_of(plan_id: str) -> str:
-    """Return the id of a snapshot among the ids of partitions and segments.
+    """Return the id of a whole snapshot; it is used like the id of a partition or segment.
 
     Args:
         plan_id: `ScanPlan.plan_id`.
@@ -195,7 +200,7 @@ def snapshot_id_of(plan_id: str) -> str:
 
 
 def plan_id_of(partition_id: str) -> str | None:
-    """Return the plan's id that a segment's id contains; None for a partition of the service.
+    """Return the id of the plan to which a segment belongs; None for a partition of the service.
 
     Args:
         partition_id: The id that was passed to `Feed.open`.

@@ -134,11 +134,11 @@ class SessionOpener:
         )
 
     def segment_lineages(self, feed: Feed, lineage: Lineage, deadline: Deadline) -> list[tuple[str, Lineage]]:
-        """Return each segment of the scan in a lineage, with a new lineage that reads only that segment.
+        """Return the segments of the scan, each with a new lineage that reads only this segment.
 
         Args:
             feed: The feed of the lineage.
-            lineage: The lineage, which may contain no scan.
+            lineage: The lineage, with or without a scan.
             deadline: The time by which the call must end.
 
         Raises:
@@ -158,7 +158,7 @@ class SessionOpener:
     def _token(
         self, position: StartPosition, spec: FeedSpec, scope: str, digest: str
     ) -> tuple[Envelope | None, Written | None]:
-        """Return the content of the request's token, and its lineage if this process has written the token.
+        """Return the content of the request's token, and the lineage if this process has written the token.
 
         The token is compared with the request, as far as this is possible without a call to the service.
         """

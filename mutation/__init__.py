@@ -1,1 +1,1 @@
-"""`make mutate` plants defects in code that must not lose events, and counts the defects that tests miss."""
+"""`make mutate` puts defects into code that must not lose events, and counts those that no test finds."""

@@ -1,8 +1,8 @@
-"""Defines the small changes that are possible in a module: the operators, and the code that they leave alone.
+"""Defines the small changes that are possible in a module, and the code that is never changed.
 
-The operators do not change code that affects no behaviour or needs no tests: docstrings, messages,
-annotations, `__repr__`, logging, `assert` (which is only for the type checker here), code under
-`TYPE_CHECKING`, and decorators.
+The operators do not change docstrings, messages, annotations, `__repr__`, logging, `assert`, code under
+`TYPE_CHECKING`, or decorators. Such code affects no behaviour or needs no tests. In this repository, `assert`
+is only for the type checker.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def _is_none(node: ast.AST) -> bool:
 
 
 def _means_absent(node: ast.AST) -> bool:
-    """Return True if, at this place, None can be replaced with another false value without a difference."""
+    """Return True if the node behaves the same with another false value in place of None."""
     match node:
         case ast.Compare() | ast.Assign(targets=[ast.Subscript()]):
             return True
@@ -281,7 +281,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _is_joined(node: ast.BinOp) -> bool:
-    """Return True if text, tuples or lists are concatenated; other operators fail for these values."""
+    """Return True if the operator joins text, tuples or lists: any other operator would fail."""
     joined = ast.Tuple | ast.List | ast.JoinedStr | ast.ListComp
     return any(
         isinstance(side, joined) or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))

@@ -55,10 +55,11 @@ def mutate(
     chosen: _Chosen = _SETTINGS,
     equivalents: _Equivalents = False,
 ) -> None:
-    """Plant defects in engine, iterator, stores and embedded reader; count the defects that tests find.
+    """Put defects into engine, iterator, stores and embedded reader; count the defects that tests find.
 
-    The exit code is 0 if at least the required share of the mutants is killed. The exit code is 1 if fewer
-    are killed, if too few mutants ran, or if an entry in equivalents.toml is out of date.
+    The exit code is 0 if at least the required share of the mutants is killed. The exit code is 1 if the
+    share of killed mutants is too low, if too few mutants ran, or if an entry in equivalents.toml is out of
+    date.
     """
     settings = Settings.read(FOLDER / chosen, ROOT)
     began = time.monotonic()
@@ -86,7 +87,7 @@ def mutate(
 def _known(settings: Settings, chosen: str) -> list[Equivalent]:
     """Return the entries of equivalents.toml.
 
-    If the settings are not the default settings, return only the entries for the modules that they name.
+    For a settings file other than the default, return only the entries for the modules in this file.
     """
     listed = read_equivalents(FOLDER / "equivalents.toml")
     return [entry for entry in listed if chosen == _SETTINGS or entry.file in settings.modules]

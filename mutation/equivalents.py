@@ -23,7 +23,7 @@ class Equivalent:
         before: As `Mutant.before`.
         after: As `Mutant.after`.
         reason: The reason why a user of the module sees no difference.
-        nth: As `Mutant.nth`; the value 1 means the second line with the same text in the function.
+        nth: The same number as `Mutant.nth`; 1 means the second line with the same text in the function.
     """
 
     file: str
@@ -35,7 +35,7 @@ class Equivalent:
 
     @property
     def identity(self) -> tuple[str, str, str, str, int]:
-        """Return the identity. It is the same as the identity of the listed mutant."""
+        """Return the identity, which is equal to the identity of the listed mutant."""
         return (self.file, self.function, self.before, self.after, self.nth)
 
 

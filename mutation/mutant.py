@@ -26,7 +26,7 @@ class Mutant:
         before: The original lines, joined into one line.
         after: The changed lines with the defect, joined into one line.
         operator: The kind of the change.
-        nth: A number that distinguishes mutants whose other fields from `file` to `operator` are equal.
+        nth: A number that distinguishes mutants with the same `file`, `function`, `before` and `after`.
         lines: The numbers of the first and the last changed line.
         source: The text of the whole module with the defect.
     """
@@ -85,7 +85,9 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
 
 
 def sample(mutants: Iterable[Mutant], seed: object, number: int) -> list[Mutant]:
-    """Choose some mutants by the source and the seed only; after an edit, most of them stay the same.
+    """Choose some mutants; the choice depends only on the source and the seed.
+
+    After an edit of the source, most of the chosen mutants stay the same.
 
     Args:
         mutants: The mutants to choose from.
@@ -98,8 +100,12 @@ def sample(mutants: Iterable[Mutant], seed: object, number: int) -> list[Mutant]
 def lines_of(mutant: Mutant) -> Iterator[list[int]]:
     """Return sets of lines that a test must run to find a defect; the best set comes first.
 
-    The function returns these sets in this order: the changed lines; the lines of the enclosing function; the
-    lines that use the defined names, if the changed lines run at import; the lines of the whole module.
+    The function returns these sets in this order:
+
+    1. The changed lines.
+    2. The lines of the enclosing function.
+    3. For an assignment, the other lines that contain the assigned name.
+    4. The lines of the whole module.
 
     Args:
         mutant: A defect.

@@ -110,7 +110,7 @@ class Runner:
         return found
 
     def run(self, mutant: Mutant, names: Sequence[str]) -> Outcome:
-        """Try to find one defect. A few tests from a few files run first, because a short run is faster.
+        """Try to find one defect. The first run is fast, because it has only a few tests from a few files.
 
         Args:
             mutant: The defect.
@@ -187,7 +187,8 @@ def module_name(file: str) -> str:
     """Return the dotted name with which `import` finds a module.
 
     Args:
-        file: The path of the module from the root; folders of distributions are not packages.
+        file: The path of the module from the root of the repository. The dotted name begins with the folder
+            `multiclouddb_…`, because the folders before it are not packages.
     """
     parts = Path(file).with_suffix("").parts
     start = next(index for index, part in enumerate(parts) if part.startswith("multiclouddb_"))

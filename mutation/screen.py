@@ -31,7 +31,7 @@ class Tally:
         killed: The number of mutants that a test found.
         late: The number of killed mutants that a time limit ended.
         survived: The number of mutants that no test found.
-        not_run: The number of mutants that had not been started when the time was over.
+        not_run: The number of mutants that were not started before the time limit.
     """
 
     planted: int

@@ -1,4 +1,4 @@
-"""Reads the settings in `mutation.toml`: where to plant defects, which tests to run, and the limits."""
+"""Reads the settings in `mutation.toml`: the modules that get defects, the tests to run, and the limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Settings:
     Attributes:
         root: The folder to which all paths are relative.
         seed: The seed for the choice of defects; another seed gives other defects.
-        number: The number of defects to plant.
+        number: The maximum number of defects in a run.
         minutes: The time after which no further mutant is started.
         goal: The share of mutants that must be killed.
         least: The minimum number of mutants that must run; with fewer mutants, the run has no result.
@@ -43,7 +43,7 @@ class Settings:
 
     @classmethod
     def read(cls, path: Path, root: Path) -> Settings:
-        """Read a TOML file. If the file names a folder, this stands for every module below the folder.
+        """Read a TOML file. The path of a folder in the file means every module below this folder.
 
         Args:
             path: The file.

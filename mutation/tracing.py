@@ -49,8 +49,8 @@ class Traces:
     def tests_of(self, mutant: Mutant, slowest: float, seconds: float) -> list[str]:
         """Return the tests that run the changed lines; a function's fastest test case comes first.
 
-        If no test runs these lines, for example because they run at import, return the tests that run the
-        enclosing code.
+        If no test runs the changed lines, return the tests that run the surrounding code. For example, this
+        happens if the lines run at import.
 
         Args:
             mutant: A defect.

@@ -1,4 +1,4 @@
-"""Runs in a mutant's process, which is forked from a process that has loaded pytest but no project module."""
+"""Runs in a mutant's process. The parent of this process has loaded pytest, but no module of the project."""
 
 from __future__ import annotations
 

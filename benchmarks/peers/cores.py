@@ -38,7 +38,10 @@ def divided_text() -> str:
 
 @contextmanager
 def on_cores(side: str) -> Iterator[None]:
-    """Run this thread, and processes that it starts in the block, on the cores of `clients` or `servers`."""
+    """Run this thread on the cores of `clients` or `servers`.
+
+    Processes that this thread starts inside the block run on the same cores.
+    """
     if not (mine := _here()):
         yield
         return

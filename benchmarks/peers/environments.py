@@ -98,7 +98,7 @@ def java_library() -> Path:
     """Return the library of a Java virtual machine, either from the machine or from this environment.
 
     Raises:
-        MissingError: Raised if there is no such library.
+        MissingError: Raised if the library of a Java virtual machine was not found.
     """
     homes = [Path(java).resolve().parents[1]] if (java := shutil.which("java")) else []
     try:
@@ -114,7 +114,9 @@ def java_library() -> Path:
 
 
 def bloop() -> Path:
-    """Return the folder with bloop, without the older boto3 that it requires.
+    """Return the folder that contains bloop.
+
+    The folder does not contain the older version of boto3 that bloop requires.
 
     Raises:
         MissingError: Raised if bloop could not be downloaded.

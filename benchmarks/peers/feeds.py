@@ -35,9 +35,10 @@ class Size:
 
     Attributes:
         events: The number of measured changes.
-        warm_up: The number of changes before the measured ones; a peer also reads them.
-        tail: The number of changes after the measured ones. With these changes, a peer does not have to wait
-            for its last batch at the end of the feed.
+        warm_up: The number of changes before the measured changes. A peer also reads these warm-up
+            changes.
+        tail: The number of changes after the measured changes. Because more changes follow, a peer
+            does not have to wait for its last batch at the end of the feed.
     """
 
     events: int

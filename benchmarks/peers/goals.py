@@ -15,16 +15,16 @@ __all__ = ["GOALS", "Goal"]
 
 @attrs.frozen
 class Goal:
-    """A bound on a figure.
+    """A bound on one of our figures, or on its ratio to a peer's figure.
 
     Attributes:
         title: The name of the bounded figure, for people.
         ours: The name of our line in the tables.
-        field: The field of `Outcome` that is bounded.
+        field: The name of the field of `Outcome` that contains the figure.
         bound: The bound.
         at_most: True if less is better.
         other: The peer with which the goal compares: our figure is divided by the peer's. Empty if the
-            goal is a bound on our figure alone.
+            goal does not compare our figure with a peer.
     """
 
     title: str
@@ -35,7 +35,7 @@ class Goal:
     other: str = ""
 
     def achieved(self, outcomes: Mapping[str, Outcome]) -> float | None:
-        """Return the figure to compare with the bound, or None if a peer in this figure was not measured."""
+        """Return the figure to compare with the bound; None if a required peer was not measured."""
         names = [self.ours, *([self.other] if self.other else [])]
         figures: list[float] = [getattr(outcomes[name], self.field) for name in names if name in outcomes]
         if len(figures) < len(names) or not all(figures):

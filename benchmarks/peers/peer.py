@@ -13,7 +13,10 @@ __all__ = ["Command", "Group", "MissingError", "Peer"]
 
 
 class Group(Enum):
-    """The peers that read the same data from the same server; the value is the title of their table."""
+    """A group of peers that read the same data from the same server.
+
+    The value of a member of this enum is the title of the group's table.
+    """
 
     MONGO = "MongoDB"
     DYNAMO = "DynamoDB Local"
@@ -29,9 +32,10 @@ class Command:
     """The command that runs a peer.
 
     Attributes:
-        arguments: The program and its arguments; the path of the file that describes the work is added to
-            them.
-        reader: An argument to add after the path of the file that describes the work, or the empty text.
+        arguments: The program and its arguments. The method `line` adds the path of the file that
+            describes the work.
+        reader: An additional argument for the program, or the empty text. The method `line` puts
+            this argument last.
         environment: Environment variables to set for the program.
         versions: The versions of the packages that the program uses.
         spec: Fields to add to the description of the work.

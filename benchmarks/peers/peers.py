@@ -35,7 +35,10 @@ def _python(program: str, *packages: str, reader: str = "") -> Callable[[], Comm
 
 
 def _with_path(*folders: Path) -> dict[str, str]:
-    """Let Python find this repository and these folders before its own packages."""
+    """Return a `PYTHONPATH` with these folders and this repository.
+
+    Python searches these folders and this repository before its own packages.
+    """
     return {"PYTHONPATH": os.pathsep.join(map(str, [*folders, _ROOT]))}
 
 
@@ -85,7 +88,7 @@ def _bloop() -> Command:
 
 @cache
 def _version(folder: Path, pattern: str) -> str:
-    """Return the version in the name of the file or folder that matches this pattern."""
+    """Find the file or folder that matches this pattern, and return the version in its name."""
     for found in folder.glob(pattern):
         if matched := re.search(r"-(\d[\d.]*\d)", found.name):
             return matched.group(1)

@@ -30,7 +30,7 @@ class Report:
         cpu: The CPU seconds for the measured changes.
         mebibytes: The peak memory of the process; 0 if unknown.
         median_ms: The median delay of delivery in milliseconds, or None.
-        p99_ms: The delay in milliseconds that one change in a hundred exceeds, or None.
+        p99_ms: The 99th percentile of the delay of delivery in milliseconds, or None.
         versions: The versions of the program's runtime.
     """
 
@@ -83,7 +83,7 @@ class Outcome:
         cpu: The CPU seconds for 100,000 events.
         mebibytes: The peak memory of the process.
         median_ms: The median delay of delivery in milliseconds, or None.
-        p99_ms: The delay in milliseconds that one change in a hundred exceeds, or None.
+        p99_ms: The 99th percentile of the delay of delivery in milliseconds, or None.
         versions: The versions of the peer's runtime and packages.
     """
 

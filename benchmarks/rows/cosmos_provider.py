@@ -1,4 +1,4 @@
-"""The Cosmos DB provider compared with a loop over azure-cosmos, and over many ranges."""
+"""The Cosmos DB provider compared with a loop over azure-cosmos, and measured on many ranges."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _through_arrow(table: Local) -> Done:
     shown=(bare_loop,),
 )
 def dynamo_events(bench: Bench) -> Iterator[Sides]:
-    """Measure a client that decodes events against a loop that decodes nothing."""
+    """In this row, our side decodes events, but the loop of the other side decodes nothing."""
     with local(bench.size(_ITEMS)) as table:
         yield Sides(lambda: _through_the_client(table), lambda: _by_hand(table, bare_loop))
 
@@ -254,7 +254,7 @@ class _Follower:
         server: The server that contains the table.
         client: The client that reads the stream.
         table: The name of the table.
-        listed: The number of shards, of which 64 are open.
+        listed: The number of all shards; 64 of these shards are open.
     """
 
     def __init__(self, server: Scripted, client: MulticloudDbClient, table: str, listed: int) -> None:

@@ -80,6 +80,9 @@ def _scanned_through_the_client(table: Local) -> Done:
     shown=(scanning_loop,),
 )
 def dynamo_snapshot(bench: Bench) -> Iterator[Sides]:
-    """Both sides scan the table; our side also makes events with ids, and a position after each row."""
+    """Both sides scan the table.
+
+    Our side also makes events with ids, and computes a position after each row.
+    """
     with local(bench.size(_ITEMS)) as table:
         yield Sides(lambda: _scanned_through_the_client(table), lambda: _scanned_by_hand(table))

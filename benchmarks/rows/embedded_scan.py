@@ -1,4 +1,7 @@
-"""A snapshot of the embedded store: its speed compared with a loop, and how long changes wait for it."""
+"""A snapshot of the embedded store compared with a loop.
+
+Another row measures the lag of changes during the scan.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +170,7 @@ def _lag(path: Path) -> Done:
     against="",
 )
 def snapshot_lag(bench: Bench) -> Iterator[Sides]:
-    """This row checks that changes do not wait for the scan."""
+    """This row checks that changes are delivered during the scan, and not only after its end."""
     path = bench.folder / "store.db"
     fill(path, bench.size(_ROWS, 20_000))
     yield Sides(lambda: _lag(path))

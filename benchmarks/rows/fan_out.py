@@ -1,4 +1,7 @@
-"""Reads many partitions; each read is delayed, as over a network."""
+"""Reads many partitions of a simulated service.
+
+Each read has an added latency, as over a network.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Measures the peak memory of a reading process, which is `python -m benchmarks.rows.memory FILE`."""
+"""Measures the peak memory of a process that reads a store.
+
+The command of this process is `python -m benchmarks.rows.memory FILE FUNCTION`.
+"""
 
 from __future__ import annotations
 

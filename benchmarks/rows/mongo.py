@@ -96,7 +96,7 @@ def _by_hand(changes: Backlog, loop: Callable[[Any, Any, int], Done], size: int)
 def _pages(
     read: Callable[[ChangeFeedRequest], ChangeFeedPage], changes: Backlog, max_page_size: int = 0
 ) -> Iterator[ChangeFeedPage]:
-    """Yield pages without end, from the backlog's token on."""
+    """Yield pages without end, beginning at the token of the backlog."""
     token = changes.token
     while True:
         page = read(ChangeFeedRequest(ADDRESS, FromContinuationToken(token), max_page_size=max_page_size))
@@ -115,7 +115,7 @@ def _through_the_client(changes: Backlog, max_page_size: int = 0) -> Done:
 
 
 def _counted(changes: Backlog, done: Done) -> Done:
-    """Check the events of our side here, because the loop keeps no ids to compare them with.
+    """Check the events of our side here, because the other side's loop keeps no ids to compare.
 
     Raises:
         ValueError: Raised if the library's side has missed a change or has read one twice.
@@ -168,7 +168,7 @@ def mongo_events(bench: Bench) -> Iterator[Sides]:
     shown=(empty_loop,),
 )
 def mongo_events_empty(bench: Bench) -> Iterator[Sides]:
-    """In this row, our side makes events, but the loop of the other side makes nothing."""
+    """In this row, our side makes events, but the loop of the other side only counts changes."""
     with backlog(bench.folder, bench.size(_EVENTS)) as changes:
         yield Sides(
             lambda: _counted(changes, _through_the_client(changes)),

@@ -309,7 +309,10 @@ def latency(changes: Backlog, commits: int) -> Done:
 
 
 def bare_latency(changes: Backlog, commits: int) -> Done:
-    """Measure the latency of the library's queries, one for each partition; a query stays open and waits."""
+    """Measure the latency of the library's own change stream queries.
+
+    Each partition has one query, which stays open and waits for changes.
+    """
     waits = []
     for number in range(commits):
         start = changes.now() + timedelta(microseconds=1)

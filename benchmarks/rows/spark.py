@@ -91,7 +91,10 @@ def spark(bench: Bench) -> Iterator[Sides]:
 
 
 def _counted(session: SparkSession, side: Callable[[SparkSession, Path], Done], path: Path) -> Side:
-    """Run a side, and add the CPU time of the JVM and of Spark's workers to its own CPU time."""
+    """Return a function that runs a side.
+
+    The function also counts the CPU time of the JVM and of Spark's workers.
+    """
 
     def spent() -> float:
         return time.process_time() + cpu_of_descendants()

@@ -76,7 +76,12 @@ class Plans:
 
 @contextmanager
 def _plans(bench: Bench) -> Iterator[tuple[Plans, Plans, int]]:
-    """Provide a planner for 10,000 partitions, one for a tenth of them, and the smaller number."""
+    """Provide two planners.
+
+    Yields:
+        A planner for 10,000 partitions, a planner for a tenth of this number, and the number of
+        partitions of the second planner.
+    """
     some, many = bench.size(_MANY // 10, 4), bench.size(_MANY, 4)
     with ExitStack() as stack:
         plans = {size: Plans(bench.folder, size) for size in {some, many}}

@@ -40,7 +40,10 @@ class Streams:
         self._runs = itertools.count()
 
     def run(self, limit: int) -> Done:
-        """Read everything in micro-batches of at most `limit` rows. The time is the time of `addBatch`."""
+        """Read everything in micro-batches of at most `limit` rows.
+
+        The result contains only the time of `addBatch`.
+        """
         stream = self._session.readStream.format("multiclouddb")
         stream = stream.options(
             **options(self._path, startingPosition="beginning", maxRecordsPerTrigger=limit)
@@ -75,7 +78,10 @@ def read_ranges(path: str, which: int) -> tuple[int, float]:
 
 
 class Readers:
-    """Processes that read ranges. Like Spark's workers, they stay alive between two runs."""
+    """Processes that read ranges.
+
+    These processes stay alive between two runs, like Spark's workers.
+    """
 
     def __init__(self, path: Path) -> None:
         context = multiprocessing.get_context("spawn")
@@ -83,7 +89,7 @@ class Readers:
         self._path = path
 
     def run(self) -> Done:
-        """Read in all processes at once. The time is the time of the slowest process."""
+        """Read in all processes at once. The slowest process determines the time of the run."""
         began = cpu_of_descendants()
         waits = [
             pool.apply_async(read_ranges, (str(self._path), which)) for which, pool in enumerate(self._pools)
@@ -118,7 +124,7 @@ class Readers:
     shown=(read_ranges,),
 )
 def spark_million(bench: Bench) -> Iterator[Sides]:
-    """This row measures the way from the provider into Spark."""
+    """This row measures the rate at which Spark receives events from the provider."""
     from pyspark_multiclouddb import local_session
 
     path, events = bench.folder / "store.db", bench.size(_EVENTS)
@@ -142,7 +148,7 @@ def spark_million(bench: Bench) -> Iterator[Sides]:
     against="One micro-batch reads the million events.",
 )
 def spark_batches(bench: Bench) -> Iterator[Sides]:
-    """This row measures the cost of a micro-batch that does not depend on its rows."""
+    """This row measures the fixed cost of a micro-batch, apart from the cost of its rows."""
     from pyspark_multiclouddb import local_session
 
     path, events = bench.folder / "store.db", bench.size(_EVENTS)

@@ -1,4 +1,7 @@
-"""Translates the advice in error messages, which is written for programs, to command-line options."""
+"""Translates the advice in the library's error messages to command-line options.
+
+The library writes this advice for Python programs.
+"""
 
 from __future__ import annotations
 

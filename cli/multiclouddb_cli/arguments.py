@@ -139,7 +139,10 @@ def to_moment(text: str, option: str, known: str = "now") -> datetime:
 
 
 def to_checkpoint(path: Path | None) -> Path | None:
-    """Check a checkpoint's path. The folder of the file must already exist; the file need not."""
+    """Check a checkpoint's path.
+
+    The folder of the file must already exist, but the file itself need not exist.
+    """
     if path is None:
         return None
     if path.is_dir():

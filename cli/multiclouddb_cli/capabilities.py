@@ -38,7 +38,7 @@ class TellsCapabilities(Protocol):
 
 @attrs.frozen
 class Column:
-    """A column of the matrix, which describes one provider.
+    """A column of the matrix; each column describes one provider.
 
     Attributes:
         provider: The provider's id.

@@ -1,8 +1,8 @@
 """`multiclouddb token check` shows whether a token can still be resumed, and for how long.
 
-First, the command reads one event from the whole token, as a reader would, but without the event's document.
-Then the command reads each partition separately, because events of one partition can hide that another
-partition has expired.
+First, the command reads one event from the whole token, as a reader would. The command does not
+request the event's document. Then the command reads each partition separately, because events of
+one partition can hide that another partition has expired.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Verdict:
         envelope: The token.
         whole: The result of reading from the token: a page, or the error that the token has expired.
         answers: The result of reading each partition of the token separately.
-        missed: Open partitions that the token neither contains nor leads to; None if this cannot be
+        missed: The open partitions that the token does not cover; None if the coverage cannot be
             determined.
     """
 
@@ -186,7 +186,8 @@ def check(
 def _missed(session: Session, envelope: Envelope) -> list[str] | None:
     """Return the partitions that the token does not cover.
 
-    The result is None if this cannot be determined, as for a scope that is not a whole collection.
+    The result is None if the coverage cannot be determined, for example because the scope is not a
+    whole collection.
     """
     lineage = lineage_of(envelope)
     if lineage is None or lineage.audited is None:

@@ -1,4 +1,7 @@
-"""The client for `tail`: a first connection that cannot work fails soon, unless the user wants to wait."""
+"""The client for `tail`.
+
+If the first connection cannot work, the command fails soon, unless the user wants to wait.
+"""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ class Interrupt:
     The first signal asks the loop to stop, and interrupts a waiting read. The second signal interrupts any
     operation, for example a write to a pipe that nobody reads.
 
-    Python discards an exception that is raised in a finalizer or in the callback of a weak reference, and an
-    import calls such callbacks. Therefore a loop enters `reading` in each round, which raises the interrupt
-    again.
+    Python discards an exception that is raised in a finalizer or in the callback of a weak
+    reference. An import calls callbacks of weak references, so Python can discard the interrupt.
+    Therefore a loop enters `reading` in each round, and `reading` raises the interrupt again.
     """
 
     def __init__(self) -> None:

@@ -96,7 +96,7 @@ class Commands(TyperGroup):
 
 
 def _silence() -> None:
-    """Discard the remaining output, so that the interpreter does not report that the reader has gone."""
+    """Discard the remaining output, so that the interpreter does not report the missing reader."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -265,7 +265,10 @@ def providers(as_json: Json = False) -> None:
 
 @token_app.command(short_help="Show the feed and the positions of a token, offline.")
 def inspect(token: Token, as_json: Json = False) -> None:
-    """Show the feed of a token, its age and its partitions; makes no connection, shows no document keys."""
+    """Show the feed, the age and the partitions of a token.
+
+    The command makes no connection, and it shows no document keys.
+    """
     from multiclouddb_cli import inspection
     from multiclouddb_cli.arguments import to_token
 

@@ -1,4 +1,7 @@
-"""Reports outages of a feed on stderr. On a terminal, also shows that an idle feed is still followed."""
+"""Reports outages of a feed on stderr.
+
+On a terminal, a status line also shows that the command still follows an idle feed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ _SHOWN_SECONDS: Final = 0.5
 
 
 class StatusLine:
-    """Shows on one line of a terminal how far an idle feed was read; prints nothing if there is no terminal.
+    """Shows on one line of a terminal up to which time the feed was read.
+
+    If there is no terminal, the class prints nothing.
 
     Args:
         clock: A function that returns seconds that never go back.
@@ -74,8 +79,8 @@ class OutageReport(Observer):
         status: The status line, which is cleared before another line is printed.
 
     Attributes:
-        muted: True if nothing may be printed, because the command is closing, or because the run ends by
-            itself and reports its own error.
+        muted: True to print nothing. No outage is printed while the command is closing. No outage
+            is printed if the run ends by itself, because such a run reports its own error.
     """
 
     def __init__(self, status: StatusLine, *, muted: bool = False) -> None:

@@ -27,9 +27,9 @@ class Branch:
 
     Attributes:
         partition: The partition.
-        lead: The text before the partition on its line.
-        again: True if this partition, which has several parents, and its descendants were already printed
-            above.
+        lead: The text that indents the line of the partition: spaces or connecting lines.
+        again: True if this partition and its descendants were already printed above, below another
+            of its parents.
     """
 
     partition: Partition
@@ -53,7 +53,10 @@ class Family:
                     self.children[parent].append(item)
 
     def tree(self, *, lines: bool) -> Iterator[Branch]:
-        """Return each partition below each of its parents, but its descendants only below the first parent.
+        """Return each partition below each of its parents.
+
+        If a partition has several parents, its descendants are returned only below the first
+        parent.
 
         Args:
             lines: True to indent with connecting lines, False to indent with spaces.

@@ -73,7 +73,7 @@ def lineage_of(envelope: Envelope) -> Lineage | None:
 
 
 def ending(envelope: Envelope) -> str | None:
-    """Return how reading ended at this token, or None if it has not ended."""
+    """Return a text that says how the token's feed or partition ended; None if it has not ended."""
     match _state(envelope):
         case FeedOver(reason):
             return f"the feed is over: {reason}"
@@ -115,7 +115,10 @@ def _standing(entry: Entry) -> Standing:
 
 
 def _never_joined(child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-    """Stand in for a join; never called, because no partition ends while a token is only inspected."""
+    """Return the first cursor, in place of a join.
+
+    Nothing calls this function, because no partition ends while a token is only inspected.
+    """
     del child_id
     return cursors[0]
 

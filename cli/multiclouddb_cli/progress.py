@@ -1,4 +1,7 @@
-"""Shows the progress of a snapshot scan on stderr: a bar on a terminal, or else an occasional line."""
+"""Shows the progress of a snapshot scan on stderr.
+
+On a terminal, the progress is a bar; otherwise, it is a line at most every ten seconds.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ __all__ = ["public_scope"]
 def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScope) -> FeedScope:
     """Return the scope with the public id of its partition.
 
-    If the user gave the service's own id, the service is asked for its partitions.
+    If the user gave the service's own id of the partition, the function asks the service for its
+    list of partitions.
 
     Raises:
         MulticloudDbError: Raised if the partitions cannot be listed.

@@ -114,8 +114,9 @@ def check_reader() -> None:
 def emit(data: bytes) -> None:
     """Write to stdout; when the call returns, all data has left this process.
 
-    If a signal interrupts a write to a pipe, only a part of the output is written. If PYTHONUNBUFFERED is
-    set, neither typer nor Python's text layer writes the rest, so this function does.
+    If a signal interrupts a write to a pipe, only a part of the output is written. This function
+    itself writes the remaining output: if PYTHONUNBUFFERED is set, neither typer nor Python's text
+    layer writes it.
 
     Raises:
         BrokenPipeError: Raised if the output has no reader.
@@ -164,9 +165,10 @@ def print_fields(fields: Sequence[tuple[str, str]]) -> None:
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Sequence[str] = ()) -> Table:
-    """Return a rich table that is at most as wide as the terminal; its texts are not read as markup.
+    """Return a rich table that is at most as wide as the terminal.
 
-    Empty columns are omitted. Only long texts are wrapped.
+    Rich does not interpret the texts as markup. Empty columns are omitted. Only long texts are
+    wrapped.
     """
     from rich import box
     from rich.table import Table

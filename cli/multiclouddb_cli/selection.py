@@ -37,7 +37,10 @@ class Selection:
         return self.until is not None and self.until < datetime.now(UTC)
 
     def leaves_for_later(self, page: ChangeFeedPage) -> bool:
-        """Return True if a later run without `until` must print an event of this page."""
+        """Return True if this page contains an event that is later than `until`.
+
+        A later run without `until` must print this event.
+        """
         until = self.until
         return until is not None and any(event.timestamp > until for event in page.events)
 

@@ -77,8 +77,9 @@ class Wish:
     def page_size(self, left: int | None) -> int:
         """Return the page size to request if this many events may still be printed.
 
-        A saved position must not be after an event that was not printed. With a selection and no checkpoint,
-        whole pages are read, because most of their events may be omitted.
+        A saved position must not be after an event that was not printed. If there is a selection
+        and no checkpoint, the command reads whole pages, because the selection possibly omits most
+        of the events.
         """
         if left is None or (self.checkpoint is None and self.selection != Selection()):
             return 0
@@ -172,7 +173,7 @@ def _follow(changes: ChangeFeedIterator, wish: Wish, printer: _Printer, bookmark
 
 
 class _Printer:
-    """Prints pages; when a method returns, its output has left this process.
+    """Prints pages; a method returns only after the process has written all output of the method.
 
     Attributes:
         printed: The number of events that were printed.
@@ -193,7 +194,7 @@ class _Printer:
         self.printed += len(events)
 
     def page(self, page: ChangeFeedPage, most: int | None) -> None:
-        """Print up to `most` events to stdout, and everything else to stderr."""
+        """Print at most `most` events to stdout, and notices, warnings and progress to stderr."""
         events = self._wish.selection.of(page.events)[:most]
         self._progress.clear()
         if events or page.notices:

@@ -68,7 +68,8 @@ class Meter(Observer):
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
         """Record the headroom of a partition.
 
-        The engine calls this method for every partition, because this command sets the limit to infinity.
+        The engine calls this method for every partition, because this command sets
+        `headroom_warning_seconds` to infinity.
         """
         with self._lock:
             self.headroom[partition_id] = seconds
@@ -81,7 +82,8 @@ class Board:
         session: The database.
         request: The request for the next read.
         meter: The collector of the engine's reports.
-        waits: True to keep trying until the first page.
+        waits: True to retry the first read after a retryable error. Later reads are always retried
+            after a retryable error.
     """
 
     def __init__(

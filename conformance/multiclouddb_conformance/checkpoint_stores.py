@@ -94,7 +94,10 @@ class CheckpointStoreTests:
 
     @pytest.fixture
     def program(self, kind: StoreKind, folder: Path) -> Program:
-        """Return a command that runs a Python program with its own `store` at the same location."""
+        """Return a function that makes the command line of a Python program.
+
+        The program opens its own `store` at the location of the fixture `store`.
+        """
 
         def command(text: str) -> list[str]:
             name, module = kind.type.__name__, kind.type.__module__

@@ -177,9 +177,10 @@ class Collection:
         return self._in_order(events.values())
 
     def _in_order(self, events: Iterable[ChangeEvent]) -> list[ChangeEvent]:
-        """Return the events in the order of delivery if this order is correct for each key.
+        """Return the events in an order that is correct for each key.
 
-        Otherwise the events are sorted by `order_key`.
+        If the order of delivery is correct for each key, the function keeps this order. Otherwise
+        the events are sorted by `order_key`.
         """
         if self.harness.can_key_order:
             return list(events)
@@ -205,7 +206,7 @@ class Collection:
         return list(self.client.list_physical_partitions(self.address))
 
     def key_in(self, partition_id: str, start: int = 0) -> str:
-        """Write documents until a key is found whose changes go to an open partition; return the key."""
+        """Write 64 documents; return the key of one whose change came from the given partition."""
         token = self.now()
         for number in range(start, start + 64):
             self.put(f"probe-{number}", probe=number)
@@ -254,7 +255,10 @@ def feed_request(
 
 
 def _opted(harness: Harness, request: ChangeFeedRequest) -> ChangeFeedRequest:
-    """Return the request, with an opt-in to emulated capabilities unless it already contains options."""
+    """Return the request; if it needs an emulated capability, opt in to this capability.
+
+    A request that already contains provider options is returned unchanged.
+    """
     if request.provider_options is not None:
         return request
     for capability in _asked(request):

@@ -77,7 +77,7 @@ def assert_refused(
 def apart_from_silence(stderr: str) -> str:
     """Return what a command printed on stderr, without the reports about a slow service.
 
-    On a busy machine, a command can print such a report although the service works.
+    On a busy machine, a command can report a slow service although the service works.
 
     Args:
         stderr: The output.
@@ -189,7 +189,9 @@ class Writer:
 
 
 def follow(tail: Tail, writer: Writer, lives: Sequence[tuple[Callable[[], Any] | None, int]]) -> None:
-    """Let a `tail` command follow a writer. Kill the command several times; its last process ends by itself.
+    """Run a `tail` command that prints the changes of a writer.
+
+    Kill the command several times; its last process ends by itself.
 
     Args:
         tail: The command, which starts at `now` or at a checkpoint.

@@ -1,4 +1,4 @@
-"""Runs the `multiclouddb` command in separate processes, which do not have to import everything again.
+"""Runs each `multiclouddb` command in its own process, without importing everything again.
 
 One helper process imports the command, and the SDK of each database that a command names. Then the helper
 forks a process for each command. This saves time, because the imports take longer than most commands. The

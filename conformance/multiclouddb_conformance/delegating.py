@@ -1,9 +1,10 @@
 """Defines a provider that wraps another provider, with one method for each answer that a test may change.
 
-Fault scripts and mutants use this wrapper. Without overrides, the wrapper changes nothing and supports
-exactly what the wrapped object supports. Therefore, each wrapper has every member of the contract, including
-those with a default implementation. A wrapper has the members of a protocol such as `SupportsHeads` only if
-the wrapped object has them; `tests/test_delegating.py` checks this.
+The fault scripts (`faults.py`) and the mutants (`mutants/`) use this wrapper. Without overrides,
+the wrapper changes nothing and supports exactly what the wrapped object supports. Therefore, each
+wrapper has every member of the contract, including those with a default implementation. A wrapper
+has the members of a protocol such as `SupportsHeads` only if the wrapped object has them;
+`tests/test_delegating.py` checks this.
 """
 
 from __future__ import annotations

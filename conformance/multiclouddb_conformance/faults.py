@@ -1,7 +1,7 @@
 """Defines fault scripts: descriptions of the faults that every provider must survive.
 
 If a provider has a scripted server, the server produces the faults on the wire: the harness overrides
-`Harness.troubled`. For all other providers, `FaultyProvider` produces the faults in the reader.
+`Harness.troubled`. Without a scripted server, `FaultyProvider` produces the faults in the reader.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Throttle:
 
 @attrs.frozen
 class ServerFailure:
-    """Every second read fails with a 5xx; without a limit on the failures, every read fails.
+    """Every second read fails with a 5xx. If the number of failures has no limit, every read fails.
 
     Attributes:
         times: The number of failures, or None for no limit.
@@ -114,7 +114,7 @@ class Silent:
     """No read gets an answer.
 
     Attributes:
-        from_the_start: True if even opening the feed hangs.
+        from_the_start: True if the call that opens the feed also hangs.
     """
 
     from_the_start: bool = False
@@ -143,7 +143,7 @@ class MergeMidPage:
 
 @attrs.frozen
 class ChildrenFirst:
-    """Children are listed and named before their parents, and in reverse order."""
+    """Children are listed before their parents, and are named in reverse order."""
 
 
 @attrs.frozen
@@ -164,7 +164,7 @@ class LateSiblings:
 
 @attrs.frozen
 class LeavesOut:
-    """A start leaves out the last partition, and returns no other partition that leads to it."""
+    """A start omits the last partition, and every partition that has it as a child."""
 
 
 @attrs.frozen
@@ -219,11 +219,11 @@ class FaultyProvider(WrappedProvider):
     Args:
         inner: The provider.
         script: The fault script.
-        act: A function that splits, merges or trims the collection natively, for scripts that need one; the
-            reading thread calls it once.
+        act: A function that splits, merges or trims the collection directly in the service. Only
+            some scripts need this function. The thread that reads calls the function once.
 
     Attributes:
-        happened: How often the fault has happened.
+        happened: The number of times that the fault has happened.
     """
 
     def __init__(self, inner: Provider, script: FaultScript, act: Callable[[], None] | None = None) -> None:
@@ -282,7 +282,7 @@ class FaultyProvider(WrappedProvider):
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """Return the seeds (start positions); children come first if the script requires this order."""
+        """Return the seeds (start positions). `ChildrenFirst` puts children before parents."""
         seeds = super().start(feed, position, partition_id, deadline)
         if isinstance(self._script, LeavesOut) and partition_id is None:
             missed = [seed for seed in seeds if not seed.children][-1].partition_id
@@ -290,14 +290,14 @@ class FaultyProvider(WrappedProvider):
         return seeds[::-1] if isinstance(self._script, ChildrenFirst) else seeds
 
     def partitions(self, feed: WrappedFeed, deadline: Deadline) -> list[Partition]:
-        """Return the partitions; children come first if the script requires this order."""
+        """Return the partitions. `ChildrenFirst` puts children before their parents."""
         listed = super().partitions(feed, deadline)
         return listed[::-1] if isinstance(self._script, ChildrenFirst) else listed
 
     def discover(
         self, feed: WrappedFeed, awaiting: Mapping[str, Cursor], deadline: Deadline
     ) -> dict[str, Outcome]:
-        """Return the children, or return them later if the script requires it."""
+        """Return the children; `LateChildren` delays them, `LateSiblings` returns only one."""
         if isinstance(self._script, LateChildren) and self._once():
             return dict.fromkeys(awaiting, Awaiting())
         outcomes = super().discover(feed, awaiting, deadline)
@@ -317,7 +317,7 @@ class FaultyProvider(WrappedProvider):
         return {name: attrs.evolve(head, outcome=self._ending(head.outcome)) for name, head in heads.items()}
 
     def _ending(self, outcome: Outcome) -> Outcome:
-        """Return the end of a partition with only those children that the fault script permits."""
+        """Apply the fault script to the outcome of a batch or a head."""
         match self._script, outcome:
             case ChildrenFirst(), Drained(children):
                 self._note()

@@ -1,4 +1,4 @@
-"""Collects what an error reporter would send: the local variables of each frame that an error passed."""
+"""Collects what an error reporter would send: the local variables of all frames of a traceback."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ __all__ = ["shown_by"]
 
 
 def shown_by(error: BaseException, *, without: str = "") -> list[str]:
-    """Return the texts of an error, of its causes, and of the local variables of their frames.
+    """Return the texts of an error and its causes, including the local variables of the traceback.
 
     Args:
         error: The error.
-        without: A file whose frames are omitted, usually the file of the test itself.
+        without: The name of a source file whose stack frames are omitted, usually the test's own
+            file.
     """
     texts: list[str] = []
     seen: set[int] = set()

@@ -13,7 +13,7 @@
     HARNESS = MyHarness
     from multiclouddb_conformance.us8 import *
 
-A harness writes to the service natively, never through the code under test.
+A harness writes directly to the service, never through the code under test.
 """
 
 from __future__ import annotations
@@ -111,8 +111,9 @@ class Harness(ABC):
     Attributes:
         capabilities: The capabilities that the provider must report; the suite checks the report.
         plugin: The plugin that connects to the service; it need not be installed.
-        scope: The scope for tests that do not name a scope. If the scope is wider than a collection, set
-            `can_alone = False` and make sure that no other test writes in that scope at the same time.
+        scope: The scope for tests that do not name a scope. If the scope is wider than a
+            collection, set `can_alone = False`. While a test reads a scope that is wider than a
+            collection, no other test may write to this scope.
         partitions: The number of partitions of a new collection.
         precision_seconds: The number of seconds by which `AtTime` may start too early, as stated in the
             capability's note.
@@ -198,9 +199,9 @@ class Harness(ABC):
     # -- Methods that a harness may declare as missing
 
     def split(self, address: ResourceAddress, partition_id: str) -> None:
-        """Split a partition, which is given by its public id.
+        """Split the partition that has this public id.
 
-        The method returns once writes go to the children.
+        The method returns as soon as new writes go to the children.
         """
         self._lacks("split")
 
@@ -225,7 +226,7 @@ class Harness(ABC):
         self._lacks("recreate")
 
     def announce(self, address: ResourceAddress) -> None:
-        """Cause one notice without an event, after which the feed continues."""
+        """Cause one notice without an event. The feed continues after the notice."""
         self._lacks("announce", "notices")
 
     def other_options(self) -> ProviderOptions:
@@ -264,7 +265,7 @@ class Harness(ABC):
     def open_readers(self) -> int | None:
         """Return the number of open native readers (cursors, streams, iterators).
 
-        Return None if this number is unknown.
+        Return None if the number of open readers is unknown.
         """
         return None
 
@@ -277,8 +278,8 @@ class Harness(ABC):
 
         Args:
             script: The fault script; a scripted server produces the fault on the wire.
-            act: A function that splits, merges or trims natively, for scripts that need such an action in the
-                middle of a page.
+            act: A function that splits, merges or trims the collection directly in the service.
+                Some scripts need such an action in the middle of a page.
         """
         return open_client(FaultyPlugin(self.plugin, script, act), self.config())
 

@@ -1,8 +1,9 @@
-"""Defines the promises of a feed as pure checks on the delivered events, for any provider.
+"""Checks delivered events against the promises of a feed, for any provider.
 
-Each check gets the truth (identities of changes in the order of writing) and the events in the order of
-delivery. The check returns its findings as texts, and an empty result if everything is correct. Redelivery is
-allowed, so only the first delivery of a change is checked for its order.
+Each check is a pure function. The argument `truth` contains the identities of all written changes,
+in the order of writing. The events are in the order of delivery. The check returns its findings as
+texts, and an empty result if everything is correct. Redelivery is allowed, so only the first
+delivery of a change is checked for its order.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Identify: TypeAlias = Callable[[ChangeEvent], Hashable]
 
 
 def by_event_id(event: ChangeEvent) -> Hashable:
-    """Identify a change by its event's id. This needs a truth that contains event ids, as in a simulation."""
+    """Identify a change by its event's id. `truth` must contain event ids, as in a simulation."""
     return event.event_id
 
 
@@ -77,7 +78,7 @@ def check_order(
 def check_key_order(
     truth: Sequence[Hashable], delivered: Iterable[ChangeEvent], identify: Identify = by_event_id
 ) -> list[str]:
-    """Check that each key's changes were delivered in order across partitions, with matching order keys."""
+    """Check the order of each key's changes across all partitions, and check their order keys."""
     events = first_deliveries(delivered, identify)
     found = _in_order(truth, events, identify, lambda event: event.key, "key")
     return found + check_order_keys(truth, events, identify)
@@ -118,7 +119,7 @@ def check_lineage(
     parents: Mapping[str, Iterable[str]],
     identify: Identify = by_event_id,
 ) -> list[str]:
-    """Check that no event of a partition came before the last event of any of its ancestors.
+    """Check that the events of a partition came after all events of its ancestors.
 
     Args:
         delivered: The delivered events, in the order of delivery.
@@ -143,7 +144,7 @@ def check_lineage(
 
 
 def _parents_first(parents: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return the partitions in an order in which each comes after all its parents."""
+    """Return the partitions, sorted so that each partition comes after all its parents."""
     order: dict[str, None] = {}
     for start in parents:
         pending = [start]
@@ -164,8 +165,8 @@ def check_watermarks(
     Args:
         pages: The pages that one consumer received, in order.
         identify: A function that returns the identity of an event's change.
-        seen: Changes that were delivered before; they may be older than the watermark if they are delivered
-            again.
+        seen: The identities of changes that were delivered earlier. A redelivered change may be
+            older than the watermark.
     """
     known = set(seen)
     mark = None
@@ -187,7 +188,10 @@ def check_watermarks(
 
 
 def check_identity(delivered: Iterable[ChangeEvent], identify: Identify | None = None) -> list[str]:
-    """Check that each event id means one event and, with `identify`, that each change has one event id."""
+    """Check that each event id belongs to only one event.
+
+    With `identify`, also check that each change has only one event id.
+    """
     firsts: dict[str, ChangeEvent] = {}
     names: defaultdict[Hashable, set[str]] = defaultdict(set)
     found = []

@@ -38,7 +38,7 @@ class _Client(MulticloudDbClient):
 def open_client(
     plugin: ProviderPlugin, config: ClientConfig, observer: Observer | None = None
 ) -> MulticloudDbClient:
-    """Open a client with a plugin, whether the plugin is installed or not.
+    """Open a client with a plugin. The plugin need not be installed.
 
     Args:
         plugin: The provider's plugin.

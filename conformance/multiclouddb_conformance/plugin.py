@@ -1,8 +1,8 @@
 """The pytest plugin of the kit: markers, fixtures, and the selection of the tests that apply to a harness.
 
-A test module names its harness in `HARNESS`, or several in `HARNESSES`, which parametrises every
-test. Tests that do not apply are deselected at collection, never skipped. The terminal summary shows the
-number of deselected tests and the reasons.
+A test module names its harness in `HARNESS`. If a module names several harnesses in `HARNESSES`,
+every test runs once for each harness. Tests that do not apply are deselected at collection, never
+skipped. The terminal summary shows the number of deselected tests and the reasons.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every call search for more children of an ended partition, without increasing pauses."""
+    """Remove the pauses between the searches for more children of an ended partition."""
     monkeypatch.setattr("multiclouddb_spi.continuation.watching.pause_after", lambda watched: 0.0)
 
 
@@ -118,7 +118,11 @@ def _harness_of(item: pytest.Function) -> type[Harness]:
 
 
 def _reason_against(item: pytest.Item, chosen: type[Harness]) -> str | None:
-    """Return None to run the test, or the missing ability that prevents the test ("" if it has no name)."""
+    """Return the reason why a test does not apply, or None if the test applies.
+
+    The reason names the missing ability. If a test checks the refusal of a capability that is
+    native, the reason is an empty text.
+    """
     from multiclouddb_api import Capability, Support
 
     required = [Capability.CHANGE_FEED, *_marked(item, "requires")]

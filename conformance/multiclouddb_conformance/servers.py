@@ -41,10 +41,11 @@ def fetch_once(
 
     Args:
         folder: The folder that `cache_folder` returned.
-        bring: A function that puts the package, as one file, into a given empty folder; see `download`.
+        bring: A function that stores the package as one file in a given empty folder; see
+            `download`.
         digest: The package's digest: `sha256:` or another algorithm of `hashlib`, and a hexadecimal number.
-        unpack: A function that unpacks the package into a given folder, and returns the folder inside it that
-            is kept.
+        unpack: A function that unpacks the package into a given folder. The function returns the
+            folder to keep, which is inside the given folder.
 
     Raises:
         ServerUnavailableError: Raised if the package has a different digest. Errors from `bring` are passed

@@ -80,7 +80,7 @@ class SimulationHarness(Harness):
     """The harness of the simulation, which supports everything except feeds that contain only keys.
 
     Attributes:
-        behaviour: How the simulated service behaves.
+        behaviour: The behaviour of the simulated service.
         simulated: The plugin.
     """
 
@@ -128,7 +128,7 @@ class SimulationHarness(Harness):
         self._sims[address].trim()
 
     def expire(self, address: ResourceAddress, key: Any) -> None:
-        """Write a delete by expiry."""
+        """Delete the document as if its time to live had passed."""
         self._sims[address].write(self.key(key), None, by_expiry=True)
 
     def poison(self, address: ResourceAddress, key: Any) -> None:
@@ -141,7 +141,7 @@ class SimulationHarness(Harness):
             self._sims[address].announce(name, Renamed(str(address), "elsewhere"))
 
     def recreate(self, address: ResourceAddress) -> None:
-        """Start another incarnation of the collection."""
+        """Drop the collection and create another one with the same name."""
         self._sims[address].recreate(self.partitions)
 
     def other_options(self) -> ProviderOptions:

@@ -52,7 +52,11 @@ class Sink:
         return {key: document for key, (_, document) in self._rows.items() if document is not None}
 
     def copy(self) -> Sink:
-        """Return a copy. A test uses the copy as a target that has lost its last pages and their token."""
+        """Return a copy.
+
+        A test uses the copy as an earlier state of the target, without the last pages and their
+        token.
+        """
         made = Sink(tombstones=self.tombstones)
         made._rows = dict(self._rows)
         return made

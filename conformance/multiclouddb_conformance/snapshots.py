@@ -89,7 +89,7 @@ def walk(
 ) -> Iterator[ChangeFeedPage]:
     """Return the pages from a start up to the first idle page.
 
-    `between` is called after each page with its number.
+    After each page, `between` is called with the number of the page.
     """
     idle = number = 0
     while idle < collection.harness.idle_pages:

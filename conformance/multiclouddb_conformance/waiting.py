@@ -32,14 +32,14 @@ def wait_until(condition: Callable[[], T], seconds: float = SOON) -> T:
 def assert_prompt(seconds: float, attempt: Callable[[], float], *, at_most: float, tries: int = 5) -> None:
     """Assert that an action takes less than `seconds`, even on a busy machine.
 
-    One quick attempt is enough, because an action that is itself slow is slow in every attempt. Each attempt
-    must also end within `at_most`; otherwise an action that sometimes hangs would pass.
+    One quick attempt is enough, because an action with a defect is slow in every attempt. Each
+    attempt must also end within `at_most`. This limit finds an action that hangs only sometimes.
 
     Args:
         seconds: The time within which the action must end.
         attempt: A function that performs the action and returns its duration in seconds.
-        at_most: A time in seconds, longer than the action takes on a busy machine and shorter than an action
-            that hangs.
+        at_most: The time limit of each attempt in seconds. Even on a busy machine, the action takes
+            less time. An action that hangs takes more time.
         tries: The number of attempts.
     """
     took: list[float] = []

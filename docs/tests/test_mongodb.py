@@ -422,12 +422,14 @@ class TestOplog:
     def test_the_numbers_are_those_of_the_rule(self):
         text = " ".join(PAGE.text.split())
         writes, hourly, size, hours = re.search(
-            r"([\d,]+) writes a second of 1 KB fill ([\d.]+) GB an hour, and (\d+) GB in (\d+) hours", text
+            r"([\d,]+) writes per second, with 1 KB each, need an oplog of ([\d.]+) GB for one hour, "
+            r"and of (\d+) GB for (\d+) hours",
+            text,
         ).groups()
         entry = (1000 + 300) * int(writes.replace(",", ""))
         assert float(hourly) == pytest.approx(entry * 3600 / 1e9, abs=0.1)
         assert int(size) == pytest.approx(entry * 3600 * int(hours) / 1e9, rel=0.03)
-        minutes = re.search(r"the 990 MB of a small machine would last (\d+) minutes", text)[1]
+        minutes = re.search(r"990 MB on a small machine contains only the last (\d+) minutes", text)[1]
         assert int(minutes) == 990e6 // entry // 60
 
     def test_the_server_takes_what_the_page_sets(self, one):

@@ -64,9 +64,10 @@ def _count(structure: bytes) -> int:
 
 
 def _is_deep(brackets: bytes) -> bool:
-    """Return whether the text is nested too deeply; each round removes the innermost pairs of brackets.
+    """Return whether the text is nested too deeply.
 
-    Unpaired brackets are never removed.
+    Each pass of the loop removes the innermost pairs of brackets. Unpaired brackets are never
+    removed.
     """
     for _ in range(MAX_LEVELS):
         if not brackets:

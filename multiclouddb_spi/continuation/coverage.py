@@ -1,8 +1,9 @@
-"""Audits the coverage of a token: finds open partitions that the token neither contains nor leads to.
+"""Audits the coverage of a token: finds the open partitions that the token does not cover.
 
-A service may list a partition late, and a token does not contain a partition that was never listed. An open
-partition cannot have been read to its end. So there are three cases for a listed open partition: it is in the
-lineage, it descends from an entry of the lineage, or it was missed.
+A token covers its own partitions and all their descendants. A service may list a partition late,
+and a token does not contain a partition that was never listed. An open partition cannot have been
+read to its end. So there are three cases for a listed open partition: it is in the lineage, it
+descends from an entry of the lineage, or it was missed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | No
     Args:
         feed: The feed.
         position: The start position.
-        now: The service's time before the start, or None if the service does not report its time.
+        now: The service's time, requested before the feed starts; None if the service does not
+            report its time.
     """
     if isinstance(feed.spec.scope, LogicalPartition):
         return None
@@ -79,8 +81,8 @@ def find_uncovered(feed: Feed, lineage: Lineage, deadline: Deadline) -> list[See
         deadline: The time limit.
 
     Returns:
-        The seeds of the uncovered partitions, or None if the service cannot answer, as `Feed.uncovered`
-        returns them.
+        The result of `Feed.uncovered`: the seeds of the uncovered partitions. None if the service
+        cannot answer.
     """
     since = lineage.audited.since if lineage.audited is not None else None
     return feed.uncovered(tracked(lineage), None if since is None else to_moment(since), deadline)
@@ -136,20 +138,22 @@ def _tracked(entry: Active | AwaitingChildren | Waiting, unlisted: Collection[st
 def missed_by_parents(
     tracked: Mapping[str, Tracked], listed: Iterable[Partition], is_gone: Callable[[str], bool]
 ) -> dict[str, tuple[str, ...]] | None:
-    """Follow the listed parents to find the partitions that a token neither contains nor leads to.
+    """Find the partitions that a token does not cover; the search follows the listed parents.
 
-    Pure. The search begins at each open partition, and at each parent for which a partition of the token
-    still waits. Then the search goes from each partition to its parents. If the search reaches a partition of
-    the token, the partition at which it began is covered. If the search reaches an ancestor of an entry of
-    the token, this ancestor was read, and everything that was found below the ancestor was missed.
+    Pure. The search begins at each open partition. It also begins at each parent for which a
+    partition of the token still waits. Then the search goes from each partition to its parents. If
+    the search reaches a partition of the token, the token covers the partition at which the search
+    began. If the search reaches an ancestor that was read, the feed missed the descendants of this
+    ancestor that the search found.
 
     Args:
         tracked: Every partition in the token.
         listed: The partitions that the service lists. The listing may be incomplete, and each of its pages
             may show the state at a different time.
-        is_gone: A function that asks the service whether an unlisted partition no longer exists. If the
-            partition still exists, it is only not listed yet, and it is not possible to decide now whether
-            its descendants were missed. The function is called only if a partition seems to be missed.
+        is_gone: A function that asks the service whether an unlisted partition no longer exists. If
+            the partition still exists, the service does not list it yet. The audit cannot decide
+            whether descendants of an existing but unlisted partition were missed. The function is
+            called only if a partition may have been missed.
 
     Returns:
         A mapping from each missed partition to those of its parents that were also missed. None if the
@@ -182,8 +186,9 @@ def ancestors_read(
     """Return the ancestors of a token's partitions; the feed has read all of these ancestors.
 
     Returns:
-        Two collections: the ancestors; and the unlisted partitions, which are those ancestors and token
-        partitions that the service does not list. The ancestors of an unlisted partition are not known.
+        Two collections: the ancestors, and the unlisted partitions. An unlisted partition is an
+        ancestor or a partition of the token, and the service does not list it. The ancestors of an
+        unlisted partition are not known.
     """
     named_by = (
         parent

@@ -48,7 +48,10 @@ class Entries:
         self.audited = audited
 
     def to_json(self) -> Cursor:
-        """Return the entries as JSON; an active partition adds six characters to its id and cursor."""
+        """Return the entries as JSON.
+
+        The JSON of an active partition consists of its id, its cursor and six more characters.
+        """
         value: dict[str, Cursor] = {"p": list(map(entry_to_json, self._entries.values()))}
         if self.audited is not None:
             value["a"] = audited_to_json(self.audited)
@@ -57,7 +60,7 @@ class Entries:
     def stands_like(self, other: Entries) -> bool:
         """Return whether another lineage contains the same partitions at the same positions.
 
-        Searches for children and audits are ignored.
+        The comparison ignores audits and searches for children.
 
         Args:
             other: Another lineage of the same feed.
@@ -92,7 +95,7 @@ class Entries:
     def listed(self) -> set[str]:
         """The ids of the entries that are partitions of the service.
 
-        Audits and retention consider only these.
+        Audits and retention consider only the partitions in this result.
         """
         return {
             entry.partition_id
@@ -153,7 +156,10 @@ class Entries:
         return [entry for entry in self.awaiting_children() if not entry.children]
 
     def cursor(self, partition_id: str) -> Cursor:
-        """Return the position of an active or ended partition, or the cursor of the undivided rest of a plan.
+        """Return the cursor of an active partition, an ended partition or a plan.
+
+        The cursor of a partition is its position. The cursor of a plan identifies the part of the
+        scan that is not divided into segments yet.
 
         Args:
             partition_id: The service's own id of the partition.
@@ -174,7 +180,7 @@ class Entries:
         return [child for child in children if child.partition_id not in named]
 
     def undiscovered(self, partition_id: str, children: Sequence[Child]) -> set[str]:
-        """Return the other parents of these children that are not in the lineage.
+        """Return the parents of these children, except this partition and the lineage's entries.
 
         These parents are not discovered yet, or they are older than the retention and can no longer name
         their children.

@@ -1,11 +1,13 @@
-"""Represents a partition in a token, and defines its JSON form there.
+"""Represents one partition of a token, and defines the JSON form of the partition.
 
-    [id, cursor] it is read [id, cursor, 2]                       it is read first and alone [id, cursor, 8]
-    it is read, and no listing of the service names it; 10 with both [id, cursor, 1]                       it
-    has ended, and no child is known [id, cursor, 1, [child, …], 17]       it has ended, these are known, more
-    were looked for during 1.7 s [id, [cursor, …], 4, [parent, …]]     it waits for its parents [id, [cursor,
-    …], 4, [parent, …], µs] the same; it was named then, and some parents are undiscovered
-
+    [id, cursor]                          it is read
+    [id, cursor, 2]                       it is read first and alone
+    [id, cursor, 8]                       it is read, and no listing of the service names it
+    [id, cursor, 10]                      it is read first and alone, and no listing names it
+    [id, cursor, 1]                       it has ended, and no child is known
+    [id, cursor, 1, [child, …], 17]       it has ended; children are known; searched for 1.7 s
+    [id, [cursor, …], 4, [parent, …]]     it waits for its parents
+    [id, [cursor, …], 4, [parent, …], µs] it waits; some parents were undiscovered at this time
     [id, [cursor, …], 12, [parent, …]]    it waits, and no listing names it
     [id, cursor, 16 + …, […]]             the plan of a snapshot, see `plan.py`
 
@@ -59,8 +61,9 @@ class Active:
         cursor: Everything up to this position has been delivered.
         failed_last: True if the last read of this partition failed permanently after it had delivered events.
             The partition is then read first and alone, so that its failure is not postponed forever.
-        listed: False for an entry that is not a partition of the service, such as a segment of a scan. Audits
-            and retention ignore such an entry. The children of such an entry are of the same kind.
+        listed: False for an unlisted entry, which is not a partition of the service; for example, a
+            segment of a scan. Audits and retention ignore an unlisted entry. The children of an
+            unlisted entry are also unlisted.
     """
 
     partition_id: str
@@ -78,7 +81,8 @@ class AwaitingChildren:
         cursor: The position at which the partition ends.
         children: The children that were named so far, including those that have been read to their end since
             then; empty if no child is known.
-        watched: How long the engine has looked for children, in tenths of a second of running time.
+        watched: How long the search for children has lasted while the process was running, in
+            tenths of a second.
     """
 
     partition_id: str
@@ -97,9 +101,9 @@ class Waiting:
             read to their end.
         parents: The parents that have not named this child yet, and a lost partition that the child may
             descend from.
-        named_at: The service's time when the child was named, in µs since 1970, if some of its parents were
-            undiscovered then (`undiscovered_parents.py`). Otherwise, or if the service does not report the
-            time, None.
+        named_at: The service's time when the child was named, in µs since 1970. None if the child
+            had no undiscovered parent at this time (`undiscovered_parents.py`), or if the service
+            does not report the time.
         listed: False for an entry that is not a partition of the service, see `Active.listed`.
     """
 
@@ -115,8 +119,8 @@ class Audited:
     """The data that a token keeps for audits of coverage (`Feed.uncovered`).
 
     Attributes:
-        since: The service's time when the feed began, in µs since 1970; older changes are not needed.
-            None if no such time is known.
+        since: The service's time when the feed began, in µs since 1970; older changes are not
+            needed. None if the time of the feed's start is not known.
         at: The time of the last audit, in seconds since 1970; it is used only to choose the time of the next
             audit.
         retired: True if a partition has left the lineage since the last audit; the next audit is then due
@@ -134,8 +138,8 @@ Entry: TypeAlias = Active | AwaitingChildren | Waiting | Plan
 def seeded(seed: Seed, present: Collection[str]) -> Entry:
     """Return the entry of a partition that starts at its seed.
 
-    The entry waits for those of its parents that are present. Of the seed's children, only those that are
-    present are kept. The engine discovers the other children later.
+    The entry waits for those of its parents that are present. The entry keeps only those children
+    of the seed that are present. The engine discovers the other children later.
     """
     if children := tuple(child for child in seed.children if child in present):
         return AwaitingChildren(seed.partition_id, seed.cursor, children)

@@ -12,12 +12,13 @@ ends when it is certain that all children are known, or when the search has last
 parent is in the lineage, none of its descendants can be missed. A lineage also contains the times when the
 feed began and when its coverage was last audited.
 
-A child starts when *every* parent has named it. Every partition of the feed descends from the feed's seeds,
-so a parent that is not in the lineage has not been discovered yet. The child also waits for a parent that has
-not been discovered, and therefore never starts too early. There are two exceptions: a partition that is older
-than retention (`replace`, `undiscovered`), and a parent that does not descend from the partitions that are
-read (`UndiscoveredParents`). A partition that may descend from several lost partitions waits for one of them
-as if it were a parent (`Retention`).
+A child starts when *every* parent has named it. Every partition of the feed descends from the
+feed's seeds, so a parent that is not in the lineage has not been discovered yet. The child also
+waits for a parent that has not been discovered, and therefore never starts too early. However, a
+child does not wait for a parent that is older than the retention (`replace`, `undiscovered`). A
+child also does not wait for a parent that does not descend from the partitions that are read
+(`UndiscoveredParents`). If a partition may descend from several lost partitions, the partition
+waits for one of these lost partitions in the same way as for a parent (`Retention`).
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class Lineage(ScanEntries):
     def from_seeds(cls, seeds: Sequence[Seed], join: Join, audited: Audited | None = None) -> Lineage:
         """Build a new lineage.
 
-        A parent that is not itself a seed no longer exists and counts as read to its end.
+        If a parent is not among the seeds, the parent no longer exists and is treated as read to
+        its end.
 
         Args:
             seeds: The partitions and start positions that `Feed.start` returned.
@@ -137,7 +139,7 @@ class Lineage(ScanEntries):
         self._entries[partition_id] = Active(partition_id, cursor, listed=listed)
 
     def failed_last(self, partition_id: str) -> None:
-        """Mark this partition to be read first and alone next time.
+        """Mark this partition: the next call reads this partition first and alone.
 
         Args:
             partition_id: The service's own id of the partition.
@@ -196,7 +198,8 @@ class Lineage(ScanEntries):
             seeds: The partitions that `Feed.uncovered` returned.
 
         Returns:
-            The ids of all new partitions, including those that wait for another seed.
+            The ids of all new partitions. A new partition that waits for another seed is included
+            too.
         """
         fresh = [seed for seed in seeds if seed.partition_id not in self._entries]
         present = {seed.partition_id for seed in fresh} | self._entries.keys()
@@ -213,9 +216,10 @@ class Lineage(ScanEntries):
             self._index(entry)
 
     def _watched_among(self, parents: Sequence[str], child_id: str) -> set[str]:
-        """Return the ended parents of a child that are in the lineage only to find more children.
+        """Return those parents of a child that have ended and already have known children.
 
-        These parents count as having named the child.
+        The lineage keeps these parents only to find more of their children. The child does not wait
+        for these parents; the method adds the child to their known children.
         """
         found = set()
         for parent in parents:
@@ -290,11 +294,13 @@ class Lineage(ScanEntries):
 
         Args:
             partition_id: The partition.
-            seeds: The seed of the partition itself, or the seeds of its remaining descendants
-                (`Feed.oldest`).
-            coming: Partitions that will be discovered later; a child still waits for a parent among them.
-            holds: Maps the id of a seed or of a waiting partition to the id of another entry. The seed or
-                partition waits for this entry as it waits for a parent.
+            seeds: The result of `Feed.oldest`: the seed of this partition, or the seeds of its
+                remaining descendants.
+            coming: Partitions that will be discovered later. If a child's parent is one of these
+                partitions, the child still waits for this parent.
+            holds: Maps the id of a seed or of a waiting partition to the id of another entry. The
+                seed or the waiting partition then waits for the other entry in the same way as for
+                a parent.
 
         Returns:
             The ids of the partitions that start now.
@@ -342,7 +348,7 @@ class Lineage(ScanEntries):
             self._entries[child.partition_id] = attrs.evolve(entry, said=(*entry.said, child.cursor))
 
     def release(self, parent: str, lost: Collection[str] = frozenset()) -> list[str]:
-        """End all waits for a parent; return the ids of the partitions that start now.
+        """End each child's wait for a parent; return the ids of the partitions that start now.
 
         Args:
             parent: The parent.

@@ -47,7 +47,7 @@ class Moved:
 
 @attrs.frozen
 class Waits:
-    """What the children of a partition wait for.
+    """Describes for which partitions the children of a partition wait.
 
     Attributes:
         fresh: The children that are not known yet.
@@ -55,8 +55,8 @@ class Waits:
             entry were its parent.
         lost: Parents that are older than the retention, or that are not reachable from any entry of the
             lineage. No child waits for these parents.
-        now: The service's time, in µs since 1970, if the children wait for undiscovered parents in a feed
-            without audits; else None.
+        now: The service's time, in µs since 1970. None if the feed has audits, if no child waits
+            for an undiscovered parent, or if the service does not report its time.
     """
 
     fresh: tuple[Child, ...] = ()
@@ -67,11 +67,12 @@ class Waits:
 
 @attrs.frozen
 class Coming:
-    """Describes what the descendants of a partition wait for if retention has removed the partition.
+    """Describes the waits of descendants after retention has removed their ancestor.
 
     Attributes:
         partitions: The partitions that will be discovered later.
-        holds: Maps a partition to the entry for which it waits as if the entry were its parent.
+        holds: Maps a partition to an entry. The partition waits for this entry in the same way as
+            for a parent.
     """
 
     partitions: Collection[str]
@@ -115,7 +116,9 @@ class Mover:
         self._retention = _retention(feed, call, deadline)
 
     def ask_waits(self, name: str, outcome: Outcome) -> Waits:
-        """Ask the service what the children of a partition wait for, without changing the lineage.
+        """Find the partitions for which the children of a partition must wait.
+
+        The lineage does not change.
 
         The answer also applies to the partitions that already wait for this partition.
 
@@ -179,7 +182,7 @@ class Mover:
         """Ask the service once for more children of partitions that have ended.
 
         Args:
-            entries: The entries that are due; there is at least one.
+            entries: The ended partitions for which a search is due; there is at least one.
             end: A function that applies an answer to the lineage, and returns the ids of the partitions that
                 start.
 
@@ -194,11 +197,13 @@ class Mover:
         return settle(self._feed, self._lineage, entries, outcomes, self._watch_seconds, end)
 
     def oldest(self, name: str) -> list[Seed]:
-        """Return where reading can resume for a partition whose position has expired (`Feed.oldest`)."""
+        """Return the seeds from which to read after a position has expired (`Feed.oldest`)."""
         return self._call(lambda: self._feed.oldest([name], self._deadline), self._deadline)
 
     def ask_coming(self, name: str, seeds: Sequence[Seed]) -> Coming:
-        """Ask what other partitions wait for after the loss of a partition, without changing the lineage.
+        """Find the waits that are necessary after the loss of a partition.
+
+        The lineage does not change.
 
         Args:
             name: The partition.

@@ -2,10 +2,11 @@
 
     [id, cursor, flags, [floor, µs, rate, retention, done, segments, rows, records, credit]]
 
-`cursor` identifies the part that is not divided into segments yet; null if everything is divided. The
-flags are a set of bits. Bit 16 marks a plan. Bit 32 means that the stream is read only after the scan, bit 64
-that the start of the scan was announced, and bit 128 `SnapshotOrder.AUTO`. The segments that are currently
-read are ordinary entries with bit 8, because no listing of the service names them.
+`cursor` identifies the part that is not divided into segments yet; null if everything is divided.
+The flags are a set of bits. Bit 16 marks a plan. Bit 32 means that the stream is read only after
+the scan. Bit 64 means that the start of the scan was announced. Bit 128 means `SnapshotOrder.AUTO`.
+The segments that are currently read are ordinary entries with bit 8. Bit 8 means that no listing of
+the service names the entry.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Plan:
         floor: The `order_key` of every row in the snapshot.
         moment: The start of the snapshot, in µs since 1970.
         holds: True if the engine reads no changes until the scan ends.
-        announced: True once a page has contained the `SnapshotStarted` notice of this scan.
+        announced: True after a page has contained the `SnapshotStarted` notice of this scan.
         auto: True if the engine may start to read changes before the scan ends.
         rate: `Snapshot.max_scan_rate`.
         retention: The number of seconds for which the service keeps a new position of the change stream; None
@@ -51,7 +52,8 @@ class Plan:
         segments: The expected number of segments, or None.
         rows: The number of rows that were delivered.
         records: The approximate number of rows at the start, or None.
-        credit: The fraction of a place that the scan did not get on earlier pages, in quarters: 0 to 3.
+        credit: A fraction of a place on a page, in quarters: 0 to 3. The scan did not get this
+            fraction on earlier pages.
     """
 
     partition_id: str
@@ -98,7 +100,7 @@ def plan_of(scan: ScanPlan, wanted: Snapshot) -> Plan:
 def shown(count: int | None) -> int | None:
     """Return a number that is only shown to users.
 
-    Return None if the number is too large for a token, because a service's estimate may be any number.
+    A service's estimate may be any number. Return None if the number is too large for a token.
 
     Args:
         count: A number of segments or of records, reported by the provider.
@@ -114,7 +116,7 @@ def plan_to_json(plan: Plan) -> Cursor:
 
 
 def is_plan(flags: int) -> bool:
-    """Return whether a token's item with these flags is a plan in a format that this library supports."""
+    """Return whether these flags mark a plan in a format that this library supports."""
     return bool(flags & _PLAN) and not flags & ~_KNOWN
 
 

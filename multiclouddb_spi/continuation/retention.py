@@ -1,21 +1,24 @@
 """Computes the effects of retention on a lineage: what replaces a lost partition, and which waits never end.
 
-A partition that no longer exists names no children, and a partition that the service still lists may descend
-from several such partitions. The listed partition has to start after all of them, so that it is read once and
-in order. Therefore, the listed partition waits for one lost entry of the lineage as if the entry were a
-parent. As soon as the engine detects that this entry is lost, or the entry ends, the listed partition waits
-for the next lost entry. The engine never relies on another entry to name a listed partition, because a lost
-entry may still end normally, with records that were read before, and then it names only its own children. One
-of these children may be a parent that seemed to be lost. Therefore, the listed partition also waits for its
-lost parents, as long as a lost entry may lead to them.
+A partition that no longer exists names no children. A partition that the service still lists may
+descend from several partitions that no longer exist. The listed partition has to start after all
+its lost ancestors, so that it is read once and in order. Therefore, the listed partition waits for
+one lost entry of the lineage in the same way as for a parent. As soon as the engine detects the
+loss of this entry, or the entry ends, the listed partition waits for the next lost entry. The
+engine never relies on another entry to name a listed partition, because a lost entry may still end
+normally. A lost entry that ends normally, with records that were read before the loss, names only
+its own children. One of these children may be a parent that seemed to be lost. Therefore, the
+listed partition also waits for its lost parents, as long as a lost entry may lead to them.
 
-If a partition is listed, it exists. If a partition is not listed, it may still exist, because some services
-list only open partitions, or list a partition late. To find out, the engine calls `Feed.oldest`: if a
-partition can still be read, the method returns a seed with the same id.
+If a partition is listed, it exists. If a partition is not listed, it may still exist, because some
+services list only open partitions, or list a partition late. To find out whether a partition
+exists, the engine calls `Feed.oldest`. If the partition can still be read, the method returns a
+seed with the partition's id.
 
-If a parent exists and no entry leads to it, there are two cases: the parent was already read, or the parent
-was missed. A parent was missed if its sibling is known and the parent itself is not. An audited feed waits
-for a missed parent, because the audit starts it.
+There are two cases for an existing parent that is not in the lineage and does not descend from an
+entry: the feed has already read this parent, or the feed has missed this parent. A parent was
+missed if a sibling of the parent is known, but the parent is not known. An audited feed waits for a
+missed parent, because the audit starts this parent.
 """
 
 from __future__ import annotations
@@ -72,8 +75,8 @@ class Retention:
                 (`Feed.oldest`).
 
         Returns:
-            Every partition that will be discovered later, and a mapping from waiting partitions to entries. A
-            partition must wait for its entry as if the entry were a parent.
+            Every partition that will be discovered later, and a mapping. The mapping gives the
+            entry for which a waiting partition must wait, in the same way as for a parent.
         """
         if any(seed.partition_id == name for seed in seeds):
             return set(), {}
@@ -133,7 +136,7 @@ class Retention:
         return holds, lost - _missed(lineage, lost, listed)
 
     def stranded(self, lineage: Lineage) -> list[str]:
-        """Return parents that were never listed and no longer exist, although others wait for them.
+        """Return the awaited parents that no longer exist and were never listed.
 
         An audit calls this method. The result is empty as long as an entry that is being read no longer
         exists, because the descendants of that entry become known when it is read. An entry that waits for
@@ -155,7 +158,10 @@ class Retention:
         return [] if set(gone) - _waits_of(lineage).keys() else sorted(lost)
 
     def _unclear(self, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
-        """Return partitions that no entry leads to, and that may descend from an unlisted partition."""
+        """Return those partitions of `names` that may descend from an unlisted partition.
+
+        No partition in `names` is known to descend from an entry of the lineage.
+        """
         parents = parents_of(listed)
         above = {name: reach([name], parents) for name in names}
         unlisted = set[str]().union(*above.values()) - parents.keys()
@@ -165,9 +171,10 @@ class Retention:
     def _gone(self, names: Collection[str], listed: Sequence[Partition]) -> tuple[list[str], set[str]]:
         """Return the partitions that no longer exist, and those of their descendants that still exist.
 
-        If the current call has already asked for more partitions, the descendants of all of them are
-        returned. Therefore, a partition may wait for an entry that does not lead to it. Such a partition
-        starts later than necessary, but does start.
+        If the current call has already asked about more partitions, the result contains the
+        descendants of all these partitions. Therefore, a partition may wait for an entry that is
+        not its ancestor. An unnecessary wait delays the start of a partition, but does not prevent
+        the start.
         """
         unlisted = _unlisted(names, listed)
         if not self._asked.issuperset(unlisted):
@@ -186,7 +193,10 @@ def _unlisted(names: Iterable[str], listed: Iterable[Partition]) -> list[str]:
 
 
 def _missed(lineage: Lineage, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
-    """Return the partitions that no entry leads to and that were never read; an audit starts them."""
+    """Return the missed partitions in `names`; an audit starts these partitions.
+
+    A partition was missed if it was never read and does not descend from an entry of the lineage.
+    """
     parents = parents_of(listed)
     there = parents.keys() & names
     if lineage.audited is None or not there:

@@ -1,4 +1,4 @@
-"""Keeps a snapshot scan in a lineage: the plan, the segments, and the partitions that wait for the end.
+"""Keeps a snapshot scan in a lineage: its plan, its segments, and the waits for its end.
 
 A plan is one entry. The plan stays in the lineage until every segment is defined and read. Therefore, a
 partition can wait for the end of the whole scan by waiting for this entry, even if segments are split.
@@ -39,7 +39,7 @@ class ScanEntries(Entries):
         """Add a scan; if the scan holds the stream, every partition of the lineage waits for the scan.
 
         Args:
-            plan: The entry of the scan.
+            plan: The plan of the scan, which becomes an entry of the lineage.
         """
         stream = list(self._entries)
         self._entries[plan.partition_id] = plan
@@ -47,7 +47,7 @@ class ScanEntries(Entries):
         self.hold_for_scan(stream)
 
     def hold_for_scan(self, partition_ids: Iterable[str]) -> None:
-        """Make partitions wait for the scan, if there is one that holds the change stream.
+        """Make partitions wait for the lineage's scan, if changes are read only after the scan.
 
         Args:
             partition_ids: Partitions that have not been read yet.

@@ -20,7 +20,7 @@ __all__ = ["Finished", "Session"]
 class Finished:
     """The content of a token after which no change can follow.
 
-    The engine answers such a token without asking the service.
+    If a request contains this kind of token, the engine answers without asking the service.
 
     Attributes:
         token: The request's token.
@@ -61,7 +61,7 @@ class Session:
         watermark: int | None = None,
         skipped: tuple[tuple[str, str], ...] = (),
     ) -> Envelope:
-        """Return the content of a token for this feed, from which `encode_token` makes the token.
+        """Return the content of a token for this feed; `encode_token` converts it to the token.
 
         Args:
             state: The state of the feed as JSON.

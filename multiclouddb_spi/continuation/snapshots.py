@@ -36,8 +36,8 @@ def resolve_snapshot(
     Args:
         feed: The feed that is started.
         wanted: The requested snapshot.
-        clock: A function that asks for the service's time before the start. It is called like `Feed.clock`.
-        snapshot: A function that asks the feed for the plan. It is called like `SupportsSnapshot.snapshot`.
+        clock: A function that asks for the service's time before the start, like `Feed.clock`.
+        snapshot: A function that asks the feed for the plan, like `SupportsSnapshot.snapshot`.
 
     Raises:
         Exception: The error that `clock` or `snapshot` raised.

@@ -65,13 +65,14 @@ def not_startable() -> MulticloudDbError:
 
 
 def check_has_partitions(lineage: Lineage) -> Lineage:
-    """Return the lineage of a start, if the service named a partition of its stream.
+    """Return a new lineage, but only if the service has named a partition of the stream.
 
     Args:
-        lineage: The lineage, which may begin with a scan.
+        lineage: The lineage, which may contain the plan of a scan.
 
     Raises:
-        ProviderFault: `TRANSIENT_FAILURE` if only a scan or nothing is left. Nothing could be read later.
+        ProviderFault: `TRANSIENT_FAILURE` if the lineage is empty or contains only a scan. No
+            change could be read later from a lineage without a partition of the stream.
     """
     if all(isinstance(entry, Plan) for entry in lineage):
         raise no_partition_named()

@@ -34,9 +34,9 @@ class Retired:
 
     Attributes:
         partition_id: The service's own id of the partition.
-        children: The children with which to continue, as far as they are known.
-        watch: The position of the partition's end, and how long the engine has searched for more children;
-            None if there are no other children, or if the engine has searched long enough.
+        children: The known children; reading continues with these children.
+        watch: The position of the partition's end, and the duration of the search for more
+            children. None if there are no other children, or if the search has lasted long enough.
     """
 
     partition_id: str

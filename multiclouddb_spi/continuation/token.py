@@ -84,7 +84,8 @@ def scope_text(scope: FeedScope, partition_id: str | None = None) -> str:
 
     Args:
         scope: The request's scope.
-        partition_id: The service's own id of the partition, with `PhysicalPartition`.
+        partition_id: The service's own id of the partition; needed if `scope` is a
+            `PhysicalPartition`.
     """
     match scope:
         case EntireCollection():

@@ -1,20 +1,22 @@
 """Decides when a child partition starts if the feed may never read some of the child's parents.
 
-A feed of a whole collection waits for every parent, because an audit finds parents to which the feed does not
-lead. Two kinds of feeds have no audit: a feed of a partition with its descendants, and a feed of one
-partition key. In these feeds, a parent that is not in the lineage is called undiscovered. There are two
-cases: another reader reads the parent, or the parent descends from a partition of the lineage that has not
-been read to its end. In most cases the service's listing shows which case applies. A child does not wait for
-a parent that another reader reads (`Retention.named`). If the listing does not show which case applies, the
-following rule decides:
+A feed of a whole collection waits for every parent, because an audit finds parents that the feed
+would not discover. Two kinds of feeds have no audit: a feed of a partition with its descendants,
+and a feed of one partition key. In these feeds, a parent that is not in the lineage is called
+undiscovered. There are two cases. In the first case, another reader reads the parent. In the second
+case, the parent descends from a partition of the lineage, and this partition has not been read to
+its end. In most cases the service's listing shows which case applies. A child does not wait for a
+parent that another reader reads (`Retention.named`). If the listing does not show which case
+applies, the following rule decides:
 
-An undiscovered parent existed before its child was created, so the parent's ancestors had already ended.
-Therefore, if a partition was read past the time at which the child was named, and has not ended, no
-undiscovered parent descends from that partition. Also, no undiscovered parent descends from a partition that
-reported after that time that it had no more records.
+An undiscovered parent existed before its child was created, so the parent's ancestors had already
+ended. Therefore, no undiscovered parent descends from a partition that has not ended and was read
+past the time at which the child was named. A partition may report that it has no more records. If
+the partition reports this after the child was named, no undiscovered parent descends from the
+partition.
 
-Because of this rule, a child may start late, but every child starts. Children start one at a time, the oldest
-first, because one waiting child may lead to another.
+Because of this rule, a child may start late, but every child starts. Children start one at a time,
+the oldest first, because a waiting child may be an ancestor of another waiting child.
 """
 
 from __future__ import annotations
@@ -67,7 +69,10 @@ class UndiscoveredParents:
         return False
 
     def _oldest(self) -> Waiting | None:
-        """Return the child with the earliest start position or, if unknown, the child named first."""
+        """Return the child with the earliest start position.
+
+        If no start position is known, return the child that was named first.
+        """
         return min(_waiting_for_undiscovered(self._lineage), key=self._begins, default=None)
 
     def _begins(self, child: Waiting) -> datetime:

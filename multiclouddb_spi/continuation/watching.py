@@ -43,8 +43,8 @@ os.register_at_fork(after_in_child=_renew_lock)
 def pause_after(watched: int) -> float:
     """Return the pause before the next lookup, about as long as the search has lasted so far.
 
-    If the pauses grow in this way, the process looks for children fourteen times in ten minutes. Half of
-    these lookups happen in the first six seconds, when most late children appear.
+    With these pauses, the process looks for children fourteen times in ten minutes. Half of these
+    lookups happen in the first six seconds, when most late children appear.
 
     Args:
         watched: How long the search has lasted, in tenths of a second.
@@ -55,8 +55,9 @@ def pause_after(watched: int) -> float:
 def is_due(feed: Feed, entry: AwaitingChildren) -> bool:
     """Return whether to search for more children of a partition now.
 
-    If no child is known, the engine searches at once, because the feed cannot continue without a child. The
-    first search in a process also happens at once.
+    If no child is known, the engine searches at once, because the feed cannot continue without a
+    child. The engine also searches at once if this process has not searched for the partition's
+    children before.
 
     Args:
         feed: The feed that contains the partition.
@@ -71,7 +72,7 @@ def is_due(feed: Feed, entry: AwaitingChildren) -> bool:
 
 
 def is_over(entry: AwaitingChildren, seconds: float) -> bool:
-    """Return whether the search for a partition's children is over; never True as long as no child is known.
+    """Return whether the search for a partition's children is over; False if no child is known.
 
     Args:
         entry: The partition.
@@ -89,8 +90,9 @@ def looked(feed: Feed, partition_id: str, watched: int) -> int:
         watched: The duration of the search so far, in tenths of a second.
 
     Returns:
-        The new duration of the search. It includes the time since this process last searched for the
-        children. If this process has not searched before, the duration stays the same.
+        The new duration of the search. The new duration includes the time since this process last
+        searched for the children. If this process has not searched before, the duration stays the
+        same.
     """
     now = time.monotonic()
     with _lock:

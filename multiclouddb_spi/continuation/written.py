@@ -31,13 +31,14 @@ class Written:
     state: Lineage
 
     def lineage(self, join: Join) -> Lineage:
-        """Return the state, which is equal to the state that parsing the token would give.
+        """Return the state; parsing the token would give an equal state.
 
         Args:
             join: `Feed.join`.
 
         Raises:
-            InvalidCursor: Raised if partitions wait for each other; parsing fails for the same reason.
+            InvalidCursor: Raised if partitions wait for each other. Parsing the token would raise
+                the same error.
         """
         self.state.join = join
         if self.state.waiting():
@@ -48,10 +49,12 @@ class Written:
 class WrittenTokens:
     """Keeps the lineage of each token until the token is used.
 
-    A consumer that reads page after page uses each token once. A token that is used again is parsed.
+    A consumer that reads page after page uses each token once. If a consumer uses a token a second
+    time, the library parses the token.
 
     Attributes:
-        checks: True in tests: a kept lineage is compared with the content of its token.
+        checks: True to compare each kept lineage with the content of its token; only tests set
+            this.
     """
 
     checks: ClassVar[bool] = False

@@ -16,8 +16,8 @@ _BYTES: Final = 1 << 20
 def check_kept(feed: Feed, lineage: Lineage, deadline: Deadline) -> None:
     """Read from every position that may be older than the service's retention.
 
-    A provider may plan up to the current end without reading. Without this check, a loss would be found only
-    when the range is read. Then it is too late to plan another start.
+    A provider may plan up to the current end without reading. Without this check, a loss would be
+    found only when the range is read. When the range is read, it is too late to plan another start.
 
     Args:
         feed: The opened feed.

@@ -1,9 +1,10 @@
 """Plans bounded reads: each step advances a lineage and reads a limited number of records.
 
-The plan of a step is the difference between two lineages (`ranges_between`). Therefore, both lineages can be
-stored, and any process can repeat the step with the same result. A step never reads a child together with its
-parent, because the ranges of one step may be read in any order. If a partition becomes active during a step,
-this step does not advance it, because the lineage before the step does not contain the partition.
+The plan of a step is the difference between two lineages (`ranges_between`). Therefore, both
+lineages can be stored, and any process can repeat the step with the same result. A step never reads
+a child together with its parent, because the ranges of one step may be read in any order. If a
+partition becomes active during a step, this step does not read the partition. The reason is that
+the lineage before the step does not contain the partition.
 
 No method changes its arguments, so each method can be called again. The planner sends each request through
 the function `call`, which may retry. Otherwise, one failed request would repeat all requests of the plan, and
@@ -93,10 +94,10 @@ class Planner:
             field: The caller's name for the time in `AtTime`, used in the error.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a time in the future; `UNSUPPORTED_CAPABILITY` for an
-                `INTERLEAVED` snapshot if rows have no floor.
-            ProviderFault: `TRANSIENT_FAILURE` if the service names no partition of the stream. Such a lineage
-                has no next step.
+            MulticloudDbError: `INVALID_REQUEST` for a time in the future. `UNSUPPORTED_CAPABILITY`
+                for an `INTERLEAVED` snapshot of a feed in which rows have no floor.
+            ProviderFault: `TRANSIENT_FAILURE` if the service names no partition of the stream. A
+                lineage without a partition of the stream has no next step.
         """
         if isinstance(position, Snapshot):
             return check_has_partitions(plan_snapshot(self._feed, self._call, position, deadline))
@@ -137,8 +138,9 @@ class Planner:
                 end.
             deadline: The time limit for planning the step.
             target: The latest position up to which the step may read.
-            allow_empty: True to also return a step in which positions have moved without any records. Without
-                such steps, a position could become older than the retention.
+            allow_empty: True to also return a step in which positions have moved without any
+                records. Without steps that only move positions, a position could become older than
+                the retention.
         """
         wanted = {e.partition_id: e.cursor for e in before.active() if within(self._feed, e, target)}
         return self._step(before, wanted, max_records, deadline, target, allow_empty)
@@ -180,7 +182,7 @@ class Planner:
         return Target(stands, frozenset(passed - stands.keys()))
 
     def target_at(self, moment: datetime, deadline: Deadline, field: str = "AtTime.utc") -> Target:
-        """Return the position at which the feed ended at a given time; needs `CHANGE_FEED_POINT_IN_TIME`.
+        """Return the feed's end position as of a given time; needs `CHANGE_FEED_POINT_IN_TIME`.
 
         Args:
             moment: The given time, with a time zone. The target lies shortly before this time; the

@@ -55,9 +55,9 @@ class Range:
     Attributes:
         partition_id: The service's own id of the partition.
         start: The position after which to read.
-        until: The last position of the range; the record at this position is included. None means up to the
-            end of the partition. Such an end must exist: the partition must have ended, or be a segment of a
-            scan.
+        until: The last position of the range; the record at this position is included. None means
+            up to the end of the partition. None is allowed only if the partition has ended or is a
+            segment of a scan.
     """
 
     partition_id: str
@@ -217,8 +217,8 @@ def read_head(
         name: The partition.
         cursor: The position from which to read.
         most: The maximum number of records; None means up to the current end.
-        deadline: The time limit. If records arrive faster than they are read, the position reached shortly
-            before the deadline is the head.
+        deadline: The time limit. If records arrive faster than they are read, the head is the
+            position that was reached shortly before the deadline.
     """
     reading = RangeReading(provider, feed, Range(name, cursor, None))
     count, outcome = 0, Continue()

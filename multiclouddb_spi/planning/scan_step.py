@@ -1,11 +1,12 @@
 """Plans bounded reads of a snapshot scan: one step defines whole segments, and the next step reads them.
 
-A step is the difference between two lineages. The lineage before a step must contain the segments that the
-step reads, because dividing the plan again could result in other segments. While the plan holds the change
-stream, a step reads only segments. `AUTO` releases the stream after half of the time for which the service
-keeps one of the stream's positions. Once the stream is released, and always with `INTERLEAVED`, a step reads
-both the stream and segments. The stream goes first: at least a quarter of a limited step is reserved for it.
-The scan gets at most three quarters of the step, and less if the stream needs more.
+A step is the difference between two lineages. The lineage before a step must contain the segments
+that the step reads, because dividing the plan again could result in other segments. While the
+change stream waits for the scan, a step reads only segments. With `AUTO`, the stream stops waiting
+when half of the retention time of a stream position has passed. With `INTERLEAVED`, the stream
+never waits for the scan. If the stream does not wait, a step reads both the stream and segments.
+The stream goes first: at least a quarter of a limited step is reserved for it. The scan gets at
+most three quarters of the step, and less if the stream needs more.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def stream_limit(before: Lineage, max_records: int | None) -> int | None:
     """Return how many changes a step may read in addition to the segments of the scan.
 
     Args:
-        before: The lineage before the step. Its plan does not hold the stream.
+        before: The lineage before the step. In this lineage, the stream does not wait for the scan.
         max_records: The limit on the records of the step.
     """
     plan = before.plan
@@ -107,15 +108,15 @@ def scan_beside(feed: Feed, call: Call, step: Step, max_records: int | None, dea
     Args:
         feed: The opened feed.
         call: The function that sends requests to the service.
-        step: The step of the stream; its plan lets the stream be read during the scan. The step's `after` is
-            changed in place.
+        step: A step of a stream that does not wait for the scan. The step's `after` is changed in
+            place.
         max_records: The limit as in `scan_step`, for changes and rows together.
         deadline: The time limit.
 
     Returns:
-        The step, which now also reads to its end every segment that is in the lineage before the step. No
-        more segments are defined while the stream fills its limit and half of the retention time of one of
-        its positions has passed.
+        The step, which now also reads all segments of `step.before` to their ends. No more segments
+        are defined while two conditions hold: the stream fills its limit, and half of the retention
+        time of a stream position has passed.
     """
     used = step.records
     limit = stream_limit(step.before, max_records)

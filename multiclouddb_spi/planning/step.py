@@ -21,9 +21,9 @@ class Target:
 
     Attributes:
         cursors: Maps a partition to the position at which to stop reading it.
-        passed: Partitions that ended before the target, so they are read to their end; None means every
-            partition without a cursor. A partition that is not in `passed` and has no cursor appeared after
-            the target.
+        passed: Partitions that ended before the target; a run reads them to their ends. None means
+            that every partition without a cursor is read to its end. If a partition has no cursor
+            and is not in `passed`, the partition appeared after the target.
     """
 
     cursors: Mapping[str, Cursor]
@@ -41,8 +41,8 @@ class Step:
             contains them.
         empty: True if only positions have moved, without any records.
         found_late: Partitions that an audit found; the next step reads them.
-        news: Partitions that end in this step, or that have records or may have records in it. In all other
-            partitions, only the positions have moved.
+        news: Partitions that end in this step, and partitions that have or may have records in this
+            step. In all other partitions, only the positions have moved.
         records: The number of records in this step, or None if the service does not report it.
         skipped: The parts that were left out because they are older than the retention, as readable text with
             partition and position.
@@ -73,7 +73,7 @@ def ranges_between(before: Lineage, after: Lineage, ends: Mapping[str, Cursor]) 
     Args:
         before: The lineage at which the ranges begin, `Step.before`.
         after: The lineage at which the ranges end, `Step.after`.
-        ends: The positions of the partitions that end in between, `Step.ends`.
+        ends: The end positions of the partitions that end between the two lineages, `Step.ends`.
     """
     until = {**ends}
     until.update({entry.partition_id: entry.cursor for entry in after if not isinstance(entry, Waiting)})

@@ -99,7 +99,7 @@ class Answers(Generic[T]):
     def take(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> bool:
         """Put the records up to `stop` on the page; return False if the provider cannot map its own records.
 
-        Also return False for a segment whose scan has ended in the meantime.
+        If the partition is a segment and its scan has already ended, return False as well.
         """
         if turn.partition_id not in self._lineage:
             return False
@@ -140,7 +140,7 @@ class Answers(Generic[T]):
         return self.result.moved and not unnamed <= self._discovered
 
     def discover(self) -> list[str]:
-        """Ask once for more children of the ended partitions that are due."""
+        """Ask once for more children of the ended partitions for which a search is due."""
         ended = self._lineage.awaiting_children()
         entries = [entry for entry in ended if is_due(self._feed, entry)] if ended else []
         if not entries:
@@ -257,7 +257,8 @@ class Answers(Generic[T]):
 
         Args:
             every: The number of seconds from one audit to the next.
-            meanwhile: A function that starts reads, so that the service can answer them during the audit.
+            meanwhile: A function that is called before the audit, to send read requests. The
+                service can answer these requests during the audit.
         """
         if self._single or not is_audit_due(self._lineage.audited, every):
             return
@@ -298,7 +299,10 @@ class Answers(Generic[T]):
         ]
 
     def _pass_on(self, name: str, heirs: Iterable[str]) -> None:
-        """If the partition's notice was sent, record that its successors' events follow the notice."""
+        """Mark the successors of a partition if the page contains a notice of this partition.
+
+        The page must not contain any more records of the marked partitions.
+        """
         if self._turns.of(name).noticed:
             for heir in heirs:
                 self._turns.of(heir).noticed = True
@@ -329,7 +333,10 @@ class Answers(Generic[T]):
         self._observing.gap(self._feed.spec.address, gap)
 
     def _forget_gaps(self, turn: Turn) -> None:
-        """Withdraw a partition's gaps and keep its old position, so that a later call reports the gaps."""
+        """Remove a partition's gaps from the page, and restore the partition's old position.
+
+        A later call then reports the gaps.
+        """
         where, notices = self._feed.public_id(turn.partition_id), self.result.notices
         notices[:] = [item for item in notices if not (isinstance(item, Gap) and item.partition_id == where)]
         self._lineage.advance(turn.partition_id, turn.lost)

@@ -25,10 +25,11 @@ def watermark_micros(
 ) -> int | None:
     """Return the watermark of the page, in µs since 1970; it is never less than `previous`.
 
-    The watermark is the minimum over all partitions. The watermark of a partition is that of its last batch,
-    or else the time of its position. The watermark of a waiting child is the earliest time among the start
-    positions that its ended parents gave. During the scan of a snapshot, the watermark is the snapshot's
-    moment.
+    The watermark is the minimum over all partitions. The watermark of a partition is the watermark
+    of its last batch. If the watermark of the last batch is not known, the watermark of the
+    partition is the time of its position. A waiting child has start positions from its seed and
+    from its ended parents. The watermark of a waiting child is the earliest time of its start
+    positions. During the scan of a snapshot, the watermark is the snapshot's moment.
     """
     if (plan := lineage.plan) is not None:
         return plan.moment if previous is None else max(plan.moment, previous)

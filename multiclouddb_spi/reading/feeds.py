@@ -29,12 +29,13 @@ _CLOCK_PATIENCE: Final = 1.0
 class FeedCache:
     """Maps each spec to its opened feed and the time of the service's clock; all calls of a client share it.
 
-    A feed is closed when neither a running call nor a later call needs it. Opening a feed needs calls to the
-    service, which check how the resource is set up. Therefore, a feed is kept for ten minutes after its last
-    use. The limit on feeds is as high as the limit on readers. The reason is that a worker may read thousands
-    of partition keys in turn, and the scope of each key needs a feed. Above the limit, feeds that were used
-    in the last minute remain open, and each additional feed is closed after its call. The cache does not
-    close the feeds that were unused for longest, because a worker that reads keys in turn needs them next.
+    A feed is closed when neither a running call nor a later call needs it. Opening a feed needs
+    calls to the service, which check how the resource is set up. Therefore, a feed is kept for ten
+    minutes after its last use. The limit on feeds is as high as the limit on readers. The reason is
+    that a worker may read thousands of partition keys in turn, and the scope of each key needs a
+    feed. Above the limit, feeds that were used in the last minute remain open, and each additional
+    feed is closed after its call. The cache does not close the feeds with the oldest last use,
+    because a worker that reads keys in turn needs these feeds next.
 
     Args:
         fetcher: Runs calls.
@@ -112,15 +113,16 @@ class FeedCache:
     def asked_now(self, feed: Feed, deadline: Deadline) -> datetime | None:
         """Return the service's current time, or None if the service does not answer quickly.
 
-        A time that this process has computed may be later than the service's own time, because the service's
-        clock may have been set back, or another machine may answer.
+        A time that this process has computed may be later than the service's own time. There are
+        two possible reasons: the service's clock was set back, or another machine answers.
         """
         return self.soon(feed, deadline, fresh=True)
 
     def soon(self, feed: Feed, deadline: Deadline, *, fresh: bool = False) -> datetime | None:
         """Return the service's time if the service answers quickly.
 
-        Otherwise, return None, and do not ask the service again for one minute.
+        If the service does not answer quickly, return None and do not ask the service again for one
+        minute.
 
         Args:
             feed: The feed.
@@ -165,10 +167,10 @@ class FeedCache:
         return is_kept
 
     def _unused_since(self, moment: float, most: int = 0) -> list[Feed]:
-        """Remove feeds not used since the given time, the longest unused first, until `most` feeds are left.
+        """Remove feeds that were not used since `moment`, until `most` feeds are left.
 
-        Only a few feeds are removed at a time, because closing them delays the current call. The caller must
-        hold the lock.
+        The feed with the oldest last use is removed first. Only a few feeds are removed at a time,
+        because closing them delays the current call. The caller must hold the lock.
         """
         old: list[Feed] = []
         while len(self._feeds) > most and len(old) < _MOST_AT_ONCE:

@@ -41,8 +41,9 @@ class Fetches:
         deadline: The time limit of the call.
 
     Attributes:
-        overtaken: Partitions that wait for free memory while records of other partitions are returned. They
-            keep their place in the lineage, so they are read first when memory becomes free.
+        overtaken: Partitions that wait for free memory while records of other partitions are
+            returned. These partitions keep their place in the lineage, so they are read first when
+            memory becomes free.
     """
 
     def __init__(
@@ -60,7 +61,10 @@ class Fetches:
         self.overtaken: frozenset[str] = frozenset()
 
     def may_ask(self) -> bool:
-        """Return whether one more partition can be read now; this may change which partition comes first."""
+        """Return whether one more partition can be read now.
+
+        The method may change the order of the partitions.
+        """
         if not self._turns.due or (len(self._turns.asked) >= self._context.width and self._full()):
             return False
         reserve = max(self._share, self._budget.expected)
@@ -70,7 +74,7 @@ class Fetches:
     def _full(self) -> bool:
         """Return whether enough partitions are being read.
 
-        Slow partitions do not count, so that other partitions are read too.
+        A slow partition is not counted as being read, so that other partitions are read too.
         """
         now = time.monotonic()
         if now < self._slow_from:
@@ -84,8 +88,8 @@ class Fetches:
     def _make_room(self, reserve: int) -> bool:
         """Evict other readers' records; return whether enough bytes are then free for one more answer.
 
-        Records that this call or another consumer will return next are not evicted: waiting until they are
-        returned costs less than fetching them again.
+        The method does not evict records that this call or another consumer will return next.
+        Waiting until records are returned costs less than fetching the records again.
         """
         if not self._no_room:  # no room was found before, so there is none for the rest of this call
             self._no_room = not self._cache.make_room(reserve, self._in_use)

@@ -48,7 +48,7 @@ _REOPEN: Final = (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST, ErrorC
 
 @attrs.frozen
 class Reading(Generic[T]):
-    """One page. Its records have been converted by the caller's view, for example to events.
+    """One page. The caller's view has converted the page's records, for example to events.
 
     Attributes:
         values: The values that the view made, in the order of the page.
@@ -67,7 +67,7 @@ class Pages:
         fetcher: The fetcher, which classifies failures.
         feeds: The object that forgets a feed whose resource no longer exists.
         observing: Called when a position will soon be older than the retention.
-        headroom_warning: The headroom in seconds below which the observer is called.
+        headroom_warning: If the headroom in seconds is below this number, the observer is called.
         written: Keeps the lineages that belong to the tokens of returned pages.
     """
 
@@ -112,7 +112,7 @@ class Pages:
             raise ProviderFault(late_fault())
 
     def has_expired(self, result: PollResult[Any]) -> bool:
-        """Return whether an expired position has stopped the feed before there was anything to return."""
+        """Return whether an expired position has stopped the feed, and nothing can be returned."""
         if result.failure is None or result.in_hand():
             return False
         return self._fetcher.fault(result.failure[1]).category == ErrorCategory.CHECKPOINT_EXPIRED

@@ -25,9 +25,9 @@ class Budget:
     Attributes:
         limit: The limit in bytes.
         used: The current number of bytes.
-        expected: The number of bytes that a fetch is likely to return even if it requests fewer, because a
-            service returns at least one record, however large the record is.
-        lock: Held while `used` changes together with the contents of a partition.
+        expected: The number of bytes that a fetch is likely to return, even if the fetch requests
+            fewer bytes. A service returns at least one record, however large the record is.
+        lock: The lock for changing `used` together with the number of bytes that a partition holds.
     """
 
     def __init__(self, limit: int) -> None:
@@ -64,9 +64,9 @@ class PartitionReader:
         retries: The number of retries of the last fetch.
         trouble: The reason for the last retry of the running fetch, or None.
         waiting: True while the running fetch waits for new records, because there were none when it started.
-        cancelled: True once no call needs the result of the running fetch any more.
+        cancelled: True if no call needs the result of the running fetch any longer.
         call: Identifies the call that used this reader last.
-        proven: True once a later call has come back to this reader.
+        proven: True after a later call has used this reader again.
     """
 
     __slots__ = (
@@ -121,7 +121,7 @@ class PartitionReader:
         Args:
             ask: The bytes that are reserved for the running fetch or, after its answer has arrived, the size
                 of the answer.
-            batch: The bytes of the batch that has landed.
+            batch: The size of the fetched batch in bytes.
         """
         with self._budget.lock:
             before = self._held_ask + self._held_batch
@@ -139,7 +139,7 @@ class PartitionReader:
         return self._held_ask + self._held_batch
 
     def empty(self) -> bool:
-        """True if no record is fetched or requested, so that discarding the reader loses no records."""
+        """True if no record is fetched or requested; discarding the reader loses no records."""
         return self.batch is None and self.future is None
 
     def open(self) -> Reader:

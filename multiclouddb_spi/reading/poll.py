@@ -7,8 +7,7 @@ where this happens:
  1. The poll asks partitions in the order of the lineage, several at once. The poll first uses records that an
     earlier call has fetched but not returned. No partition starves, because the token preserves the order.
  2. The poll takes answers in the order in which they arrive. Records are mapped, and cut at the size limit of
-    the page. The cursor moves only past returned records, so a token does not skip records that its page does
-    not contain.
+    the page. The cursor moves only past returned records, so a token skips only records that were returned.
  3. A partition that has ended leaves the lineage once its last record is returned; its children are read in
     the same call.
  4. If there is something to return, the poll ends as soon as no further answer is ready. However, it first
@@ -17,8 +16,9 @@ where this happens:
     `HEAD_SECONDS`, its turn is over.
  5. If there is nothing to return, the poll continues until every partition has reported that it has no
     records. Then the poll waits as long as the caller wants to wait, unless it has a notice to report.
- 6. After a notice, the poll returns nothing more from that partition, and nothing from the partitions that
-    are read because of the notice. A later call returns the records of the partitions that were left out.
+ 6. After a notice, the poll returns nothing more from the partition of the notice. The poll also returns
+    nothing from the partitions that are read because of the notice. A later call returns the records of the
+    partitions that were left out.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Poll(Generic[T]):
     # -- Rounds
 
     def _read_alone(self) -> None:
-        """First read the partitions whose errors ended the last call, to learn early if they still fail."""
+        """First read the partitions whose errors ended the last call, to find a lasting error early."""
         self._turns.ask(self._first)
         while not (self._result.full() or all(name in self._turns.served for name in self._first)):
             self._launch()

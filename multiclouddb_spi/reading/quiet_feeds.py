@@ -1,4 +1,4 @@
-"""Returns the last idle page of a large feed again if one call shows that nothing has changed since then."""
+"""Returns the last idle page of a large feed again, after one call has found no newer changes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Idle:
         spec: The spec of the feed.
         scope: The scope of the request, because a token of one scope must be refused for another scope.
         audited: The audit data of the lineage.
-        mark: The mark of the feed before the page was read; None means that it was not requested.
+        mark: The feed's mark from the time before the page was read; None if no mark was requested.
     """
 
     page: ChangeFeedPage

@@ -41,12 +41,13 @@ class ReaderCache:
     readers belong to consumers that now run in other processes; each of these readers may still use a
     resource of the service.
 
-    A consumer reads its partitions in turn. If there are more partitions than the cache keeps, the reader
-    that has been unused for longest is needed next. Therefore, a full cache keeps its readers: new readers go
-    into a small part of the cache, and are kept only if a consumer comes back to them in time.
+    A consumer reads its partitions in turn. If there are more partitions than the cache keeps, the consumer
+    next needs the reader that has been unused for the longest time. Therefore, a full cache keeps its old
+    readers, and new readers go into a small part of the cache. A new reader is kept only if a consumer uses
+    this reader again before the cache closes it.
 
     Args:
-        budget: The budget, which counts the bytes that the readers hold.
+        budget: The memory budget; it counts the bytes that the readers hold.
         capacity: The maximum number of readers.
         most_of_one: The maximum number of readers of one partition.
     """
@@ -79,9 +80,9 @@ class ReaderCache:
     def put(self, reader: PartitionReader) -> None:
         """Keep a reader for the next call.
 
-        If the cache already contains a reader at the same position, that reader is closed, unless a consumer
-        has come back to one of these two readers. In that case, the two readers belong to different
-        consumers.
+        A reader that is already cached at the same position is closed if no consumer has used either of the
+        two readers a second time. Otherwise, the two readers belong to different consumers, and both are
+        kept.
         """
         reader.used_at = time.monotonic()
         at = _at(reader.feed, reader.cursor)
@@ -93,8 +94,8 @@ class ReaderCache:
     def tidy(self, in_use: Callable[[PartitionReader], bool]) -> None:
         """Discard readers that were unused for a minute, and records that exceed the budget.
 
-        The readers in `in_use` count as used now, because one round over many partitions takes longer than a
-        minute.
+        For a reader that is `in_use`, the unused time starts again at zero, because one round over many
+        partitions takes longer than a minute.
         """
         if self._budget.used > self._budget.limit:
             self.make_room(0, in_use)
@@ -110,10 +111,10 @@ class ReaderCache:
             old.discard()
 
     def make_room(self, nbytes: int, in_use: Callable[[PartitionReader], bool]) -> bool:
-        """Evict records of other readers until this many bytes fit, the longest unused reader first.
+        """Evict records of other readers until `nbytes` fit, in the order of `_unused_since`.
 
-        Readers that are `in_use` or that another consumer has just used are never evicted, because their
-        records would have to be fetched again.
+        Readers that are `in_use` are never evicted. Readers that another consumer has just used are never
+        evicted either. Otherwise, the consumers would have to fetch the records of these readers again.
 
         Returns:
             True if the budget now has room for the bytes.
@@ -187,7 +188,11 @@ class ReaderCache:
         return gone
 
     def _unused_since(self, moment: float) -> list[PartitionReader]:
-        """Return the readers that were not used since the given time, the longest unused first."""
+        """Return readers that were not used since the given time.
+
+        The readers in the small part of the cache come first. Each part is sorted by the time at which the
+        readers entered the part.
+        """
         found = []
         for part in (self._passing, self._resident):
             for reader in part:

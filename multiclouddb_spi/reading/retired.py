@@ -44,7 +44,7 @@ def look_again(
         deadline: The time limit.
 
     Returns:
-        The result, which contains at least the children in the token, even if the service does not answer.
+        The result always contains the children in the token, even if the service does not answer.
     """
     watch = state.watch
     if watch is None or not is_due(session.feed, watch):

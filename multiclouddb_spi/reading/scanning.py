@@ -1,11 +1,11 @@
 """Handles a snapshot scan during one call: defines segments, shares pages and limits the rate.
 
-Partitions of the change stream are read first, the one with the oldest position first. Then the segments of
-the scan are read. Therefore, the positions of the change stream do not expire, even if a scan takes days. A
-quarter of each page is kept for the scan, so that it ends even if changes arrive as fast as they are read. If
-half of the retention time of any stream position has passed, no part of the page is kept for the scan. On
-small pages, a quarter is not a whole number of places; the token stores the sum of the fractions
-(`Plan.credit`).
+Partitions of the change stream are read first, in the order of their positions from the oldest to the newest.
+Then the segments of the scan are read. Therefore, the positions of the change stream do not expire, even if a
+scan takes days. A quarter of each page is kept for the scan, so that it ends even if changes arrive as fast
+as they are read. If half of the retention time of any stream position has passed, no part of the page is kept
+for the scan. On small pages, a quarter is not a whole number of places; the token stores the sum of the
+fractions (`Plan.credit`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Scanning:
         result: The result of the call so far.
         deadline: The time limit of the call.
         now: A function that asks for the service's time; None if the service does not report its time.
-        single: True if one segment is read alone, as a physical partition.
+        single: True if the call reads one `PhysicalPartition` without descendants, for example one segment.
 
     Attributes:
         active: The partitions and segments to read, in this order.
@@ -148,10 +148,12 @@ class Scanning:
         return bool(self._unasked) or self._kept > self._rows
 
     def patience(self, longest: float) -> float:
-        """Return how many seconds to wait for reads for which the page keeps places, before the next check.
+        """Return how many seconds to wait for the reads that have reserved places on the page.
+
+        After this time, the caller checks these reads again.
 
         Args:
-            longest: The maximum number of seconds to return.
+            longest: The longest wait that this method may return, in seconds.
         """
         return 0.0 if self.is_stuck() else min(_LOOK_SECONDS, longest)
 
@@ -168,7 +170,7 @@ class Scanning:
         )
 
     def share_no_more(self) -> bool:
-        """Let all partitions use the places reserved on the page; return False if they already could."""
+        """Release the reserved places of the page for all partitions; return False if none were reserved."""
         shared, self._stream_first = self.is_sharing(), False
         self._unasked.clear()
         self._kept = 0
@@ -213,7 +215,7 @@ class Scanning:
                 other.not_before = min(other.not_before, soonest)
 
     def _reserved(self, rate: float) -> int:
-        """Return about how many rows may be read in one second, but not more than one fetch can return."""
+        """Return the approximate number of rows for one second, limited to what one fetch can return."""
         return max(1, int(min(rate, max(self._result.limit, self._context.page_records))))
 
     # -- The scan

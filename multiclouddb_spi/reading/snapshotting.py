@@ -36,7 +36,7 @@ def lost(feed: Feed, lineage: Lineage, name: str) -> Gap:
 
     Args:
         feed: The feed of the lineage.
-        lineage: The lineage before the snapshot.
+        lineage: The lineage whose position has expired.
         name: The partition.
     """
     position = "its position"

@@ -55,19 +55,19 @@ class Turn:
         partition_id: The service's own id of the partition.
         stage: The partition's stage; only `Turns` changes it.
         reader: The partition's reader, while its stage is ASKED.
-        failed_last: True if the previous call ended because of this partition; it is then read first.
-        not_before: The monotonic time before which reading the partition is not useful, while its stage is
-            PACED.
+        failed_last: True if the previous call ended because of this partition. This call then reads the
+            partition first.
+        not_before: In the stage PACED, the monotonic time of the earliest useful read of the partition.
         silent: True if the partition last reported that it has no records, and was not asked again since
             then.
         awaited: True if the partition had no records and its running fetch is waiting for new records.
-        noticed: True if the page contains a notice of this partition; in that case, the page must not contain
-            any more of its records.
+        noticed: True if the page contains a notice of this partition. After the notice, the page must not
+            contain more records of the partition.
         error: The failure of this partition in this call, or None.
         watermark: The watermark of the partition's last batch that was returned completely.
         headroom: The number of seconds until the partition's position expires; infinite if that is not known.
-        skips: How often the partition's position was found to be older than the retention in this call.
-        lost: The partition's position before the first of these skips.
+        skips: The number of times that this call has skipped expired records of the partition.
+        lost: The partition's position before this call first skipped expired records.
     """
 
     partition_id: str
@@ -100,8 +100,8 @@ class Turns:
         paced: Partitions that must not be read before a given time.
         held: Partitions that have records left for a later page.
         failed: Partitions that have failed in this call, in the order of their failures.
-        served: Partitions that have had their turn, in this order. In the next call they are read in the same
-            order, after the partitions that had no turn.
+        served: Partitions that have had their turn, in this order. The next call reads these partitions in
+            the same order, after the partitions that had no turn.
     """
 
     def __init__(self, lineage: Lineage) -> None:
@@ -158,7 +158,7 @@ class Turns:
     def landed(self, turn: Turn) -> PartitionReader:
         """Record that a fetch has an answer.
 
-        Return its reader, which no longer belongs to the partition's record.
+        Return the reader of the fetch. The partition's record no longer refers to this reader.
         """
         reader = turn.reader
         assert reader is not None

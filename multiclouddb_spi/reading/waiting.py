@@ -29,8 +29,8 @@ class Waiting:
 
     Attributes:
         began: The time at which the call began.
-        last_ask: After this time, no fetch that waits for new records may begin. Such a fetch must end before
-            the deadline, because it is not a failure to find no new records.
+        last_ask: After this time, no fetch that waits for new records may begin. A fetch that waits must end
+            before the deadline, because a read without new records is not a failure.
         until: How long the call waits for a first record.
         head_until: How long the call waits for the first partition in the queue.
         rounds: The number of times that all partitions were read again.
@@ -47,7 +47,7 @@ class Waiting:
         self._lingering: float | None = None
 
     def of_fetch(self, longest: float) -> float:
-        """Return how long a read may block for new records; never called in the first round.
+        """Return how long a read may block for new records; the first round does not call this method.
 
         Args:
             longest: The number of seconds that one fetch may wait.

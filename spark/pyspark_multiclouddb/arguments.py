@@ -1,4 +1,4 @@
-"""Checks the arguments of the public functions, and makes the errors for wrong ones."""
+"""Checks the arguments of the public functions, and makes the errors for wrong arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ CHANGE_TYPES: Final = tuple(kind.value for kind in ChangeType)
 
 
 def check_has(name: str, value: object, attribute: str, wanted: str) -> None:
-    """Refuse an object without the given attribute, which Spark's own type has in every version.
+    """Refuse an object that does not have the given attribute.
+
+    Spark's own type has this attribute in every version of Spark.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST`; the message names the argument.
@@ -63,7 +65,7 @@ def check_merge(batch: object, table_path: object, **rest: Any) -> None:
 
 
 def incomplete_rows() -> MulticloudDbError:
-    """Make the error for a batch in which a value is missing, or in which `type` is not that of a change."""
+    """Make the error for a batch with a missing value, or with a `type` that is no change type."""
     return invalid_request(
         "batch",
         "has rows without key, order_key or type, or whose type is not CREATE, UPDATE or DELETE",

@@ -46,7 +46,8 @@ def check_cases(wanted: Iterable[str], known: Iterable[str] = ()) -> None:
         known: The names of the columns of the table.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`; Delta and Spark do not distinguish the two names.
+        MulticloudDbError: `INVALID_REQUEST`, because Delta and Spark do not distinguish names that
+            differ only in upper and lower case.
     """
     spelled = {name.lower(): name for name in known}
     for name in wanted:

@@ -99,17 +99,18 @@ class Target:
     def begin(self, scan: Scan) -> None:
         """Mark all rows of the table as older than a snapshot, before the snapshot's first rows are merged.
 
-        Then the rows of the snapshot, and every change after it, win over the rows in the table. Rows whose
-        `order_key` is lower than the floor do not have to be changed. All other rows get the lowest
-        `order_key`. This step is done once for each snapshot, in one commit that contains the snapshot's id.
+        After this call, the rows of the snapshot and every change after the snapshot have priority
+        over the rows in the table. Rows whose `order_key` is lower than the floor do not have to be
+        changed. All other rows get the lowest `order_key`. The rows are marked once for each
+        snapshot, in one commit that contains the snapshot's id.
 
         Args:
             scan: The snapshot.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if rows or changes of the snapshot may already have been
-                merged before this call recorded the snapshot. Such rows cannot be distinguished from older
-                rows.
+            MulticloudDbError: `INVALID_REQUEST` if rows or changes of the snapshot may already have
+                been merged before this call recorded the snapshot. Rows that were merged too early
+                cannot be distinguished from older rows.
         """
         if self._stage(scan.plan) is not None:
             return
@@ -134,7 +135,8 @@ class Target:
     def end(self, scan: Scan) -> None:
         """Delete the documents that a snapshot did not contain, after the snapshot's last rows were merged.
 
-        Such a document was deleted before the snapshot. Its row becomes a tombstone.
+        A document that a snapshot does not contain was deleted before the snapshot. The row of a
+        deleted document becomes a tombstone.
 
         Args:
             scan: The snapshot; its scan is over.
@@ -171,8 +173,8 @@ class Target:
                 snapshot.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the snapshot is refused. If it were accepted, documents
-                that were deleted before the snapshot would stay in the table.
+            MulticloudDbError: `INVALID_REQUEST` if the snapshot is refused. If the snapshot were
+                accepted, documents that were deleted before the snapshot would stay in the table.
         """
         if self._stage(plan) is not None:
             return

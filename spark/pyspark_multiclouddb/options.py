@@ -3,14 +3,14 @@
 Names are case-insensitive. Options that begin with `connection.` are passed to the provider's own
 configuration, which defines their names. `pyspark_multiclouddb.option_table` lists all other options.
 
-The default start is `beginning` for streams and for batches, so nothing is left out by default. (Kafka's
-source starts a stream at the end.) The default start applies only to a new query: a query with a checkpoint
-resumes from the checkpoint. The option names of Kafka's source work too; their times are milliseconds since
-1970.
+The default start is `beginning` for streams and for batches, so nothing is left out by default.
+(Kafka's source starts a stream at the end.) The default start applies only to a new query: a query
+with a checkpoint resumes from the checkpoint. The option names of Kafka's source are also accepted.
+With these names, a time is a number of milliseconds since 1970.
 
-The value `env:NAME` is replaced by the value of that environment variable. Each process reads the
-variable separately: the driver when it plans, and each worker when it connects. Therefore a secret
-appears neither in the options nor in the data that Spark sends.
+The value `env:NAME` is replaced by the value of the environment variable `NAME`. Each process reads
+the variable separately: the driver when it plans, and each worker when it connects. Therefore a
+secret appears neither in the options nor in the data that Spark sends.
 
 A secret is accepted only in options that Spark hides: in `url`, and in options whose names contain
 `password`, `secret`, `token` or `access_key`. Spark prints all other options of a stream in plain text, for
@@ -98,7 +98,7 @@ class Settings:
         new_item_state: Whether rows contain the new document.
         old_item_state: Whether rows contain the old document.
         poll_seconds: The time between two polls of an idle feed.
-        idle_checkpoint_seconds: The time after which positions that moved without a record are saved.
+        idle_checkpoint_seconds: The time after which new positions of idle partitions are saved.
         given: Maps each given option to its name as the user spelled it.
     """
 
@@ -119,11 +119,12 @@ class Settings:
     def config(self) -> ClientConfig:
         """Return the configuration of the client in this process.
 
-        `env:NAME` is replaced only when this property is read.
+        In the connection's options, the value `env:NAME` is replaced only when code reads this
+        property.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if such a variable is not set in this process, or if `url` is
-                not valid.
+            MulticloudDbError: `INVALID_REQUEST` if the connection's options name an environment
+                variable that is not set in this process, or if `url` is not valid.
         """
         found = {name: values.from_environment(name, value) for name, value in self.connection}
         ours = {name: found.pop(name, None) for name in ("url", "provider")}
@@ -133,7 +134,8 @@ class Settings:
     def on_expired(self) -> OnExpired:
         """What a planned read does if its position has expired.
 
-        Only the plan can begin another snapshot, because a batch can only be read after its end was stored.
+        A read never begins another snapshot, because the end of its batch is already stored. Only
+        the planner can begin another snapshot.
         """
         return Fail() if isinstance(self.on_loss, Resnapshot) else self.on_loss
 
@@ -145,7 +147,7 @@ class Settings:
 
     @property
     def modes(self) -> dict[str, str]:
-        """Maps the options that determine the columns to their values, without default values."""
+        """The options that determine the columns, with their values. Defaults are left out."""
         modes = {}
         if self.new_item_state is not NewItemStateMode.INCLUDE_IF_AVAILABLE:
             modes["newItemState"] = str(self.new_item_state.value)
@@ -287,7 +289,7 @@ def _start(given: Mapping[str, tuple[str, str]]) -> FeedStart | Snapshot:
 
 
 def _on_loss(given: Mapping[str, tuple[str, str]]) -> OnExpired:
-    """Return what to do after a loss. The default order of a snapshot after a loss is `AUTO`."""
+    """Return the action after data loss. The default order of a snapshot after a loss is `AUTO`."""
     on_loss = values.on_loss(*given.get("failOnDataLoss", ("failOnDataLoss", "true")))
     return Resnapshot(_as_given(on_loss.snapshot, given)) if isinstance(on_loss, Resnapshot) else on_loss
 
@@ -333,7 +335,7 @@ def _tasks(given: Mapping[str, tuple[str, str]]) -> int:
 
 
 def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
-    """Return the source's own options (name → spelling and value), and the connection's options."""
+    """Return the source's options with the user's spelling, and the connection's options."""
     given: dict[str, tuple[str, str]] = {}
     connection: dict[str, str] = {}
     for name, value in options.items():

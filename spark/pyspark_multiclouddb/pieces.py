@@ -1,7 +1,8 @@
-"""Collects the last change of each key of a DataFrame, in pieces of bounded size.
+"""Collects the last change of each key in a DataFrame, piece by piece.
 
-Spark finds the last changes and keeps them on the executors, so the source is read only once for all pieces.
-If an executor is lost, only the part of the source that it held is read again.
+The size of a piece is limited. Spark finds the last changes and keeps them on the executors, so the
+source is read only once for all pieces. If Spark loses an executor, it reads only this executor's
+part of the source again.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Piece:
 def latest_rows(frame: DataFrame) -> DataFrame:
     """Return the row with the highest `order_key` for each `key`. Spark computes the result.
 
-    A missing `order_key` counts as the highest.
+    A missing `order_key` is treated as higher than any other `order_key`.
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
@@ -65,17 +66,19 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Generator[Piece, No
     """Collect the last change of each key.
 
     Args:
-        frame: The DataFrame, with the columns `key`, `order_key`, `type`, and any others, such as `PLAN`.
+        frame: The DataFrame, with the columns `key`, `order_key` and `type`. Other columns are
+            allowed, for example `PLAN`.
         max_bytes: The maximum size of a piece. Pieces are smaller if Spark's setting
             `spark.driver.maxResultSize` requires it. The keys are divided into 4096 parts, and the rows of
             one part are never split.
 
     Returns:
-        Tables with the columns of the frame, except `PLAN`. Each key appears in only one table. If a frame
-        contains no rows, no table is returned.
+        Pieces with tables. A table has all columns of the frame except `PLAN`. Each key appears in
+        only one table. If a frame contains no rows, no table is returned.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if a row has no key, `order_key` or type, or an unknown type.
+        MulticloudDbError: `INVALID_REQUEST` if a row has no `key`, no `order_key` or no `type`, or
+            if its `type` is unknown.
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
     from pyspark.storagelevel import StorageLevel
@@ -127,7 +130,7 @@ def _total(kept: DataFrame) -> _Total:
 
 
 def _cuts(kept: DataFrame, total: _Total, bound: int) -> list[tuple[int, int]]:
-    """Return the first and last part (bucket) of each piece."""
+    """Return the numbers of the first and the last bucket of each piece."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     if total.incomplete:
@@ -150,7 +153,10 @@ def _cuts(kept: DataFrame, total: _Total, bound: int) -> list[tuple[int, int]]:
 
 
 def _bytes_of(value: Column, kind: DataType) -> Column:
-    """Estimate the size of a value in Arrow. The estimate is more often too high than too low."""
+    """Estimate the size of a value in Arrow.
+
+    The estimate is sometimes too low, but more often too high.
+    """
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
 
@@ -170,9 +176,9 @@ def _bytes_of(value: Column, kind: DataType) -> Column:
 
 
 def _bound(frame: DataFrame, max_bytes: int) -> int:
-    """Return half of the size that Spark lets the driver collect.
+    """Return `max_bytes`, or half of Spark's limit on collected results if this half is smaller.
 
-    Only half of this size is used for rows, because a result also contains other data.
+    Rows use only half of Spark's limit, because a result also contains other data.
     """
     limit = frame.sparkSession.conf.get("spark.driver.maxResultSize", "1g") or "1g"
     found = re.fullmatch(r"(\d+)([kmgtp]?)b?", limit.strip().lower())

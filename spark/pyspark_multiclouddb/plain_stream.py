@@ -1,8 +1,8 @@
 """Implements the stream for Spark 4.0 and 4.1, which pass neither a position nor a limit to `latestOffset`.
 
-After a restart and before the first `latestOffset()`, these Spark versions call `partitions(last, last)`;
-`last` is the newest offset in the query's offset log. From this call the reader learns the position of its
-checkpoint. The reader itself applies the limit.
+After a restart and before the first `latestOffset()`, these Spark versions call
+`partitions(last, last)`; `last` is the newest offset in the query's offset log. The reader learns
+the position of the checkpoint from this call of `partitions`. The reader itself applies the limit.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _WRAPPER: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 class PlainStreamReader(DataSourceStreamReader):
     """Plans micro-batches from the offsets that it returned earlier, and from the offset of a restart.
 
-    A query that ends by itself (`availableNow`, `once`) runs one micro-batch. The first batch of such a query
-    fixes the start and also has rows. If it only fixed the start, the run would deliver no rows.
+    A query that ends by itself (`availableNow`, `once`) runs one micro-batch. In such a query, the
+    first batch resolves the start position and also reads rows. If the first batch only resolved
+    the start position, the run would deliver no rows.
 
     Args:
         settings: The options, checked for a stream.
@@ -44,7 +45,8 @@ class PlainStreamReader(DataSourceStreamReader):
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of a new query.
 
-        The start is not resolved here, because Spark asks for the start again when it replays a batch.
+        This method does not resolve the start, because Spark asks for the start again when it
+        replays a batch.
         """
         return self._batches.initial()
 
@@ -61,8 +63,9 @@ class PlainStreamReader(DataSourceStreamReader):
         """Return the work of a micro-batch. After this call, `end` is the position of the query.
 
         Raises:
-            SourceError: Raised if the query has a checkpoint, but Spark requested the first batch before
-                Spark passed the checkpoint's position to the source. No rows have been written at that time.
+            SourceError: Raised if Spark passes the position in the query's checkpoint too late.
+                Spark must pass this position before it requests the first batch. No rows have been
+                written when this error is raised.
         """
         if self._position is None and self._first not in (None, end):
             with source_errors():

@@ -1,26 +1,30 @@
 """Reports the progress of a query.
 
-From Spark 4.2 on, `sources[].latestOffset` in the progress is a report, not an offset:
+From Spark 4.2 on, the field `sources[].latestOffset` of a query's progress contains a report, not
+an offset. An example of a report:
 
     {"events": 20, "foundLate": 0, "headroomSeconds": 86012.0, "idle": false, "lagSeconds": 1.2,
      "openWatches": 0, "partitions": 8, "readUntil": "2026-01-31T12:00:00Z",
      "skipped": {"count": 0, "last": null}, "snapshot": null, "v": 1, "waiting": 0}
 
-`events` is the number of records in the step. `events` is null if the service does not report this number
-before the records are read. All changes that are older than `readUntil` have been read. `lagSeconds` is the
-difference between the service's clock and `readUntil`; it is 0 if the feed is idle. `headroomSeconds` is the
-time until the first position expires. `skipped` counts the places at which `failOnDataLoss=false` left out
-expired changes in this run of the query. It also shows the last of these places.
+`events` is the number of records in the step. `events` is null if the service does not report this
+number before the records are read. All changes that are older than `readUntil` have been read.
+`lagSeconds` is the difference between the service's clock and `readUntil`; it is 0 if the feed is
+idle. `headroomSeconds` is the time until the first position expires. With `failOnDataLoss=false`, a
+query leaves out expired changes. `skipped.count` is the number of places where this run of the
+query left out changes. `skipped.last` is the last place where this run of the query left out
+changes.
 
 For a query that began with a snapshot, `snapshot` contains:
 
     {"floor": "…", "order": "ordered", "over": false, "plan": "9f…", "records": 100000, "segments": 100,
      "segmentsDone": 30}
 
-`records` is the estimated number of rows of the whole scan. `segmentsDone` includes the segments that this
-step reads. After the scan is over, only `floor`, `over` and `plan` remain. While the scan of a snapshot runs,
-`readUntil` is the time of the snapshot, and `headroomSeconds` is the time for which the service still keeps
-the changes after the snapshot.
+`records` is the estimated number of rows of the whole scan. `segmentsDone` includes the segments
+that this step reads. After the scan is over, `snapshot` contains only the fields `floor`, `over`
+and `plan`. While the scan of a snapshot runs, `readUntil` is the time of the snapshot. During the
+scan, `headroomSeconds` is the time for which the service still keeps the changes after the
+snapshot.
 """
 
 from __future__ import annotations
@@ -69,7 +73,7 @@ class Reports:
         idle: bool,
         snapshot: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Return the report after a step was planned.
+        """Return the progress report of a planned step.
 
         Args:
             connection: The feed.
@@ -118,10 +122,10 @@ def snapshot_state(
     Return None for a query that began without a snapshot.
 
     Args:
-        known: The snapshot from the offset before the step, or None.
+        known: The state of the snapshot in the offset before the step, or None.
         before: The lineage before the step.
         after: The lineage after the step.
-        whole: True if the scan begins here and reads every row that exists.
+        whole: True if the scan begins at `before` and reads every existing row.
     """
     plan = before.plan
     if plan is None:
@@ -131,7 +135,10 @@ def snapshot_state(
 
 
 def _events(step: Step | None) -> int | None:
-    """Return the number of events in a step, or None if it is not known, for example for a segment."""
+    """Return the number of events in a step, or None if the number is unknown.
+
+    For example, the number is unknown if the step reads a segment.
+    """
     if step is None:
         return 0
     return None if step.before.plan is not None and step.ranges() else step.records
@@ -168,7 +175,7 @@ def _read_until(connection: Connection, lineage: Lineage) -> datetime | None:
 
 
 def caught_up(query: StreamingQuery) -> bool:
-    """Return True if a run that ended by itself has read everything.
+    """Return True if the query read everything before it ended by itself.
 
     With `trigger(availableNow=True)`, Spark 4.0 and 4.1 run one micro-batch. Therefore repeat the run until
     this function returns True. From Spark 4.2 on, the function always returns True.

@@ -85,7 +85,10 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
 
 
 def _next_rows(batches: Iterator[Batch], done: int) -> pa.RecordBatch | None:
-    """Return the next rows of a range after the given number of rows, or None at the end of the range."""
+    """Return the next rows of a range, or None at the end of the range.
+
+    `done` is the number of rows that the caller has already read from this range.
+    """
     with collector_paused():
         batch = next(batches, None)
         if batch is None:
@@ -94,7 +97,7 @@ def _next_rows(batches: Iterator[Batch], done: int) -> pa.RecordBatch | None:
 
 
 def with_sequence(events: pa.RecordBatch, sequence: Sequence[int]) -> pa.RecordBatch:
-    """Return the events with an additional column, the sequence."""
+    """Add the column `sequence` to the events, and return them."""
     return pa.RecordBatch.from_arrays([*events.columns, pa.array(sequence, pa.int64())], schema=ROW_SCHEMA)
 
 

@@ -28,10 +28,11 @@ def local_session(app_name: str, **conf: object) -> SparkSession:
 
     Args:
         app_name: The name of the application in Spark's interface.
-        conf: Spark settings; they override the settings made here. The value None leaves a setting unset.
-            Names contain dots: `local_session("demo", **{"spark.master": "local[4]"})`. Java options are
-            added to the options that this function sets; `-XX:TieredStopAtLevel=1` halves the work of a short
-            run.
+        conf: Spark settings; they override the settings of this function. If a value is None, the
+            function does not set this setting. Names contain dots:
+            `local_session("demo", **{"spark.master": "local[4]"})`. Java options are added to the
+            options that this function sets. For example, the option `-XX:TieredStopAtLevel=1`
+            halves the work of a short run.
 
     Returns:
         The session. By default, the session's master is `local[*]`, and Spark runs a failed task a second

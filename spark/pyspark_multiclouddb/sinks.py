@@ -1,20 +1,22 @@
 """Sinks for `foreachBatch` that keep a table equal to the collection.
 
-A micro-batch can be delivered twice. If a query is killed after the sink's commit and before Spark's own
-commit, it delivers the batch again, with the same number and the same rows. Also, a key can change several
-times in one batch. Therefore the sink first finds the last change of each key, and then merges these changes.
-Finding and merging are both safe to repeat:
+A micro-batch can be delivered twice. If a query is killed after the sink's commit and before
+Spark's own commit, Spark delivers the batch again. The repeated batch has the same number and the
+same rows. Also, a key can change several times in one batch. Therefore the sink first finds the
+last change of each key, and then merges these changes. The sink can safely repeat the search for
+the last changes, and also the merge. An example:
 
     def merge(frame, batch_id):
         merge_into_delta(frame, batch_id, "/data/orders", app_id="orders-1")
 
     stream.writeStream.foreachBatch(merge).option("checkpointLocation", "/data/checkpoint").start()
 
-An older change can also arrive after a newer one: from a second query on the table, from a query that starts
-again, or from a scan. The older change never wins, because the table stores the `order_key` of each row. To
-refuse older changes of a deleted document too, its row stays as a *tombstone*, with the time of the delete's
-merge in `_deleted_at`. Read the table with `live_rows`, or with `WHERE _deleted_at IS NULL`, and call
-`drop_tombstones` from time to time.
+An older change can also arrive after a newer one: from a second query on the table, from a query
+that starts again, or from a scan. The older change never replaces the newer change, because the
+table stores the `order_key` of each row. The row of a deleted document stays in the table as a
+*tombstone*, so the sink can also refuse older changes of this document. In a tombstone,
+`_deleted_at` contains the time at which the sink merged the delete. Read the table with
+`live_rows`, or with `WHERE _deleted_at IS NULL`, and call `drop_tombstones` from time to time.
 
 `merge_into_delta` also works without Spark: it accepts a page of `client.iterate_changes(…).pages()`.
 """
@@ -66,12 +68,14 @@ def latest_by_key(events: _Events) -> _Events:
     """Keep the last change of each key.
 
     Args:
-        events: A DataFrame or a pyarrow table with the columns `key` and `order_key`, and any others.
+        events: A DataFrame or a pyarrow table with the columns `key` and `order_key`. Other columns
+            are allowed.
 
     Returns:
-        The row with the highest `order_key` of each `key`. An event that was delivered twice gives only one
-        row. A missing `order_key` counts as the highest. A table keeps the order of its rows. A DataFrame
-        has no order, and Spark evaluates it when you use it.
+        The row with the highest `order_key` of each `key`. An event that was delivered twice gives
+        only one row. A missing `order_key` is treated as higher than any other `order_key`. A table
+        keeps the order of its rows. A DataFrame has no order, and Spark evaluates it when you use
+        it.
     """
     check_rows("events", events)
     if not isinstance(events, pa.Table):
@@ -94,24 +98,28 @@ def merge_into_delta(
 ) -> bool:
     """Merge changes into a Delta table: one row per document, and a tombstone for a deleted one.
 
-    A row is written only if its `order_key` is higher than the one in the table. Therefore changes may arrive
-    in any order and more than once. The row of a deleted document contains the time of its merge in
-    `_deleted_at`; this column is null for all other rows (`live_rows`, `drop_tombstones`).
+    The sink replaces a row only if the new row has a higher `order_key`. Therefore changes may
+    arrive in any order and more than once. In the row of a deleted document, `_deleted_at` contains
+    the time at which the sink merged the delete. In all other rows, `_deleted_at` is null (see
+    `live_rows` and `drop_tombstones`).
 
-    Spark finds the last change of each key. Only these changes, and only the columns of the table, are sent
-    to the driver, in pieces of at most `max_bytes`. Each piece is a separate commit. Spark reads the source
-    once and keeps the last changes on its executors until all pieces are merged. If memory is short, Spark
-    keeps these changes on the executors' disks. A process that is killed between two commits merges the batch
-    again when it restarts; rows that were already merged do not change. The last commit stores the number of
-    the batch. If the table already contains the number of a batch, the batch is left out.
+    Spark finds the last change of each key. Spark sends only the last changes, and only the columns
+    of the table, to the driver. The driver receives this data in pieces of at most `max_bytes`.
+    Each piece is a separate commit. Spark reads the source once and keeps the last changes on its
+    executors until all pieces are merged. If memory is short, Spark keeps these changes on the
+    executors' disks. A process that is killed between two commits merges the batch again when it
+    restarts; rows that were already merged do not change. The last commit stores the number of the
+    batch. If the table already contains the number of a batch, the batch is left out.
 
-    A stream that begins with a snapshot needs `checkpoint` if the table may have older rows, or if the
-    stream's options include `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`.
-    The offsets in the checkpoint show to which snapshot a batch belongs and whether the snapshot's scan is
-    over. A snapshot then repairs the table: its rows win over older rows. After the last row of the snapshot,
-    documents that it did not contain become tombstones. Therefore the table must not contain rows of other
-    collections. Without `checkpoint`, a snapshot into a table with older rows is refused. The sink recognizes
-    the rows of a snapshot by `event_id` and `backfilled`, so do not remove these columns from the batch.
+    A stream that begins with a snapshot needs `checkpoint` if the table may have older rows, or if
+    the stream's options include `snapshotOrder=interleaved`, `snapshotOrder=auto` or
+    `failOnDataLoss=resnapshot`. The offsets in the checkpoint show to which snapshot a batch
+    belongs and whether the snapshot's scan is over. With `checkpoint`, a snapshot repairs the
+    table: the rows of the snapshot replace older rows. After the last row of the snapshot, a
+    document becomes a tombstone if the snapshot did not contain the document. Therefore the table
+    must not contain rows of other collections. Without `checkpoint`, the sink refuses the snapshot
+    of a stream if the table contains older rows. The sink recognizes the rows of a snapshot by
+    `event_id` and `backfilled`, so do not remove these columns from the batch.
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
     `_deleted_at`. Additional columns of the batch are also kept, so you can parse documents first:
@@ -119,31 +127,35 @@ def merge_into_delta(
     missing from the batch, the column keeps its values.
 
     Args:
-        batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page. A table
-            or a page is merged in one commit.
-        batch_id: The batch number that Spark passes, or None for changes without a batch number. Such changes
-            are always merged; merging them twice changes nothing.
+        batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a
+            page. The sink merges a pyarrow table or a page in one commit.
+        batch_id: The batch number that Spark passes, or None for changes without a batch number.
+            Changes without a batch number are always merged; a second merge of the same changes has
+            no effect.
         table_path: The path of a folder, or a URL that `deltalake` supports. Only one process may write at a
             time. Several threads of this process may write, for example two queries of one driver.
-        app_id: A name that identifies the query and its checkpoint. With a new checkpoint directory the
-            numbering starts again, so use another `app_id`. Otherwise the first batches are treated as
-            replays and left out. Must be None if `batch_id` is None, and only then.
+        app_id: A name that identifies the query and its checkpoint. With a new checkpoint directory
+            the numbering starts again, so use another `app_id`. With the old `app_id`, the sink
+            would treat the first batches as replays and leave them out. Give both `app_id` and
+            `batch_id`, or None for both.
         checkpoint: The `checkpointLocation` of the query: a folder, or a URL that Spark can read.
         create: False to raise an error if the table does not exist.
         new_columns: What to do if the batch contains a column that the table does not have: `"add"` adds the
             column, with null in the existing rows; `"refuse"` refuses the batch.
-        max_bytes: The maximum size of a piece, approximately as Arrow stores it. Pieces are smaller if
-            Spark's setting `spark.driver.maxResultSize` requires it. A single row is never split.
+        max_bytes: The maximum size of a piece in bytes. The sink estimates how many bytes a piece
+            has in Arrow. Pieces are smaller if Spark's setting `spark.driver.maxResultSize`
+            requires it. A single row is never split.
 
     Returns:
         True if the batch was merged; False if it was empty or the table already contained it.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if a column is missing, has a different type than in the table,
-            has a type that a Delta table cannot store, or is new and refused; if a row has no key, no
-            `order_key`, or a `type` that is not the type of a change; if a snapshot needs `checkpoint`, or
-            the checkpoint belongs to another query; `NOT_FOUND` if the table does not exist and `create` is
-            False. In these cases no row was written. `CONFLICT` if another process changes the table again
+        MulticloudDbError: `INVALID_REQUEST` if a column is missing, has a different type than in
+            the table, has a type that a Delta table cannot store, or is new and refused; if a row
+            has no key, no `order_key`, or a `type` that is not the type of a change; if a snapshot
+            needs `checkpoint`, or the checkpoint belongs to another query; `NOT_FOUND` if the table
+            does not exist and `create` is False. If the category is `INVALID_REQUEST` or
+            `NOT_FOUND`, no row was written. `CONFLICT` if another process changes the table again
             and again; merge the batch again.
         ImportError: Raised if `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
@@ -195,7 +207,7 @@ def _scan_of(
 
 
 def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool, strict: bool) -> None:
-    """Begin the snapshot to which the rows of a batch belong, or check that it has begun."""
+    """Begin the snapshot of a batch in the table, unless this snapshot has already begun."""
     if scan is not None:
         if plan not in (None, scan.plan):
             raise invalid_request(
@@ -209,7 +221,10 @@ def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool
 
 
 def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Generator[Piece, None, None]:
-    """Return the last change of each key in the batch, with the target's columns and the column `type`."""
+    """Return the last change of each key in the batch, piece by piece.
+
+    A piece has the columns of the target and the column `type`.
+    """
     if isinstance(batch, ChangeFeedPage):
         batch = pa.Table.from_batches([events_to_arrow(batch.events)])
     is_table = isinstance(batch, pa.Table)
@@ -236,7 +251,10 @@ def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Gen
 
 
 def _plan_in(events: pa.Table) -> str | None:
-    """Return the id of the snapshot that the rows belong to, read from one of these rows."""
+    """Return the id of the snapshot to which rows of `events` belong, or None.
+
+    The function reads the id from the first row of the snapshot.
+    """
     backfilled = events["backfilled"]
     where = pc.index(backfilled, True).as_py()
     if where < 0:
@@ -247,8 +265,8 @@ def _plan_in(events: pa.Table) -> str | None:
 def _last_of_each(events: pa.Table) -> pa.Array:
     """Return the row numbers of the last change of each key, in ascending order.
 
-    Most keys change once in a batch. Therefore keys are numbered by their hash, and only the changes of keys
-    that occur several times are sorted.
+    Most keys change once in a batch. Therefore the function sorts only the changes of keys that
+    occur several times. To find these keys, the function gives each key a number with a hash table.
     """
     number = events["key"].combine_chunks().dictionary_encode().indices
     counts = pa.table({"number": number}).group_by("number").aggregate([("number", "count")])
@@ -267,7 +285,10 @@ def _last_of_each(events: pa.Table) -> pa.Array:
 
 
 def _in_utc(events: pa.Table) -> pa.Table:
-    """Return the events with times in UTC, because Spark labels times with the time zone of the session."""
+    """Return the events with all times in UTC.
+
+    In a result of Spark, times have the time zone of the session.
+    """
     for index, field in enumerate(events.schema):
         if pa.types.is_timestamp(field.type) and field.type.tz not in (None, "UTC"):
             utc: Any = events.column(index).cast(pa.timestamp("us", tz="UTC"))

@@ -1,8 +1,9 @@
 """Defines the data source with its name, its schema and its options.
 
-Spark imports this module in a worker process to find the source. An import error in this module would disable
-every Python data source of the session. Therefore only the base class is imported here, and a missing module
-is reported when the source is used.
+Spark imports this module in a worker process to find the source. An import error in this module
+would disable every Python data source of the session. Therefore this module imports only the
+standard library and classes of PySpark. If another module is missing, the error is raised when the
+source is used.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ __all__ = ["ChangeFeedStreamReader"]
 class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches in one long-lived process per query, and reads them in Spark's tasks.
 
-    The constructor does no I/O, and only the settings are pickled. `commit` and `stop` do nothing important,
-    because Spark does not always call them.
+    The constructor does no I/O, and only the settings are pickled. This class does not implement
+    `commit` and `stop`, because Spark does not always call these methods.
 
     Args:
         settings: The options, checked for a stream.
@@ -39,7 +39,8 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of a new query.
 
-        The start is not resolved here, because Spark asks for the start again when it replays a batch.
+        This method does not resolve the start, because Spark asks for the start again when it
+        replays a batch.
         """
         return self._batches.initial()
 
@@ -53,7 +54,8 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def prepareForTriggerAvailableNow(self) -> None:
         """Make the query end when it has caught up.
 
-        The query stops at the end that the feed has when the first batch is planned.
+        The end of the feed is determined when the first batch is planned. The query stops at this
+        end.
         """
         self._batches.ends_by_itself = True
 
@@ -70,7 +72,7 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the work of a micro-batch.
 
-        Every call returns the same work, without a call to the database.
+        The same offsets always give the same work. This method does not contact the database.
         """
         return self._batches.tasks(start, end)
 

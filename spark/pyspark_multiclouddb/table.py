@@ -1,7 +1,8 @@
 """Opens a Delta table, and makes commits to it.
 
-If two threads change a table at the same time, deltalake refuses the later commit. All commits of the sink
-may be repeated, so a refused commit is made again on the latest version of the table.
+If two threads change a table at the same time, deltalake refuses the later commit. The sink can
+safely repeat any of its commits. Therefore the sink repeats a refused commit on the latest version
+of the table.
 """
 
 from __future__ import annotations
@@ -42,17 +43,19 @@ def missing(where: str) -> MulticloudDbError:
 
 
 def committed(table: DeltaTable, commit: Callable[[], _T]) -> _T:
-    """Make a commit; if another commit was first, update the table to its latest version and try again.
+    """Make a commit, and repeat it if another commit prevents it.
+
+    Before each new attempt, this function updates `table` to its latest version.
 
     Args:
         table: The table.
-        commit: Makes the commit with `table`. It may be called several times.
+        commit: Makes the commit with `table`. The function `commit` may be called several times.
 
     Returns:
         What `commit` returned.
 
     Raises:
-        MulticloudDbError: `CONFLICT` if other processes were first at every attempt.
+        MulticloudDbError: `CONFLICT` if another process changed the table during every attempt.
     """
     from deltalake.exceptions import CommitFailedError
 

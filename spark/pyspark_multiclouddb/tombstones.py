@@ -59,16 +59,18 @@ def drop_tombstones(
 ) -> int:
     """Remove the tombstones of keys that were deleted long ago.
 
-    A tombstone prevents an older change from restoring its row, so a tombstone may be removed only when no
-    older change can arrive. The lifetime of a tombstone must be longer than the time for which the service
-    keeps changes. The lifetime must also be longer than the longest time for which a query that writes this
-    table is stopped. While a snapshot is read, an older version of a row can arrive at any time. So if a
-    query begins with a snapshot, pass its `checkpoint`: then nothing is removed until the query has completed
-    a batch after the end of the scan.
+    A tombstone prevents an older change from restoring its row, so a tombstone may be removed only
+    when no older change can arrive. The lifetime of a tombstone must be longer than the time for
+    which the service keeps changes. The lifetime must also be longer than the longest interruption
+    of a query that writes this table. While a snapshot is read, an older version of a row can
+    arrive at any time. So if a query begins with a snapshot, pass the `checkpoint` of this query.
+    With the `checkpoint`, nothing is removed until the query has completed a batch after the end of
+    the scan.
 
     Args:
-        table_path: The path of the table, as in `merge_into_delta`. Call this function in the process that
-            merges (in any thread), or while no process is merging.
+        table_path: The path of the table, as in `merge_into_delta`. Call this function in the
+            process that merges; any thread of this process is allowed. In another process, call it
+            only while no process is merging.
         older_than: The lifetime of a tombstone, counted from the time when its delete was merged.
         checkpoint: The `checkpointLocation` of the query, as in `merge_into_delta`.
 

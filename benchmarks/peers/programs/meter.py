@@ -1,6 +1,7 @@
-"""Counts changes, writes their keys and measures the time. `Meter.java` and `meter.cjs` do the same.
+"""Counts changes, writes their keys and measures the time.
 
-This module needs only the standard library, because it also runs in the environments of the peers.
+`Meter.java` and `meter.cjs` are the same module in Java and in JavaScript. This module needs only
+the standard library, because it also runs in the environments of the peers.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Meter:
     def take_all(self, keys: Iterable[str]) -> bool:
         """Count the changes of a batch and write their keys; return True after the last batch.
 
-        If an engine delivers more batches after the last one, they are ignored.
+        If an engine delivers another batch after the last change, the method ignores this batch.
         """
         before = self.count
         if before >= self.total:
@@ -82,7 +83,7 @@ class Meter:
         return self.count >= self.total
 
     def report(self, **more: Any) -> None:
-        """Print the figures, and those in `more`, as one line of JSON."""
+        """Print the figures and the values in `more` as one line of JSON."""
         begun, wall, cpu = self._begin or (self.count, 0.0, 0.0)
         ended, spent = self._end or (wall, cpu)
         figures = {

@@ -5,8 +5,8 @@
     print(report)
     report.assert_nothing_lost()
 
-The oracle uses only the API. The caller provides the world (a database with one collection) and the world's
-script, so the oracle works with any provider and with the caller's own consumer.
+The oracle uses only the API. The caller provides the world (a database with one collection) and the
+world's script. So the oracle works with any provider and with the caller's own consumer.
 """
 
 from multiclouddb_conformance.loss.consumer import (

@@ -29,7 +29,8 @@ W_contra = TypeVar("W_contra", contravariant=True)
 def plain_key(key: Hashable) -> Hashable:
     """Return the value of a key's only component; other keys are returned unchanged.
 
-    Therefore a script can write `"a"` for a key that is `{"id": "a"}` or `{"_id": "a"}` in the service.
+    A script can therefore write `"a"` for a key that is `{"id": "a"}` or `{"_id": "a"}` in the
+    service.
     """
     if isinstance(key, MulticloudDbKey) and len(key.components) == 1:
         (value,) = key.components.values()
@@ -89,7 +90,10 @@ Step: TypeAlias = Act[W] | Read | ReadUntilIdle
 
 
 class ScriptedWorld(Protocol):
-    """The actions that `scripted_life` needs; they act on the service itself, not through the tested code."""
+    """The actions that `scripted_life` needs.
+
+    Each action works directly on the service, not through the tested code.
+    """
 
     def write(self, writes: Sequence[tuple[str, dict[str, Any] | None]]) -> None:
         """Write documents (None deletes a document), in one transaction if the service has transactions."""
@@ -115,8 +119,8 @@ def scripted_life(
 
     Args:
         seed: A number that selects one of the possible scripts.
-        rounds: The length of the script: each round writes, changes partitions and reads. With 3 or more
-            rounds, the script contains at least one split, one merge and one trim.
+        rounds: The number of rounds in the script. Each round writes, changes partitions and reads.
+            With 3 or more rounds, the script contains at least one split, one merge and one trim.
         keys: The number of different documents.
         field: The field of the document that contains the marker.
     """

@@ -1,4 +1,7 @@
-"""Computes the lineage of a world, which shows whether a child was read before its parents."""
+"""Computes the lineage of a collection: the parents of each partition.
+
+The lineage shows whether a child was read before its parents.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ def public_lineage(
     """Map each partition id to its parents, with the ids that events contain.
 
     Args:
-        client: A client that reads the collection; all its partition ids start with the same text, followed
-            by the service's id.
+        client: A client that reads the collection. Each partition id of the client is a common
+            prefix, a colon and the service's own id.
         address: The collection.
-        parents: Maps each partition id to the ids of its parents, both as the service writes them.
+        parents: Maps each partition id to the ids of its parents. All ids have the form that the
+            service uses.
     """
     front = client.list_physical_partitions(address)[0].rpartition(":")[0]
     return {

@@ -44,9 +44,10 @@ class LossOracle(Scenario[W]):
         """Run all plans.
 
         Args:
-            max_kills: Some plans kill the consumer at a different place in each run. This argument limits the
-                number of runs of each such plan; the chosen places are spread evenly. None means one run for
-                every place.
+            max_kills: Some plans kill the consumer at a different place in each run. For each plan
+                with several runs, `max_kills` is the maximum number of runs. The places that are
+                chosen for these runs are spread evenly. If `max_kills` is None, each possible place
+                gets its own run.
         """
         baseline = self._play(NEVER, NEVER, None)
         runs = [baseline.report]

@@ -21,15 +21,17 @@ class RunReport:
         name: The place at which the consumer was killed.
         written: The number of changes that the script wrote.
         delivered: The number of events that the application processed, including redelivered events.
-        duplicates: The number of these events that the application had processed before.
+        duplicates: The number of processed events that were redeliveries of an earlier event.
         kills: The number of times that the consumer was killed.
         lost: Written changes that were never delivered.
-        early: Delivered changes that were made before the start.
+        early: Delivered changes that were made before the start of the feed.
         unknown: Delivered events whose changes were never written.
         disorder: Changes of one partition or one key that were delivered in the wrong order.
-        lineage: Partitions that were read before their ancestors were read to the end.
-        identity: Changes with several event ids, or event ids that stand for several changes.
-        watermark: Watermarks that went back, or that were later than a subsequent event.
+        lineage: Partitions that were read too early, because an ancestor was not yet read to its
+            end.
+        identity: Changes that have several event ids, and event ids that belong to several changes.
+        watermark: Watermarks that went back, and watermarks that were later than the time of a
+            following event.
         hasty: Idle pages that were returned while more events existed.
         error: The reason why the run ended early, or None.
     """
@@ -99,7 +101,9 @@ class LossReport:
                 raise AssertionError(self._told(run, run.findings()[0]))
 
     def assert_all_kept(self) -> None:
-        """Raise an error for any finding, even about order, lineage, identity, watermarks or idle pages.
+        """Raise an error if the report contains any finding.
+
+        A finding may also be about order, lineage, identity, watermarks or idle pages.
 
         Raises:
             AssertionError: The error names the first finding and the place where the consumer was killed.

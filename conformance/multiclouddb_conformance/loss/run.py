@@ -68,7 +68,7 @@ class Run(Generic[W]):
 
     Attributes:
         steps_done: A list with one line of text for each completed step of the consumers.
-        snapshots: One snapshot of the state for each token that was stored.
+        snapshots: The state of the run at the time of each stored token.
     """
 
     def __init__(self, scenario: Scenario[W], world: W, kill: Kill | None, *, forget: bool) -> None:
@@ -119,7 +119,10 @@ class Run(Generic[W]):
             self._read_until_idle()
 
     def go_on_from(self, first: Run[W], snapshot: Snapshot) -> None:
-        """Resume from a token that another run in this world has stored, and read until the feed is idle."""
+        """Resume from a token that another run has stored, and read until the feed is idle.
+
+        Both runs use the same world (database).
+        """
         with _Ending(self):
             self._request, self._token = first._request, snapshot.token
             before = first._record
@@ -168,7 +171,7 @@ class Run(Generic[W]):
     def _advance(self) -> ConsumerStep | None:
         """Return the next step, or None if the feed has ended.
 
-        After a kill, the step comes from a new consumer.
+        If the last consumer was killed, this method starts a new consumer.
         """
         process = self._alive or self._start()
         step = next(process.steps, None)
@@ -267,7 +270,7 @@ class _HopelessError(Exception):
 class _Ending:
     """Makes sure that a run ends, and records the errors that a user's code would see.
 
-    Errors in the test code itself are raised.
+    An error in the test code is raised, not recorded.
     """
 
     def __init__(self, run: Run[Any]) -> None:

@@ -20,25 +20,30 @@ W = TypeVar("W")
 
 @attrs.frozen(kw_only=True)
 class Scenario(Generic[W]):
-    """What the runs of an oracle share: a world, its script, and the application that reads the changes.
+    """Everything that the runs of an oracle share.
+
+    The main parts are a world, its script, and the application that reads the changes.
 
     Attributes:
         world: A function that makes a new world and removes it after the run.
-        client: A function that makes a client for a world: any object with `read_changes`. The client is
-            closed after the run if it has a `close` method.
+        client: A function that makes a client for a given world. The client may be any object that
+            has `read_changes`. The client is closed after the run if it has a `close` method.
         request: The consumer's request, or a function that makes the request at the first read.
         life: The script; after it, the consumer reads until the feed is idle.
         consumer: The application; `page_consumer` by default.
         marker: A function that returns an event's marker; by default, the field `n` of its document.
-        lineage: Maps the id of each partition that a world ever had to the partition's parents, with the ids
-            that events contain. None if the lineage is unknown; then only the order of a key's changes can
-            reveal a child that was read too early.
-        written_before: The number of changes that the script writes before the start (`AtTime`, a token).
-            Omit this number for `Now` and `Beginning`.
+        lineage: A function that maps each partition id to the ids of the partition's parents, for
+            every partition that the world ever had. The ids have the form that events contain. Use
+            None if the lineage is unknown. Without the lineage, only the order of a key's changes
+            can show that a child was read too early.
+        written_before: The number of changes that the script writes before the start position. Set
+            this number if the feed starts at `AtTime` or at a token. Omit this number for `Now` and
+            `Beginning`.
         idle_pages: The number of consecutive idle pages after which a consumer stops; more than 1 if the
             service shows writes late.
-        key_order: False for a service whose keys may move to unrelated partitions. Then the changes of a key
-            must be in order only within a partition, and their order keys must agree.
+        key_order: False for a service whose keys may move to unrelated partitions. If the value is
+            False, the changes of a key need to be in order only within a partition, but their order
+            keys must still match the order of writing.
         max_pages: The maximum number of pages in one read.
         max_failures: The maximum number of consecutive retryable failures.
     """

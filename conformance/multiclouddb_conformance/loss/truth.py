@@ -1,4 +1,6 @@
-"""Finds the written change of each event if the event ids are not known in advance.
+"""Finds the written change that caused each event.
+
+Use this module if the event ids are not known in advance.
 
 The key and the marker in the document identify a create or an update. A delete has no document, so it is
 identified by its place among the changes of its key, sorted by `order_key`.
@@ -29,9 +31,9 @@ def marker_in(field: str) -> Marker:
 
 
 def match(truth: Sequence[Change], delivered: Iterable[ChangeEvent], marker: Marker) -> dict[str, int]:
-    """Map each event id to the index of its change in the truth.
+    """Map each event id to the index of its change in `truth`, the list of written changes.
 
-    An event is omitted if no change in the truth matches it.
+    The result omits an event if no change in `truth` matches it.
     """
     written: defaultdict[Hashable, list[int]] = defaultdict(list)
     for number, change in enumerate(truth):
@@ -49,7 +51,10 @@ def match(truth: Sequence[Change], delivered: Iterable[ChangeEvent], marker: Mar
 def _match_key(
     truth: Sequence[Change], numbers: Sequence[int], events: Sequence[ChangeEvent], marker: Marker
 ) -> dict[str, int]:
-    """Match the events of one key, as `match` does for all keys; `numbers` are the key's changes."""
+    """Do the work of `match` for the events of one key.
+
+    `numbers` are the indices of the key's changes in `truth`.
+    """
     places = {truth[number].marker: place for place, number in enumerate(numbers)}
     found: dict[str, int] = {}
     place, last_delete = 0, ""

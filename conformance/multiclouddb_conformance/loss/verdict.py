@@ -1,4 +1,4 @@
-"""Keeps the record of one run, and finds all broken promises in it."""
+"""Records the facts of one run, and checks them against the promises of the feed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants with defects in partitions: in their ends, children, parents and listings."""
+"""Mutants that treat the ends, children, parents or listings of partitions incorrectly."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _ChangesEnds(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Change the children of a batch that ends its partition."""
+        """If a batch ends its partition, change the children that the batch names."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         if not isinstance(batch.outcome, Drained):
             return batch
@@ -154,7 +154,7 @@ class ForgetsWatchAtRestart(Mutant):
     def discover(
         self, feed: WrappedFeed, awaiting: Mapping[str, Cursor], deadline: Deadline
     ) -> dict[str, Outcome]:
-        """Find no further children if this process has not seen the end of the partition."""
+        """Ignore further children of a partition if this process has not seen the partition end."""
         outcomes = super().discover(feed, awaiting, deadline)
         return {name: out if name in self._seen else Drained(()) for name, out in outcomes.items()}
 
@@ -171,7 +171,7 @@ class NeverAudits(Mutant):
         since: datetime | None,
         deadline: Deadline,
     ) -> list[Seed] | None:
-        """Report no partition as uncovered."""
+        """Return an empty list, as if all partitions were covered."""
         del feed, tracked, since, deadline
         return []
 

@@ -1,4 +1,4 @@
-"""Mutants with defects in reading: in positions, ends of pages, retention and resources."""
+"""Mutants that treat positions, ends of pages, retention or resources incorrectly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants with defects in the scan of a snapshot: in its first page, floor, order and end."""
+"""Mutants that treat the first page, floor, order or end of a snapshot's scan incorrectly."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A deterministic, partitioned log in memory that implements the provider contract.
 
-The engine's tests run on the simulation, the conformance suite uses it as the reference, and the mutants wrap
-it:
+The tests of the engine run on the simulation. The conformance suite uses the simulation as its
+reference, and each mutant wraps a simulation. An example:
 
     sim = Simulation(partitions=2)
     provider = SimulationProvider(sim)

@@ -20,11 +20,11 @@ class Slice:
     Attributes:
         begin: The position at which the fetch started.
         end: The position at which reading continues.
-        seen: The position after the last scanned commit; `end` may lie after this position.
+        seen: The position after the last scanned commit. `end` may be a later position than `seen`.
         records: The records.
         places: The position after each record.
         notices: Notices that were found during the fetch.
-        outcome: The outcome after the last record.
+        outcome: What follows the last record, for example the end of the partition.
         exhausted: True if currently no more records follow.
     """
 
@@ -46,7 +46,7 @@ class Slice:
 
 
 def to_event(written: Written, spec: FeedSpec, public_id: str) -> ChangeEvent:
-    """Convert a record to an event; pure."""
+    """Convert a record to an event, without side effects."""
     new = spec.with_new
     old = spec.with_old
     return ChangeEvent(

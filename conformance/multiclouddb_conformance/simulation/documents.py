@@ -1,4 +1,7 @@
-"""Returns the documents of a simulated collection in scan order, either current or as of a commit."""
+"""Returns the documents of a simulated collection, in the order of a scan.
+
+The documents are the current ones, or those that existed after a given commit.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ PLACES: Final = 2**62
 
 
 def place_in_scan(key: MulticloudDbKey) -> int:
-    """Return the place of a key among all keys in a scan; it is the same in every process."""
+    """Return the place of a key in the order of a scan. The place is the same in every process."""
     return int.from_bytes(hashlib.blake2b(key.canonical(), digest_size=8).digest(), "big") >> 2
 
 
@@ -32,7 +35,7 @@ class ScannedLog(Log):
 
         Args:
             low: The first place.
-            high: The place after the last place to return.
+            high: The end of the range; the document at this place is not returned.
             commit: Return the documents as they were after this commit; None means the current documents.
         """
         with self.changed:

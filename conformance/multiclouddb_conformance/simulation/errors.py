@@ -13,7 +13,7 @@
     ├── DeniedError              not allowed
     └── CorruptError             a permanent failure
 
-These exceptions do not use any class of this project, just as a vendor's exceptions do not. `classify`
+Like the exceptions of a real vendor, these exceptions use no class of this project. `classify`
 assigns a category to each exception.
 """
 
@@ -122,7 +122,7 @@ _FINAL: Final[dict[type[SimulationError], ErrorCategory]] = {
 
 
 def classify(error: Exception) -> Fault:
-    """Classify an exception; pure, and works for any exception."""
+    """Classify any exception, without side effects."""
     if not isinstance(error, SimulationError):
         return Fault(ErrorCategory.PERMANENT_FAILURE, f"unexpected {type(error).__name__}: {error}")
     kind = type(error)

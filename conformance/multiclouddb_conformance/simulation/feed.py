@@ -48,12 +48,12 @@ _Item = TypeVar("_Item")
 
 
 class SimulationFeed(Feed):
-    """A feed of one incarnation of a collection; it can also find heads (end positions).
+    """A feed of one incarnation of a collection. The feed can also find heads (end positions).
 
     Attributes:
         sim: The collection.
         calls: The object that counts the calls of this feed.
-        view: The feed's view of the collection.
+        view: The part of the collection that the feed can read.
     """
 
     def __init__(self, sim: Simulation, spec: FeedSpec, calls: Calls) -> None:
@@ -275,7 +275,10 @@ class SimulationFeed(Feed):
             )
 
     def _still_readable(self, partition_id: str) -> list[PartitionLog]:
-        """Return the partition, or its oldest readable descendants, or all its possible descendants."""
+        """Return the partition if it can be read, or otherwise its oldest readable descendants.
+
+        If the descendants are unknown, return the oldest partitions that may be descendants.
+        """
         asked = self.sim.partitions.get(partition_id)
         if self.sim.behaviour.listing is Listing.OPEN and (asked is None or asked.gone):
             # The partition no longer exists, so nothing names its children. Every partition that began after

@@ -1,4 +1,4 @@
-"""Checks a consumer's events against a simple model of the truth."""
+"""Compares the events that a consumer received with the changes that were written."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ __all__ = ["Ledger"]
 
 
 class Ledger:
-    """Compares one consumer's events with the truth, page by page.
+    """Compares one consumer's events with the written changes, page by page.
 
-    A check raises `AssertionError` for an event that is wrong or out of order, a child before its parent, a
-    watermark that goes back or is too late, a page that is too long, and an idle page that comes too early.
+    A check raises `AssertionError` in these cases:
+
+    - an event is wrong or out of order;
+    - a child comes before its parent;
+    - a watermark goes back or is too late;
+    - a page is too long;
+    - an idle page comes too early.
+
     An idle page comes too early if events are still missing and the service has already named all children of
     ended partitions.
 
@@ -69,7 +75,10 @@ class Ledger:
         return self._open.get(partition_id, 0)
 
     def restart(self, since: int) -> None:
-        """Move the start of the feed to a later commit; nothing has been delivered yet."""
+        """Move the start of the feed to a later commit.
+
+        Call this method before the first delivery.
+        """
         assert not self.first
         self.since, self._noted = since, 0
         self._open.clear()

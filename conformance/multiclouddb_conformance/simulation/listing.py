@@ -1,4 +1,7 @@
-"""Creates the listings of a simulated service in every form, and finds uncovered partitions."""
+"""Lists the partitions of a simulated service, and finds uncovered partitions.
+
+`Listing` defines the possible forms of a listing.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,21 @@ def kept(view: View) -> list[PartitionLog]:
 
 
 def shown(view: View) -> list[PartitionLog]:
-    """Return the partitions that the service shows to a client; a hidden one appears after some calls."""
+    """Return the partitions that the service shows to a client.
+
+    The service shows a hidden partition only after some calls.
+    """
     return [part for part in kept(view) if view.sim.shows(part.id)]
 
 
 def topmost(parts: Iterable[PartitionLog]) -> list[PartitionLog]:
-    """Return the partitions that do not descend from any other given partition."""
+    """Return the partitions that have no parent among the given partitions."""
     there = {part.id: part for part in parts}
     return [part for part in there.values() if there.keys().isdisjoint(part.parents)]
 
 
 def with_ancestors(parts: Iterable[PartitionLog], pool: Iterable[PartitionLog]) -> list[PartitionLog]:
-    """Return the partitions and those of their ancestors that are in the pool, whether listed or not."""
+    """Return the partitions and all their ancestors in `pool`. An ancestor need not be listed."""
     known = {part.id: part for part in pool}
     found: dict[str, PartitionLog] = {}
     pending = list(parts)
@@ -53,7 +59,7 @@ def listed(view: View) -> list[Partition]:
 
 
 def missed(view: View, tracked: Mapping[str, Tracked]) -> dict[str, tuple[str, ...]] | None:
-    """Map each uncovered partition to those of its parents that are also uncovered.
+    """Find the uncovered partitions, and map each one to its uncovered parents.
 
     Return None if coverage cannot be determined.
     """
@@ -75,7 +81,10 @@ def _as_listed(view: View, partition: PartitionLog, *, with_parents: bool) -> Pa
 
 
 def _missed_by_ranges(view: View, tracked: Mapping[str, Tracked]) -> list[str]:
-    """Return open ranges that no partition of the token overlaps; each id represents a range of keys."""
+    """Return the uncovered partitions of a service whose partition ids represent ranges of keys.
+
+    An open partition is uncovered if its range overlaps no range of a partition in the token.
+    """
     ranges = {name: view.sim.partitions[name].ranges for name in tracked}
     found = [
         part.id
@@ -90,11 +99,14 @@ def _missed_by_ranges(view: View, tracked: Mapping[str, Tracked]) -> list[str]:
 
 
 def _missed_at_a_moment(view: View, tracked: Mapping[str, Tracked]) -> list[str] | None:
-    """Return the partitions that were open at the token's latest position but are not in the token.
+    """Return the partitions that are missing in the token.
 
-    Such a partition cannot have been read: if it had been, the token would contain its descendants, which
-    begin after that position. If all partitions of the token were also open at that position, the missing
-    partition is not a descendant of any of them, so the token will never reach it.
+    A missing partition was open at the token's latest position, but the token does not contain it.
+
+    A missing partition cannot have been read. The token would otherwise contain the descendants of
+    the missing partition, which begin after the token's latest position. If all partitions of the
+    token were also open at the latest position, none of them is an ancestor of the missing
+    partition. So a read from the token will never reach the missing partition.
     """
     moment = max((_commit(cursor) for entry in tracked.values() for cursor in entry.cursors), default=0)
     alive = {part.id for part in view.sim.partitions.values() if view.covers(part) and part.alive_at(moment)}

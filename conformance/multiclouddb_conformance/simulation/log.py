@@ -1,6 +1,7 @@
 """A deterministic, partitioned log in memory: writes, splits, merges, retention, and its own clock.
 
-The log stores no information about its readers. It keeps every written change as the truth for oracles.
+The log stores no information about its readers. The log keeps every written change, and oracles
+compare events with these changes.
 """
 
 from __future__ import annotations
@@ -53,12 +54,15 @@ class Log:
 
     Attributes:
         address: The collection's address.
-        history: All written changes of all incarnations, in commit order.
-        created: The commit after which the present incarnation of the collection begins.
+        history: All changes that were ever written, in commit order. The list contains the changes
+            of every incarnation of the collection.
+        created: The number of the last commit before the present incarnation of the collection.
         lineage: Maps the id of every partition that ever existed to the partition's parents.
-        partitions: Maps the id of each partition of the present incarnation to its log, including partitions
-            that no longer exist.
-        changed: A condition that a thread must hold to read or change the log; every change notifies it.
+        partitions: Maps each partition id to the log of the partition. The map contains only
+            partitions of the collection's present incarnation, including partitions that no longer
+            exist.
+        changed: The condition variable of the log. A thread must hold this condition to read or
+            change the log, and every change notifies the threads that wait.
     """
 
     def __init__(
@@ -74,8 +78,8 @@ class Log:
             partitions: The number of partitions at the start.
             address: The collection's address; `sim/items` by default.
             start: The time at which the clock starts.
-            tick: The time by which each commit advances the clock; with 0, many commits get the same
-                timestamp.
+            tick: The duration that each commit adds to the clock. If the duration is 0, many
+                commits get the same timestamp.
         """
         self.address = address or ResourceAddress("sim", "items")
         self.history: list[Written] = []
@@ -99,7 +103,7 @@ class Log:
 
     @property
     def now(self) -> datetime:
-        """Return the time of the service's clock, which only commits and `advance` move."""
+        """Return the time of the service's clock. Only commits and `advance` change this time."""
         return self._now
 
     @property
@@ -109,7 +113,7 @@ class Log:
 
     @property
     def incarnation(self) -> str | None:
-        """Return the service's id of this incarnation; None while the collection is dropped."""
+        """Return the id of the collection's present incarnation, or None while it is dropped."""
         return self._incarnation
 
     @property
@@ -119,7 +123,7 @@ class Log:
 
     @property
     def truth(self) -> list[Written]:
-        """Return the changes of the present incarnation, in commit order."""
+        """Return the changes of the collection's present incarnation, in commit order."""
         return [written for written in self.history if written.incarnation == self._incarnation]
 
     def children(self, partition_id: str) -> tuple[str, ...]:
@@ -144,7 +148,10 @@ class Log:
         return encode_partition_id(PROVIDER_ID, self.address, self._incarnation, partition_id)
 
     def public_lineage(self) -> dict[str, tuple[str, ...]]:
-        """Return the lineage of the present incarnation with public ids."""
+        """Map the public id of each partition to the public ids of its parents.
+
+        The map contains only the present incarnation of the collection.
+        """
         return {
             self.public_id(partition.id): tuple(self.public_id(parent) for parent in partition.parents)
             for partition in self.partitions.values()
@@ -191,7 +198,7 @@ class Log:
         return self.reshape([partition_id], into)
 
     def merge(self, *partition_ids: str) -> str:
-        """End partitions and assign their hashes to one child. Return its id."""
+        """Merge partitions: end them, and assign their hashes to one child. Return its id."""
         return self.reshape(partition_ids, 1)[0]
 
     def roll(self, partition_id: str) -> str:
@@ -374,5 +381,5 @@ class Log:
         return known
 
     def place_of(self, key: MulticloudDbKey) -> int:
-        """Return the hash whose owner receives the key's next change."""
+        """Return the hash that selects the partition for the key's next change."""
         return self.hash_of(key)

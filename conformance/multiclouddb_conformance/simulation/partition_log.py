@@ -30,7 +30,7 @@ def key_hash(key: MulticloudDbKey) -> int:
 
 @attrs.frozen
 class Written:
-    """One written change, as part of the truth.
+    """One change that was written to the collection.
 
     Attributes:
         event_id: The id of the change's event.
@@ -91,7 +91,7 @@ class PartitionLog:
         closed: The commit at which the partition ended, or None while it accepts writes.
         children: The ids of the partition's children; empty while it accepts writes.
         trimmed: The last commit that was removed.
-        forgotten: Of the removed commits, the last one that has records in this partition.
+        forgotten: The number of the last commit that was removed from this partition's log.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class PartitionLog:
         return any(low <= position < high for low, high in self.ranges)
 
     def alive_at(self, commit: int) -> bool:
-        """Return True if the partition accepted writes directly after that commit."""
+        """Return True if the partition accepted writes directly after the given commit."""
         return self.born <= commit and (self.closed is None or commit < self.closed)
 
     def append(self, commit: Commit) -> None:
@@ -141,11 +141,13 @@ class PartitionLog:
         del self._numbers[:cut], self._commits[:cut], self._counts[:cut]
 
     def keeps(self, number: int, *, strict: bool) -> bool:
-        """Return True if a read may begin at a commit, because no later commit was removed.
+        """Return True if a read may begin at a commit.
+
+        Retention must not have removed the commits that the read needs.
 
         Args:
-            number: The commit that would be read next.
-            strict: False to allow an expired position if no record after it was removed.
+            number: The number of the commit at which the read begins.
+            strict: False to allow an expired position while all later records are still kept.
         """
         return number > (self.trimmed if strict else self.forgotten)
 
@@ -158,11 +160,11 @@ class PartitionLog:
         return self._commits[index] if 0 <= index < len(self._commits) else None
 
     def records_before(self, index: int) -> int:
-        """Return a count of the records before the commit at an index, for differences between commits."""
+        """Return the number of records before the commit at an index, including removed records."""
         return self._counts[index]
 
     def index_of_record(self, count: int) -> int:
-        """Return the index of the commit that contains the record with the given running number."""
+        """Return the index of the commit that contains the next record after `count` records."""
         return bisect_right(self._counts, count) - 1
 
 

@@ -1,8 +1,9 @@
-"""Defines positions in a simulated partition, and their cursors; pure.
+"""Converts the positions in a simulated partition to cursors, and cursors to positions.
 
-The cursor `12` means the position after commit 12. The cursor `[12, 3]` means the position inside commit 12
-after three of its records in this partition. Commits are numbered across the whole collection, as in a
-database with one log, so that the positions of a partition can be compared and an idle partition can advance.
+The cursor `12` means the position after commit 12. The cursor `[12, 3]` means the position inside
+commit 12 after three of its records in this partition. Commits are numbered across the whole
+collection, as in a database with one log. These numbers make it possible to compare the positions
+of a partition, and to advance the position of an idle partition.
 """
 
 from __future__ import annotations

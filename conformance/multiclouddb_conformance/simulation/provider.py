@@ -37,7 +37,10 @@ ALL_CAPABILITIES: Final = CapabilitySet(_NOTES)
 
 
 def capabilities_without(*missing: Capability, note: str = "use another simulation") -> CapabilitySet:
-    """Return the simulation's capabilities without the given ones; the note says what to do instead."""
+    """Return the simulation's capabilities, without the capabilities in `missing`.
+
+    `note` says what to do instead of using a missing capability.
+    """
     gone = {can: CapabilityNote(Support.UNSUPPORTED, note) for can in missing}
     return CapabilitySet({**_NOTES, **gone})
 

@@ -115,7 +115,10 @@ class SimulationReader(Reader):
             raise CancelledError(f"reader of {self._id} was cancelled")
 
     def _lose(self, error: Exception, max_records: int) -> None:
-        """Lose an answer in transit, although the service's iterator has advanced."""
+        """Raise the error.
+
+        If the connection was lost, first move past the records of the lost answer.
+        """
         if isinstance(error, ConnectionDroppedError):
             self._place = self._read(max_records, 2**62).end
         raise error
@@ -218,7 +221,7 @@ class SimulationReader(Reader):
         return earlier(partition, self._place, self._view.wants, min(count, limit - 1))
 
     def _finish(self, partition: PartitionLog, found: Slice) -> None:
-        """Set the outcome of the partition after all its records were read."""
+        """Set the outcome of a fetch that has read the last record of its partition."""
         if not found.exhausted or isinstance(found.outcome, Reached):
             return
         if partition.closed is None:

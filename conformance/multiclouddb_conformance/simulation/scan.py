@@ -1,4 +1,7 @@
-"""Reads records from a simulated partition in one pass over its log, without random faults."""
+"""Reads records from a simulated partition in one pass over its log.
+
+This module causes no random faults.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ def scan(
 def _take(
     partition: PartitionLog, found: Slice, stop: Place, wanted: Callable[[Written], bool], bounds: Bounds
 ) -> bool:
-    """Collect records before `stop`; return True if all of them were read."""
+    """Collect the records that come before the position `stop`; return True if all were read."""
     size = 0
     for looked, commit in enumerate(_commits(partition, found.begin, stop)):
         if looked == bounds.commits:
@@ -112,7 +115,10 @@ def _commits(partition: PartitionLog, place: Place, stop: Place) -> Iterator[Com
 def earlier(
     partition: PartitionLog, place: Place, wanted: Callable[[Written], bool], count: int
 ) -> list[Written]:
-    """Return up to `count` kept, decodable records before a position, oldest first."""
+    """Return at most `count` records that come directly before a position, oldest first.
+
+    The list contains only records that are still kept and can be decoded.
+    """
     records: list[Written] = []
     index = partition.find(place[0])
     current = partition.commit(index)

@@ -1,10 +1,11 @@
 """Scans a simulated collection: the plan of a snapshot, its segments, and the reader of a segment.
 
-A segment is a range of the hashes of whole keys. The segment's rows show the documents at the time of
-reading, or, with `ServiceBehaviour.point_in_time`, at the snapshot's commit.
+A segment is a range of hashes. Each hash is computed from the whole key of a document. The rows of
+a segment show the documents at the time of reading. With `ServiceBehaviour.point_in_time`, the rows
+show the documents at the commit of the snapshot.
 
-The cursor of a plan is `[plan id, commit, µs, width, next hash]`; the cursor of a segment is `[plan id,
-commit, µs, from, to, last hash]`, and the last hash is -1 before the first row.
+The cursor of a plan is `[plan id, commit, µs, width, next hash]`. The cursor of a segment is
+`[plan id, commit, µs, from, to, last hash]`. Before the first row, the last hash is -1.
 """
 
 from __future__ import annotations
@@ -50,12 +51,15 @@ _RECORD_BYTES: Final = 100
 
 
 def floor_of(commit: int) -> str:
-    """Return the `order_key` of a snapshot's rows; it sorts directly after all changes up to a commit."""
+    """Return the `order_key` of the rows of a snapshot.
+
+    This key sorts directly after all changes up to the given commit.
+    """
     return f"{commit:016d}.~"
 
 
 def plan_scan(view: View, seeds: list[Seed], segments: int | None) -> ScanPlan:
-    """Plan a scan that starts now; the seeds contain the current positions of the stream."""
+    """Plan a scan that starts now. `seeds` contains the current positions of the change stream."""
     sim = view.sim
     plan_id = f"{sim.incarnation}x{sim.head}x{sim.next_snapshot()}"
     count = 1 if not view.whole else segments or sim.behaviour.segments or _SEGMENTS

@@ -1,7 +1,7 @@
 """Describes the faults of a simulated service and the form of its answers; a seed makes them repeatable.
 
-Every partition has its own sequence of random numbers, and each fetch of the partition takes the next one.
-Therefore, a seed gives the same result, whatever the order in which the threads run.
+Every partition has its own sequence of random numbers, and each fetch of the partition takes the
+next one. Therefore, a seed gives the same result even if the threads run in another order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["CaughtUp", "Dice", "Listing", "ServiceBehaviour"]
 
 
 class CaughtUp(Enum):
-    """How the service sets `Batch.caught_up`."""
+    """The ways in which a service can set `Batch.caught_up`."""
 
     EXACT = "exact"
     """True as soon as a batch reaches the end, whether it contains records or not."""
@@ -63,18 +63,20 @@ class ServiceBehaviour:
         drop: The probability that the connection is lost in the middle of the answer. A reader that ignores
             this fault loses records.
         server_error: The probability of a 5xx answer.
-        expired_iterator: The probability that the reader has expired; the next reader works at once.
-        slow: The probability that a fetch takes `latency`.
+        expired_iterator: The probability that the reader's iterator has expired. A new reader works
+            at once.
+        slow: The probability of a slow fetch, which takes the time `latency`.
         latency: The real duration of a slow fetch in seconds; `cancel` ends it early.
         silent: The probability that a fetch blocks until it is cancelled, whatever its deadline is.
         vendor_retried: True if the vendor's client has already retried.
         faults_in_row: The maximum number of consecutive faults in one partition.
         control: The probability that a call on the feed (start, partitions, discover, oldest, heads) fails
             with a 5xx answer.
-        redeliver: The maximum number of earlier records that a new reader delivers again; this happens once
-            at each position, and never with `until`.
-        empty_batch: The probability of an empty batch without `caught_up`, as if a filter were still
-            scanning.
+        redeliver: The maximum number of earlier records that a new reader delivers again. At each
+            position, this redelivery happens only once. A reader with `until` never delivers
+            records again.
+        empty_batch: The probability of an empty batch without `caught_up`. A service that scans
+            with a filter can return such a batch.
         short_batch: The probability that a batch contains fewer records than it could contain.
         page_limit: The service's own maximum of records in a batch, or None.
         scan_limit: The maximum number of commits that one fetch scans, or None.
@@ -82,36 +84,39 @@ class ServiceBehaviour:
         separate_end: The probability, for each partition, that its end is delivered in a separate empty
             batch.
         late_children: The maximum number of calls of `discover` until a partition's children are named.
-        late_siblings: The children of a partition are named one after another. Each child after the first
-            needs at most this many further calls of `discover`.
-        proves_children: False for a service that never reports that it has named all children.
-        listing: The form of the service's listings.
-        late_listing: The maximum number of looks (a start, a listing, an audit) until a child partition is
-            listed.
-        incomplete_listing: The probability, for each look and partition, that a listing omits the partition.
-        jumble: True to name children and list partitions in arbitrary order.
+        late_siblings: The service names the children of a closed partition one by one. After one
+            child is named, the service names the next child after at most this number of calls of
+            `discover`.
+        proves_children: True if the service reports when it has named all children of a partition.
+        listing: The form in which the service lists partitions.
+        late_listing: The maximum number of requests until a child partition is listed. Each start,
+            each listing and each audit is one request.
+        incomplete_listing: The probability that a start, a listing or an audit omits a given
+            partition.
+        jumble: True if the service names children and lists partitions in a random order.
         repeat_children: True to name some children twice.
         caught_up: The value of `Batch.caught_up`.
         heartbeats: True if the position of an idle partition advances.
-        strict_retention: True to refuse every expired position, as real services do. False to refuse an
-            expired position only if a later record was removed; then the position of a partition without
-            changes never expires.
+        strict_retention: True to refuse every expired position, as real services do. False to
+            refuse an expired position only if a later record was removed. If the value is False,
+            the position of a partition without changes never expires.
         watermarks: True if batches have a watermark.
         poll_after: The number of seconds to wait before the client may read an idle partition again.
-        seed_descendants: True if a start also lists the descendants of closed partitions. False if only the
-            parents name these descendants.
-        poison_at_fetch: True if a record that cannot be decoded makes the fetch fail, False if it makes the
-            mapping fail.
+        seed_descendants: True if a start also lists the descendants of closed partitions. False if
+            the client finds descendants only through their parents.
+        poison_at_fetch: True if the fetch of a record that cannot be decoded fails. False if only
+            the mapping of such a record fails.
         drop_notice: True if the feed of a dropped collection ends with a notice, False if it fails.
-        moves_keys: True if a split or merge may move keys to partitions that do not descend from the keys'
-            old partitions. Then the lineage says nothing about the order of a key's changes.
+        moves_keys: True if a split or merge may move a key to an unrelated partition. An unrelated
+            partition does not descend from the key's old partition. If keys may move in this way,
+            the lineage says nothing about the order of a key's changes.
         splits_itself: The number of commits after which the service itself splits, merges or rolls
             partitions; None for never.
         segments: The number of segments of a snapshot if the request does not specify it.
-        point_in_time: True if a scan shows all rows as of the start of the snapshot, False if it shows each
-            row as of the time when the row is read.
-        splits_segments: The probability, for each fetch, that a segment ends and its rest is read in two
-            pieces.
+        point_in_time: True if a scan shows every row as it was at the start of the snapshot. False
+            if a scan shows every row as it is when the row is read.
+        splits_segments: The probability that a fetch ends its segment early. The remaining rows of
+            the segment are then read as two new segments.
     """
 
     seed: int = 0

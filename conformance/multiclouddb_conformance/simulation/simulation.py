@@ -54,9 +54,10 @@ class Simulation(ScannedLog):
             behaviour: The faults and the behaviour of the service; no faults by default.
             address: The address of the collection; `sim/items` by default.
             start: The time at which the clock starts.
-            tick: The time by which each commit advances the clock.
-            retention_seconds: The retention that batches report to the client; None to report no retention.
-                Only `trim` and `trim_older_than` remove changes.
+            tick: The duration that each commit adds to the clock.
+            retention_seconds: The retention period of the service. Each batch reports how much of
+                this period remains for its position. With None, batches report no retention. Only
+                `trim` and `trim_older_than` remove changes.
         """
         super().__init__(partitions, address, start, tick)
         self.behaviour = behaviour or ServiceBehaviour()
@@ -139,18 +140,18 @@ class Simulation(ScannedLog):
             self._held.add(partition_id)
 
     def release(self, partition_id: str | None = None) -> None:
-        """Let the fetches stopped by `hold` continue."""
+        """Continue the fetches that `hold` has stopped."""
         with self.changed:
             self._held.discard(partition_id)
             self.changed.notify_all()
 
     def delay_children(self, partition_id: str, calls: int) -> None:
-        """Let the service name the children of a partition only after so many calls of `discover`."""
+        """Hide the children of a partition from the first `calls` calls of `discover`."""
         with self.changed:
             self._patience[partition_id] = calls
 
     def hide(self, partition_id: str, looks: int) -> None:
-        """Let the service list a partition only after this many looks (starts, listings, audits)."""
+        """Hide a partition from the first `looks` starts, listings and audits."""
         with self.changed:
             self._unlisted[partition_id] = looks
 
@@ -181,7 +182,7 @@ class Simulation(ScannedLog):
         return None
 
     def control(self, operation: str) -> None:
-        """Begin a call on the feed; raise an error if the call is meant to fail."""
+        """Begin a call on the feed, and raise an error if a fault makes the call fail."""
         with self.changed:
             error = self.scripted(operation)
             if error is None and self._trouble(self.behaviour.control, f"feed {operation}"):
@@ -190,7 +191,10 @@ class Simulation(ScannedLog):
             raise error
 
     def may_happen(self, chance: float, name: str) -> bool:
-        """Return whether a fault with this probability happens now; limits the faults in a row."""
+        """Return whether a fault with this probability happens now.
+
+        `faults_in_row` limits the number of consecutive faults.
+        """
         return self._trouble(chance, name)
 
     def _trouble(self, chance: float, name: str) -> bool:
@@ -201,7 +205,7 @@ class Simulation(ScannedLog):
         return happens
 
     def may_trouble(self, name: str) -> bool:
-        """Return False if enough faults have happened in a row."""
+        """Return False if `faults_in_row` faults have already happened in a row."""
         return self._in_row.get(name, 0) < self.behaviour.faults_in_row
 
     def count_trouble(self, name: str, happened: bool) -> None:
@@ -209,7 +213,10 @@ class Simulation(ScannedLog):
         self._in_row[name] = self._in_row.get(name, 0) + 1 if happened else 0
 
     def pass_hold(self, partition_id: str, stop: Callable[[], bool]) -> None:
-        """Block while a partition is held and `stop()` is false; the caller must hold `changed`."""
+        """Block until `hold` no longer stops a partition's fetches, or until `stop()` returns True.
+
+        The caller must hold the condition `changed`.
+        """
         for name in (partition_id, None):
             if name in self._held:
                 self._waiting[name] = self._waiting.get(name, 0) + 1
@@ -224,7 +231,7 @@ class Simulation(ScannedLog):
 
         Args:
             partition_id: The closed partition.
-            asked: True for a call of `discover`, which is counted.
+            asked: True if the caller is `discover`. Only calls from `discover` are counted.
         """
         left = self._patience.get(partition_id)
         if left is None:
@@ -235,12 +242,14 @@ class Simulation(ScannedLog):
         return not left
 
     def siblings_named(self, partition_id: str, children: Sequence[str], *, asked: bool) -> list[str]:
-        """Return the children of a closed partition that the service names at present; at least one is named.
+        """Return the children that the service already names for a closed partition.
+
+        The service names at least one child.
 
         Args:
             partition_id: The closed partition.
             children: All children of the closed partition.
-            asked: True for a call of `discover`, which is counted.
+            asked: True if the caller is `discover`. Only calls from `discover` are counted.
         """
         most = self.behaviour.late_siblings
         if not most or len(children) < 2:
@@ -249,7 +258,10 @@ class Simulation(ScannedLog):
         return [name for name, looks in self._namings(partition_id, children) if looks <= 0]
 
     def _namings(self, partition_id: str, children: Sequence[str]) -> list[tuple[str, int]]:
-        """Return the children in the order in which they are named, with the number of calls before each."""
+        """Return the children in the order in which the service names them.
+
+        The number of each child says how many calls of `discover` are still needed to name it.
+        """
         dice = Dice(self.behaviour.seed, f"siblings {partition_id}")
         found, looks = list[tuple[str, int]](), -self._asked_for_more.get(partition_id, 0)
         for number, name in enumerate(dice.jumbled(list(children))):
@@ -260,7 +272,7 @@ class Simulation(ScannedLog):
     def names_all(self) -> bool:
         """Return False while a client knows only some children of a partition.
 
-        In that state an idle page would come too early.
+        While some children are unknown, an idle page would come too early.
         """
         with self.changed:
             return all(
@@ -271,7 +283,7 @@ class Simulation(ScannedLog):
             )
 
     def lists_all(self) -> bool:
-        """Return False if the behaviour may omit a partition from a listing."""
+        """Return True if every listing contains all partitions."""
         late = self.behaviour.late_listing or self.behaviour.incomplete_listing
         return not late and not any(self._unlisted.values())
 
@@ -290,9 +302,9 @@ class Simulation(ScannedLog):
         return bool(chance) and Dice(self.behaviour.seed, f"end {partition_id}").happens(chance)
 
     def redelivers(self, partition_id: str, place: tuple[int, int]) -> int:
-        """Return the number of earlier records that are repeated at a position.
+        """Return how many earlier records the service delivers again at a position.
 
-        The number is 0 if the records were already repeated.
+        A later call with the same position returns 0.
         """
         which = (partition_id, *place)
         if not self.behaviour.redeliver or which in self._redelivered:
@@ -301,7 +313,7 @@ class Simulation(ScannedLog):
         return self.dice(partition_id).up_to(self.behaviour.redeliver)
 
     def headroom(self, commit: int) -> float | None:
-        """Return the number of seconds until the position after a commit expires."""
+        """Return the time in seconds after which the position that follows a commit expires."""
         if self.retention_seconds is None:
             return None
         committed = self.commit_time(commit) or self.commit_time(1) or self.now

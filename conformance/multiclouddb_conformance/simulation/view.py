@@ -1,4 +1,4 @@
-"""Defines the view that an opened feed and its readers have of a simulated collection."""
+"""Defines which part of a simulated collection an opened feed and its readers can see."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ __all__ = ["View"]
 
 
 class View:
-    """One incarnation of a collection, limited to the feed's scope.
+    """The part of a collection that is in the scope of a feed.
+
+    A view shows only one incarnation of the collection.
 
     Attributes:
         sim: The collection.
         spec: The spec of the feed.
         calls: The object that counts the calls.
-        identity: The collection and its incarnation.
+        identity: The identity of the collection, which includes its incarnation.
         whole: True if every record is in the scope.
     """
 
@@ -57,7 +59,10 @@ class View:
         return tuple(name for name in partition.parents if self.covers(self.sim.partitions[name]))
 
     def ending(self, partition_id: str, *, asked: bool) -> Outcome:
-        """Return how a closed partition ends; `asked` is True if `discover` is the caller."""
+        """Return the outcome at the end of a partition.
+
+        `asked` is True if the caller is `discover`.
+        """
         partition = self.sim.partitions[partition_id]
         if partition.closed is None:
             return Continue()

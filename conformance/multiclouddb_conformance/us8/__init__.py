@@ -1,6 +1,7 @@
 """User story 8, portable change feeds, as tests: `from multiclouddb_conformance.us8 import *`.
 
-To change one case, subclass its class under the same name after the import.
+To change one test, define a subclass of the test's class after the import. The subclass must have
+the same name as the class.
 """
 
 from __future__ import annotations

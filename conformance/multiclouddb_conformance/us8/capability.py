@@ -1,4 +1,7 @@
-"""Tests that declared capabilities are correct, and that errors for missing ones say what to do instead."""
+"""Tests that the declared capabilities of a provider are correct.
+
+The error for a missing capability must say what to do instead.
+"""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations

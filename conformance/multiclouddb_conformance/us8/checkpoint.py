@@ -1,4 +1,7 @@
-"""Tests that any client can resume from any token any number of times, and that the page size is a limit."""
+"""Tests that any client can resume from any token, and that the page size is a limit.
+
+A client can resume from the same token any number of times.
+"""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -116,7 +119,7 @@ class TestCheckpoint:
 
 
 class TestPageSize:
-    """`max_page_size` is a hard limit, and no page waits until it is full."""
+    """`max_page_size` is a hard limit. A page is returned even if it is not full."""
 
     @pytest.mark.parametrize("size", [1, 2, 7])
     def test_no_page_is_longer(self, collection: Collection, size: int) -> None:

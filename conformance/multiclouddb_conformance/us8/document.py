@@ -70,7 +70,7 @@ class TestKeys:
 
 
 class TestImages:
-    """Which documents an event contains depends on the request and on the kind of the collection."""
+    """The request and the kind of the collection determine the documents in an event."""
 
     def test_omit_leaves_the_document_out(self, collection: Collection) -> None:
         collection.put("a", n=1)

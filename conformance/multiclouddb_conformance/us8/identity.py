@@ -146,7 +146,10 @@ class TestRecreated:
 
     @pytest.mark.needs("alone")
     def test_a_client_that_has_it_open_gives_nothing_of_the_new_one(self, collection: Collection) -> None:
-        """The read is refused or a notice ends the feed as soon as the service detects the new collection."""
+        """The feed ends as soon as the service detects the new collection.
+
+        Either the read is refused, or a notice ends the feed.
+        """
         collection.fill(5)
         # If a service cannot prove that all children are known, it searches for more before it reports the
         # end.

@@ -1,4 +1,7 @@
-"""Tests feeds without changes: idle pages, long polls, tokens that still advance, and watermarks."""
+"""Tests feeds that have no new changes.
+
+The tests cover idle pages, long polls, watermarks, and tokens that advance without changes.
+"""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _numbers: Final = itertools.count()
 
 @attrs.define
 class _World:
-    """A collection for `scripted_life`; actions that the service does not support are omitted."""
+    """A collection for `scripted_life`. It omits actions that the service does not support."""
 
     harness: Harness
     address: ResourceAddress

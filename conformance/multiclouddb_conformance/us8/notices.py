@@ -19,7 +19,7 @@ def _walk(
 ) -> list[tuple[str, ChangeFeedPage]]:
     """Return every page up to the current end, each with the token from which it was read.
 
-    With `restart`, a new client reads each page.
+    With `restart`, each page is read by its own new client.
     """
     found = []
     for page in collection.pages(token, size, **settings):

@@ -180,7 +180,10 @@ class TestResnapshot:
 
 
 def _heal(source: Source, sink: Sink, wanted: Snapshot) -> None:
-    """Read another snapshot into a target; a lost token makes the target read some pages twice."""
+    """Read another snapshot into a target.
+
+    The target reads some pages twice, as if a token had been lost.
+    """
     collection = source.collection
     first = collection.page(wanted)
     sink.begin_again()

@@ -31,7 +31,7 @@ _CLUSTER = Capability.CHANGE_FEED_CLUSTER_SCOPE
 
 @pytest.mark.needs("alone")
 class TestPhysicalPartition:
-    """Reading each partition on its own also covers the whole collection."""
+    """Separate reads of all partitions also cover the whole collection."""
 
     def test_a_collection_lists_its_partitions(self, collection: Collection) -> None:
         names = collection.partitions()
@@ -153,7 +153,7 @@ class TestLogicalPartition:
 
 @pytest.mark.needs("alone")
 class TestWiderScopes:
-    """If the service supports it, a feed covers more than one collection."""
+    """A feed covers more than one collection if the service supports such a scope."""
 
     @pytest.mark.requires(_DATABASE)
     def test_a_database_has_every_collection(self, make_collection: Make) -> None:

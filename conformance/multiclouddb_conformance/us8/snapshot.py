@@ -1,4 +1,7 @@
-"""Tests snapshots: every existing row, then every change, with nothing lost in between."""
+"""Tests snapshots, which return every existing row and then every change.
+
+No change may be lost between the rows and the changes.
+"""
 # ruff: noqa: D102 - a test's name says what it is about
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class TestAtTime:
 
 @pytest.mark.needs("alone")
 class TestEveryStart:
-    """Tests every start in every scope."""
+    """Tests every start position with every scope."""
 
     @pytest.mark.parametrize("scope", _SCOPES)
     @pytest.mark.parametrize("start", _STARTS)

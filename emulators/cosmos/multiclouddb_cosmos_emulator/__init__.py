@@ -1,4 +1,4 @@
-"""A Cosmos DB emulator that runs on your machine, for the unmodified azure-cosmos.
+"""A Cosmos DB emulator for your own machine; the unmodified azure-cosmos works with it.
 
 The modules of the emulator:
 
@@ -9,8 +9,8 @@ container   its items and partitions               hashing    from a partition k
 commands    the commands of a test                  control    the same over HTTP
 faults      failures on demand                      journal    the received requests
 
-The emulator imports nothing else from multiclouddb. If they shared code, the emulator and a provider could
-have the same error, and the tests would not find it.
+The emulator imports no code from other packages of multiclouddb. If the emulator and a provider
+shared code, both could have the same error, and the tests would not find this error.
 """
 
 from multiclouddb_cosmos_emulator.auth import WELL_KNOWN_KEY

@@ -100,7 +100,8 @@ class Account:
     def create_container(self, database: str, document: Any, throughput: Throughput | None) -> Container:
         """Create a container.
 
-        A container without its own throughput shares the database's throughput, or gets 400 units.
+        A container without its own throughput shares the throughput of the database. If the
+        database has no throughput, the container gets 400 request units per second.
         """
         home, name = self.database(database), _name(document)
         if name in home.containers:

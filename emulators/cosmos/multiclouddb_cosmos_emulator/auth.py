@@ -60,7 +60,7 @@ def _unauthorized(text: str) -> ServiceError:
 def _resources(segments: list[str]) -> list[tuple[str, str]]:
     """Return the type and the link that a client signs.
 
-    If the link uses resource ids, the signed link is only the id, in lower case.
+    A client that uses resource ids signs only the last id of the link, in lower case.
     """
     if not segments:
         return [("", "")]

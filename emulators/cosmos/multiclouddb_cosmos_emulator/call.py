@@ -1,4 +1,4 @@
-"""Represents a request in progress, and makes the parts that are the same in all answers about items."""
+"""Represents a request in progress, and makes the common parts of all answers about items."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ class Call:
         return Condition(headers.get("if-match"), headers.get("if-none-match"))
 
     def container(self) -> Container:
-        """Return the container that the path names, unless the request is for an earlier container."""
+        """Return the container that the path names.
+
+        If the request names the resource id of a different container, raise a 400 error.
+        """
         name = self.route.container
         assert name is not None
         container = self.account.container(self.route.database, name)
@@ -53,7 +56,7 @@ class Call:
         return container
 
     def seen(self, reply: Reply, container: Container, partitions: Sequence[Partition]) -> Reply:
-        """Write the state of each partition that the client has seen to the session token."""
+        """Add headers to an answer, such as a session token with the LSN of each partition."""
         reply.headers["x-ms-session-token"] = session_token(partitions)
         reply.headers["x-ms-alt-content-path"] = "/".join(self.route.segments[:4])
         reply.headers["x-ms-content-path"] = container.rid

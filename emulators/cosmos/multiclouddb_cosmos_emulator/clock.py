@@ -23,7 +23,7 @@ class Clock:
         return time.monotonic() + self._offset
 
     def now(self) -> datetime:
-        """Return the same time as a datetime."""
+        """Return the current time as a datetime."""
         return datetime.fromtimestamp(self.seconds(), UTC)
 
     def advance(self, seconds: float) -> None:

@@ -81,7 +81,8 @@ class Commands:
             partition: The partition's id.
             boundary: The effective partition key at which the second child begins; None means the middle of
                 the partition.
-            completing: How many requests to each child first get the answer 410/1007.
+            completing: The number of requests to each child that get the answer 410/1007 before
+                requests succeed.
         """
         with self._lock:
             return self._container(database, container).split(partition, boundary, completing)
@@ -131,7 +132,7 @@ class Commands:
                     each.trim_to(each.lsn)
 
     def all_versions(self, enabled: bool) -> None:
-        """Turn the change feed with all versions and deletes on or off."""
+        """Enable or disable the change feed with all versions and deletes."""
         with self._lock:
             self._account.all_versions = enabled
 

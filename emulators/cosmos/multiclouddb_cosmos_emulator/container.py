@@ -100,7 +100,10 @@ class Container:
         return self.logical.get(key.name, {}).get(item_id)
 
     def partition(self, range_id: str) -> Partition:
-        """Return the live partition with this id. If there is none, raise the service's 410 error."""
+        """Return a live partition.
+
+        If no live partition has the given id, raise the service's 410 error.
+        """
         for partition in self.partitions:
             if partition.range_id == range_id:
                 partition.check()

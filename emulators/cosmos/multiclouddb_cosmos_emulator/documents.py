@@ -196,7 +196,10 @@ def _read_change_feed(call: Call) -> Reply:
 
 
 def _position(text: str | None, newest: int) -> int | None:
-    """Parse a request's position: return the LSN after which to read, or None for the current time."""
+    """Return the LSN in a request's position, or None for the current time.
+
+    The feed returns only changes with a higher LSN.
+    """
     if text is None:
         return 0
     if text == "*":

@@ -41,7 +41,7 @@ class Fail:
     message: str | None = None
 
     def error(self) -> ServiceError:
-        """Return the error with which to answer."""
+        """Return the error that the server sends to the client."""
         message = self.message or _MESSAGES.get(self.status, "The request has failed.")
         headers = {}
         if self.retry_after is not None:
@@ -80,8 +80,10 @@ class Fault:
     Attributes:
         action: The action.
         operation: The operation that the fault affects, such as `ReadChangeFeed`; None for all.
-        container: The id of the container whose requests the fault affects; None for all.
-        partition: The id of the partition whose requests the fault affects; None for all.
+        container: The fault affects only requests to the container with this id; None for all
+            requests.
+        partition: The fault affects only requests to the partition with this id; None for all
+            requests.
         times: The number of times that the fault happens; None means always.
         after: The number of requests that succeed before the first failure.
         happened: The number of times that the fault has happened.
@@ -96,7 +98,7 @@ class Fault:
     happened: int = 0
 
     def strikes(self, operation: str, container: str | None, partition: str | None) -> bool:
-        """Return True if the fault happens to this request."""
+        """Return True if the fault must be applied to this request."""
         fits = (
             self.operation in (None, operation)
             and self.container in (None, container)
@@ -140,9 +142,9 @@ class Faults:
             self._all.clear()
 
     def striking(self, operation: str, container: str | None, partition: str | None) -> list[Action]:
-        """Return the faults that happen to a request, in the order in which they were added.
+        """Return the faults to apply to a request, in the order in which they were added.
 
-        The last returned fault is the one that ends the request.
+        After a fault that ends the request, no more faults are returned.
         """
         struck: list[Action] = []
         with self._lock:

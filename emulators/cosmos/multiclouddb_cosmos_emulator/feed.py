@@ -25,10 +25,11 @@ class FeedRequest:
 
     Attributes:
         partition: The partition to read.
-        after: The LSN after which to read; None to start at the current time.
-        limit: The maximum number of items. A transaction is returned whole even if it is larger.
+        after: Only changes with a higher LSN are returned; None to start at the current time.
+        limit: The maximum number of items. A page may contain more items than this number, because
+            a transaction is never divided between pages.
         low: The first effective partition key to return.
-        high: The end of the requested keys, which is not included.
+        high: The end of the requested range of keys; the range does not include this key.
         since: Only items written at or after this time are returned; None for all items.
         all_versions: True for the mode with all versions and deletes.
     """

@@ -1,8 +1,8 @@
 """Computes effective partition keys: the positions of partition keys in the range from "" to "FF".
 
-Version 2 hashes the whole key to 128 bits. A hierarchical key is hashed level by level, so the text for a
-prefix of the key is a prefix of the text for the key. Version 1 hashes the key to 32 bits and appends the key
-itself to the hash.
+Version 2 hashes the whole key to 128 bits. A hierarchical key is hashed level by level. Therefore
+the text for the first levels of a key is the beginning of the text for the whole key. Version 1
+hashes the key to 32 bits and appends the key itself to the hash.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def hash_v1(values: Sequence[Json]) -> str:
 
 
 def boundary_v1(digest: int) -> str:
-    """Return the first key of version 1 whose hash is at least the given number."""
+    """For version 1, return the lowest effective partition key with at least the given hash."""
     return _ordered(float(digest)).hex().upper()
 
 
@@ -72,7 +72,10 @@ def _as_unsigned(value: Json) -> Json:
 
 
 def _ordered(value: Json) -> bytes:
-    """Encode a component as bytes that sort like the values; like the SDK, omit null."""
+    """Encode a component so that the bytes have the same order as the values.
+
+    The encoding omits null, as the SDK does.
+    """
     if value is UNDEFINED:
         return _UNDEFINED
     if value is None:

@@ -67,7 +67,10 @@ class Front:
         return taken
 
     async def stop(self) -> None:
-        """Close all connections, also those that are being accepted, and abort all requests."""
+        """Close all connections and abort all requests.
+
+        A connection that is still being accepted is closed too.
+        """
         if self._runner is None or self._server is None:
             return
         # A connection that is being accepted while the server closes is lost, and its socket stays open.
@@ -109,7 +112,10 @@ class Front:
         return await _dropped(raw, reply) if cut else _response(reply)
 
     async def _meet(self, request: Request, route: Route) -> bool:
-        """Apply the faults that come before the answer. Return True if the answer must be truncated."""
+        """Apply the faults before the request is answered.
+
+        Return True if the answer must be truncated.
+        """
         partition = request.headers.get("x-ms-documentdb-partitionkeyrangeid")
         for action in self._faults.striking(route.operation, route.container, partition):
             match action:

@@ -35,7 +35,7 @@ class Item:
         head: The document as JSON text without the last brace, so that the change feed can add properties.
         etag: The etag of the item, including quotes.
         ts: The `_ts` of the item.
-        expires: The time at which the item's time to live ends; None for never.
+        expires: The time at which the item's time to live ends; None if the item never expires.
         change: The change that wrote the item; None before the transaction is committed.
     """
 
@@ -89,13 +89,13 @@ class Partition:
     Attributes:
         range_id: Its id.
         low: The first effective partition key in the range.
-        high: The end of the range, which is not included.
-        span: The same range in the form of numbers, for comparisons.
+        high: The end of the range; the range does not include this key.
+        span: The start and the end of the range as numbers, for comparisons.
         parents: All ancestors.
         lsn: The LSN of the last transaction.
-        trimmed: The LSN up to which changes have expired.
+        trimmed: Changes with this LSN or a lower LSN have expired.
         merged: True if the partition or one of its ancestors was merged.
-        completing: The number of following requests that get the answer "split in progress".
+        completing: The number of requests that still get the answer "split in progress".
         items: The items of the partition, by number.
         changes: The change log, by LSN.
     """
@@ -170,7 +170,7 @@ class Partition:
         return low, high
 
     def join(self, other: Partition, range_id: str) -> Partition:
-        """Merge this partition with the next one into a child."""
+        """Merge this partition with the next partition into a child."""
         parents = tuple(dict.fromkeys((*self.parents, *other.parents, self.range_id, other.range_id)))
         child = Partition(range_id, self.low, other.high, (self.span[0], other.span[1]), parents)
         child.lsn = max(self.lsn, other.lsn)
@@ -202,7 +202,10 @@ def middle(partition: Partition, version: int) -> tuple[str, int]:
 
 
 def place_of(boundary: str, partition: Partition, version: int) -> int:
-    """Return a boundary that a test has given, as a number."""
+    """Return the number for a boundary that a test has chosen.
+
+    For version 1, return the middle of the partition's range instead.
+    """
     if version == 1:
         return (partition.span[0] + partition.span[1]) // 2
     return int(boundary[:_DIGITS].ljust(_DIGITS, "0"), 16)

@@ -89,7 +89,7 @@ def _streamed(
 
 
 def _counted(call: Call, container: Container, reach: Reach, query: Execution) -> Reply:
-    """Return a page of results that must be computed as a whole.
+    """Compute all results of a query, and return one page of the results.
 
     The continuation is the number of results returned so far.
     """

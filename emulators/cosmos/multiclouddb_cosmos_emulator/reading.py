@@ -54,7 +54,7 @@ class Reach:
     Attributes:
         partitions: The partitions to read, in the order of their ranges.
         low: The first effective partition key to read.
-        high: The end of the keys, which is not included.
+        high: The end of the range of keys to read; the range does not include this key.
         key: The partition key; None for all keys.
         named: True if the request names one partition.
     """
@@ -89,7 +89,8 @@ class Reach:
     def pinned(self, container: Container, equal: dict[tuple[str, ...], Any]) -> Reach:
         """If a query's filter names the whole partition key, return only the items with this key.
 
-        For any other query, return this object unchanged.
+        Return this object unchanged if the filter does not name the whole key, or if the request
+        itself names a partition or a key.
         """
         paths = container.definition.paths
         if self.named or self.key is not None or any(path not in equal for path in paths):

@@ -1,4 +1,4 @@
-"""Finds the operation that a request calls for."""
+"""Determines the operation of a request."""
 
 from __future__ import annotations
 

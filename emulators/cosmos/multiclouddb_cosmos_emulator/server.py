@@ -26,13 +26,15 @@ __all__ = ["CosmosEmulator"]
 
 
 class CosmosEmulator(Commands):
-    """A Cosmos DB account for the unmodified azure-cosmos. Several threads can use the emulator.
+    """A Cosmos DB account that works with the unmodified azure-cosmos.
+
+    Several threads can use the emulator.
 
         with CosmosEmulator() as server:
             client = CosmosClient(server.endpoint, server.key)
 
     Args:
-        host: The host on which the emulator listens. It is also the host name in the endpoint.
+        host: The host on which the emulator listens. The endpoint contains the same host name.
         port: The port to listen on; 0 means any free port.
         key: The key of the account in base64; by default the key of the vendor's emulators.
         https: True to use TLS with a certificate that the server makes.

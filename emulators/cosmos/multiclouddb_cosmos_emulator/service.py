@@ -1,4 +1,4 @@
-"""Answers requests. A different module applies the faults that tests request."""
+"""Answers requests. The module `http` applies the faults that tests request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handles session tokens, which show up to which LSN a client has seen each partition."""
+"""Handles session tokens, which contain the latest LSN that a client has seen of each partition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ __all__ = ["check_session", "session_token"]
 
 
 def session_token(partitions: Iterable[Partition]) -> str:
-    """Return the token for some partitions: `range:version#lsn#region=lsn` for each of them."""
+    """Return a session token.
+
+    The token contains `range:version#lsn#region=lsn` for each given partition.
+    """
     return ",".join(f"{each.range_id}:0#{each.lsn}#1={each.lsn}" for each in partitions)
 
 

@@ -1,4 +1,7 @@
-"""Defines `UNDEFINED`, the value of a property that does not exist. JSON has no such value."""
+"""Defines `UNDEFINED`, the value of a property that does not exist.
+
+JSON has no value for a missing property.
+"""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Transaction:
         return self._container.item(self.key, item_id)
 
     def read(self, item_id: str) -> Item:
-        """Return an item that must exist."""
+        """Return an item, or raise a 404 error if the item does not exist."""
         item = self.find(item_id)
         if item is None:
             raise not_found(

@@ -1,11 +1,11 @@
-"""A scripted DynamoDB server with streams, for the unmodified boto3.
+"""A scripted DynamoDB server with streams; the unmodified boto3 works with it.
 
 habits      the server's normal behaviour      clock      its clock
 troubles    failures on demand                 journal    the received calls
 server      `ScriptedStreams`, the server      http       its HTTP server
 
-The emulator imports nothing else from multiclouddb. If they shared code, the emulator and a provider could
-have the same error, and the tests would not find it.
+The emulator imports no code from other packages of multiclouddb. If the emulator and a provider
+shared code, both could have the same error, and the tests would not find this error.
 """
 
 from multiclouddb_dynamo_emulator.habits import ChildFilter, Habits, Order, Remains

@@ -49,30 +49,33 @@ class Habits:
         order: The order in which shards are listed.
         shards_per_page: The maximum number of shards on one page of `DescribeStream`.
         child_filter: How the server answers a `ShardFilter`.
-        late_children: The number of `DescribeStream` calls for a stream after which a new child is listed.
-        start_after_last: True if a listing may start after the last shard; by default the answer is a
-            `ResourceNotFoundException`, as from DynamoDB Local.
+        late_children: The number of `DescribeStream` calls for a stream that do not yet list a new
+            child.
+        start_after_last: True if a listing may start after the last shard. By default, the answer
+            to such a request is a `ResourceNotFoundException`, as in DynamoDB Local.
         page_bytes: The maximum size of one page of `GetRecords`; a page may contain one record of any size.
         null_iterator: True if the end of a shard is reported as `NextShardIterator: null`; False if the
             answer omits this member.
-        separate_end: True if the last records of a closed shard come with an iterator, and the end of the
-            shard comes on a separate empty page.
-        empty_pages: The number of pages without records that come before the records. This applies to an
-            iterator from `GetShardIterator` that is not `LATEST`. With each new iterator, a client must read
-            these pages again.
+        separate_end: True if the answer with the last records of a closed shard contains an
+            iterator. A separate page without records then reports the end of the shard.
+        empty_pages: The number of pages without records that the server sends before the first
+            records. This setting applies to an iterator from `GetShardIterator` that is not
+            `LATEST`. With each new iterator, a client must read these pages again.
         tells_time: True if answers contain a `Date` header.
         retention_seconds: The age at which `ScriptedStreams.advance` trims records.
         iterator_seconds: How long an iterator is valid.
-        remains: What remains of a shard that `advance` trims.
-        readable_after_delete: True if the stream of a deleted table can be read to its end; by default its
-            shards end at once, like those of DynamoDB Local.
+        remains: How the server answers requests about a shard that `advance` has trimmed.
+        readable_after_delete: True if the stream of a deleted table can be read to its end. By
+            default, the shards of a deleted table end immediately, as in DynamoDB Local.
         timestamp_seconds: `ApproximateCreationDateTime` is rounded down to a multiple of this number;
             DynamoDB Local uses 60.
-        lower_case_identity: True if `userIdentity` is spelled `principalId` and `type`.
+        lower_case_identity: True if the members of `userIdentity` are named `principalId` and
+            `type`.
         readers_per_shard: The number of `GetRecords` calls for one shard that may run at the same time.
         describes_per_second: The number of `DescribeStream` calls for one stream that may arrive in a second.
-        enforce_limits: True if a call that exceeds one of these two limits gets `LimitExceededException`;
-            these calls are recorded in any case.
+        enforce_limits: True if a call gets `LimitExceededException` when it exceeds
+            `readers_per_shard` or `describes_per_second`. The journal records such a call even if
+            this setting is False.
     """
 
     initial_shards: int = 1

@@ -1,7 +1,8 @@
 """Serves HTTP/1.1 for scripted servers: one thread per connection, keep-alive, and a fast stop.
 
-The standard library's `http.server` parses headers like those of an e-mail, which takes longer than the rest
-of a small answer. `http.server` also cannot close a connection in the middle of an answer.
+The standard library's `http.server` parses headers with the parser for e-mails. This parser needs
+more time than the rest of a small answer. `http.server` cannot close a connection in the middle of
+an answer.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class Reply:
         status: For example 200.
         headers: The headers, without `Content-Length`.
         body: The whole body.
-        cut_after: The number of bytes of the body after which to close the connection; None to send the whole
-            body.
-        reset: True to close the connection with a reset, which every client notices; False to close it as if
-            the whole body had been sent.
+        cut_after: The connection is closed after this number of bytes of the body; None to send the
+            whole body.
+        reset: True to close the connection with a reset; every client notices a reset. If False,
+            the connection is closed as if the whole body had been sent.
     """
 
     status: int
@@ -76,7 +77,10 @@ Many threads may call such a function at the same time.
 
 
 def _read_request(reader: BinaryIO) -> Request | None:
-    """Return the next request of a connection, or None if there is none or it is not valid HTTP."""
+    """Return the next request of a connection.
+
+    Return None if no request follows, or if the request is not valid HTTP.
+    """
     first = reader.readline().split()
     if len(first) != 3:
         return None
@@ -103,7 +107,8 @@ class HttpServer:
 
     Attributes:
         url: The URL of the server.
-        crashes: The exceptions that the handler raised. After each of them, the connection was closed.
+        crashes: The exceptions that the handler raised. The connection was closed after each
+            exception.
     """
 
     def __init__(self, handler: Handler) -> None:

@@ -192,7 +192,7 @@ class KeySchema:
         return {name: item[name] for name in self.types}
 
     def exactly(self, key: Item) -> Item:
-        """Return a key argument, after a check that it contains exactly the key attributes."""
+        """Check that a key argument contains exactly the key attributes, and return the key."""
         if key.keys() != self.types.keys():
             raise invalid("The provided key element does not match the schema")
         return self.key_of(key)

@@ -22,17 +22,18 @@ _SHORTEST: Final = 215
 
 @attrs.frozen
 class ShardIterator:
-    """The position at which to continue in a shard.
+    """The position in a shard at which the next read starts.
 
     Attributes:
         arn: The stream's ARN.
         shard_id: The shard's id.
-        after: The sequence number after which records are returned next.
+        after: The next read returns only records with a greater sequence number.
         horizon: True to start at the oldest remaining record, even after a trim.
         issued: The time at which the iterator was made, in seconds since 1970.
-        epoch: The number of times that the test had expired all iterators before this iterator was made.
+        epoch: How many times the test expired all iterators before the server made this iterator.
         renewed: True if the iterator came from `GetRecords`.
-        empty: The number of pages without records that this iterator still returns before its first record.
+        empty: The number of pages without records that the server returns for this iterator before
+            the first record.
     """
 
     arn: str

@@ -27,7 +27,7 @@ __all__ = ["ScriptedStreams", "ShardState"]
 
 @attrs.frozen
 class ShardState:
-    """The true state of a shard, which exists even if the shard is not listed.
+    """The state of a shard, even if `DescribeStream` does not list the shard.
 
     Attributes:
         shard_id: Its id.
@@ -37,7 +37,8 @@ class ShardState:
         records: The number of records that remain in the shard.
         last: The sequence number of the newest remaining record.
         trimmed_to: The sequence number of the last trimmed record; 0 if none was trimmed.
-        remains: None unless the shard itself was trimmed.
+        remains: How the server answers requests about the shard if the shard itself was trimmed;
+            otherwise None.
     """
 
     shard_id: str
@@ -70,7 +71,9 @@ class ShardState:
 
 
 class ScriptedStreams:
-    """A DynamoDB server with streams for the unmodified boto3. A test controls the server.
+    """A DynamoDB server with streams that works with the unmodified boto3.
+
+    A test controls the server.
 
     Several threads can use the server.
 
@@ -204,7 +207,7 @@ class ScriptedStreams:
     def grow(self, stream: str, total: int, open_shards: int, records: int = 0) -> None:
         """Split shards until the given number of shards is open.
 
-        Then roll shards over until the total is reached.
+        After the splits, roll shards over until the stream has `total` shards.
 
         Args:
             stream: The stream.
@@ -234,7 +237,10 @@ class ScriptedStreams:
             home.next_generation()
 
     def hide(self, shard_id: str, calls: int = 0, seconds: float = 0.0) -> None:
-        """Hide a shard in the next `calls` of `DescribeStream`, and for `seconds` of the server's time."""
+        """Hide a shard in the next `calls` calls of `DescribeStream`.
+
+        Also hide the shard until `seconds` of the server's time have passed.
+        """
         with self._store.lock:
             stream, shard = self._store.home(shard_id)
             stream.hide(shard, calls, seconds)
@@ -331,9 +337,9 @@ class ScriptedStreams:
     def write_record(
         self, stream: str, key: Mapping[str, Any], change: Callable[[dict[str, Any]], None]
     ) -> int:
-        """Write an insert, after a function has changed its record in place.
+        """Let a function change the record of an insert in place, and then write the record.
 
-        The record has the protocol's form.
+        The function gets the record in the form that the protocol uses.
 
         Returns:
             Its sequence number.

@@ -35,7 +35,7 @@ class Numbers:
         return self.last
 
     def leap(self) -> None:
-        """Continue with numbers just before the next power of ten."""
+        """Increase the last number, so that it is just below the next power of ten."""
         digits = len(str(self.last))
         if digits < _MOST_DIGITS:
             self.last = max(self.last, 10**digits - _AHEAD)
@@ -63,12 +63,13 @@ class Shard:
         shard_id: The id of the shard, 37 characters as in the service.
         parent: The id of the parent, even if the parent no longer exists.
         low: The start of the shard's range of hashes.
-        high: The end of the shard's range of hashes, which is not included.
+        high: The end of the shard's range of hashes; the range does not include this hash.
         start: `StartingSequenceNumber`.
         end: `EndingSequenceNumber`; None while the shard is open.
         closed_at: The time at which the shard was closed.
         trimmed_to: The sequence number of the last record that was trimmed; 0 if none was trimmed.
-        remains: None unless the shard itself was trimmed.
+        remains: How the server answers requests about the shard if the shard itself was trimmed;
+            otherwise None.
     """
 
     def __init__(self, shard_id: str, parent: str | None, low: int, high: int, start: int) -> None:
@@ -106,7 +107,7 @@ class Shard:
     def close(self, numbers: Numbers, now: float) -> None:
         """Close the shard, so that it accepts no more records.
 
-        As in the real service, an empty shard ends at its start.
+        If no record was written to the shard, `end` is equal to `start`, as in the real service.
         """
         written = bool(self._numbers) or self.trimmed_to > 0
         self.end = numbers.next() if written else self.start
@@ -116,7 +117,7 @@ class Shard:
     def page(self, after: int, limit: int, most_bytes: int) -> Page:
         """Return records after a sequence number.
 
-        If records exist after the number, at least one record is returned.
+        At least one record is returned if the shard contains a record after the sequence number.
         """
         first = bisect_right(self._numbers, after)
         if first == len(self._numbers):
@@ -139,12 +140,16 @@ class Shard:
         self._forget(len(self._numbers))
 
     def clear(self) -> None:
-        """End the shard and remove its records. The removed records do not count as trimmed."""
+        """Remove all records of the shard, and set `trimmed_to` to 0.
+
+        A later read therefore reports the end of the shard, and raises no error about trimmed
+        records.
+        """
         self.trim_all()
         self.trimmed_to = 0
 
     def described(self) -> bytes:
-        """Return the description of the shard in `DescribeStream`."""
+        """Return the description that `DescribeStream` returns for the shard."""
         if self._described is None:
             numbers = {"StartingSequenceNumber": str(self.start)}
             if self.end is not None:

@@ -30,7 +30,7 @@ class Stream:
     """A stream, which the lock of the store protects.
 
     Attributes:
-        arn: The ARN, which identifies one incarnation of a table's stream.
+        arn: The ARN. Two streams of the same table have different ARNs.
         label: The last part of the ARN.
         table_name: The table's name.
         view: `KEYS_ONLY`, `NEW_IMAGE`, `OLD_IMAGE` or `NEW_AND_OLD_IMAGES`.
@@ -38,8 +38,8 @@ class Stream:
         created: The time of creation, in seconds since 1970.
         disabled_at: The time at which the stream was disabled, in seconds since 1970; None while the stream
             is enabled.
-        shards: Maps each id to its shard, parents first. Expired shards that are no longer listed are
-            omitted.
+        shards: Maps each id to its shard, parents first. The map does not contain expired shards
+            that `DescribeStream` no longer lists.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Stream:
         return child
 
     def next_generation(self) -> None:
-        """If possible, continue with sequence numbers that are one digit longer."""
+        """Set the last number just below the next power of ten, if longer numbers are possible."""
         self.numbers.leap()
 
     def disable(self) -> None:
@@ -139,7 +139,10 @@ class Stream:
         return self._listing[1:]
 
     def hide(self, shard: Shard, calls: int, seconds: float = 0.0) -> None:
-        """Hide a shard in this many calls of `DescribeStream`, and for `seconds` of the server's time."""
+        """Hide a shard in the next `calls` calls of `DescribeStream`.
+
+        Also hide the shard until `seconds` of the server's time have passed.
+        """
         self._hidden.pop(shard.shard_id, None)
         self._hidden_until.pop(shard.shard_id, None)
         if calls:
@@ -149,7 +152,7 @@ class Stream:
         self._listing = None
 
     def called(self) -> None:
-        """Count a call of `DescribeStream`; a hidden shard is shown again after a number of calls."""
+        """Count a call of `DescribeStream`, because a shard can be hidden for a number of calls."""
         for shard_id, calls in list(self._hidden.items()):
             if calls > 1:
                 self._hidden[shard_id] = calls - 1
@@ -160,7 +163,10 @@ class Stream:
     # -- Retention
 
     def trim(self, cutoff: float, remains: Remains) -> None:
-        """Delete records that were written at or before a time, and shards that were closed before it."""
+        """Delete the records that were written at or before the given time.
+
+        Also delete the shards that were closed at or before this time.
+        """
         for shard in list(self.shards.values()):
             shard.trim_before(cutoff)
             if shard.closed_at is not None and shard.closed_at <= cutoff:
@@ -199,7 +205,7 @@ class Stream:
             old: The old item; None for a new item.
             expired: True if the item was deleted because its time to live had passed.
             change: A function that changes the record before it is stored.
-            shard: The shard that receives the record; None for the shard of its key.
+            shard: The shard that receives the record; None means the open shard for the key.
 
         Returns:
             Its sequence number.

@@ -66,7 +66,7 @@ def _children_of(store: Store, arguments: Arguments) -> str | None:
 
 
 def _shards_after(store: Store, stream: Stream, start: str | None, parent: str | None) -> list[Shard]:
-    """Return the shards to list from a page's start on.
+    """Return the listed shards after `start`, or all listed shards if `start` is None.
 
     If `parent` is given, only its children are listed; otherwise, all shards are listed.
     """
@@ -106,7 +106,10 @@ def _describe_stream(store: Store, arguments: Arguments) -> bytes:
 
 
 def _position(stream: Stream, shard: Shard, arguments: Arguments) -> tuple[int, bool]:
-    """Return the sequence number after which to read, and True if the read starts at the oldest record."""
+    """Return a sequence number; the read returns only records with a greater number.
+
+    Also return True if the read starts at the oldest record.
+    """
     match arguments.get("ShardIteratorType"):
         case "TRIM_HORIZON":
             return 0, True
@@ -163,7 +166,7 @@ def get_records(store: Store, arguments: Arguments, empty: bool = False) -> tupl
     Args:
         store: The store to read.
         arguments: The arguments of the call.
-        empty: True to return no records even if there are some.
+        empty: True to return no records, even if the shard contains records.
     """
     limit = arguments.limit(_MOST_RECORDS)
     iterator = ShardIterator.decoded(arguments.text("ShardIterator", 1, 2048))

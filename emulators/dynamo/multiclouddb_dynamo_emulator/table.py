@@ -21,7 +21,7 @@ VIEWS: Final = ("KEYS_ONLY", "NEW_IMAGE", "OLD_IMAGE", "NEW_AND_OLD_IMAGES")
 
 
 class Table:
-    """A table. The store's lock protects it.
+    """A table, which the store's lock protects.
 
     Attributes:
         arn: Its ARN.
@@ -78,7 +78,7 @@ class Table:
         self._items[place] = self._items[place] | {name: value}
 
     def place_of(self, key: Item) -> tuple[int, bytes]:
-        """Return the place of a key in the order of a scan."""
+        """Return the position of a key in the order in which a scan returns items."""
         key = self.keys.exactly(key)
         return self.keys.hash_of(key), orjson.dumps(key)
 
@@ -89,9 +89,10 @@ class Table:
 
         Args:
             low: The first hash.
-            high: The end of the range, which is not included.
-            after: The place after which the page begins; None to begin at the lowest hash.
-            consistent: False to return the table's state before its last write.
+            high: The end of the range; the range does not include this hash.
+            after: The page begins after this position; None to begin at the lowest hash.
+            consistent: True for the current state of the table; False for the state before the last
+                write.
         """
         index = bisect_left(self._places, (low, b"")) if after is None else bisect_right(self._places, after)
         hidden, old = self._unsettled if self._unsettled is not None and not consistent else (None, None)
@@ -120,7 +121,7 @@ class Table:
         return str(view)
 
     def described(self) -> dict[str, Any]:
-        """Return the description of the table in `DescribeTable`."""
+        """Return the description that `DescribeTable` returns for the table."""
         described: dict[str, Any] = {
             "TableName": self.arn.rpartition("/")[2],
             "TableArn": self.arn,

@@ -65,12 +65,12 @@ class Trouble:
     Attributes:
         action: The action.
         operation: The calls that the fault affects; None for all.
-        shard: The shard whose calls the fault affects; None for all.
+        shard: The fault affects only calls for this shard; None for all calls.
         times: The number of times that the fault happens; None means always.
         every: The interval: 1 means each call; 2 means every second call, beginning with the second.
         each_shard: True to count the calls of each shard separately.
-        renewed_only: True if the fault does not affect calls whose iterator comes from `GetShardIterator`.
-        with_records: True if the fault does not affect pages without records.
+        renewed_only: True if the fault affects only calls whose iterator comes from `GetRecords`.
+        with_records: True if the fault affects only answers that contain records.
         happened: The number of times that the fault has happened.
         over: An event that is set when the fault has ended.
     """
@@ -93,7 +93,10 @@ class Trouble:
         self.over.set()
 
     def strikes(self, operation: str, shard: str | None, renewed: bool, records: int | None) -> bool:
-        """Return True if the fault happens to this call. `records` is None before the answer is known."""
+        """Return True if the fault must be applied to this call.
+
+        `records` is None before the answer is known.
+        """
         if self.over.is_set() or self.operation not in (None, operation) or self.shard not in (None, shard):
             return False
         if (self.renewed_only and not renewed) or (self.with_records and not records):
@@ -110,7 +113,9 @@ class Trouble:
 
 
 class Troubles:
-    """The faults of a server. Each method adds one fault. Several threads can use this object.
+    """The faults that were requested from a server.
+
+    Each method adds one fault. Several threads can use this object.
 
     The arguments of the methods are the same as for `Trouble`. `operation=None` means every operation of both
     services.
@@ -159,11 +164,12 @@ class Troubles:
         shard: str | None = None,
         every: int = 1,
     ) -> Trouble:
-        """Close the connection, before the answer or in the middle of it.
+        """Close the connection before the answer, or in the middle of the answer.
 
-        A connection that closes in the middle of an answer is dangerous, because botocore does not compare
-        the length with `Content-Length`, and treats JSON that it cannot parse as an answer without members.
-        With `reset`, botocore raises an error.
+        A connection that closes in the middle of an answer is dangerous for a client that uses
+        botocore. botocore does not compare the length of the answer with `Content-Length`. If
+        botocore cannot parse the JSON, it treats the answer as an answer without members. If
+        `reset` is True, botocore raises an error.
         """
         if (with_records or reset) and not mid_body:
             raise ValueError("with_records and reset can only be used with mid_body")
@@ -182,7 +188,7 @@ class Troubles:
         return self._add(Trouble(Hang(), operation, shard, times))
 
     def empty_pages(self, times: int | None, *, shard: str | None = None) -> Trouble:
-        """Return no records on the given number of next pages of each shard.
+        """For each shard, return the next `times` pages without records.
 
         The iterator does not advance.
         """
@@ -198,7 +204,7 @@ class Troubles:
     ) -> Trouble:
         """Call a function after an answer is ready and before it is sent.
 
-        For `GetRecords`, this applies only to answers with records.
+        For `GetRecords`, the function is called only if the answer contains records.
         """
         with_records = operation == "GetRecords"
         return self._add(Trouble(Act(act), operation, shard, times, with_records=with_records))
@@ -218,9 +224,9 @@ class Troubles:
         renewed: bool,
         records: int | None = None,
     ) -> list[Trouble]:
-        """Return the faults that happen to a call, in the order in which they were requested.
+        """Return the faults to apply to a call, in the order in which they were requested.
 
-        The last returned fault is the one that ends the call.
+        After a fault that ends the call, no more faults are returned.
         """
         struck: list[Trouble] = []
         after = records is not None

@@ -1,11 +1,13 @@
-"""A scripted Cloud Spanner server with change streams, over gRPC, for the unmodified google-cloud-spanner.
+"""A scripted Cloud Spanner server with change streams.
+
+The unmodified google-cloud-spanner works with this server over gRPC.
 
 habits      the server's normal behaviour      clock      its clock
 troubles    failures on demand                 journal    the received calls
 server      `ScriptedSpanner`, the server      service    its gRPC services
 
-The emulator imports nothing else from multiclouddb. If they shared code, the emulator and a provider could
-have the same error, and the tests would not find it.
+The emulator imports no code from other packages of multiclouddb. If the emulator and a provider
+shared code, both could have the same error, and the tests would not find this error.
 """
 
 from multiclouddb_spanner_emulator.database import Write

@@ -1,4 +1,4 @@
-"""Makes the records of a change stream for a transaction: the net effect of the transaction on each row."""
+"""Makes change stream records, which contain the net effect of a transaction on each row."""
 
 from __future__ import annotations
 

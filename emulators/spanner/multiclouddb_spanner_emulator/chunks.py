@@ -1,4 +1,4 @@
-"""Divides rows into the messages of an answer. Long values are divided between messages."""
+"""Divides the rows of an answer into messages. Long values are divided between messages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ Message = tuple[list[Value], bool]
 def _cut(value: Value, room: int) -> tuple[Value, Value | None, int]:
     """Return the first characters of a value, the rest of the value, and the number of characters taken.
 
-    A value is divided only inside a text, because the client joins the parts of a text. A divided text
-    continues directly. In a divided list, the last element continues in the first element of the next list.
+    A value is divided only in the middle of a text, because the client joins the two parts of a
+    text. The rest of a divided text starts with the next character of the text. If an element of a
+    list is divided, its first part is the last element of the first list. Its rest is the first
+    element of the second list.
     """
     kind = value.WhichOneof("kind")
     if kind == "string_value":

@@ -56,7 +56,7 @@ class Clock:
         return max(time.monotonic_ns() + self._offset, self._last)
 
     def now(self) -> datetime:
-        """Return the same time as a datetime."""
+        """Return the current time as a datetime."""
         return datetime.fromtimestamp(self.nanoseconds() / SECOND, UTC)
 
     def read(self) -> int:
@@ -74,7 +74,7 @@ class Clock:
         return self.step()
 
     def step(self) -> int:
-        """Return a whole microsecond that is later than every commit."""
+        """Return a time in whole microseconds that is later than every commit."""
         now = -(-self.nanoseconds() // MICROSECOND) * MICROSECOND
         self._last = max(now, self._last + MICROSECOND)
         return self._last
@@ -82,7 +82,7 @@ class Clock:
     def crowd(self, seconds: float) -> None:
         """Move the clock forward by the given time, and stop the clock until real time has caught up.
 
-        Until then, successive commits are one microsecond apart.
+        While the clock is stopped, successive commits are one microsecond apart.
         """
         ahead = self.nanoseconds() + round(seconds * SECOND)
         self._last = ahead // MICROSECOND * MICROSECOND

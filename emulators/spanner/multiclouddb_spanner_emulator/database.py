@@ -48,8 +48,8 @@ class Database:
         tables: Maps each name to its table.
         streams: Maps each name to its change stream.
         statements: The DDL statements with which the database was created.
-        history: Every transaction, with its commit timestamp and its effects. The effects map each table and
-            key to the effect.
+        history: Every transaction, with its commit timestamp and its effects. Each effect is stored
+            under its table and its key.
     """
 
     def __init__(self, name: str, *, postgres: bool, clock: Clock, habits: Habits) -> None:

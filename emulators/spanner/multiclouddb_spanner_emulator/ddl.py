@@ -1,4 +1,4 @@
-"""Parses the DDL of both dialects, to the extent that tests of change streams need."""
+"""Parses the DDL statements that tests of change streams need, in both dialects."""
 
 from __future__ import annotations
 

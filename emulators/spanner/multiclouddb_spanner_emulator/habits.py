@@ -13,9 +13,9 @@ class Habits:
 
     Attributes:
         initial_partitions: The number of partitions in a new change stream.
-        moves_keys: True if each split, merge or move may give any key to any open partition, as in Google's
-            emulator. In that case, the next change of a key may be in a partition that is not a descendant of
-            the key's previous partition.
+        moves_keys: True if each split, merge or move may give any key to any open partition, as in
+            Google's emulator. If this setting is True, the next change of a key may be in a
+            partition that is not a descendant of the key's previous partition.
         first_partition_only: True if all changes go to the oldest open partition.
         mods_per_record: The maximum number of mods in a data change record; None for no limit.
         sequence_step: The amount by which the record sequence of a transaction grows with each record.
@@ -25,7 +25,8 @@ class Habits:
         mixes_equal_timestamps: True if transactions with the same commit timestamp are interleaved, and sent
             in a different order each time. The records of each transaction stay in order.
         rows_per_message: The maximum number of rows in a message of an answer.
-        chunk_characters: The number of characters of text after which a message ends, even inside a value.
+        chunk_characters: The maximum number of characters of text in a message. A value that does
+            not fit is continued in the next message.
         names_horizon: True if an error about retention contains the earliest timestamp.
         names_lifetime: True if an error about a time outside a partition's lifetime contains the start and
             end of the partition.

@@ -1,7 +1,7 @@
 """Answers queries on INFORMATION_SCHEMA, which describes a database.
 
-SQLite runs each query on tables that are filled for this query. Therefore joins, parameters and ordering
-work.
+SQLite runs each query on tables that are filled for this query. Because SQLite runs the query,
+joins, parameters and ordering work.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def ask(database: Database, sql: str, params: Mapping[str, Any], moment: int) ->
         database: The database.
         sql: The query.
         params: The parameters of the query, by name; `p1` is `$1` in the PostgreSQL dialect.
-        moment: The time of the data. For a past time, only the tables and columns that streams watched are
-            known.
+        moment: The time for which the database is described. If this time is in the past, only the
+            watched tables and columns are those of this time; all other values are current.
 
     Raises:
         ServiceError: Raised if SQLite does not understand the query, or the table does not exist.

@@ -29,7 +29,7 @@ class Partition:
         parents: The tokens of the partition's parents.
         end: The time at which the partition ended, or None.
         children: Its children.
-        hidden: True while the partition's end is not reported, so that readers at the end wait.
+        hidden: True while the server does not report the partition's end; a query waits at the end.
         log: The records of the partition, in order.
     """
 
@@ -56,7 +56,7 @@ class Partition:
 
 
 def new_token(stream: str, number: int) -> str:
-    """Return a token without recognisable content."""
+    """Return an opaque token for a partition."""
     digest = hashlib.sha512(f"{stream} {number}".encode()).digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 

@@ -31,7 +31,7 @@ class StreamQuery:
     Attributes:
         stream: The stream's name.
         start: The start time.
-        end: The end time; None to read as long as the partition is alive.
+        end: The end time; None to read until the partition ends.
         token: The partition; None for the list of the partitions that are alive at `start`.
         heartbeat: The interval of heartbeats in milliseconds.
     """
@@ -102,11 +102,11 @@ class Reading:
         query: The checked arguments of the query.
         stream: The stream.
         clock: The server's clock.
-        changed: The condition that a thread must hold while it reads or changes the server. Every change
-            notifies the condition.
+        changed: The condition that a thread must hold while it reads or changes the server. The
+            server notifies this condition after every change.
         is_active: A function that returns False if the client is no longer listening.
-        mix: A random generator, with which transactions that have the same commit timestamp are interleaved;
-            None to keep their order.
+        mix: A random generator that interleaves transactions with the same commit timestamp; None
+            to keep the order of the transactions.
     """
 
     def __init__(
@@ -151,7 +151,10 @@ class Reading:
                 return
 
     def _step(self, partition: Partition, at: int) -> tuple[list[Record], int, bool]:
-        """Return the records up to now, the index of the next record, and whether the answer ends."""
+        """Return the records up to now and the index of the next record.
+
+        Also return True if the answer ends.
+        """
         now, end = self._clock.nanoseconds(), self._query.end
         bound = now if end is None else min(now, end)
         stop = at

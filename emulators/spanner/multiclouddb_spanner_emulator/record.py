@@ -40,7 +40,7 @@ def to_value(value: Any) -> Value:
 
 @attrs.frozen
 class Mod:
-    """One changed row, as three JSON texts."""
+    """One changed row: its key, its new values and its old values, each as a JSON text."""
 
     keys: str
     new_values: str
@@ -55,16 +55,16 @@ class DataChange:
         commit: The commit timestamp of the record.
         sequence: The place of the record in its transaction.
         transaction: The transaction's id.
-        is_last: True for the last record of the transaction in its partition.
+        is_last: True if the transaction has no later record in the same partition.
         table: The table.
-        columns: The reported columns, each with True if the column belongs to the primary key.
+        columns: Pairs: a reported column, and True if the column belongs to the primary key.
         mods: The rows.
         mod_type: `INSERT`, `UPDATE` or `DELETE`.
         capture: The value capture type.
         records: The number of records in the transaction.
         partitions: The number of partitions that contain records of the transaction.
         tag: The transaction's tag.
-        is_system: True for a transaction of the service itself.
+        is_system: True if the service itself wrote the transaction.
     """
 
     commit: int
@@ -143,7 +143,7 @@ class Heartbeat:
         return _row(self)
 
     def text(self) -> str:
-        """Return the row in PostgreSQL."""
+        """Return the row as the JSON text that a PostgreSQL database returns."""
         return dumped({"heartbeat_record": {"timestamp": to_text(self.moment, "+00:00")}})
 
 
@@ -153,7 +153,7 @@ class Children:
 
     Attributes:
         start: The time at which the children begin.
-        sequence: The place of this record among all records of its kind in one answer.
+        sequence: The index of this record among the child partitions records of one answer.
         children: Maps the token of each child to the tokens of its parents.
     """
 
@@ -171,7 +171,7 @@ class Children:
         return _row(self)
 
     def text(self) -> str:
-        """Return the row in PostgreSQL."""
+        """Return the row as the JSON text that a PostgreSQL database returns."""
         told = {
             "start_timestamp": to_text(self.start, "+00:00"),
             "record_sequence": f"{self.sequence:08d}",

@@ -53,7 +53,7 @@ def rows_at(database: Database, request: Any, moment: int) -> tuple[Fields, Iter
     Args:
         database: The database.
         request: A `ReadRequest`.
-        moment: The time as of which to read.
+        moment: The timestamp at which to read the data.
     """
     if request.index:
         raise unimplemented("reads of an index")

@@ -26,8 +26,8 @@ class Column:
         type: Its type.
         text: The type of the column, in the form of the DDL.
         nullable: False if the column is declared NOT NULL.
-        ordinal: The place of the column in the table, counted from 1. This place does not change when other
-            columns are dropped.
+        ordinal: The place of the column in the table, counted from 1. A column keeps its place when
+            other columns are dropped.
     """
 
     name: str

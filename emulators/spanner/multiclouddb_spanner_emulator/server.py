@@ -112,7 +112,7 @@ class ScriptedSpanner:
         self._server.start()
 
     def stop(self) -> None:
-        """End every call and stop listening. The written data is kept."""
+        """End every call and stop listening. A stopped server keeps the written data."""
         if self._server is None:
             return
         self._world.stopped.set()
@@ -149,7 +149,7 @@ class ScriptedSpanner:
         return self._world.commit(self._database(database), writes, tag, is_system=is_system)
 
     def expire_row(self, database: str, table: str, *key: Any) -> None:
-        """Delete a row in the same way as a row deletion policy."""
+        """Delete a row in the same way as a row deletion policy does."""
         write = Write("delete", table, (), [key])
         self.commit(database, write, tag="RowDeletionPolicy", is_system=True)
 
@@ -179,7 +179,10 @@ class ScriptedSpanner:
             self._world.changed.notify_all()
 
     def crowd(self, seconds: float = 0.1) -> None:
-        """For the given time, let the timestamps of commits and splits differ by only one microsecond."""
+        """Make the timestamps of commits and splits differ by only one microsecond.
+
+        The effect lasts for the given number of seconds.
+        """
         with self._world.changed:
             self.clock.crowd(seconds)
             self._world.changed.notify_all()
@@ -195,9 +198,9 @@ class ScriptedSpanner:
 
     @contextmanager
     def one_commit_timestamp(self) -> Iterator[None]:
-        """Inside the block, give every transaction the same commit timestamp.
+        """Inside the `with` block, give every transaction the same commit timestamp.
 
-        No client may read until the block has ended.
+        No client may read before the `with` block has ended.
         """
         with self._world.changed:
             self.clock.held = self.clock.step()

@@ -123,7 +123,11 @@ class ChangeStream:
         return [child.token for child in children]
 
     def root(self, moment: int) -> list[Children]:
-        """Return the answer to a query without a token: the partitions alive at `moment`, without parents."""
+        """Return the answer to a query without a token.
+
+        The answer names the partitions that are open at `moment`, but not the parents of these
+        partitions.
+        """
         alive = [each for each in self.partitions.values() if each.lives_at(moment)]
         if self._habits.children_first:
             alive.reverse()

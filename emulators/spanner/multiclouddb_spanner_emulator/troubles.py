@@ -94,9 +94,9 @@ class Trouble:
 class Troubles:
     """The faults of a server. Each method adds one fault. Several threads can use this object.
 
-    `after_rows` counts data change and child partitions records, not heartbeats. If `after_rows` is None, the
-    fault happens before anything is sent. With 0, the fault happens when a first row exists but has not been
-    sent yet.
+    `after_rows` counts data change records and child partitions records; it does not count
+    heartbeats. If `after_rows` is None, the fault happens before anything is sent. If `after_rows`
+    is 0, the fault happens when a first row exists but has not been sent yet.
     """
 
     def __init__(self) -> None:

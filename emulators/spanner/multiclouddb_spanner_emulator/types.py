@@ -127,7 +127,7 @@ def _scalar(value: Json, of: ColumnType) -> Json:
 
 
 def json_value(value: Any, *, spaced: bool = False) -> str:
-    """Return a JSON text with sorted names, like the service."""
+    """Return a JSON text with sorted names, as the service does."""
     separators = (", ", ": ") if spaced else (",", ":")
     return json.dumps(value, sort_keys=True, separators=separators, ensure_ascii=False)
 

@@ -31,7 +31,7 @@ class World:
         troubles: Failures on demand.
         journal: The received calls.
         clock: The server's clock.
-        changed: A condition that every change notifies.
+        changed: A condition variable that wakes the waiting threads after a change of the state.
         instances: The names of instances.
         databases: Maps each full name to its database.
         sessions: Maps the name of each session to True if the session is multiplexed.

@@ -149,7 +149,7 @@ class Calls:
 
     @contextlib.contextmanager
     def _guarded(self, deadline: Deadline) -> Iterator[Watch | None]:
-        """Run a call of azure-cosmos, and raise the service's answer if azure-cosmos cannot handle it."""
+        """Run a call of azure-cosmos; if azure-cosmos cannot handle the service's error, raise this error."""
         transport = self._transport
         try:
             with contextlib.nullcontext() if transport is None else transport.watching(deadline) as watch:
@@ -238,7 +238,7 @@ class Calls:
             start: The start of the feed, in the format of azure-cosmos.
 
         Raises:
-            MovedError: Raised if the range now spans several partitions. In that case nothing was read.
+            MovedError: Raised if the range now spans several partitions; the call has then read nothing.
         """
         token = continuation_of(rid, place, etag, mode, dict(start))
         seen: dict[str, Any] = {}

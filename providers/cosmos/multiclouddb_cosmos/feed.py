@@ -52,7 +52,10 @@ class CosmosFeed(Feed):
         self._learned: Resolution | None = None
 
     def for_one_call(self) -> CosmosFeed:
-        """Return a copy of the feed for one call; its attempts to resolve a start share results."""
+        """Return a copy of the feed for one call.
+
+        If the copy must resolve a start again, the new attempt uses the results of the earlier attempts.
+        """
         feed = copy(self)
         feed._learned = Resolution(self._source)
         return feed
@@ -123,8 +126,8 @@ class CosmosFeed(Feed):
     ) -> list[Seed]:
         """Compare the ranges in the token with a new listing of the ranges.
 
-        If a range is not covered by the token, reading it starts at the oldest wanted change that is still
-        available.
+        If the token does not cover a range, the read of this range starts at the oldest wanted change that is
+        still available.
         """
         source = self._source
         missed = missed_ranges(source, tracked)
@@ -150,9 +153,9 @@ class CosmosFeed(Feed):
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """Compare the LSNs of two positions.
 
-        If they are equal, compare the positions in the library's own order.
+        If the LSNs are equal, compare the positions in the library's own order.
 
-        For positions of a scan, the only possible comparison is for equality.
+        For positions of a scan, return 0 if both positions are equal, and None otherwise.
         """
         if is_scan(a) or is_scan(b):
             return 0 if a == b else None

@@ -37,9 +37,9 @@ class Headers(CaseInsensitiveDict[str]):
 class Session(requests.Session):
     """A requests session that reads the environment only once per host, and never reads a `.netrc` file.
 
-    By default, the library requests searches all environment variables for a proxy before each request. The
-    library requests also reads `.netrc`. An authorization from `.netrc` would replace the authorization that
-    azure-cosmos has made.
+    By default, the `requests` library searches all environment variables for a proxy before each request. The
+    `requests` library also reads `.netrc`. An authorization from `.netrc` would replace the authorization
+    that azure-cosmos has made.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Keeps the locks under which azure-cosmos lists partitions free.
+"""Ensures that no lock for the partition listings of azure-cosmos stays locked forever.
 
 All clients of azure-cosmos in a process share the lists of partitions and the locks that protect the lists.
 There are two ways in which such a lock is never released:
@@ -6,7 +6,7 @@ There are two ways in which such a lock is never released:
 - A client that the application made gets the answer 410/1002 to a listing. azure-cosmos 4.17.1 then waits for
   the lock that it holds. Therefore a client that this library made has its own locks.
 - A thread lists partitions while the process forks. No thread of the child can release the copied lock.
-  Therefore the child gets new shared locks. The library's own clients are made again in the child.
+  Therefore the child gets new shared locks. The child process makes the library's own clients again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["renew_locks", "separate_locks"]
 
 
 def separate_locks(client: CosmosClient) -> None:
-    """Give a client its own locks for listings; clients of other versions may have no such locks."""
+    """Give a client its own locks for listings; other versions of azure-cosmos may have no such locks."""
     cache: Any = getattr(client.client_connection, "_routing_map_provider", None)
     if hasattr(cache, "_collection_locks") and hasattr(cache, "_locks_lock"):
         # azure-cosmos makes the lock of a container when it needs it.
@@ -29,7 +29,7 @@ def separate_locks(client: CosmosClient) -> None:
 
 
 def renew_locks() -> None:
-    """Replace the shared locks in a forked child; the application's clients in the child use them."""
+    """Replace the shared locks in a forked child, where the application's clients use these locks."""
     shared: Any
     try:
         from azure.cosmos._routing import routing_map_provider as shared

@@ -82,7 +82,7 @@ def read_settled(source: Source, place: KeyRange, read: Callable[[KeyRange], T])
 def pieces_after(
     source: Source, seen: RangeMap, piece: KeyRange, error: Exception, *, final: bool = False
 ) -> list[KeyRange]:
-    """Return the current parts of a range whose read has failed because it was split.
+    """Return the current parts of a range after a split has made a read of the range fail.
 
     The result `[piece]` means that the same range must be read again.
 
@@ -94,8 +94,8 @@ def pieces_after(
         final: True to raise the error in any case, because the range has already been divided too often.
 
     Raises:
-        Exception: The given `error`, if the read failed for another reason than a split, or if the service
-            still lists the same partitions. In the second case, a `MovedError` becomes a `ProviderFault`.
+        Exception: The given `error`, if a split was not the reason for the failure, or if the service still
+            lists the same partitions. Instead of a `MovedError`, a `ProviderFault` is raised.
     """
     moved = isinstance(error, MovedError)
     if not moved and getattr(error, "status_code", None) != GONE:

@@ -4,9 +4,9 @@
     [lsn, seconds]            the same, with a lower limit on the times of later changes
     [lsn, seconds, inner]     within one LSN: everything in it up to `inner` was read
 
-Several changes can have the same LSN, and the service does not order these changes. The library orders them
-by `inner`, a text that depends only on the change. Therefore an `inner` that was stored before a split is
-still valid after the split.
+Several changes can have the same LSN, and the service does not order these changes. The library orders the
+changes within one LSN by `inner`, a text that depends only on the change. Therefore an `inner` that was
+stored before a split is still valid after the split.
 """
 
 from __future__ import annotations

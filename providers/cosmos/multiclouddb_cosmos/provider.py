@@ -106,7 +106,7 @@ class CosmosProvider(Provider):
 
 
 class CosmosPlugin(ProviderPlugin):
-    """The plugin that the provider's entry point names."""
+    """The plugin to which the provider's entry point refers."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 

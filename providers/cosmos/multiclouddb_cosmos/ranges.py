@@ -56,7 +56,7 @@ class RangeMap:
     """The ranges of all physical partitions at one point in time.
 
     Args:
-        ranges: The ranges in any order. Together they cover the whole key space.
+        ranges: The ranges in any order. All ranges together cover the whole key space.
     """
 
     def __init__(self, ranges: Iterable[KeyRange]) -> None:

@@ -55,9 +55,10 @@ class _Strand:
 class CosmosReader(Reader):
     """Reads one range forward.
 
-    After a split, the range has ended, and its parts continue at the position where reading stopped. A
-    bounded read continues in the parts, and returns their records in the order of the whole range; other
-    reads do not continue. Up to the bound, the parts contain the same records as the whole range.
+    After a split, the range has ended, and its parts continue at the position where reading stopped. After a
+    split, a bounded read continues in the parts of the range, and returns their records in the order of the
+    whole range. A read without a bound does not continue after a split. Up to the bound, the parts contain
+    the same records as the whole range.
 
     Args:
         source: The objects that all readers of the feed share.
@@ -133,7 +134,7 @@ class CosmosReader(Reader):
         return False
 
     def _fill(self, strands: list[_Strand], strand: _Strand, limit: int, deadline: Deadline) -> bool:
-        """Request one page of a part.
+        """Request one page of one part of the range.
 
         If the part was split, it is divided. Return True if the split has ended the range.
         """
@@ -242,7 +243,8 @@ class CosmosReader(Reader):
 
         The pause grows after each call. With many ranges, even the first pause is longer, because calls to
         idle ranges would delay the calls to the other ranges. Every pause is much shorter than the time limit
-        of a call. Otherwise no call could ask all ranges, and no page would be idle.
+        of a call. With longer pauses, no call could read all ranges before its time limit, and no page would
+        be marked as idle.
         """
         shared = min(len(self._source.readers) / _IDLE_CALLS_A_SECOND, self._left / _PAUSES_A_CALL)
         return max(shared, min(_MOST_PAUSE, _FIRST_PAUSE * (1 << min(self._empty - 1, 8))))

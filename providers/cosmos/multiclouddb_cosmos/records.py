@@ -145,10 +145,10 @@ class Records:
 
 
 def records_of(items: list[Any], place: Place, view: View, *, placed: bool = False) -> Records:
-    """Return the items of a page in the library's order, except the items up to `place`.
+    """Return the items of a page that come after `place`, in the library's order.
 
-    An item without an LSN gets the LSN of the item before it, or the lowest possible LSN. As a result, a
-    reader never takes an item without an LSN for a delivered item, and can skip the item.
+    An item without an LSN gets the LSN of the item before it, or the lowest possible LSN. Therefore a reader
+    never treats an item without an LSN as already delivered, and can skip such an item.
 
     Args:
         items: A page of the range after `place.etag`.
@@ -188,7 +188,7 @@ def is_after(lsn: int, inner: str, place: Place) -> bool:
 
 
 def _is_same(lsn: int, inner: str, place: Place) -> bool:
-    """Return True if a change belongs to the document to which the position inside an LSN refers."""
+    """Return True if a change has the same LSN and document as a position inside an LSN."""
     return place.inner is not None and lsn == place.lsn and inner[:_NAMED] == place.inner[:_NAMED]
 
 

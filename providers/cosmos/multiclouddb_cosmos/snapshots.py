@@ -122,7 +122,7 @@ def plan_scan(seeds: Sequence[Seed], since: datetime | None) -> ScanPlan:
 
     Args:
         seeds: The start positions of the stream.
-        since: If given, only items that were changed at or after this time are read.
+        since: Only items that were changed at or after this time are read; None for all items.
     """
     places = [place_of(seed.cursor) for seed in seeds]
     # No change of the stream is older than the first of these times.
@@ -199,7 +199,10 @@ class _RowMapper(CosmosMapper):
         ]
 
     def arrow(self, records: Records, start: int, stop: int) -> Any:
-        """Return None, so that the engine builds the batch from events: rows are read only once."""
+        """Return None, so that the engine builds the batch from events.
+
+        A direct conversion is not necessary, because rows are read only once.
+        """
         return None
 
 

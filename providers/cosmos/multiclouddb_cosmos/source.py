@@ -85,7 +85,7 @@ class Source:
         )
 
     def shown(self, span: KeyRange) -> KeyRange:
-        """Return the range whose id the events of `span` contain.
+        """Return the range whose id appears in the events of `span`.
 
         For a feed of one partition key, this is the range of the partition that now contains the key.
         """

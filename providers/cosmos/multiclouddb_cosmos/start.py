@@ -1,4 +1,4 @@
-"""Resolves the start of a feed with one read of each range. Several reads run at a time."""
+"""Resolves the start of a feed with one read of each range. Several reads run at the same time."""
 
 from __future__ import annotations
 

@@ -249,7 +249,8 @@ def _no_retries() -> Any:
 def close_client(client: CosmosClient) -> None:
     """Close the library's own client.
 
-    First wait, for about half a second at most, until the thread that checks the account's regions has ended.
+    First wait until the thread that checks the account's regions has ended. The wait takes at most about half
+    a second.
     """
     for thread in threading.enumerate():
         if thread.name == _THREAD:

@@ -88,7 +88,8 @@ class Calls:
 
     Args:
         clients: boto3's clients.
-        ours: True if the library made the clients. Only in that case is botocore's response parser replaced.
+        ours: True if the library made the clients. botocore's response parser is replaced only in clients
+            that the library made.
         vendor_retried: True if botocore itself retries failed calls.
     """
 
@@ -269,7 +270,7 @@ class Calls:
     def _parse(
         self, response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
     ) -> None:
-        """Parse a page of records or items with orjson, and pass an empty object to botocore.
+        """Parse a page of records or items with orjson, and give botocore an empty object to parse.
 
         botocore's own parser follows the service's model, which takes four times as long.
         """
@@ -291,8 +292,8 @@ def _whole(answer: Mapping[str, Any], name: str) -> Any:
     """Return a member that every complete answer contains.
 
     botocore accepts a truncated answer as a success: it does not check the length, and it reads an incomplete
-    JSON text as an empty object. If the answer to `GetRecords` were read as an empty object, it would mean
-    the end of the shard.
+    JSON text as an empty object. An empty object as the answer to `GetRecords` would mean the end of the
+    shard.
 
     Raises:
         ProviderFault: `TRANSIENT_FAILURE`.
@@ -311,8 +312,8 @@ class Series:
     """A sequence of calls that continues after a single throttled call.
 
     A throttled call is repeated at once if the previous call succeeded. If the previous call failed too, the
-    engine waits and retries. Therefore a service that throttles every call gets no additional calls because
-    of this class.
+    engine waits and retries. Therefore this class makes no additional calls to a service that throttles every
+    call.
 
     Args:
         calls: A function that decides which failures are temporary.

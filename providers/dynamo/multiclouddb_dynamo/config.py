@@ -77,7 +77,7 @@ class DynamoConfig:
     def own_retries(self) -> bool:
         """Return True if the application's `Config` tells botocore to retry failed calls.
 
-        In that case the library adds no retries.
+        For such a `Config`, the library adds no retries.
         """
         return getattr(self.config, "retries", None) is not None
 

@@ -152,7 +152,7 @@ class DynamoFeed(Feed):
         """Return the children of ended shards, if the rate limit of the stream currently allows the calls.
 
         A shard whose children were requested a moment ago may be left out. On average, a stream gets less
-        than one of these calls every two seconds.
+        than one call for children every two seconds.
         """
         return {
             name: self._end_of(name, children, place_of(awaiting[name]))
@@ -201,7 +201,7 @@ class DynamoFeed(Feed):
         return cursor_of(join(map(place_of, cursors)))
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Compare sequence numbers as integers. Two positions in a scan cannot be compared."""
+        """Compare sequence numbers as integers. Positions in a scan are equal (0) or incomparable (None)."""
         if is_segment(a) or is_segment(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))

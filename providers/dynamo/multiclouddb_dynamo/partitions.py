@@ -74,10 +74,11 @@ _ENDED: Final = "the stream was disabled or its table deleted; all its records h
 
 
 def end_of(children: Iterable[Shard], place: Place, *, settled: bool = False) -> Outcome:
-    """Return what follows a fully read shard: its children, nothing yet, or the end of the feed.
+    """Return the outcome for a shard that was read to its end.
 
-    The service does not show whether the list of children is complete, because one child may be listed later
-    than the others.
+    The outcome contains the known children. If no child is known, the outcome is `Ended` if
+    `settled` is True, and otherwise `Awaiting`. The service does not show whether the list of
+    children is complete, because one child may be listed later than the others.
 
     Args:
         children: The children of the shard, as far as they are known.
@@ -97,8 +98,8 @@ def end_of(children: Iterable[Shard], place: Place, *, settled: bool = False) ->
 def _start_of(shard: Shard, place: Place) -> Place:
     """Return the start position of a shard.
 
-    The records of the shard cannot be older than the position of its parent. If the shard is open, its
-    records also cannot be older than the maximum age of an open shard.
+    The records of the shard cannot be older than the position of its parent. The records of an open
+    shard are also never older than `_LIFE_SECONDS`.
     """
     ages = [seconds for seconds in (seconds_at(place), _age(shard)) if seconds is not None]
     if isinstance(place, Horizon) and not ages:
@@ -118,10 +119,10 @@ def _age(shard: Shard) -> int | None:
 
 
 def lost(shard_id: str, shards: Mapping[str, Shard]) -> Drained:
-    """Return what follows a fully read shard that is no longer listed and whose children are unknown.
+    """Return the outcome for a fully read shard that is no longer listed.
 
-    The descendants of such a shard may no longer exist either. If the descendants no longer exist, the next
-    read reports that the position has expired.
+    The children of the shard are unknown, and its descendants may no longer exist. If the
+    descendants no longer exist, the next read reports that the position has expired.
     """
     left = _orphans(shards) or set(shards)
     children = (Child(name, (shard_id,), cursor_of(Start(0))) for name in sorted(left))
@@ -143,7 +144,7 @@ def seeds_at_oldest(
     Args:
         shards: The shards that the service lists.
         since: The service's time, or None.
-        unlisted: Parents of these shards that exist although the service does not list them at present.
+        unlisted: The existing parents of these shards that the service does not list at present.
     """
     present = shards.keys() | set(unlisted)
     return [Seed(name, (), cursor_of(Horizon(since))) for name in unlisted] + [
@@ -164,15 +165,16 @@ def oldest_left(
 ) -> list[Seed]:
     """Return the seeds (start positions) at which reading can resume for expired shards.
 
-    If a shard is no longer listed, its descendants are not known, because its children may be gone too. So
-    every shard whose parent is not listed may be a descendant. Some of these shards may not be descendants.
-    Reading such a shard repeats events, but leaving out a descendant would lose events.
+    If a shard is no longer listed, its descendants are not known, because its children may be gone
+    too. Therefore every shard with an unlisted parent may be a descendant of the expired shard.
+    Some of these shards may not be descendants. Reading a shard that is not a descendant repeats
+    events, but leaving out a descendant would lose events.
 
     Args:
         shards: The shards that the service lists.
         shard_ids: The expired shards.
         since: The service's time, or None.
-        can_be_read: A function that asks the service whether a shard that it still lists can be read. A shard
+        can_be_read: A function that asks the service whether a listed shard can be read. A shard
             that cannot be read is replaced by its children.
     """
     found = set(shard_ids)
@@ -190,21 +192,21 @@ def oldest_left(
 
 
 def seed_at_end(shard: Shard, since: int | None, children: tuple[str, ...] = ()) -> Seed:
-    """Return a seed that comes after all records of a shard that has ended.
+    """Return a seed (start position) after the last record of an ended shard.
 
     Args:
         shard: The shard.
         since: Records older than this time are not needed.
-        children: The children of the shard that have their own seeds.
+        children: The children of the shard that have their own start positions.
     """
     assert shard.last is not None
     return Seed(shard.shard_id, (), cursor_of(Latest(since, None, shard.last)), children)
 
 
 def with_open_children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]]:
-    """Return the ended shards whose listed children are all open, with these children.
+    """Map each ended shard to its listed children, if these children are all open.
 
-    The service may list another child of such a shard later.
+    The service may list another child of the ended shard later.
     """
     children: dict[str, list[Shard]] = {}
     for shard in shards.values():
@@ -218,7 +220,7 @@ def with_open_children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]
 
 
 def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, Shard]) -> bool:
-    """Return True if a seed from one of the two listings leads to this shard."""
+    """Return True if a reader reaches this shard from a seed of one of the two listings."""
     if shard.parent is None:
         return False
     parent = shards.get(shard.parent)
@@ -226,9 +228,9 @@ def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, S
 
 
 def seeds_of_late(shards: Mapping[str, Shard], later: Mapping[str, Shard], since: int | None) -> list[Seed]:
-    """Return seeds for the children of shards that split between two listings.
+    """Return seeds (start positions) for children of shards that split between two listings.
 
-    The seeds from the first listing do not lead to these children.
+    A reader that starts at the seeds of the first listing does not reach these children.
     """
     return [
         Seed(shard.shard_id, (), cursor_of(Latest(since)))
@@ -243,15 +245,15 @@ def seeds_of_missed(
     since: int | None,
     is_trimmed: Callable[[Shard], bool],
 ) -> list[Seed]:
-    """Return the seeds of shards that an audit has found.
+    """Return the seeds (start positions) of the shards that the feed missed.
 
     Args:
-        missed: Maps each missed shard to those of its parents that were also missed.
+        missed: Maps each missed shard to its missed parents.
         shards: The shards that the service lists.
         since: Records older than this time are not needed; None means that no bound is known.
-        is_trimmed: A function that asks the service whether the oldest records of a shard no longer exist.
-            The function is called only for a shard with so many generations of descendants that its records
-            may be a day old.
+        is_trimmed: A function that asks the service whether the oldest records of a shard no longer
+            exist. The function is called only if the shard's records may be a day old. The number
+            of generations of descendants shows how old the records may be.
     """
     heights = _heights(missed)
     return [
@@ -275,7 +277,7 @@ def _start_of_missed(
 
 
 def _heights(missed: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Map each of these shards to its number of generations of descendants."""
+    """Count the generations of descendants of each missed shard."""
     heights = dict.fromkeys(missed, 0)
     pending = list(missed)
     while pending:

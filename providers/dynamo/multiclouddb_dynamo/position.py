@@ -11,11 +11,12 @@
     ["w", t, it, looks]    like `["n", t]`; `it` shows how far a scan from the oldest record has come
     ["w", t, it, looks, seq]    like `["n", t, null, seq]`, with the same meaning of `it`
 
-`t` is in whole seconds since 1970 (None if the service gave no time). Sequence numbers are texts of digits.
-`looks` is the number of consecutive readers that have found no record. This number decides how far the next
-reader scans. A start has no sequence number. The starting number listed for a shard may not belong to any
-record in the shard; in that case the service refuses to read from that number, as if the record had been
-trimmed.
+`t` is in whole seconds since 1970 (None if the service gave no time). Sequence numbers are texts of
+digits. `looks` is the number of consecutive readers that have found no record. The value of `looks`
+determines how far the next reader scans. A start has no sequence number. The service lists a
+starting number for each shard, but this number may not belong to any record in the shard. If no
+record has the starting number, the service refuses to read from this number, as if the record had
+been trimmed.
 """
 
 from __future__ import annotations
@@ -68,11 +69,13 @@ _MOST_ITERATOR: Final = 2048  # the maximum length in the service model
 
 @attrs.frozen
 class Trail:
-    """The progress of a search that has not found any record yet, kept only to save calls.
+    """The progress of a search that has not found any record yet.
+
+    The only purpose of the stored progress is to save calls to the service.
 
     Attributes:
         iterator: The iterator of the last answer, which is valid for 15 minutes.
-        looks: The number of consecutive readers that have found no record; less than 10.
+        looks: The number of consecutive readers that have found no record, from 0 to 9.
     """
 
     iterator: str = attrs.field(repr=False)
@@ -122,13 +125,16 @@ class Horizon:
 
 @attrs.frozen
 class Latest:
-    """The position after all records that a shard contained at a given time, if no record marks the position.
+    """The position after all records that a shard contained at a given time.
+
+    `Latest` is used only if the position cannot be stored as the position after a record.
 
     Attributes:
         since: The time of this position, or None.
         iterator: An iterator that points to this position, or None.
-        seq: The sequence number up to which everything was already scanned without the iterator, or None.
-        looks: The number of readers with that iterator that have found no record; less than 10.
+        seq: A sequence number, or None. All records up to this number were already scanned without
+            the iterator.
+        looks: The number of readers (0 to 9) that have used the iterator and have found no record.
         trail: The progress of a search without the iterator, or None.
     """
 
@@ -233,8 +239,8 @@ def without_iterator(place: Place) -> Place:
 def without_trail(cursor: Cursor) -> Cursor:
     """Return the cursor without the parts that are needed only to make fewer calls.
 
-    A `Now` position keeps these parts. Without these parts, two positions from the same second would be
-    equal.
+    A `Now` position keeps its iterator and its `looks`. Without the iterator and `looks`, two `Now`
+    positions from the same second would be equal.
     """
     match cursor:
         case [str() as kind, time, _, _] if kind not in ("n", "w"):
@@ -285,8 +291,8 @@ def compare(a: Place, b: Place) -> int | None:
 def join(places: Iterable[Place]) -> Place:
     """Return the start position of a child.
 
-    The child may have two positions: one from its seed, and one from its parent. The position that limits the
-    child's age most closely is used.
+    The child may have two positions: one from its seed, and one from its parent. The function
+    prefers a `Start` to any other position, and then the position with the latest time.
     """
     return max(places, key=lambda place: (isinstance(place, Start), seconds_at(place) or 0))
 

@@ -100,8 +100,8 @@ class DynamoReader(Reader):
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """Fetch records. The service has no long poll, so the call never waits for new records.
 
-        If the iterator has expired, a new iterator is requested for the position. This is not a retry,
-        because the position is still valid.
+        If the iterator has expired, a new iterator is requested for the position. The request for a
+        new iterator is not a retry, because the position is still valid.
         """
         if self._cancelled.is_set():
             raise cancelled()
@@ -220,14 +220,17 @@ class DynamoReader(Reader):
     def _is_missed(self, place: Horizon) -> bool:
         """Return True if events were lost because the records after a position are missing.
 
-        If the start position was just made, missing records are not a loss.
+        Missing records do not count as a loss if the start position was made in the last hour.
         """
         if self._source.age_of(place.since) is None:
             return not self._source.has_started()
         return self._is_old(place)
 
     def _is_hinted(self) -> bool:
-        """Return True if the refused iterator came from the position and not from a new call."""
+        """Return True if the refused iterator was stored in the position.
+
+        Return False if a new call has returned the iterator.
+        """
         return not self._fresh and without_iterator(self._place) != self._place
 
     def _translated(self, code: str, deadline: Deadline) -> ProviderFault | None:
@@ -279,7 +282,8 @@ class DynamoReader(Reader):
     def _without_early(self, records: list[Record]) -> tuple[list[Record], Place]:
         """Return records and the position before the first of them.
 
-        After the iterator of `Now` has expired, remove older records.
+        If the iterator of a `Now` start has expired, remove the records that are at least
+        `EARLY_SECONDS` older than the start.
         """
         begin = self._place
         if not isinstance(begin, Latest) or not self._walks:
@@ -295,10 +299,12 @@ class DynamoReader(Reader):
         return records[count:], attrs.evolve(begin, seq=seq_of(records[count - 1]), trail=None)
 
     def _moved(self, begin: Place) -> Place:
-        """Return the position after an answer without records: the old position with the answer's iterator.
+        """Return the position after an answer without records.
 
-        The iterator may point far beyond the last record. Until it expires, the next reader continues there.
-        If there are many shards, the iterator is omitted, because it would make the token too large.
+        The result is the old position with the iterator of the answer. The iterator may point far
+        beyond the last record. Until the iterator expires, the next reader continues from the
+        iterator. If there are many shards, the iterator is omitted, because it would make the token
+        too large.
         """
         if self._iterator is None:
             return begin
@@ -312,7 +318,7 @@ class DynamoReader(Reader):
         return attrs.evolve(begin, trail=Trail(self._iterator, looks))
 
     def _far(self, readers: int) -> int:
-        """Return how many answers without records must come before the shard is treated as empty."""
+        """Return the number of answers without records after which a shard is treated as empty."""
         looks = _LOOKS[readers]
         if isinstance(self._place, Latest) and not readers:
             return 0  # an iterator that has just been made points to the end
@@ -354,14 +360,19 @@ class DynamoReader(Reader):
     def _pause(self, empty: int) -> float:
         """Return the pause before the next call to an empty shard.
 
-        The pause becomes longer with each call, and if there are more empty shards.
+        The pause becomes longer with each call, up to a maximum. The maximum pause is longer if the
+        feed has many readers.
         """
         most = max(_MOST_PAUSE, len(self._source.readers) / _IDLE_CALLS_A_SECOND)
         return min(most, _FIRST_PAUSE * (1 << min(empty - 1, 8)))
 
 
 def _most_of(shard: Shard) -> int:
-    """Return a number that no sequence number of the shard exceeds: its last number, or a very large one."""
+    """Return an upper limit on the sequence numbers of the shard.
+
+    The limit is the last sequence number of an ended shard, or a very large number for an open
+    shard.
+    """
     if shard.last is not None:
         return int(shard.last)
     return _GROWTH * max(int(shard.first), _LEAST_NUMBER)

@@ -128,7 +128,8 @@ class Part:
         """Return the position after an item, or after the item that has the given key.
 
         Raises:
-            ProviderFault: Raised if the item has no key, so that nothing after it can be read.
+            ProviderFault: Raised if the item has no key, because the scan cannot continue after an
+                item without a key.
         """
         try:
             return attrs.evolve(self, key=tuple(_key_text(item[name]) for name in names))
@@ -140,7 +141,7 @@ class Part:
             ) from None
 
     def start_key(self, names: tuple[str, ...]) -> dict[str, Any] | None:
-        """Return the key after which to read, in typed JSON with binary values as bytes.
+        """Return the last key that was read, as typed JSON with binary values as bytes.
 
         Return None at the start of the segment.
 

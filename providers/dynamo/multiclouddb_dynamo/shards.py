@@ -38,11 +38,11 @@ class Shard:
 
     Attributes:
         shard_id: The id of the shard.
-        parent: The parent shard, listed or not, or None.
+        parent: The id of the parent shard, or None. The parent may be unlisted.
         last: The last sequence number of the shard; None while the shard is open.
         first: The first sequence number of the shard.
-        seen: The time at which the shard was listed, in seconds since 1970; None if the service gives no
-            time.
+        seen: The time at which the shard was listed, in seconds since 1970; None if the service
+            gives no time.
     """
 
     shard_id: str
@@ -56,7 +56,7 @@ class Shard:
 class Listing:
     """A listing that may be unfinished; after a failure, it continues after the last page that was read.
 
-    The pages of a listing show the stream at different times. If a shard splits between two pages, the
+    The pages of a listing are read at different times. If a shard splits between two pages, the
     listing may not contain one of the children.
 
     Attributes:
@@ -82,11 +82,12 @@ class Listing:
 
 
 class Looks:
-    """Decides for which ended shards the children are requested now, so that a stream gets few calls.
+    """Chooses the ended shards whose children are requested now.
 
-    When a shard ends, its children are requested immediately. If the shard has no children yet, the request
-    is repeated after growing pauses. When another shard ends, the pauses are short again. One rate limit
-    applies to all repeated calls together.
+    The choice limits the number of calls to a stream. When a shard ends, its children are requested
+    immediately. If the shard has no children yet, the request is repeated after pauses that become
+    longer. When another shard ends, the pauses are short again. One rate limit applies to all
+    repeated calls together.
     """
 
     def __init__(self) -> None:
@@ -143,7 +144,7 @@ class ShardMap:
     Several threads can use one object.
 
     Args:
-        calls: The object that makes the calls of the service.
+        calls: The object that calls the service.
         arn: The stream.
     """
 
@@ -254,7 +255,7 @@ class ShardMap:
     def has_settled(self) -> bool:
         """Return True if the last complete listing shows that no more children will be listed.
 
-        The reason is that the stream has accepted no records for a long time.
+        No more children are listed after the stream was disabled for at least `_SETTLED_SECONDS`.
         """
         with self._lock:
             return self._settled
@@ -313,8 +314,7 @@ class ShardMap:
             deadline: The time limit.
 
         Returns:
-            Maps each requested id to its known children. An empty answer means that no child is known
-                yet.
+            Maps each requested id to its known children; empty if no child is known yet.
         """
         if not self._looking.acquire(blocking=False):
             return {}  # another thread is asking the service
@@ -328,7 +328,7 @@ class ShardMap:
             self._looking.release()
 
     def _look(self, names: Sequence[str], deadline: Deadline) -> Collection[str]:
-        """Request the children of some of these shards, or continue a listing; return the answered shards."""
+        """Request children, or continue a listing. Return the shards with a complete answer."""
         asked = self._looks.choose(names, [name for name in names if not self.children(name)])
         if self._unread is None:
             if not asked:
@@ -340,7 +340,7 @@ class ShardMap:
         return self._list_on(deadline)
 
     def _list_on(self, deadline: Deadline) -> Collection[str]:
-        """Continue a listing; return the shards it was made for, or nothing before its last page."""
+        """Continue a listing. After the last page, return the shards that needed the listing."""
         assert self._unread is not None
         listing, names = self._unread
         before = listing.pages
@@ -349,12 +349,12 @@ class ShardMap:
         finally:
             self._looks.pay(max(1, listing.pages - before))
         if not listing.is_whole:
-            return ()
+            return ()  # the listing continues in a later call
         self._unread = None
         return names
 
     def _ask(self, shard_ids: Iterable[str], deadline: Deadline) -> bool:
-        """Request the children of each shard; False if the service does not know the filter or the shard."""
+        """Request the children of each shard. Return False if a listing is needed instead."""
         series = Series(self._calls)
         for name in shard_ids:
             after, first = None, True
@@ -367,6 +367,7 @@ class ShardMap:
                     code = code_of(error)
                     if code not in REJECTED | GONE:
                         raise
+                    # The service does not know the filter or the shard.
                     self._filters = self._filters and code in GONE
                     return False
                 if page["StreamStatus"] == "DISABLED":

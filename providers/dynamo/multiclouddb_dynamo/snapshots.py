@@ -1,8 +1,9 @@
 """Scans a table for `Snapshot()`: the plan, its segments, and the reader of one segment.
 
-A segment is one of DynamoDB's own segments: `Scan` with `Segment` and `TotalSegments`, which the plan fixes.
-The key of any item is a position in the segment, even if the item is deleted. The service keeps no state for
-a scan. Therefore any process can continue a scan after any item, even days later.
+A segment of the plan is a segment of DynamoDB's own `Scan`. The plan fixes `Segment` and
+`TotalSegments` of the `Scan` calls. The key of any item is a position in the segment, even if the
+item is deleted. The service keeps no state for a scan. Therefore any process can continue a scan
+after any item, even days later.
 
 A `Scan` names only the table, and a table that is deleted and created again has the same name. Therefore each
 answer is followed by a check that the table still has the stream of the feed.
@@ -54,8 +55,8 @@ _ITEM_BYTES: Final = 4096
 class SameTable:
     """Checks that a table is still the table of a feed. Several threads can share one object.
 
-    A stream's ARN is never used again. Therefore, if an answer was received and a later check succeeds, the
-    answer is from this table. Readers that wait at the same time share one call.
+    A stream's ARN is never used again. Therefore an answer is from this table if a check after the
+    answer succeeds. Readers that wait at the same time share one call.
 
     Args:
         source: The objects that all readers of the feed share.
@@ -69,7 +70,8 @@ class SameTable:
     def check(self) -> None:
         """Check that the table is still the same.
 
-        If another thread starts a check after this call has begun, this call uses its result.
+        If another thread starts a check after this call has begun, this call uses the result of
+        that check.
 
         Raises:
             ProviderFault: Raised if the table or its stream was replaced, or the table was deleted.
@@ -91,7 +93,7 @@ def segments_of(wanted: int | None, table: Table) -> int:
 
     Args:
         wanted: The number that the application requests, or None.
-        table: The table, whose size may be six hours old.
+        table: The table. The service may have measured its size six hours ago.
     """
     if wanted is None:
         wanted = min(max(-(-table.nbytes // _SEGMENT_BYTES), _LEAST_SEGMENTS), _USUAL_SEGMENTS)
@@ -103,7 +105,7 @@ def plan_scan(source: Source, seeds: list[Seed], wanted: int | None) -> ScanPlan
 
     Args:
         source: The objects that all readers of the feed share.
-        seeds: The start positions of the stream, which were made before this call.
+        seeds: The start positions of the stream, resolved before this call.
         wanted: The number of segments that the application requests, or None.
     """
     _scan(source.calls, str(source.spec.address.collection), Part("", 0, 1, 0), source.table, 1)

@@ -36,7 +36,7 @@ _LOOK_SECONDS: Final = 600.0
 
 
 class KeptIterators:
-    """Keeps iterators that point to the ends of shards, if a token of `Now` would contain too many of them.
+    """Keeps iterators at the ends of shards if a `Now` token would contain too many iterators.
 
     These iterators belong to one process and are valid until they expire in the service. A shard whose
     iterator is missing is scanned from its oldest record.
@@ -50,7 +50,7 @@ class KeptIterators:
     def name_start(self, since: int) -> int:
         """Return a unique time for a start, in whole seconds: the given time, or a slightly earlier one.
 
-        Each start gets its own time, because two starts must never use each other's iterators.
+        Each start gets its own time, so that no start uses the iterators of another start.
         """
         with self._lock:
             self._starts = {start for start in self._starts if start > since - _ITERATOR_SECONDS}
@@ -83,7 +83,7 @@ class Source:
         table: The table.
         arn: The stream of the table; every other stream of the same table has another ARN.
         shards: The stream's shards.
-        kept: Iterators of `Now` positions that no token contains.
+        kept: Iterators of `Now` positions. No token contains these iterators.
         readers: The readers that are currently in use.
     """
 
@@ -104,7 +104,10 @@ class Source:
         return None if now is None else int(now.timestamp())
 
     def age_of(self, seconds: int | None) -> int | None:
-        """Return the age of a time by the service's clock, or None if the service sends no time."""
+        """Return the seconds from a given time until now, by the service's clock.
+
+        Return None if the service sends no time, or if the given time is None.
+        """
         now = self.seconds()
         return None if now is None or seconds is None else now - seconds
 
@@ -126,10 +129,10 @@ class Source:
                     self.shards.read(deadline)
 
     def is_closed(self, shard_id: str, since: int | None, deadline: Deadline) -> bool:
-        """Return True if a shard is known to have ended, so that its end can be found.
+        """Return True if a shard is known to have ended.
 
-        If the position is older than the lifetime of a shard, the service is asked, but at most once every
-        ten minutes.
+        A reader can find the end of an ended shard. If the position is older than the lifetime of a
+        shard, the service is asked, but at most once every ten minutes.
 
         Args:
             shard_id: The shard.
@@ -152,7 +155,10 @@ class Source:
         return bool(self._starts) and time.monotonic() - self._starts[-1] < START_SECONDS
 
     def may_look_far(self, shard_id: str) -> bool:
-        """Return True if the last long scan of a shard was long ago, and record that a scan begins now."""
+        """Return True if a long scan of a shard may begin now, and record the time of the scan.
+
+        Two long scans of the same shard begin at least ten minutes apart.
+        """
         now = time.monotonic()
         if now - self._looked.get(shard_id, -_LOOK_SECONDS) < _LOOK_SECONDS:
             return False

@@ -27,9 +27,10 @@ _LATEST_AT_ONCE: Final = 16
 class Resolution:
     """Resolves one start, across all attempts of the engine.
 
-    A start takes one call per hundred shards and, for `Now`, one call per open shard. An attempt reuses the
-    results of earlier attempts, so a throttled call costs only one more call, not a new start. Every request
-    is made during the call of the application, so no position is later than the end of this call.
+    A start takes one call per hundred shards and, for `Now`, one call per open shard. An attempt
+    reuses the results of earlier attempts, so a throttled call costs only one more call, not a new
+    start. Every request is made during the call of the application. Therefore no start position is
+    later than the end of the application's call.
 
     Args:
         source: The objects that all readers of the feed share.
@@ -45,9 +46,10 @@ class Resolution:
     def seeds(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Return the seeds (start positions) from which to read.
 
-        The seeds of `Now` include a shard that has ended and whose children are not listed yet, because
-        nothing else would lead to these children. If there are not too many, they also include a shard that
-        has ended and whose children are all open, because another child may be listed later.
+        The seeds of `Now` include each ended shard whose children are not listed yet. Without the
+        seed of the ended shard, the feed would not find its children. If the stream has at most
+        `MOST_ITERATORS` open shards, the seeds also include each ended shard whose listed children
+        are all open. The service may later list another child of an ended shard.
 
         Args:
             position: The start position.
@@ -80,7 +82,10 @@ class Resolution:
                 )
 
     def _unlisted(self, shards: Mapping[str, Shard], deadline: Deadline) -> list[str]:
-        """Return the parents that exist but are missing from the listing, because it may be incomplete."""
+        """Return the parents that exist but are missing from the listing.
+
+        A listing may be incomplete.
+        """
         parents = {shard.parent for shard in shards.values() if shard.parent is not None} - shards.keys()
         names = sorted(parents)
         pool = ThreadPoolExecutor(_LATEST_AT_ONCE, "multiclouddb-parents")
@@ -126,8 +131,8 @@ class Resolution:
     def _ask(self, shards: Sequence[Shard], deadline: Deadline) -> None:
         """Request an iterator at the end of each shard, with one call per shard and several concurrent calls.
 
-        If a call fails, its shard is left to the next attempt, and the other calls are still made. After a
-        refusal, or while more calls fail than succeed, no further calls are made.
+        If the call for a shard fails, the next attempt repeats the call. The other calls are still
+        made. After a refusal, or while more calls fail than succeed, no further calls are made.
 
         Raises:
             TimeoutError: Raised if the deadline has passed and no call has failed.

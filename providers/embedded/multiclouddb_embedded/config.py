@@ -46,7 +46,10 @@ class EmbeddedOptions(ProviderOptions):
             )
 
     def opts_into(self, capability: Capability) -> bool:
-        """Return True if `backfill` is set and the capability is a start in the past.
+        """Return True if `backfill` is set and supports the capability.
+
+        `backfill` supports starts in the past: `CHANGE_FEED_BEGINNING` and
+        `CHANGE_FEED_POINT_IN_TIME`.
 
         Args:
             capability: The capability.

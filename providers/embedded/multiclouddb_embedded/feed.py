@@ -148,7 +148,7 @@ class EmbeddedFeed(Feed):
         return max(0, retention - (to_micros(now) - position_of(cursor)[1])) / 1_000_000
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """Return the stream positions, the floor and the plan, all as of the same time."""
+        """Return the stream positions, the `floor` and the plan, all from one read transaction."""
         with self._store.reading(deadline) as connection:
             self._check_key(connection)
             family = read_family(connection, self._scope)
@@ -161,7 +161,10 @@ class EmbeddedFeed(Feed):
             return cut(connection, self._scope, cursor, count)
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Return starts in the partitions that still have changes, and in the descendants of the others."""
+        """Return starts in the partitions that still have changes.
+
+        A partition without changes is replaced by its descendants.
+        """
         with self._store.reading(deadline) as connection:
             return read_family(connection, self._scope).oldest(partition_ids)
 
@@ -172,7 +175,7 @@ class EmbeddedFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """Return the current end of each partition, all as of the same time.
+        """Return the current end of each partition, all from one read transaction.
 
         The record counts are exact and need no scan.
 

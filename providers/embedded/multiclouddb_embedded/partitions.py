@@ -53,7 +53,7 @@ __all__ = [
 
 @attrs.frozen
 class Standing:
-    """The newest change of the store, and the state of one partition, both as of the same time.
+    """The newest change of the store and the state of one partition, read in one transaction.
 
     Attributes:
         head_seq: The sequence number of the store's last change.
@@ -69,7 +69,7 @@ class Standing:
 
     @property
     def end(self) -> tuple[int, int]:
-        """Return the position up to which all changes of the partition are known, and its time."""
+        """Return the sequence number and time up to which the partition's changes are known."""
         if self.row.end_seq is None or self.row.end_ts is None:
             return self.head_seq, self.head_ts
         return self.row.end_seq, self.row.end_ts
@@ -156,9 +156,8 @@ def outcome_of(
     """Return the outcome after the last change of a partition.
 
     Args:
-        connection: The connection, inside the snapshot of the file from which `row` was read.
-        scope: If the scope has a key, the function returns only the child that contains the key and the
-            parents that contained the key.
+        connection: The connection, in the same read transaction in which `row` was read.
+        scope: If the scope has a key, the result contains only partitions that contain the key.
         row: The partition.
         position: The position at which reading ends; children are read only after this position.
     """
@@ -203,15 +202,16 @@ class Family:
     def all(self) -> list[PartitionRow]:
         """Return every partition, even if its changes were trimmed long ago.
 
-        A reader that lags behind may still have to read a parent. It must distinguish this parent from a
-        parent that no longer exists.
+        A reader that lags behind may still have to read a parent. The reader must know whether the
+        parent still exists.
         """
         return list(self._rows.values())
 
     def unread(self) -> list[PartitionRow]:
         """Return the partitions that contain unread changes or may still receive changes.
 
-        The result includes an empty partition if its parent has changes and its children wait for the parent.
+        The result includes an empty partition if its parent is in the result, because the children
+        of the partition wait for the parent.
         """
         found: dict[str, PartitionRow] = {}
         for row in self._rows.values():
@@ -232,16 +232,16 @@ class Family:
         ]
 
     def one(self, name: str, position: tuple[int, int] | None) -> list[Seed]:
-        """Return a start in one partition, at `position` or at its oldest change; [] if it is unknown."""
+        """Return a start at `position` or at the oldest change; [] if the partition is unknown."""
         row = self._rows.get(name)
         if row is None:
             return []
         return [self._oldest(row) if position is None else self._seed(row, *position)]
 
     def oldest(self, names: Iterable[str]) -> list[Seed]:
-        """Return the positions at which reading of the given partitions can resume.
+        """Return the positions from which the given partitions can be read again.
 
-        A lost partition resumes in its first unread descendants.
+        A lost partition is replaced by its first unread descendants.
         """
         asked = set(names)
         unread = {row.name for row in self.unread()}
@@ -261,7 +261,7 @@ class Family:
         """Return a start in each missed partition: the later of the given position and the oldest change.
 
         Args:
-            missed: Maps each partition that an audit found to those of its parents that were also missed.
+            missed: Maps each missed partition to its missed parents.
             position: Changes before this position are not needed.
         """
         seeds = [self._oldest(row) for name, row in self._rows.items() if name in missed]
@@ -347,7 +347,7 @@ def find_head(
 def _count(
     connection: sqlite3.Connection, scope: Scope, row: PartitionRow, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
-    """Count the records up to `most`; if there are more, also return the number and time of the last one."""
+    """Count up to `most` records; if more exist, also return the last counted record's position."""
     if scope.whole:
         return count_whole(connection, row, scope.hash, first, most)
     if scope.hash is not None:

@@ -3,11 +3,12 @@
 With `profile="dynamo"`, a store on a laptop refuses the same requests as DynamoDB. A profile limits the
 requests that the store accepts. A profile changes neither the file nor the content of the log.
 
-Under every profile, a position is a place in the log. Therefore a token that was made under `dynamo`,
-`spanner`, `cosmos` or no profile is also valid under the other three, but the rest of the request must be
-allowed there. Under `mongo`, the whole collection is one partition, whereas the other profiles show the
-store's partitions. Therefore a token or partition id made under `mongo` is `INVALID_REQUEST` under the other
-profiles, and their tokens and ids are `INVALID_REQUEST` under `mongo`.
+Under every profile, a position is a place in the log. Therefore a token that was made under
+`dynamo`, `spanner`, `cosmos` or no profile is valid under all four. The current profile must also
+allow all other parts of the request. Under `mongo`, the whole collection is one partition, whereas
+the other profiles show the store's partitions. Therefore `mongo` refuses the tokens and partition
+ids of the other profiles with `INVALID_REQUEST`. The other profiles refuse the tokens and partition
+ids of `mongo` with `INVALID_REQUEST`.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class Profile:
     Attributes:
         name: The value of `profile=`; empty for the profile without limits.
         capabilities: The capabilities of the provider under this profile.
-        precision: `AtTime` is rounded down to a multiple of this many microseconds. The rounded time may be
-            early by less than this number, and is never late.
+        precision: `AtTime` is rounded down to a multiple of this many microseconds. The rounded
+            time is never late, and it is less than `precision` microseconds early.
         whole: True if the collection is shown as a single partition with the id `0`, even if the store splits
             and merges partitions.
     """

@@ -54,7 +54,7 @@ class EmbeddedProvider(Provider):
     def capabilities(self) -> CapabilitySet:
         """Return the capabilities that the profile allows.
 
-        These capabilities never include commands, or scopes that are wider than a collection.
+        No profile allows commands or a scope that is wider than a collection.
         """
         return self._store.profile.capabilities
 
@@ -99,7 +99,7 @@ class EmbeddedPlugin(ProviderPlugin):
     def capabilities(self) -> CapabilitySet:
         """Return the capabilities that the profile allows.
 
-        These capabilities never include commands, or scopes that are wider than a collection.
+        No profile allows commands or a scope that is wider than a collection.
         """
         return self._profile.capabilities
 

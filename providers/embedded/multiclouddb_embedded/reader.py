@@ -66,15 +66,16 @@ _ONE_HASH: Final = "INDEXED BY log_hash WHERE hash = :hash"
 class EmbeddedReader(Reader):
     """Reads one partition forward.
 
-    Each fetch is one read transaction. In one fetch, the store's last change, the partition and its rows are
-    read as they were at one time. Therefore no split can happen between the answers "no more changes" and
-    "closed".
+    Each fetch is one read transaction. In one fetch, the store's last change, the partition and its
+    rows come from the same state of the store. Therefore no split can happen between the answers
+    "no more changes" and "closed".
 
     Args:
         source: The objects that all readers of the feed share.
         name: The partition.
         view: The properties that are the same for all events of the partition.
-        position: The sequence number and time after which to read.
+        position: The start position: a sequence number and a time. Reading begins after the start
+            position.
         until: The position after which to stop, or None.
     """
 
@@ -113,7 +114,7 @@ class EmbeddedReader(Reader):
                 return batch
 
     def cancel(self) -> None:
-        """Interrupt the running statement and wake a waiting fetch. This takes milliseconds."""
+        """Interrupt the running statement, and end a waiting fetch within milliseconds."""
         self._interrupt.cancel()
 
     def close(self) -> None:
@@ -183,7 +184,7 @@ class EmbeddedReader(Reader):
         return records, (last, last_ts) if more else None
 
     def _end(self, connection: sqlite3.Connection, state: Standing) -> tuple[tuple[int, int], Outcome]:
-        """Return the position and the outcome of the partition for the case that there are no more rows."""
+        """Return the position and the outcome of the partition if there are no more rows."""
         seq, ts = self._position
         end_seq, end_ts = state.end
         if self._until is not None and self._until[0] <= end_seq:
@@ -194,7 +195,8 @@ class EmbeddedReader(Reader):
     def _headroom(self, ts: int, *, caught_up: bool) -> float | None:
         """Return how long the position stays valid.
 
-        At the end of the log, no later change can be removed yet.
+        At the end of the log, the result is the whole retention, because no later change can be
+        removed yet.
         """
         retention = self._source.scope.collection.retention
         if retention is None:

@@ -1,12 +1,13 @@
 """Scans the documents of a collection for `Snapshot()`: the plan, its segments, and the reader of a segment.
 
-A segment is a range of keys. The keys are ordered by their canonical JSON, as in the table `documents`. The
-last segment ends at the highest key that existed when the snapshot began. Therefore the scan ends even if new
-keys are added at the end of the collection. The stream delivers these new keys.
+A segment is a range of keys. The keys are ordered by their canonical JSON, as in the table
+`documents`. The last segment ends at the highest key that existed when the snapshot began.
+Therefore the scan ends even if new keys are added at the end of the collection. The stream delivers
+the keys that are added after the start of the snapshot.
 
-The cursor of a plan is `[plan id, seq, µs, rows in a segment, number of the next segment, read after, end]`;
-the cursor of a segment is `[plan id, seq, µs, read after, end]`. Both bounds (`read after` and `end`) are
-keys, and the end is included.
+The cursor of a plan is `[plan id, seq, µs, rows in a segment, number of the next segment, start,
+end]`. The cursor of a segment is `[plan id, seq, µs, start, end]`. Both bounds (`start` and `end`)
+are keys. Reading begins after the key `start`, and includes the key `end`.
 """
 
 from __future__ import annotations
@@ -154,7 +155,10 @@ def is_segment(cursor: Cursor) -> bool:
 
 
 def _floor(seq: int) -> str:
-    """Return the floor of the snapshot, which lies after the change `seq` and before the next change."""
+    """Return the `floor` of the snapshot: the order key of its rows.
+
+    The order key sorts after the change `seq` and before the next change.
+    """
     return f"{seq:0{ORDER_DIGITS}d}~"
 
 
@@ -231,7 +235,8 @@ def _values(texts: list[str]) -> list[Any]:
 class SegmentReader(Reader):
     """Reads the rows of one segment.
 
-    Each fetch is one read transaction, so all its rows are as of the same time.
+    Each fetch is one read transaction, so the rows of a fetch come from the same state of the
+    store.
 
     Args:
         source: The objects that all readers of the feed share.

@@ -89,7 +89,7 @@ def count_whole(
 ) -> tuple[int, tuple[int, int] | None]:
     """Count the changes after `first`.
 
-    If `most` limits the count, also return the number and time of the last change.
+    If `most` limits the count, also return the sequence number and time of the last counted change.
     """
     if number is not None:
         return _count_hash(connection, row, number, first, most)

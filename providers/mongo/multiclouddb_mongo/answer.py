@@ -37,7 +37,7 @@ class Taken:
     """The result of one fetch.
 
     Attributes:
-        place: The position after the taken changes.
+        place: The position after the changes of this fetch.
         changes: Changes of documents.
         notices: Notices about collections and databases; they come after the last change.
         gone: The reason why the stream has ended, or None.
@@ -57,13 +57,13 @@ class Taken:
     requests: int = 0
 
     def over(self) -> bool:
-        """Return True if the fetch may take no more changes."""
+        """Return True if the fetch must not take another change."""
         return self.gone is not None or self.reached
 
     def note(self, notice: Notice) -> None:
-        """Keep a notice, which ends the batch.
+        """Add a notice to the batch, and end the batch.
 
-        The changes that the server sent after the notice belong to the next batch.
+        If the server has sent changes after the notice, these changes belong to the next batch.
         """
         self.notices.append(notice)
         self.caught_up = False
@@ -73,7 +73,7 @@ class Taken:
         return bool(self.changes or self.notices) or self.over()
 
     def keep_up(self) -> None:
-        """After a failed request, set the position to the end of the changes that were taken before."""
+        """After a failed request, set the position after the last change in `changes`."""
         if self.changes:
             self.place = place_of_change(self.changes[-1])
 
@@ -100,7 +100,7 @@ class Taker:
         self._takes = is_untouched_change if source.splits or source.options.pipeline else is_item_change
 
     def begin(self) -> None:
-        """Begin a stream at a position at which no change is split into parts."""
+        """Begin a stream from which no part of a split change has been read yet."""
         self._parts = {}
 
     def take(self, stream: Stream, taken: Taken, room: int, batch_size: int) -> bool:
@@ -155,7 +155,7 @@ class Taker:
         return True
 
     def consider(self, change: RawChange, taken: Taken) -> bool:
-        """Take one change of any kind. Return False if no further change may be read.
+        """Process one change of any kind. Return False if no further change may be read.
 
         Raises:
             ProviderFault: Raised if the caller's pipeline has removed a required field.
@@ -176,9 +176,10 @@ class Taker:
         return not taken.reached
 
     def _was_short(self, taken: Taken) -> None:
-        """Record that the answer had fewer changes than requested, and so contains all available changes.
+        """Record that the answer contains fewer changes than requested.
 
-        A `mongos` may send only a part of the available changes.
+        A short answer contains all available changes, unless the answer comes from a `mongos` or is
+        larger than `_FULL_BYTES`. A `mongos` may send only a part of the available changes.
         """
         if not self._source.sharded and sum(map(len, taken.changes)) < _FULL_BYTES:
             taken.caught_up = True
@@ -210,7 +211,7 @@ class Taker:
         taken.end(place, "the pipeline removed the event that says why the stream ended")
 
     def _look_into(self, change: RawChange, place: After, taken: Taken) -> bool:
-        """Handle any change that is not a plain change of a document.
+        """Handle a change that needs a closer check, for example a drop or a split change.
 
         Return False at the end of the stream.
         """
@@ -269,11 +270,11 @@ def _altered(name: str) -> Exception:
 
 
 def _surely_before(until: Place) -> bytes:
-    """Return a text with which the tokens of changes are compared.
+    """Return a text for comparisons with the tokens of changes.
 
-    If the token of a change sorts before this text, the change is before the bound.
+    A change is before the bound if its token sorts before this text.
 
-    No token sorts before an empty text.
+    An empty text sorts before every token.
     """
     if isinstance(until, At):
         return f"82{until.seconds:08X}".encode()

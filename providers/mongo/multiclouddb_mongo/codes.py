@@ -66,8 +66,8 @@ _PAGE: Final = f"{DOCS_URL}how-to/mongodb/"
 class Row(error_table.Row):
     """The meaning of one error code.
 
-    The code is confidential if the server's text may quote a document, a document's key, a whole command, or
-    a resume token, which contains a key.
+    The code is confidential if the server's text may quote a document, a document's key, a resume
+    token or a whole command. A resume token contains a document's key.
 
     Attributes:
         quoted: True if the message quotes the server's text; only this text says what to change.

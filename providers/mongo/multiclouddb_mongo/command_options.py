@@ -75,8 +75,8 @@ def _one_of(*names: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
 class RunCommandOptions:
     """The options of `run_command`; None, the default, is the same as omitting the option.
 
-    There are no options for the read concern and the write concern, and the command does not inherit them.
-    Write them into the command itself.
+    There are no options for the read concern and the write concern, and the command does not
+    inherit them. Write the read concern and the write concern into the command itself.
     """
 
     read_preference: ReadPreference | None = attrs.field(default=None, validator=_preference)

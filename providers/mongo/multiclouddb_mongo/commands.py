@@ -51,18 +51,19 @@ _CLOSE_SECONDS: Final = 0.5
 class RunCommandCursor(Iterator[Any]):
     """Iterates over the documents of a command's cursor, one document per step.
 
-    The cursor is an iterator and a context manager. One thread may use it at a time, but any thread may call
-    `close`. The server that ran the command sends all batches, within one session. The cursor is closed when
-    the server has sent everything, when `close` is called, or when the client is closed. Otherwise the cursor
-    is closed when it is garbage-collected. Failed steps are not retried: after a failure every further step
-    fails too, so that an incomplete read never looks like a complete one.
+    The cursor is an iterator and a context manager. Only one thread at a time may use the cursor,
+    but any thread may call `close`. The server that ran the command sends all batches, within one
+    session. The cursor is closed when the server has sent everything, when `close` is called, or
+    when the client is closed. A cursor that is still open is closed when it is garbage-collected.
+    Failed steps are not retried: after a failure every further step fails too, so that an
+    incomplete read never looks like a complete one.
 
     Documents in all batches are decoded with the client's codec, but without type decoders: a Decimal128
     stays a Decimal128.
 
     Args:
         cursor: PyMongo's cursor.
-        seconds: How long each step may take in seconds, or None.
+        seconds: The time limit of each step, in seconds, or None.
         ends: The monotonic time at which the cursor's whole lifetime ends, or None.
     """
 
@@ -88,7 +89,9 @@ class RunCommandCursor(Iterator[Any]):
         return self._step(self._cursor.next)
 
     def try_next(self) -> Any:
-        """Return the next document, or None if one more request to the server returns no document.
+        """Return the next document, or None if the server returns no document.
+
+        The method sends at most one request to the server.
 
         Use this method for tailable cursors. With a tailable cursor, `next` asks the server repeatedly until
         the server returns a document.
@@ -118,8 +121,9 @@ class RunCommandCursor(Iterator[Any]):
     def close(self) -> None:
         """Make the server close its cursor (`killCursors`), and release the session.
 
-        A second call does nothing. The method raises no error: if the server does not answer, it drops the
-        cursor later by itself. The full `timeout_ms` applies to this call again.
+        A second call does nothing. The method raises no error: if the server does not answer, the
+        server itself closes the cursor later. The call of `close` has the full `timeout_ms`, even
+        if earlier calls have used a part of this time.
         """
         self._closed = True
         with suppress(PyMongoError, OSError), _limit(self._seconds or None):
@@ -166,7 +170,8 @@ class Commands:
     """Runs commands on one client and keeps track of open cursors.
 
     Args:
-        client: The library's client or the application's client, which is not closed here.
+        client: The client of the library or of the application. `Commands` does not close the
+            client.
     """
 
     def __init__(self, client: pymongo.MongoClient[Any]) -> None:
@@ -193,10 +198,11 @@ class Commands:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the command cannot be sent.
             ProviderFault: Raised if the command cannot be sent, with the category `INVALID_REQUEST`.
-            Exception: The error that pymongo raised, for `classify`. A command is sent only once, except if
-                the server is overloaded and did not run the command (labels `SystemOverloadedError` and
-                `RetryableError`): then pymongo sends the command again. `maxAdaptiveRetries=0` in the
-                connection string prevents this.
+            Exception: The error that pymongo raised, for `classify`. A command is sent only once,
+                except if the server is overloaded and did not run the command (labels
+                `SystemOverloadedError` and `RetryableError`): then pymongo sends the command again.
+                With `maxAdaptiveRetries=0` in the connection string, pymongo never sends a command
+                again.
 
         """
         chosen = checked_options(RunCommandOptions, "run_command", options)
@@ -212,7 +218,7 @@ class Commands:
     def run_cursor_command(
         self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
     ) -> RunCommandCursor:
-        """Run one command whose reply is a cursor, once.
+        """Run one command once, and return the cursor of its reply.
 
         Args:
             database: The same as the argument of `run_command`.
@@ -220,8 +226,8 @@ class Commands:
             options: Fields of `RunCursorCommandOptions`.
 
         Raises:
-            MulticloudDbError: Raised for the same reasons as by `run_command`, and if two options exclude
-                each other.
+            MulticloudDbError: Raised if `run_command` would raise this error, or if two options
+                exclude each other.
             ProviderFault: The errors of `run_command`, and `INVALID_REQUEST` if the reply is not a cursor.
             Exception: Raised as by `run_command`.
         """
@@ -277,7 +283,7 @@ class Commands:
     def _seconds(self, chosen: RunCursorCommandOptions) -> float | None:
         """Return the timeout of the call, or the timeout of the client if the call has none.
 
-        0 means no limit. None means that neither has a timeout.
+        0 means no limit. None means that neither the call nor the client has a timeout.
         """
         inherited = self._client.options.timeout
         seconds = inherited if chosen.timeout_ms is None else chosen.timeout_ms / 1000
@@ -305,11 +311,11 @@ class Commands:
 
 
 class _Untimed(SON[str, Any]):
-    """A copy of a command to which pymongo adds no time limit, although a limit is set.
+    """A copy of a command to which pymongo cannot add a time limit.
 
-    pymongo adds the remaining time to every first command, as its time limit. A server applies this limit to
-    the whole lifetime of the cursor, although with "iteration" each step has its own limit. The command's own
-    `maxTimeMS` is kept.
+    pymongo adds the remaining time to every first command, as its time limit. A server applies the
+    limit of the first command to the whole lifetime of the cursor. With `timeout_mode="iteration"`,
+    however, each step has its own limit. The command's own `maxTimeMS` is kept.
     """
 
     _copied = False
@@ -324,7 +330,7 @@ class _Untimed(SON[str, Any]):
 
 
 def _limit(seconds: float | None) -> AbstractContextManager[None]:
-    """Make calls of pymongo inside the block end within `seconds`.
+    """Limit the time of pymongo's calls inside the block to `seconds`.
 
     0 means no limit. None keeps the limit that is already in effect.
     """

@@ -87,8 +87,8 @@ class MongoConfig:
     """The checked configuration of a client; its repr shows no secret.
 
     Attributes:
-        url: The connection string, as the user gave it. PyMongo gets it unchanged, so that every option in it
-            has the meaning that MongoDB defines.
+        url: The connection string, as the user gave it. PyMongo receives the string unchanged, so
+            that every option in the string has the meaning that MongoDB defines.
         username: The user, if it is not in the `url`, or None.
         password: The password, if it is not in the `url`, or None.
         app_name: The client's name in the server's log and `currentOp`, if the `url` has no `appName`, or
@@ -111,8 +111,8 @@ class MongoConfig:
         """Check the `connection` of a client, without I/O and, for `mongodb+srv://`, without DNS.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST`; the message names the option and says how to correct it. It
-                does not quote anything that may be part of a secret.
+            MulticloudDbError: `INVALID_REQUEST`; the message names the option and says how to
+                correct it. The message does not quote anything that may be part of a secret.
         """
         return settled(_checked, cls, config)
 
@@ -120,9 +120,9 @@ class MongoConfig:
     def timeout_ms(self) -> int | None:
         """Return the `timeoutMS` of the `url` in milliseconds, or None.
 
-        The value limits the time of each call.
+        `timeoutMS` limits the time of each call.
 
-        A call must wait for the server for less time than this limit.
+        A call must stop waiting for the server before `timeoutMS` has passed.
         """
         seconds = self.options.get("timeoutms")
         return round(seconds * 1000) if seconds else None
@@ -130,11 +130,12 @@ class MongoConfig:
     def client(self, concurrency: int) -> MongoClient[dict[str, Any]]:
         """Make PyMongo's client. The client connects, and queries DNS, when it is first used.
 
-        The `url` takes precedence, except for the decoding of values: dates have a time zone and may be
-        outside Python's range, and UUIDs are binary values of subtype 4 (see `values.CODEC`). If the `url`
-        does not set them, two options have other values than PyMongo's defaults. `maxPoolSize` allows a
-        connection for every call. `serverSelectionTimeoutMS` is 15,000: a fail-over takes 10 to 12 seconds,
-        and PyMongo's default of 30 seconds is as long as a whole call.
+        The options of the `url` take precedence, except for options that decode values. Decoded
+        dates have a time zone, and may be outside Python's range. UUIDs are binary values of
+        subtype 4 (see `values.CODEC`). If the `url` does not set them, two options have other
+        values than PyMongo's defaults. `maxPoolSize` allows a connection for every call.
+        `serverSelectionTimeoutMS` is 15,000: a fail-over takes 10 to 12 seconds, and PyMongo's
+        default of 30 seconds is as long as a whole call.
 
         Args:
             concurrency: The number of calls that run at the same time.
@@ -265,7 +266,8 @@ def _pairs(query: str) -> list[tuple[str, str]]:
 def _checked_options(query: str) -> dict[str, Any]:
     """Return the options by name in lower case.
 
-    PyMongo checks each option, but on its own it would only warn about an invalid option and ignore it.
+    PyMongo checks each option. Without this function, PyMongo would only warn about an invalid
+    option and ignore the option.
     """
     known: dict[str, Any] = {}
     # A name that contains an @ may be the end of a password.

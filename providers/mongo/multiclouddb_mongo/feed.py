@@ -108,8 +108,8 @@ class MongoFeed(Feed):
     def resumes(self, incarnation: str | None) -> bool:
         """Return True if this feed can resume a token of this collection.
 
-        The log still contains the last changes of a dropped collection, and the drop itself. So only a token
-        from another collection with the same name is refused.
+        The log still contains the last changes of a dropped collection, and the drop itself.
+        Therefore a token is refused only if it is from another collection with the same name.
         """
         return (
             incarnation is None or not self._bound or not self._found.there or incarnation == self._found.uuid
@@ -171,12 +171,12 @@ class MongoFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """Return the end of the log as the head, if the stream has a change before that end.
+        """Return the end of the log as the head, if the stream has a change before the log's end.
 
-        To check this, the method reads one change. A head with a limit, and a head that may lie after the end
-        of a stream, must be found by reading. For a database, and for a collection that need not exist, the
-        server does not show whether it was dropped and recreated. For any other collection, its id shows
-        whether it was recreated.
+        To check whether the stream has a change, the method reads one change. A head must be found
+        by reading if a limit is given, or if the stream may end before the head. The server does
+        not show whether a database, or a collection that need not exist, was dropped and recreated.
+        The id of a collection that must exist shows whether it was recreated.
         """
         if max_records is not None or not (self._endless or self.identity.incarnation is not None):
             return {}
@@ -190,7 +190,7 @@ class MongoFeed(Feed):
         return []
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Compare the texts of the positions' tokens, which sort like the changes."""
+        """Compare the texts of the tokens. The texts sort in the order of the changes."""
         if is_scan_cursor(a) or is_scan_cursor(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))
@@ -198,8 +198,8 @@ class MongoFeed(Feed):
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
         """Return the position at the beginning of the oplog.
 
-        If the log shows a drop before the start of the feed, an earlier collection with the same name was
-        dropped.
+        If the log contains a drop before the start of the feed, an earlier collection with the same
+        name was dropped.
         """
         now = self._source.now()
         return [Seed(PARTITION_ID, (), cursor_of(self._log.oldest(), ticks_at(now)))]
@@ -256,10 +256,7 @@ class MongoFeed(Feed):
         return Head(cursor_of(now, start_of(cursor)), None, Continue())
 
     def _peek(self, name: str, cursor: Cursor, deadline: Deadline) -> Batch:
-        """Return a batch with the first change after a position, if there is one.
-
-        The server sends only this change.
-        """
+        """Request and return at most one change: the first change after a position."""
         with closing(self._reader(name, cursor, None, batch_size=1)) as reader:
             while True:
                 batch = reader.fetch(1, _PEEK_BYTES, 0.0, deadline)
@@ -326,7 +323,7 @@ class MongoFeed(Feed):
         return True
 
     def _check(self) -> None:
-        """Refuse a missing collection when the log was read to its end, because no change would follow.
+        """At the end of the log, refuse a missing collection, because it gets no more changes.
 
         Raises:
             ProviderFault: Raised if the collection still does not exist, or another collection now has its
@@ -373,7 +370,7 @@ class MongoFeed(Feed):
 
 
 def _is_far(start: Place, mark: Place) -> bool:
-    """Return True if a position is more than one operation before a mark (see `is_reached`)."""
+    """Return True if `mark` is more than one operation after `start` (see `is_reached`)."""
     begin, end = ticks_at(start), ticks_at(mark)
     return begin is not None and end is not None and end - begin > 1
 
@@ -381,9 +378,10 @@ def _is_far(start: Place, mark: Place) -> bool:
 def _bound(start: Place, until: Place) -> Place:
     """Return the position at which a reader stops.
 
-    If the bound is a mark, the reader stops as soon as the server has no more changes before the mark. A
-    lagging member of the replica set may return no changes after the start although changes exist. Therefore,
-    if a mark lies directly after the start, the reader stops only when the server itself has passed the mark.
+    If the bound is a high-water mark, the reader stops as soon as the server has no more changes
+    before the mark. A lagging member of the replica set may return no changes after the start
+    although changes exist. Therefore, if the mark directly follows the start, the reader stops only
+    when the server itself has passed the mark.
     """
     if isinstance(until, After) and until.kind == "h" and not _is_far(start, until):
         return After("r", until.data)

@@ -62,13 +62,13 @@ class View:
 
     Attributes:
         address: The address of the documents; its collection is None if each event names its own collection.
-        partition_id: The public id of the one partition.
+        partition_id: The public id of the only partition.
         with_new: True if events include the new document.
         with_old: True if events include the old document.
         native: True if events include the change document.
-        start: The cluster time of the feed's start, in ticks, if the feed may not have reached its start yet;
-            otherwise None. A resource that ended before this time was a different resource with the same
-            name.
+        start: The cluster time of the feed's start, in ticks; None if the feed has certainly
+            reached its start. A resource that ended before this time was a different resource with
+            the same name.
     """
 
     address: ResourceAddress

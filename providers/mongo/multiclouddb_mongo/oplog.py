@@ -48,10 +48,11 @@ class Log:
         self._readable = True
 
     def oldest(self) -> At:
-        """Return the oldest cluster time from which everything is still kept.
+        """Return the oldest cluster time from which the log still contains all entries.
 
-        With read access to `local`, this is the time of the log's first entry. Without this access, a search
-        finds the exact time with about sixty requests of at most 50 ms each.
+        If `local` can be read, the result is the time of the log's first entry. If `local` cannot
+        be read, a search finds the exact time with about sixty requests. The time limit of such a
+        request is 50 ms, or 400 ms on a `mongos`.
 
         Raises:
             PyMongoError: Raised if the server refuses the request, or for a network error.
@@ -73,7 +74,8 @@ class Log:
     def first_entry(self) -> Entry | None:
         """Return the log's first entry.
 
-        Return None if the entry cannot be read (no access to `local`, or a `mongos`).
+        Return None if the entry cannot be read, for example because the user may not read `local`,
+        or because the server is a `mongos`.
 
         Raises:
             PyMongoError: Raised if the network fails.

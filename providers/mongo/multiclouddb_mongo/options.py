@@ -33,10 +33,11 @@ def _stages(value: object) -> Any:
 
 
 def _exact(value: object) -> object:
-    """Return a form of a value; two values have equal forms only if they are equal.
+    """Convert a value to a tuple for an exact comparison.
 
-    Python's own comparison is not exact enough. It treats 1 and True as equal, and ignores the order of names
-    in a mapping.
+    Python's own comparison of values is not exact enough. Python treats 1 and True as equal, and
+    ignores the order of names in a mapping. The tuples of two values are equal only if the values
+    are exactly equal.
     """
     if isinstance(value, Mapping):
         return dict, tuple((name, _exact(item)) for name, item in value.items())
@@ -49,9 +50,10 @@ def _exact(value: object) -> object:
 class MongoOptions(ProviderOptions):
     """Options of a change stream, named as MongoDB's drivers name them.
 
-    An option is sent only if it is given. The server checks the value. If the server refuses a value, the
-    error is `INVALID_REQUEST` with the server's code. At most one of the three starts may be given. The start
-    replaces `Now()` and cannot be combined with another start position.
+    An option is sent only if it is given. The server checks the value. If the server refuses a
+    value, the error is `INVALID_REQUEST` with the server's code. At most one of the start options
+    `resume_after`, `start_after` and `start_at_operation_time` may be given. A start option
+    replaces `Now()`, and cannot be combined with another start position.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a field has the wrong type, or more than one start is given.
@@ -151,5 +153,5 @@ class MongoOptions(ProviderOptions):
             )
 
     def start(self) -> str | None:
-        """Return the name of the native start that is given, or None."""
+        """Return the name of the start option that is given, or None."""
         return next((name for name in _STARTS if getattr(self, name) is not None), None)

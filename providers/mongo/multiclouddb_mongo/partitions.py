@@ -120,7 +120,10 @@ def list_collections(client: MongoClient[Any], database: str | None) -> list[Res
 
 
 def _hexadecimal(uuid: UUID | bytes) -> str:
-    """Return the hexadecimal text of a UUID. The client's codec decides the Python type of the argument."""
+    """Return the hexadecimal text of a UUID.
+
+    The Python type of `uuid` depends on the client's codec.
+    """
     return uuid.hex if isinstance(uuid, UUID) else bytes(uuid).hex()
 
 

@@ -6,9 +6,9 @@
     ["r", data]    a resume token that the application has given, for `resumeAfter`
     ["t", s, n]    at the cluster time `Timestamp(s, n)`, including its changes
 
-Each of these lists may have one more element at its end: the cluster time of the start, in ticks. This
-element is present as long as the position is before the start. If a collection or database was dropped or
-renamed before the start, it was another resource with the same name.
+As long as a position is before the start, its list has one more element at the end: the cluster
+time of the start, in ticks. A drop or a rename before the start concerns an earlier resource with
+the same name.
 
 `data` is the text of a resume token `{"_data": …}`, followed by a point and the token's `_typeBits` in
 hexadecimal, if the server has added them. The server adds `_typeBits` for keys of some types. Any other token
@@ -90,7 +90,7 @@ class At:
 
     Attributes:
         seconds: The seconds since 1970.
-        ordinal: The number of the operation within its second.
+        ordinal: The number of the operation among the operations of the same second.
     """
 
     seconds: int
@@ -123,7 +123,7 @@ def token_text(token: Mapping[str, Any]) -> str:
 def change_text(token: Mapping[str, Any]) -> str:
     """Return the name of a change: its resume token's text without the type bits.
 
-    Changes sort by this name.
+    The order of the names is the order of the changes.
     """
     data = token.get("_data")
     return data if isinstance(data, str) else token_text(token)
@@ -235,9 +235,9 @@ def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:
     Args:
         place: The position.
         until: The bound.
-        at_end: True if the whole log was scanned. If a bound was taken at the end of the log, its time is
-            that of the next operation, which may not exist yet. Until then, no answer contains this time, so
-            the end of the log counts as the bound.
+        at_end: True if the whole log was scanned. A bound that was taken at the end of the log has
+            the time of the next operation. If the next operation does not exist yet, no answer
+            contains the time of the bound, so the end of the log counts as the bound.
     """
     order = compare(place, until)
     if order is not None and order >= 0:

@@ -117,8 +117,8 @@ class MongoProvider(Provider):
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> MongoFeed:
         """Look up the collection, and check that it keeps the required images.
 
-        A missing collection is an error at the start of a feed. With a token, the feed still reads the last
-        changes and the drop of the collection from the log.
+        A missing collection is an error at the start of a feed. A feed that continues from a token
+        still reads the last changes and the drop of a missing collection from the log.
         """
         address = resolve(spec, self._database)
         fail_soon(self._client, deadline)
@@ -134,7 +134,8 @@ class MongoProvider(Provider):
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
         """Return the collections of the given database, by default of the connection string's database.
 
-        If neither names a database, return the collections of all databases. See `SupportsCollections`.
+        If neither the argument nor the connection string names a database, return the collections
+        of all databases. See `SupportsCollections`.
         """
         fail_soon(self._client, deadline)
         reach(self._client, deadline)
@@ -151,7 +152,7 @@ class MongoProvider(Provider):
     def run_cursor_command(
         self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Any:
-        """Run one command whose reply is a cursor, once: see `Commands.run_cursor_command`."""
+        """Run a command once, and return its cursor: see `Commands.run_cursor_command`."""
         return self._commands.run_cursor_command(database, command, options)
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """The only module that uses PyMongo's internals, for cases in which its public interface is not sufficient.
 
-Some internals are optional: `buffered`, `inner_cursor`, `interrupt` and `next_answer`. If a later PyMongo
-does not have these, reading still works, but sends more requests to the server.
+Some internals are optional: `buffered`, `inner_cursor`, `interrupt` and `next_answer`. If a later
+version of PyMongo does not have the optional internals, reading still works, but sends more
+requests to the server.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Closer:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Keep the client open during the block, in which a thread opens, reads or closes a stream."""
+        """Keep the client open while a thread opens, reads or closes a stream."""
         with self._changed:
             self._at_work += 1
         try:
@@ -92,8 +93,8 @@ class Closer:
         """Keep the client open while a stream is opened.
 
         Raises:
-            ProviderFault: Raised if the client is being closed, because nothing would close a stream that is
-                opened now.
+            ProviderFault: Raised if the client is being closed, because a stream that is opened now
+                would stay open.
         """
         with self.at_work():
             if self._over:
@@ -168,7 +169,9 @@ def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
 
 
 def reach(client: MongoClient[Any], deadline: Deadline) -> None:
-    """If no server is known, wait for one, for slightly less time than the call may take.
+    """If no server is known, wait until PyMongo has found a server.
+
+    The wait ends slightly before the time limit of the call.
 
     PyMongo reports the problem only after `serverSelectionTimeoutMS`, which is too late for a call with a
     shorter time limit.
@@ -246,9 +249,9 @@ def watch_otherwise(
 def buffered(stream: Stream) -> int | None:
     """Return the number of changes in the last answer that were not read yet.
 
-    Return None if this version of PyMongo does not report the number. PyMongo has no public interface for
-    this number. Without the number, the library would ask for one more change than the answer contains, and
-    would wait for the server.
+    Return None if this version of PyMongo does not report the number. PyMongo has no public
+    interface for this number. If the library did not know how many changes are left, it would ask
+    for one more change than the answer contains, and would wait for the server.
     """
     data = getattr(getattr(stream, "_cursor", None), "_data", None)
     return None if data is None else len(data)
@@ -257,7 +260,7 @@ def buffered(stream: Stream) -> int | None:
 def next_answer(cursor: Rows) -> list[Any]:
     """Return the rows of the server's next answer.
 
-    Return a single row if PyMongo does not show how many rows are left.
+    If this version of PyMongo does not show how many rows are left, the result is a single row.
     """
     first = next(cursor, None)
     if first is None:
@@ -297,8 +300,9 @@ def hushed() -> Iterator[None]:
 def interrupt(client: MongoClient[Any]) -> None:
     """End all receive calls of a client that is about to be closed, within half a second.
 
-    If the network drops all packets, these receives would last forever: PyMongo's monitor would end them, but
-    the monitor ends with the client. PyMongo has no public function that ends a running receive.
+    If the network drops all packets, a receive call would last forever. PyMongo's monitor could end
+    the call, but the monitor ends when the client is closed. PyMongo has no public function that
+    ends a running receive.
     """
     servers = getattr(getattr(client, "_topology", None), "_servers", {})
     for server in list(servers.values()):
@@ -307,6 +311,9 @@ def interrupt(client: MongoClient[Any]) -> None:
 
 
 def flush(client: MongoClient[Any]) -> None:
-    """Close the cursors that PyMongo could not close, because the interrupted client can no longer do so."""
+    """Close the cursors that PyMongo could not close so far.
+
+    A client that was interrupted can no longer close cursors.
+    """
     with suppress(Exception):
         client._process_kill_cursors()

@@ -1,4 +1,7 @@
-"""Represents change documents as received, in bytes. Only the parts that affect reading are examined."""
+"""Represents change documents as received, in bytes.
+
+This module examines only the parts of a document that affect reading.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +49,11 @@ class RawChange(RawBSONDocument):
 
     Reading only the `_id` of a change takes a tenth of the time of decoding the whole change.
 
-    PyMongo's own class decodes all fields when one of them is read. PyMongo's streams read the `_id` of every
-    change, to keep it as the resume token. In this class, a change is its own token. PyMongo first stores the
-    whole change as the token. When PyMongo copies the stored change, the copy contains only the resume token.
-    Documents that do not begin with an `_id`, such as the answer that contains the changes, behave as in
-    PyMongo's class.
+    PyMongo's own class decodes all fields when one of them is read. PyMongo's streams read the
+    `_id` of every change, to keep it as the resume token. This class returns the whole change as
+    the `_id`. PyMongo first stores the whole change as the token. When PyMongo copies the stored
+    change, the copy contains only the resume token. Documents that do not begin with an `_id`, such
+    as the answer that contains the changes, behave as in PyMongo's class.
     """
 
     __slots__ = ("_bytes",)
@@ -134,7 +137,11 @@ def is_before(change: Raw, text: bytes) -> bool:
 
 
 def is_untouched_change(change: Raw) -> bool:
-    """Check as `is_item_change` does, for streams whose changes may be split or lack required fields."""
+    """Return True for a whole create, update or delete that has the required fields.
+
+    In contrast to `is_item_change`, this function also works for streams whose changes may be split
+    or may lack required fields.
+    """
     text = bytes(change)
     return is_item_change(text) and _SPLIT not in text and all(name in text for name in _NEEDED)
 
@@ -147,6 +154,6 @@ def place_of_change(change: Raw) -> After:
 
 
 def _token(change: Raw) -> dict[str, Any]:
-    """Return the resume token with which a change begins."""
+    """Return the resume token, which is the first field of a change."""
     length = int.from_bytes(change[_TOKEN : _TOKEN + _LENGTH], "little")
     return bson.decode(change[_TOKEN : _TOKEN + length], CODEC)

@@ -17,9 +17,10 @@ __all__ = ["ROW_CODEC", "RawRow", "bytes_of"]
 class RawRow(RawBSONDocument):
     """A row that PyMongo does not decode.
 
-    PyMongo's own class checks each document that it makes. Even `find_raw_batches` makes and checks one such
-    object for each row, which takes longer than decoding the row. This class keeps only the bytes. PyMongo
-    reads fields of the answer that contains the rows, so this class can also return fields.
+    PyMongo's own class checks each document that it makes. Even `find_raw_batches` makes and checks
+    one `RawBSONDocument` for each row. Making and checking a `RawBSONDocument` takes longer than
+    decoding a row. This class keeps only the bytes. The answer that contains the rows is also an
+    object of this class. PyMongo reads fields of the answer, so this class can return fields.
     """
 
     __slots__ = ("_bytes", "_document", "_options")

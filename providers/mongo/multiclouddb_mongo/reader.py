@@ -111,8 +111,8 @@ class MongoReader(Reader):
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """Return the next changes: the rest of the server's last answer, or one more answer.
 
-        PyMongo resumes a broken stream once; this reader does not retry. The deadline does not end a fetch;
-        see `outlasts`. `max_bytes` has no effect, but one answer has at most 16 MB.
+        PyMongo resumes a broken stream once; this reader does not retry. A fetch may continue after
+        its deadline; see `outlasts`. `max_bytes` has no effect, but one answer has at most 16 MB.
         """
         taken = Taken(self._place)
         self._stop_at_bound(taken)
@@ -128,10 +128,10 @@ class MongoReader(Reader):
     def cancel(self) -> None:
         """Close the stream that a running fetch is reading.
 
-        The wait for the server's answer then ends within half a second.
+        After the stream is closed, the wait for the server's answer ends within half a second.
 
-        PyMongo cannot be interrupted while it opens a stream or looks for a server. In these cases the fetch
-        ends when the server answers, or after `serverSelectionTimeoutMS`.
+        PyMongo cannot be interrupted while it opens a stream or looks for a server. A fetch that
+        cannot be interrupted ends when the server answers, or after `serverSelectionTimeoutMS`.
         """
         self.halt()
         stream = self._stream
@@ -174,7 +174,7 @@ class MongoReader(Reader):
             raise cancelled()
 
     def _hurry(self, wait: float) -> None:
-        """Replace a stream whose server waits long for changes, if the caller does not want to wait.
+        """If the caller does not want to wait, replace a stream that has a long waiting time.
 
         The waiting time of an open stream cannot be changed.
         """
@@ -267,7 +267,7 @@ class MongoReader(Reader):
 
         Raises:
             RecordFault: Raised if the next change is too large.
-            ProviderFault: Raised if the next change lacks its image.
+            ProviderFault: Raised if a required image of the next change is missing.
         """
         self._taker.begin()
         try:
@@ -329,7 +329,7 @@ class MongoReader(Reader):
             taken.place, self._outcome = self._until, Reached()
 
     def _over(self, taken: Taken, reason: str) -> None:
-        """After an invalidate, continue with the next resource of this name, or end."""
+        """After an invalidate event, continue with the next resource of the same name, or end."""
         self._look()
         self.close()
         invalidated = Invalidated(reason)

@@ -52,7 +52,7 @@ class RowMapper(Mapper):
     Attributes:
         view: The properties that all events of the segment share.
         plan_id: The snapshot's id.
-        start: The position at which the reader was opened.
+        start: The position at which the segment's reader was opened.
     """
 
     view: View

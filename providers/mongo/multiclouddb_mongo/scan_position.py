@@ -11,9 +11,10 @@ exactly the bytes that it sent, for every type. `begin` is `"["` and an `_id` th
 `"("` and the `_id` of the last row that was read, or empty for the first key. `end` does not belong to the
 segment; it is empty for the last segment.
 
-In a sharded collection, `names` contains the fields of the shard key. Documents on two shards may have the
-same `_id`. Therefore, the unread part of a segment in a sharded collection includes all rows with the `_id`
-in `begin`. `seen` contains digests of those rows with this `_id` that were already read.
+In a sharded collection, `names` contains the fields of the shard key. Documents on two shards may
+have the same `_id`. Therefore, in a sharded collection the unread part of a segment includes all
+rows that have the same `_id` as `begin`. `seen` contains digests of those rows with this `_id` that
+were already read.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ class Range:
         begin: Empty, or `"["` or `"("` followed by an `_id`.
         end: Empty, or an `_id`.
         names: The fields of the shard key; empty if the collection is not sharded.
-        seen: Digests of those rows with the `_id` of `begin` that were read; only used if the collection is
-            sharded.
+        seen: Digests of the rows that were already read and have the same `_id` as `begin`; only
+            used if the collection is sharded.
     """
 
     time: str

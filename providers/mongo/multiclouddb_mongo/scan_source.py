@@ -158,9 +158,9 @@ class ScanSource:
     def counted(self, rest: Rest) -> str | None:
         """Find the end of a plan's next segment by counting keys. Return None for the last segment.
 
-        Only the keys in the index are counted, and no documents are read: 100,000 keys take 0.05 seconds.
-        `min` does not find the key that sorts after all other keys, but this key is never the end of a
-        segment.
+        Only the keys in the index are counted, and no documents are read: 100,000 keys take 0.05
+        seconds. The server's option `min` does not find MaxKey, the key that sorts after all other
+        keys. However, MaxKey is never the end of a segment.
         """
         found = self._collection().find_raw_batches(
             {},

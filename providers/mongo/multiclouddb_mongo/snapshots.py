@@ -88,7 +88,7 @@ def plan_scan(
     Args:
         source: The collection to scan.
         spec: The specification of the feed.
-        found: The collection as it was after the stream had begun.
+        found: The properties of the collection, as they were after the stream had begun.
         seeds: The start position of the stream.
         segments: The number of segments that the application requests, or None.
 

@@ -127,9 +127,10 @@ class Source:
     def reaches(self, place: At) -> bool:
         """Return True if the log still contains everything from a cluster time on.
 
-        The check is a command that may scan the log for only 50 ms. If the time limit ends the command, the
-        server has begun to scan; otherwise the server refuses the command at once. A `mongos` gets more time,
-        because it asks the shards first.
+        The check is a command that may scan the log for only 50 ms. If the log still contains the
+        cluster time, the server begins to scan, and the time limit may end the command. If the log
+        no longer contains the cluster time, the server refuses the command at once. A `mongos` gets
+        more time, because it asks the shards first.
         """
         stage: dict[str, Any] = {"startAtOperationTime": place.timestamp()}
         if isinstance(self.spec.scope, EntireCluster):
@@ -158,11 +159,15 @@ class Source:
         return True
 
     def pipeline(self, *, slim: bool = False) -> list[Stage]:
-        """Return the stages after `$changeStream`: for the scope, from the caller, and from the library.
+        """Return the pipeline stages that follow `$changeStream`.
 
-        The library's stage removes unused fields, because sending and decoding them would take time. The
-        stage also removes the description of the changed fields, because a state is never partial. So an
-        event that is nearly too large stays under the server's 16 MB.
+        The pipeline consists of the filter for the scope, the caller's stages and the library's
+        stages.
+
+        The library's own stage in the pipeline removes unused fields, because sending and decoding
+        them would take time. The stage also removes the description of the changed fields, because
+        the library returns only whole documents. Without the removed fields, an event whose size is
+        near the server's limit of 16 MB stays under this limit.
         """
         stages: list[Stage] = []
         if isinstance(self.spec.scope, LogicalPartition):
@@ -206,7 +211,8 @@ class Source:
     def _awaiting(self, await_ms: int) -> int:
         """Return a wait time that is shorter than the connection string's time limit for each call.
 
-        With a longer wait, this limit would be exceeded every time.
+        If the wait were longer than the connection string's time limit, every call that waits would
+        exceed this limit.
         """
         wanted = self.options.max_await_time_ms or await_ms
         return wanted if self._limit_ms is None else max(1, min(wanted, self._limit_ms // 4))
@@ -241,7 +247,7 @@ class Source:
 
 
 def _start(place: Place) -> dict[str, Any]:
-    """Return the only start option for a position.
+    """Convert a position to a single start option of PyMongo.
 
     PyMongo would silently drop a second start option.
     """

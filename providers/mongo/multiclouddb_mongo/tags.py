@@ -11,9 +11,9 @@
     Decimal128       {"$mongo.decimal128": "…"}               16 bytes in hex, if no Decimal is equal:
                                                               a NaN with a payload, a padded significand
 
-The library's JSON has one kind of integer: `Int64` is written like `int` and read back as an `int`, which
-BSON stores in 32 bits if it fits. All NaN values of a `float` have the same JSON. Values that are equal
-before the conversion are still equal after it.
+The library's JSON has one kind of integer. `Int64` is written like `int`, and is read back as an
+`int`. BSON stores an `int` in 32 bits if the number fits. All NaN values of a `float` have the same
+JSON. Values that are equal before the conversion are still equal after it.
 
 Importing this module registers these types with `encode_json` and `decode_json`.
 """

@@ -28,8 +28,8 @@ def json_text(document: dict[str, Any] | DBRef) -> bytes:
     """Return the same text as `encode_json(portable(document))`, but faster; the document is not changed.
 
     Args:
-        document: A value as for `portable`. Its times have no zone and are in UTC, as `TEXT_CODEC` decodes
-    them.
+        document: A document, a key or an image that PyMongo decoded with `TEXT_CODEC`. The times in
+            the document are in UTC and have no time zone.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a part of the value has no JSON form.

@@ -88,9 +88,9 @@ def portable(document: dict[str, Any] | DBRef) -> dict[str, Any]:
     """Replace every `Decimal128` with a `Decimal`, in place.
 
     Args:
-        document: A document, a key or an image that PyMongo decoded with `CODEC`; it is changed in place.
-            PyMongo interprets a document with the fields `$ref` and `$id` as a reference; here it becomes a
-            document with these fields first.
+        document: A document, a key or an image that PyMongo decoded with `CODEC`; it is changed in
+            place. PyMongo decodes a document with the fields `$ref` and `$id` as a `DBRef`. This
+            function converts a `DBRef` to a document that begins with the fields `$ref` and `$id`.
 
     Returns:
         The same document.

@@ -159,7 +159,7 @@ def is_whole(
     scope: CancelScope,
     at: int | None = None,
 ) -> bool | None:
-    """Return True if a change stream watches all columns of its table, or None if it does not watch it.
+    """Return whether a stream watches all columns of a table; None if it does not watch the table.
 
     Args:
         client: The database.
@@ -183,7 +183,7 @@ def retention_of(
 def columns_at(
     client: DatabaseClient, info: ChangeStreamInfo, at: int, deadline: Deadline, scope: CancelScope
 ) -> list[str]:
-    """Return the columns a table had at a given time, limited to those its changes contain.
+    """Return the columns of a table that its changes contained at a given time.
 
     Generated columns are not included.
 

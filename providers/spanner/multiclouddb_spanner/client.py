@@ -1,7 +1,7 @@
 """Makes the calls to one database. Each call is one gRPC call, without the vendor's restarts and retries.
 
-Only a call that a fork of the process has interrupted is made again (`forks`). While an `Answer` is read, the
-caller makes the call again.
+A call is repeated only if a fork of the process has interrupted the call (`forks`). If a fork
+interrupts the reading of an `Answer`, the caller repeats the call.
 
 The vendor library's own `execute_sql` restarts a broken stream endlessly and without a pause. Therefore
 queries use the transport of the vendor's client directly, with the same channel, credentials and
@@ -102,7 +102,7 @@ class DatabaseClient:
 
     Args:
         database: The library's `Database`.
-        ours: True if the library made the client. In that case, `close` closes its channel.
+        ours: True if the library made the client, so that `close` must close the client's channel.
     """
 
     def __init__(self, database: Any, *, ours: bool) -> None:
@@ -274,7 +274,7 @@ class DatabaseClient:
             return len(self._active)
 
     def interrupt(self) -> list[Any]:
-        """Cancel all calls before a fork, without waiting for their ends. Return the calls."""
+        """Cancel all calls before a fork, and return them without waiting until they have ended."""
         with self._lock:
             active = list(self._active)
         for call in active:
@@ -326,8 +326,8 @@ class DatabaseClient:
     def _create(self, deadline: Deadline, scope: CancelScope) -> tuple[str, bool, float]:
         """Create a session.
 
-        If the server supports multiplexed sessions, the session is multiplexed. Many queries can then use it
-        at the same time.
+        If the server supports multiplexed sessions, the session is multiplexed. Many queries can
+        use a multiplexed session at the same time.
         """
         request = CreateSessionRequest.pb()(database=self._name)
         request.session.multiplexed = True

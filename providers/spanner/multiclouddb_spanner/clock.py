@@ -32,8 +32,9 @@ class _Turn:
 class Clock:
     """The service's clock.
 
-    The time that the clock returns is not earlier than any commit that was acknowledged before the request.
-    Threads that ask while a call is running share the next call.
+    The time that the clock returns is equal to or later than the time of every commit that was
+    acknowledged before the request. If several threads request the time while a call is running,
+    these threads share the next call.
 
     Args:
         asked: A function that asks the service for its time, and returns it in microseconds since 1970.
@@ -94,16 +95,16 @@ class Clock:
         return found
 
     def passed(self) -> int:
-        """Return the latest time that the service's clock is known to have passed; 0 if unknown."""
+        """Return the last known time of the service's clock; 0 if no time is known."""
         answer = self._answer
         return 0 if answer is None else answer[0]
 
     def ahead(self) -> int | None:
         """Return a time slightly ahead of the service's clock, without a call.
 
-        Return None if the last answer is too old. The answer of a call is the service's time at some point
-        after the call was sent. This machine's clock stops while the machine sleeps. A caller that waits for
-        the returned time detects this sleep.
+        Return None if the last answer is too old. The answer of a call is the service's time at
+        some point after the call was sent. This machine's clock stops while the machine sleeps. A
+        caller that waits for the returned time detects that the machine has slept.
         """
         answer = self._answer
         if answer is None or time.monotonic() - answer[1] > _KEPT_SECONDS:

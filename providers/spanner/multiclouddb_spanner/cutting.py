@@ -1,10 +1,10 @@
 """Divides the keys of a table into segments, and makes the requests that read rows.
 
-For a small table, the keys are counted and divided evenly. A large table is divided at the keys at which the
-service would divide a read, which are the first keys of the parts. The parts themselves are valid only within
-a transaction, but a segment must be valid for days. Therefore only the first key of each part is used, as a
-bound between segments. Whichever keys are chosen as bounds, the ranges between them contain every key exactly
-once.
+For a small table, the keys are counted and divided evenly. For a large table, the service says how
+it would divide a read into parts. The table is then divided at the first key of each part. The
+parts themselves are valid only within a transaction, but a segment must be valid for days.
+Therefore only the first key of each part is used, as a bound between segments. Whichever keys are
+chosen as bounds, the ranges between them contain every key exactly once.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _keys(
     *,
     first: bool = False,
 ) -> list[str]:
-    """Return the keys that a read returns, or only the first one."""
+    """Return the keys that a read returns; if `first` is True, return only the first key."""
 
     def read() -> list[str]:
         answer, keys = client.read(request, deadline, scope), []

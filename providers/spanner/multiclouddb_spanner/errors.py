@@ -161,7 +161,7 @@ def is_lost_session(error: BaseException) -> bool:
 
 
 def is_lost_version(error: BaseException) -> bool:
-    """Return True if a read requests rows as of a time whose data the database no longer keeps."""
+    """Return True if the database no longer keeps the data of the time that a read requests."""
     return status_of(error) is _Code.FAILED_PRECONDITION and "timestamp staleness" in text_of(error)
 
 

@@ -67,10 +67,10 @@ class SpannerFeed(Feed):
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Return the partitions that are alive at the start. Each partition is read from the start position.
 
-        While these partitions are read, they name their children.
+        When a partition is read, its records name its child partitions.
 
-        If a single partition is requested and begins after the start, reading starts where the partition
-        begins.
+        If a single partition is requested and begins after the start position, reading starts at
+        the beginning of the partition.
         """
         now = self._now(deadline)
         at, names = now, None
@@ -112,7 +112,10 @@ class SpannerFeed(Feed):
             return None
 
     def _alone(self, name: str, place: Place, now: int, deadline: Deadline) -> list[Seed]:
-        """Return the seed of a partition that is not alive at the start: it begins later, or has ended."""
+        """Return the seed (start position) of a partition that is not alive at the start.
+
+        If the partition has ended before the start, the result is empty.
+        """
         interval = self._source.interval(name, now, deadline, self._scope)
         if interval is None:
             raise ProviderFault.of(
@@ -135,7 +138,7 @@ class SpannerFeed(Feed):
     def longest_wait(self) -> float:
         """Return how long a query waits in the service until its window ends.
 
-        With a long wait, fewer queries are needed. The wait itself costs nothing.
+        With a long wait, fewer queries are needed. The waiting time of a query costs nothing.
         """
         return 5.0
 
@@ -177,11 +180,12 @@ class SpannerFeed(Feed):
     ) -> dict[str, Head]:
         """Return the current end of each partition that is alive now.
 
-        The service cannot count or limit records. Therefore two things can be found only by reading, which
-        the planner does: a head with a limit on its records, and the end of a partition. Without a limit, the
-        partitions are queried one after another for a change. After the first change is found, no other
-        partition is queried, because it is then clear that the step must be read. The number of records in
-        the other partitions stays unknown.
+        The service cannot count or limit records. Therefore this method finds neither a head with a
+        limit on its records nor the end of a partition. The planner finds such heads and ends by
+        reading. If `max_records` is None, the partitions are queried for a change, one after
+        another. After the first change is found, no other partition is queried, because one change
+        is enough to show that the planner must read records. The number of records in the other
+        partitions stays unknown.
         """
         if max_records is not None:
             return {}
@@ -199,11 +203,13 @@ class SpannerFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed] | None:
-        """Compare the token with the partitions that are alive at a time up to which the token was read.
+        """Compare the partitions of the token with the partitions that are alive at a certain time.
 
-        The service does not name parents. Therefore the method gives an answer only if all partitions of the
-        token are alive at that time. In that case these partitions contain all keys, and any other live
-        partition was missed.
+        Every partition of the token was read at least up to this time.
+
+        The service lists partitions without their parents. Therefore the method gives an answer
+        only if all partitions of the token are alive at that time. The partitions that are alive at
+        one time contain all keys. Therefore a live partition that is not in the token was missed.
         """
         bound = 0 if since is None else micros(since)
         places = [place_of(cursor) for entry in tracked.values() for cursor in entry.cursors]
@@ -226,7 +232,7 @@ class SpannerFeed(Feed):
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """Compare commit timestamps.
 
-        If they are equal, compare the changes that were delivered at this timestamp.
+        If the timestamps are equal, compare the changes that were delivered at this timestamp.
         """
         if is_segment(a) or is_segment(b):
             return 0 if a == b else None
@@ -238,8 +244,9 @@ class SpannerFeed(Feed):
         For a partition that no longer exists, the result is all partitions that are alive at the oldest
         readable time.
 
-        The service does not report which of these partitions are descendants of the lost partition. Reading a
-        partition that is not a descendant repeats changes, but leaving out a descendant would lose changes.
+        The service does not report which partitions are descendants of a partition that no longer
+        exists. If a partition that is not a descendant is read, changes are repeated. If a
+        descendant were left out, changes would be lost.
         """
         return oldest_left(self._source, partition_ids, self._now(deadline), deadline, self._scope)
 

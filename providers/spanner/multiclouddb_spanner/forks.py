@@ -1,9 +1,10 @@
-"""Prepares gRPC for a fork, so that parent and child can both read on.
+"""Prepares gRPC for a fork, so that the parent and the child process can continue to read.
 
-gRPC prepares itself for a fork only if no thread is in a call. If a thread is in a call during the fork, gRPC
-skips this preparation. Then about one child process in a thousand hangs or crashes at its first call.
-Therefore a fork cancels the running calls, waits until gRPC's threads have ended, and keeps new calls
-waiting. After the fork, the parent repeats the cancelled calls.
+gRPC prepares itself for a fork only if no thread is making a call. If a thread is making a call
+during the fork, gRPC does not prepare itself. Without the preparation by gRPC, about one child
+process in a thousand hangs or crashes at its first call. Therefore a fork cancels the running
+calls, waits until gRPC's threads have ended, and keeps new calls waiting. After the fork, the
+parent repeats the cancelled calls.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Caller(Protocol):
     """An object whose calls may still be running after its methods have returned."""
 
     def interrupt(self) -> list[Any]:
-        """Cancel all calls, without waiting for their ends. Return the calls."""
+        """Cancel all calls, without waiting until they have ended. Return the calls."""
 
 
 class Interrupted(ProviderFault):
@@ -53,16 +54,17 @@ class _Process:
     """The calls, threads and forks of this process.
 
     Attributes:
-        changed: Notified when an entry of `starting`, `receiving` or `forking` is removed. A thread that
-            changes one of the other attributes, except `cancelled`, holds its lock.
+        changed: Notified when an entry of `starting`, `receiving` or `forking` is removed. A thread
+            holds the lock of `changed` while the thread changes another attribute, except
+            `cancelled`.
         starting: The threads of the calls that are being started.
         receiving: The threads that wait for a message.
         forking: The threads that are in `os.fork`.
-        forks: The number of forks so far.
-        callers: The objects that have calls.
-        used: True if there was such an object at any time.
-        cancelled: The calls that were cancelled for the present forks. They are kept here so that no thread
-            frees them during a fork.
+        forks: The number of forks that this process has begun so far.
+        callers: The objects that make gRPC calls.
+        used: True if `callers` has contained an object at any time.
+        cancelled: The calls that were cancelled because of forks that are now running. The list
+            keeps the cancelled calls, so that no thread frees a call during a fork.
         disturbed: True if a call was started during a fork.
         broken: True if gRPC may not work in this process.
     """
@@ -99,7 +101,8 @@ def watch(caller: Caller) -> None:
     """Interrupt the calls of an object at each fork.
 
     Args:
-        caller: The object that makes the calls. This module does not keep it alive.
+        caller: The object that makes the calls. This module keeps only a weak reference to the
+            object.
     """
     process = _process
     with process.changed:
@@ -109,10 +112,11 @@ def watch(caller: Caller) -> None:
 
 @contextmanager
 def calling() -> Iterator[int]:
-    """Keep a fork waiting during the block, in which a call is started.
+    """Make every fork wait while the `with` block starts a call.
 
-    The block starts when no fork is being made. If that takes too long, it starts anyway, and the child of
-    the fork cannot use gRPC. The value of the block is the number of forks so far.
+    The `with` block starts when no fork is running. If a fork takes too long, the block starts
+    anyway, and the child process of the fork cannot use gRPC. The `with` statement returns the
+    number of forks so far.
     """
     process, mark, thread = _process, object(), threading.get_ident()
     try:
@@ -131,7 +135,7 @@ def calling() -> Iterator[int]:
 
 @contextmanager
 def receiving() -> Iterator[None]:
-    """Keep a fork waiting during the block, in which a message is received. The fork cancels the call."""
+    """Make every fork wait while the `with` block receives a message. The fork cancels the call."""
     process, mark = _process, object()
     try:
         with process.changed:
@@ -165,8 +169,9 @@ def check() -> None:
     """Raise an error if gRPC may not work in this process.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if gRPC was in use when this process was forked. In most cases,
-            code outside this library was using it, because a fork ends the calls of this library.
+        MulticloudDbError: `INVALID_REQUEST` if gRPC was in use when this process was forked. In
+            most cases, code outside this library was using gRPC, because a fork ends the calls of
+            this library.
     """
     if _process.broken:
         raise invalid_request(
@@ -197,7 +202,10 @@ def _before_fork() -> None:
 
 
 def _wait_for_others(marks: dict[object, int], until: float) -> None:
-    """Wait until no other thread is in a call. A signal handler may fork while its own thread is in one."""
+    """Wait until no other thread is making a call.
+
+    A signal handler may fork while its own thread is making a call.
+    """
     process, thread = _process, threading.get_ident()
     with process.changed:
         process.changed.wait_for(

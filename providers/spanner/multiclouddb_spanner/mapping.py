@@ -75,7 +75,7 @@ class View:
         with_new: True if events include the new row.
         with_old: True if events include the old row.
         native: True if events include the service's record.
-        whole: False if the stream does not watch all columns, so that no row is complete.
+        whole: False if the rows are incomplete, because the stream does not watch all columns.
     """
 
     address: ResourceAddress
@@ -132,7 +132,10 @@ def _first_of(changes: Sequence[Change], index: int) -> int:
 
 
 def _loaded(texts: Any) -> dict[str, Any]:
-    """Return the values of a row by column. If the service sent the values parsed, the result is a copy."""
+    """Return the values of a row by column.
+
+    If the service sent parsed values instead of a JSON text, the result is a copy.
+    """
     found = orjson.loads(texts) if type(texts) is str else dict(texts or {})
     if type(found) is not dict:
         raise TypeError("no row")
@@ -293,7 +296,7 @@ def _json_texts(rows: Iterable[dict[str, Any] | None]) -> pa.Array:
 
 @attrs.frozen
 class SpannerMapper(Mapper):
-    """Maps the changes of one partition.
+    """Maps the changes of one partition to events and to Arrow.
 
     Attributes:
         view: The properties that are the same for all events of the partition.

@@ -1,6 +1,7 @@
 """Finds start positions for partitions that no parent has named.
 
-Such a partition was missed, or remains after its ancestors have expired.
+If no parent has named a partition, the partition was missed, or remains after its ancestors have
+expired.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ def seeds_of_missed(
 ) -> list[Seed]:
     """Return start positions for the partitions that an audit found, and for their ancestors.
 
-    Only ancestors that ended after the start of the feed are included. If a parent had been read, it would
-    have named the missed partitions. Therefore the ancestors of missed partitions were missed as well.
+    Only ancestors that ended after the start of the feed are included. When a parent is read, its
+    records name all its children. Therefore the ancestors of missed partitions were missed as well.
 
     Args:
         source: The change stream.
@@ -54,7 +55,9 @@ def seeds_of_missed(
 def _parents(
     source: Source, name: str, begin: int, deadline: Deadline, scope: CancelScope
 ) -> tuple[str, ...]:
-    """Return the parents of a partition. A partition that ended when this partition started names them.
+    """Return the parents of a partition.
+
+    The record that names the parents belongs to a partition that ended when this partition started.
 
     The result is empty if the record that names the parents has expired.
     """
@@ -83,7 +86,7 @@ def _parents(
 def oldest_left(
     source: Source, names: Sequence[str], now: int, deadline: Deadline, scope: CancelScope
 ) -> list[Seed]:
-    """Return the positions from which partitions can be read again after their positions have expired.
+    """Return new start positions for partitions whose old positions have expired.
 
     Args:
         source: The change stream.

@@ -4,10 +4,11 @@
     [at, {name: mark}]      the same, after some of its changes (`multiclouddb_spi.cut`)
     [at, since]             at the time `at`; changes committed before `since` are not wanted
 
-`at` and `since` are whole microseconds since 1970, the precision of Spanner's commit timestamps. The changes
-at one commit timestamp are identified by their transaction. The mark consists of the sequence of a record and
-the number of its modifications that were delivered. `Now` and `AtTime` have a `since`, because they read the
-partitions that existed just before that time.
+`at` and `since` are whole microseconds since 1970, the precision of Spanner's commit timestamps.
+The changes at one commit timestamp are identified by their transaction. The mark consists of the
+sequence of a record and the number of its modifications that were delivered. Positions of the
+starts `Now` and `AtTime` contain `since`, because these starts read the partitions that existed
+just before the time `since`.
 """
 
 from __future__ import annotations
@@ -96,9 +97,10 @@ def _is_mark(mark: tuple[str | int, ...]) -> bool:
 
 
 def compare(a: Place, b: Place) -> int | None:
-    """Return -1, 0 or 1 for two positions in one partition.
+    """Compare two positions in one partition; return -1, 0 or 1.
 
-    Return None if both positions lie within the same commit and neither of them covers the other.
+    Return None if both positions are inside the same commit, and each position includes delivered
+    changes that the other position does not include.
     """
     return _from(a).compare(_from(b))
 
@@ -122,9 +124,9 @@ def _described(at: int, *, is_inside: bool) -> Position:
 def ordered(sequence: str) -> str:
     """Convert the sequence of a record to a text that sorts like the number.
 
-    The service writes eight digits. A longer number is prefixed with a letter, because letters sort after
-    digits. The letter depends on the number of digits: the more digits, the later the letter is in the
-    alphabet.
+    The service writes a sequence with eight digits. A longer number is prefixed with a letter,
+    because letters sort after digits. The letter depends on the number of digits: the more digits,
+    the later the letter is in the alphabet.
     """
     more = len(sequence) - _SEQUENCE_DIGITS
     if more <= 0:

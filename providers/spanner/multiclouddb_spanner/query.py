@@ -83,7 +83,11 @@ def list_partitions(
 
 
 def _parsed(rows: Sequence[Sequence[Any]], table: str, shapes: Shapes) -> list[Item]:
-    """Return the items of one message. Parsing makes many objects, none of which can be garbage yet."""
+    """Return the items of one message.
+
+    Parsing makes many objects, and all of them are still in use. Therefore the garbage collector
+    pauses.
+    """
     with collector_paused():
         return list(parse_rows(rows, table, shapes))
 

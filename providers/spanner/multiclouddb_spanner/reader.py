@@ -94,8 +94,8 @@ class SpannerReader(Reader):
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """Return the next changes up to the service's current time, or up to `wait` seconds later.
 
-        An answer with more changes than requested stays open for the next call, as long as its deadline
-        allows.
+        If an answer has more changes than requested, it stays open for the next call, at most until
+        the answer's deadline.
         """
         self._scope.check()
         begin, began = self._place, time.monotonic()
@@ -138,7 +138,7 @@ class SpannerReader(Reader):
     # -- Windows
 
     def _check_window(self, wait: float, deadline: Deadline) -> None:
-        """End a kept window if it may outlast this fetch, or expires soon."""
+        """End an open window if it may last longer than this fetch, or if it expires soon."""
         window = self._window
         if window is None:
             return
@@ -199,7 +199,11 @@ class SpannerReader(Reader):
     def _read(
         self, taken: list[Change], max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> tuple[int, bool | None]:
-        """Take the available changes. Return their size, and True if none is left (None: unknown)."""
+        """Take the available changes.
+
+        Return the size of the changes, and True if no change is left. None means that it is unknown
+        whether a change is left.
+        """
         nbytes, begin = 0, self._place
         while True:
             window = self._window or self._open_window(wait, deadline)
@@ -220,7 +224,7 @@ class SpannerReader(Reader):
     def _take(
         self, taken: list[Change], begin: Place, max_records: int, max_bytes: int, deadline: Deadline
     ) -> int:
-        """Take as many of the received changes as the limits allow. Return the size of the taken changes."""
+        """Take as many of the received changes as the limits allow, and return their total size."""
         nbytes = 0
         while self._items:
             item = self._items[0]
@@ -280,10 +284,11 @@ class SpannerReader(Reader):
     def _lacks(self, record: DataRecord, taken: list[Change]) -> bool:
         """Return True if a record lacks a required row.
 
-        In that case, the changes before it are delivered first.
+        The changes before the incomplete record are delivered first.
 
         Raises:
-            ProviderFault: Raised if a record lacks a required row, and there are no changes before it.
+            ProviderFault: Raised if a record lacks a required row, and no change before the record
+                can be delivered.
         """
         new = has_new(record) or not self._require_new
         old = has_old(record) or not self._require_old
@@ -311,7 +316,7 @@ class SpannerReader(Reader):
         )
 
     def _checked(self, record: DataRecord, deadline: Deadline) -> DataRecord:
-        """If rows are wanted, add to the record whether the stream watched all columns."""
+        """If rows are wanted, store in the record whether the stream watched all columns."""
         view, shape = self._view, record.shape
         wanted = view.whole and (view.with_new or view.with_old) and (has_new(record) or has_old(record))
         if not (wanted and shape.whole) or self._source.watched_whole(record, deadline, self._scope):
@@ -368,7 +373,7 @@ def _from(place: Place) -> Cut:
 
 
 def _last_of(until: Cut) -> int:
-    """Return the latest commit time for which changes can lie before the bound `until`."""
+    """Return the latest commit time that a change before the bound `until` can have."""
     return until.at if until.delivered else until.at - 1
 
 

@@ -1,8 +1,8 @@
 """Parses change records in the form that a query returns. The functions are pure.
 
-The result of a query on a change stream has one column. In GoogleSQL, this column contains a list of structs,
-each with three lists. One of the three lists contains the record. In PostgreSQL the column is a JSON object.
-This module returns the same items for both dialects.
+The result of a query on a change stream has one column. In GoogleSQL, this column contains a list
+of structs, each with three lists. In each struct, one of the three lists contains the record. In
+PostgreSQL the column is a JSON object. This module returns the same items for both dialects.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Shape:
             needed.
         json: Maps a column to the function that converts its value for the library's JSON.
         problem: The reason why the columns cannot be read, or None.
-        whole: False if the stream did not watch all columns of the table, so that no row is complete.
+        whole: False if the rows are incomplete, because the stream did not watch all columns of the
+            table.
     """
 
     names: tuple[str, ...]
@@ -119,7 +120,7 @@ class Heartbeat:
 
 @attrs.frozen
 class Children:
-    """A record that ends the partition. It names the partitions that follow.
+    """A record that ends the partition and names the partitions that follow.
 
     Attributes:
         at: The time at which the children start, in microseconds since 1970.
@@ -161,7 +162,7 @@ class Shapes:
         self._known: dict[bytes, Shape] = {}
 
     def find(self, key: bytes, columns: Callable[[], Iterable[tuple[str, Any]]]) -> Shape:
-        """Return the shape (columns and converters) of some columns.
+        """Return the shape, which contains the names and converters of the given columns.
 
         Args:
             key: The column descriptions, serialized to bytes in any format.
@@ -176,7 +177,7 @@ class Shapes:
 
 
 def shape_of(columns: Iterable[tuple[str, Any]]) -> Shape:
-    """Make the shape (columns and converters) of some columns.
+    """Make a shape, which contains the names and converters of the given columns.
 
     Args:
         columns: The name and type of each column.

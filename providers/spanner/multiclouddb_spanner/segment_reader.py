@@ -135,7 +135,7 @@ class _Mapper(Mapper):
 
     Attributes:
         view: The properties that are the same for all events of the segment.
-        span: The segment. The value of its `after` is not used here.
+        span: The segment. The mapper does not use `span.after`.
         columns: The columns of the rows.
     """
 
@@ -224,7 +224,8 @@ class SegmentReader(Reader):
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """Return the next rows.
 
-        An answer with more rows than requested stays open for the next call, as long as its deadline allows.
+        If an answer has more rows than requested, it stays open for the next call, at most until
+        the answer's deadline.
         """
         self._scope.check()
         begin = self._span.cursor()
@@ -263,8 +264,8 @@ class SegmentReader(Reader):
     def _look_at(self, *, whole: bool) -> None:
         """Check the stream.
 
-        If the stream does not watch all columns, its events contain no rows. In that case the events of a
-        scan contain no rows either.
+        If the stream does not watch all columns, the events of the stream and the events of the
+        scan contain no rows.
         """
         if whole != self._view.whole:
             self._end_answer()
@@ -300,14 +301,17 @@ class SegmentReader(Reader):
             self._source.slots.give()
 
     def _keep_answer(self) -> None:
-        """Leave an unfinished answer open if a slot is free. The received rows are kept in any case."""
+        """Leave an unfinished answer open if a slot is free.
+
+        The rows that were already received are kept even if no slot is free.
+        """
         if self._answer is not None and not self._kept:
             self._kept = self._source.slots.take()
             if not self._kept:
                 self._end_answer()
 
     def _take(self, taken: list[Any], max_records: int, max_bytes: int, deadline: Deadline) -> int:
-        """Take the values of as many rows as the limits allow. Return the size of these values."""
+        """Take the values of as many rows as the limits allow, and return their total size."""
         nbytes = number = 0
         while True:
             left = len(self._rows) - self._used

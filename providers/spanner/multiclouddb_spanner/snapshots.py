@@ -1,14 +1,15 @@
 """Scans the rows of a table for `Snapshot()`: the plan, its segments, and the objects that readers share.
 
-Every row is read as it was at one time T, the floor of the snapshot. The reads use an exact timestamp, so
-every client in every process can make them. The change stream is read from T on. If the database no longer
-keeps the data of time T (`version_retention_period`), the reader of a segment reads the remaining rows as
-they were at a later time than T. The stream contains the changes since T, so nothing is lost.
+Every row is read as it was at one time T, the floor of the snapshot. The reads use an exact
+timestamp, so every client in every process can make them. Reading of the change stream begins at
+time T. If the database no longer keeps the data of time T (`version_retention_period`), the reader
+of a segment reads the remaining rows as they were at a later time than T. The stream contains the
+changes since T, so nothing is lost.
 
-A segment is a range of the primary key, in the order of the table. The first segment begins before every key,
-the last segment ends after every key, and each other segment begins where the previous one ends. The service
-makes all comparisons of keys. Therefore keys can have several columns, any types, NULL values and descending
-order.
+A segment is a range of the primary key, in the order of the table. The first segment begins before
+every key, the last segment ends after every key, and each other segment begins where the previous
+one ends. Only the service compares keys. Therefore keys can have several columns, any types, NULL
+values and descending order.
 
 The cursor of a plan is `[plan id, T, number of the next segment, read after, [end of each segment]]`; the
 cursor of a segment is `[plan id, T, later, read after, end]`. T is in microseconds since 1970, and `later` is
@@ -130,7 +131,7 @@ def _is_key(text: str) -> bool:
 
 
 class Scans:
-    """Contains the recent information about the table that the scans of one feed share.
+    """Stores recent information about the table, for all scans of one feed.
 
     Args:
         source: The table and its change stream.

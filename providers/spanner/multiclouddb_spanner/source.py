@@ -72,7 +72,7 @@ class Source:
     Args:
         client: The database.
         info: The stream.
-        slots: The slots of the client for open answers.
+        slots: The slots, which limit the number of answers that the client keeps open.
     """
 
     def __init__(self, client: DatabaseClient, info: ChangeStreamInfo, slots: Slots) -> None:
@@ -121,13 +121,16 @@ class Source:
         deadline: Deadline,
         scope: CancelScope,
     ) -> _T | None:
-        """Read a partition until a function finds what it looks for. Return that, or None at the end.
+        """Read a partition until the function `look` returns a result for an item.
+
+        Return this result of `look`, or None if `look` returns a result for no item.
 
         Args:
             token: The partition.
             start: The time from which to read.
             end: The time up to which to read.
-            look: A function that returns a result for the wanted item, and None for all other items.
+            look: A function that returns a result for the item to find, and None for every other
+                item.
             deadline: The time limit.
             scope: An object through which another thread can cancel the call.
         """
@@ -164,10 +167,13 @@ class Source:
         return bound
 
     def oldest(self, now: int, deadline: Deadline, scope: CancelScope) -> tuple[int, list[str]]:
-        """Return the oldest time at which a start can read every partition, and the partitions alive then.
+        """Return the oldest time from which a feed can read every partition.
 
-        If retention determines this time, a margin is added, because the edge of retention moves. If the
-        creation of the stream determines this time, no margin is added, and no change is left out.
+        The result also contains the partitions that are alive at this time.
+
+        If the returned time depends on the retention period, a margin is added, because the oldest
+        readable time moves forward. If the returned time is the creation time of the stream, no
+        margin is added, and no change is left out.
 
         Args:
             now: The service's time.
@@ -203,8 +209,9 @@ class Source:
     def is_recreated(self, earliest: int, now: int) -> bool:
         """Return True if a position before the oldest time belongs to an earlier stream with the same name.
 
-        Normally, the oldest time is the current time minus the retention period. If the oldest time is later,
-        the stream was created at the oldest time.
+        Normally, the oldest readable time is the current time minus the retention period. If the
+        oldest readable time lies within the retention period, it is the time when the stream was
+        created.
         """
         return earliest > now - self.info.retention * _SECOND + _SLACK
 
@@ -215,16 +222,17 @@ class Source:
 
         The end of an open partition is the current time. Return None for a partition of another stream.
 
-        If a partition is read at a time outside its lifetime, the service normally reports its start and end.
-        Otherwise this method searches for the start within the retention of the stream.
+        If a partition is read at a time outside its lifetime, the service normally reports its
+        start and end. If the service does not report the start and the end, this method searches
+        for the start within the retention of the stream.
 
         Args:
             token: The partition.
             now: The service's time.
             deadline: The time limit.
             scope: An object through which another thread can cancel the call.
-            alive_at: A time at which the partition was alive, or None. If the service does not report the end
-                of a partition, this time is returned as its end.
+            alive_at: A time at which the partition was alive, or None. If the service does not
+                report the end of a partition, the method returns `alive_at` as the end.
         """
         earliest = self.earliest(now, deadline, scope)
         for at in (earliest, now):

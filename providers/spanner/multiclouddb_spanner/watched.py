@@ -27,14 +27,14 @@ _MOST: Final = 16_384
 class WatchedColumns:
     """Remembers at which times a stream watched all columns of its table.
 
-    A stream can be altered at any time, and so can the table. The columns of a record do not show whether the
-    table had a further column. Therefore the schema is read as of the commit timestamp of a record. The
-    answer is reused for records that have the same columns and were committed at most a minute earlier or
-    later.
+    The stream and the table can be altered at any time. A record does not show whether the table
+    had more columns than the record. Therefore the schema is read as of the commit timestamp of a
+    record. The answer is reused for records that have the same columns and were committed at most a
+    minute earlier or later.
 
     Args:
-        ask: A function that reads the schema. Its first argument is a time in microseconds since 1970, or
-            None for the present.
+        ask: A function that reads the schema. The first argument of `ask` is a time in microseconds
+            since 1970, or None for the present.
     """
 
     def __init__(self, ask: Callable[[int | None, Deadline, CancelScope], bool]) -> None:
@@ -49,7 +49,8 @@ class WatchedColumns:
     def were_all(self, shape: Shape, at: int, deadline: Deadline, scope: CancelScope) -> bool:
         """Return True if the stream watched all columns at a given time.
 
-        If the database no longer keeps the schema of that time, the present schema decides.
+        If the database no longer keeps the schema of the given time, the result depends on the
+        present schema.
 
         Args:
             shape: The columns of a record.

@@ -51,7 +51,7 @@ class Execution:
 
     @property
     def equalities(self) -> dict[tuple[str, ...], Any]:
-        """Map paths to values: the filter matches only documents that have these values at these paths."""
+        """Map a path to a value if the filter allows only this value at the path."""
         source = self.select.source
         if source is None or source.path is not None:
             return {}
@@ -77,7 +77,8 @@ class Execution:
     def of(self, document: Any) -> list[Any]:
         """Return the results for one document.
 
-        The results for the document must not depend on other documents (`streams` is True).
+        Call this method only if `streams` is True, because the results must not depend on other
+        documents.
         """
         return list(self._projected(self._rows([document])))
 
@@ -160,7 +161,11 @@ def _key(term: Compiled) -> Callable[[Row], Any]:
 
 
 def _names(path: Node | None, document: Any) -> dict[str, Any]:
-    """Return True if a path is relative to the document, whichever alias the document has."""
+    """Map the first name in a path to the document.
+
+    Therefore a path may begin with any alias of the document. The result is empty if the path has
+    no name.
+    """
     node: Any = path
     while hasattr(node, "base"):
         node = node.base

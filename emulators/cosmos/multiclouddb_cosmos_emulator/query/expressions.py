@@ -51,7 +51,7 @@ def _coalesced(words: Words) -> Node:
 
 
 def listed(words: Words, read: Callable[[Words], Node], end: str) -> tuple[Node, ...]:
-    """Parse expressions separated by commas. The sign that ends the list is also read."""
+    """Parse expressions separated by commas, and read the sign at the end of the list."""
     found: list[Node] = []
     if words.takes(end):
         return ()

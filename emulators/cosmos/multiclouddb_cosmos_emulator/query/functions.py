@@ -21,7 +21,10 @@ _NUMBER, _TEXT, _ARRAY, _OBJECT, _BOOL = 3, 4, 5, 6, 2
 
 
 def _typed(wanted: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function that accepts values of one type. For values of other types, it returns undefined."""
+    """Return a function that first checks the types of its arguments.
+
+    If an argument does not have the wanted type, the new function returns undefined.
+    """
 
     def call(*values: Any) -> Any:
         if any(rank(value) != wanted for value in values):

@@ -1,6 +1,6 @@
 """Finds the properties for which a filter allows only one value.
 
-If the partition key is one of these properties, it is enough to read one partition.
+If the partition key is one of these properties, the emulator reads only one partition.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["equalities"]
 
 
 def equalities(node: Node | None, alias: str, parameter: Callable[[str], Any]) -> dict[tuple[str, ...], Any]:
-    """Map paths to values: the filter matches only documents that have these values at these paths.
+    """Map a path to a value if the filter allows only this value at the path.
 
     Args:
         node: The filter.

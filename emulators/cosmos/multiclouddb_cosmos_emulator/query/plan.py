@@ -22,7 +22,7 @@ def needs_plan(select: Select) -> bool:
 
 
 def plan_of(select: Select, compiler: Compiler) -> dict[str, Any]:
-    """Return the plan, or a 400 error for a query that no client of this SDK can run."""
+    """Return the plan, or raise a 400 error for a query that azure-cosmos cannot run."""
     if select.group:
         raise bad_request(
             "Query contains the following features, which the calling client does not support: GroupBy"
@@ -119,5 +119,8 @@ def _partial(select: Select) -> str:
         elif isinstance(node, Function) and node.name in _KINDS:
             parts.append(f'{{"item": {column.text}}}')
         else:
-            raise bad_request("Over several partitions, a query can select only the aggregate itself.")
+            raise bad_request(
+                "If a query with aggregates reads several partitions, each selected value must be "
+                "an aggregate function."
+            )
     return f"[{', '.join(parts)}]"

@@ -22,12 +22,12 @@ class Words:
 
     @property
     def next(self) -> Token:
-        """Return the next token, and leave it in place."""
+        """Return the next token, but do not consume it."""
         return self._tokens[self._place]
 
     @property
     def after_next(self) -> Token:
-        """Return the token after the next one."""
+        """Return the token that follows the next token, but do not consume it."""
         return self._tokens[min(self._place + 1, len(self._tokens) - 1)]
 
     def take(self) -> Token:
@@ -49,7 +49,7 @@ class Words:
         return any(self._is(0, text) for text in texts)
 
     def need(self, text: str) -> None:
-        """Read a keyword or a sign that must come next."""
+        """Read the given keyword or sign; raise an error if a different token comes next."""
         if not self.takes(text):
             raise self.error()
 
@@ -60,7 +60,7 @@ class Words:
         return self.take().text
 
     def error(self) -> ServiceError:
-        """Return the syntax error for a next token that is not allowed at this place."""
+        """Return the syntax error for the position of the next token."""
         return syntax_error(self.next.text, self.next.start, self.next.end)
 
     def since(self, token: Token) -> str:

@@ -60,7 +60,7 @@ Operation: TypeAlias = Put | Delete
 
 @attrs.frozen
 class EncodedChange:
-    """One operation in the form in which the tables store it."""
+    """One operation, encoded for the tables of the store."""
 
     identity: bytes
     """The canonical JSON of the key."""

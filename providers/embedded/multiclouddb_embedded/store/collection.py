@@ -135,10 +135,11 @@ def find_collection(connection: sqlite3.Connection, database: str, name: str) ->
 
 
 def check_kind(connection: sqlite3.Connection, collection: Collection, key: MulticloudDbKey) -> None:
-    """Refuse a partition key whose names or types no document has; its feed would be empty without an error.
+    """Refuse a partition key whose first component does not fit any document.
 
-    The names of the components and the kinds of their JSON values are compared with those of a document. If
-    the collection contains no documents, every partition key is accepted.
+    The feed of a partition key that fits no document would be empty, without an error. The name of
+    the first component and the kind of its JSON value are compared with the keys of the documents.
+    If the collection contains no documents, every partition key is accepted.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST`.
@@ -190,13 +191,14 @@ def make_room(
     recreate: bool,
     exist_ok: bool,
 ) -> bool:
-    """Make room for a new collection with the given name. Return True if an existing one is kept.
+    """Prepare the creation of a collection. Return True if an existing collection is kept.
 
     If the collection must be recreated, drop it and return False.
 
     Raises:
-        MulticloudDbError: `CONFLICT` if the collection exists and the caller wants neither to keep nor to
-            drop it, or if its properties differ from the given ones.
+        MulticloudDbError: `CONFLICT` if the collection exists and both `recreate` and `exist_ok`
+            are False. `CONFLICT` also if the collection must be kept, but its properties differ
+            from the given properties.
     """
     check_type("recreate", recreate, bool)
     check_type("exist_ok", exist_ok, bool)

@@ -108,7 +108,7 @@ class ConnectionPool(Holder):
 
     Args:
         path: The store.
-        size: The maximum number of open connections; further borrowers wait.
+        size: The maximum number of open connections. `borrow` waits if all connections are in use.
         check: A function that refuses a file that is not a store; it is called once per connection.
     """
 
@@ -150,7 +150,10 @@ class ConnectionPool(Holder):
             slots.release()
 
     def close(self) -> None:
-        """Interrupt running statements and close every connection. Any thread may call this, even twice."""
+        """Interrupt running statements and close every connection.
+
+        Any thread may call this method, even twice.
+        """
         with self._lock:
             self.closed = True
             for connection in self._used:
@@ -206,7 +209,9 @@ class ConnectionPool(Holder):
 
 
 class Monitor(Holder):
-    """Reports whether any process has committed, through one connection that all readers share.
+    """Reports whether any process has committed.
+
+    The object uses one connection, and all readers share this connection.
 
     Args:
         path: The store.
@@ -240,7 +245,7 @@ class Monitor(Holder):
             return identity, self._opened, count
 
     def close(self) -> None:
-        """Close the connection. Any thread may call this, even twice."""
+        """Close the connection. Any thread may call this method, even twice."""
         with using_sqlite(), self._lock:
             self._closed = True
             self._drop()

@@ -1,10 +1,11 @@
 """Handles forks, so that a child process never inherits a connection to SQLite.
 
-SQLite keeps a table of the file locks that its process holds. A child process inherits the table, but not the
-locks. Therefore the child could write into files that the parent removes when the parent closes its
-connections, and could wait for locks that no process holds. In the child process, a new connection would use
-the same table of locks. Therefore a fork waits until no thread is using SQLite, and idle connections are
-closed before the fork. Parent and child open the file again when they need it.
+SQLite keeps a table of the file locks that its process holds. A child process inherits the table of
+file locks, but not the locks themselves. Therefore the child could wait for locks that no process
+holds. The parent also removes files when it closes its connections, and the child could still write
+into these files. In the child process, a new connection would use the same table of locks.
+Therefore a fork waits until no thread is using SQLite, and idle connections are closed before the
+fork. Parent and child open the file again when they need it.
 """
 
 from __future__ import annotations

@@ -18,12 +18,12 @@ _CREATE, _UPDATE, _DELETE = range(3)
 
 
 class Moment:
-    """The newest change of the store, as a write transaction counts it.
+    """The newest change of the store, including the changes of the current write transaction.
 
     Attributes:
         seq: The number of the last change. Each further change adds 1.
-        ts: The time of the transaction's commit, in microseconds since 1970. This time is never earlier than
-            that of the previous commit.
+        ts: The time of the transaction's commit, in microseconds since 1970. This time is never
+            earlier than the time of the previous commit.
     """
 
     __slots__ = ("seq", "ts")

@@ -35,9 +35,9 @@ def seq_before(connection: sqlite3.Connection, ts: int) -> int:
 
 
 def ordinal_at(connection: sqlite3.Connection, row: PartitionRow, seq: int) -> int:
-    """Return how many changes the partition has ever had, up to and including a sequence number.
+    """Count all changes that the partition has ever received, up to and including `seq`.
 
-    The number is never less than the number of removed changes.
+    The result is at least the number of removed changes.
     """
     if seq >= row.last_seq:
         return row.written
@@ -50,7 +50,7 @@ def ordinal_at(connection: sqlite3.Connection, row: PartitionRow, seq: int) -> i
 def count_bound(
     connection: sqlite3.Connection, rows: Sequence[PartitionRow], keep: int, head_seq: int
 ) -> int:
-    """Return the sequence number up to which changes must be trimmed to leave at most `keep` changes."""
+    """Return the last sequence number to trim, so that at most `keep` changes remain."""
     rows = [row for row in rows if row.remaining]
 
     def gone(seq: int) -> int:
@@ -88,7 +88,8 @@ def trim_log(connection: sqlite3.Connection, collection: Collection, bound: int)
 def _forget_commits(connection: sqlite3.Connection) -> None:
     """Delete commit times that are no longer needed as start times of any collection.
 
-    The last of these times is kept. A start before this time would need changes that were removed.
+    The latest unneeded commit time is kept. A start before the kept time would need changes that
+    were removed.
     """
     connection.execute(
         "DELETE FROM commits WHERE seq < (SELECT max(seq) FROM commits WHERE seq <= "

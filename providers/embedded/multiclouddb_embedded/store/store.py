@@ -66,19 +66,21 @@ class PartitionRange:
 class EmbeddedStore:
     """A document store with a change feed in one SQLite file, which is created if it does not exist.
 
-    The store writes the file, and a client from `connect("embedded:///…")` reads the feed. Any number of
-    stores in any number of processes can have the same file open. Writers wait for each other, and readers
-    never wait. Several threads can use a store. After a fork, parent and child can both use the store. A fork
-    waits up to ten seconds for calls in other threads. If a call runs for longer, or if the application has
-    its own SQLite connection to the file, the child is refused with `INVALID_REQUEST`.
+    The store writes the file, and a client from `connect("embedded:///…")` reads the feed. Any
+    number of stores in any number of processes can have the same file open. Writers wait for each
+    other, and readers never wait. Several threads can use a store. After a fork, parent and child
+    can both use the store. A fork waits up to ten seconds for calls in other threads. If a call
+    does not end in time, or if the application has its own SQLite connection to the file, the child
+    cannot use the store (`INVALID_REQUEST`).
 
     Args:
         path: The path of the file; its folder must exist.
         clock: A function that returns the time of commits, for tests. The function's time may stand still or
             go back; the store's time never goes back.
-        durable: If False, the operating system decides when to write commits to the disk. This allows about
-            30 times as many single writes per second. If a process crashes, nothing is lost. If the machine
-            crashes, the last commits may be lost, even if readers have already seen them.
+        durable: If False, the operating system decides when to write commits to the disk. With
+            `durable=False`, about 30 times as many single writes per second are possible. If a
+            process crashes, nothing is lost. If the machine crashes, the last commits may be lost,
+            even if readers have already seen them.
         busy_seconds: How long a write waits for other writers before it fails as `TRANSIENT_FAILURE`.
 
     Raises:
@@ -108,7 +110,7 @@ class EmbeddedStore:
 
     @property
     def closed(self) -> bool:
-        """Return True after the store was closed."""
+        """Return True if the store is closed."""
         return self._session.closed
 
     def now(self) -> datetime:
@@ -134,17 +136,16 @@ class EmbeddedStore:
             partitions: The number of partitions at the start; their ids are `p0`, `p1`, ….
             database: The database of the collection. A database does not have to be created first.
             images: The content of a change in the log: `"keys"`, the `"new"` document, or `"new_and_old"`.
-            partition_key: The names of the first components of every key that form the partition key; None
-                means the first component with any name.
+            partition_key: The names of the components that form the partition key. Every key begins
+                with these components. None means the first component with any name.
             retention: The time for which changes are kept; `trim(name)` uses it.
-            recreate: True to drop a collection with the same name first. Tokens of the old collection are
-                then refused.
+            recreate: True to drop a collection with the same name first. Tokens of the dropped
+                collection are refused.
             exist_ok: True to keep an existing collection with this name, with its partitions, documents and
                 changes. The collection's `images` and `partition_key` must equal the given ones.
 
         Raises:
-            MulticloudDbError: `CONFLICT` if a collection with this name exists and may be neither dropped nor
-                kept.
+            MulticloudDbError: `CONFLICT` if the collection exists, unless it is dropped or kept.
         """
         check_type("name", name, str)
         check_type("database", database, str)
@@ -165,7 +166,9 @@ class EmbeddedStore:
         return address
 
     def drop_collection(self, name: str, database: str = MAIN) -> None:
-        """Drop a collection with its documents and changes. Its readers then fail with `NOT_FOUND`.
+        """Drop a collection with its documents and changes.
+
+        Readers of the dropped collection fail with `NOT_FOUND`.
 
         Args:
             name: The name of the collection.
@@ -296,9 +299,7 @@ class EmbeddedStore:
         return lower, upper
 
     def merge(self, collection: str, a: str, b: str, *, database: str = MAIN) -> str:
-        """Close two adjacent partitions and open one partition with both ranges.
-
-        Return the new partition's id.
+        """Close two adjacent partitions, open one partition with both ranges, and return its id.
 
         Args:
             collection: The name of the collection.
