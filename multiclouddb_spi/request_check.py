@@ -126,8 +126,9 @@ def check_planned(position: StartPosition) -> None:
     """Refuse a snapshot that cannot be distributed over several processes.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` unless the order is `INTERLEAVED`. In any other order, a process
-            would have to hold its changes until the other processes have read their rows.
+        MulticloudDbError: `INVALID_REQUEST` if a snapshot's order is not `INTERLEAVED`. In another
+            order, a process would have to hold its changes until the other processes have read
+            their rows.
     """
     if isinstance(position, Snapshot) and position.order is not SnapshotOrder.INTERLEAVED:
         raise _holding("Snapshot.order", f"is {position.order.name}")

@@ -309,7 +309,7 @@ def latency(changes: Backlog, commits: int) -> Done:
 
 
 def bare_latency(changes: Backlog, commits: int) -> Done:
-    """Measure the latency of the library's own change stream queries.
+    """Measure the latency of google-cloud-spanner's own change stream queries.
 
     Each partition has one query, which stays open and waits for changes.
     """

@@ -96,7 +96,7 @@ class Commands(TyperGroup):
 
 
 def _silence() -> None:
-    """Discard the remaining output, so that the interpreter does not report the missing reader."""
+    """Discard the remaining output, or the interpreter would report that nobody reads it."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -32,8 +32,9 @@ def wait_until(condition: Callable[[], T], seconds: float = SOON) -> T:
 def assert_prompt(seconds: float, attempt: Callable[[], float], *, at_most: float, tries: int = 5) -> None:
     """Assert that an action takes less than `seconds`, even on a busy machine.
 
-    One quick attempt is enough, because an action with a defect is slow in every attempt. Each
-    attempt must also end within `at_most`. This limit finds an action that hangs only sometimes.
+    One quick attempt is enough, because an action that is itself slow is slow in every attempt.
+    Each attempt must also end within `at_most`. This limit finds an action that hangs only
+    sometimes.
 
     Args:
         seconds: The time within which the action must end.

@@ -118,9 +118,8 @@ class Mover:
     def ask_waits(self, name: str, outcome: Outcome) -> Waits:
         """Find the partitions for which the children of a partition must wait.
 
-        The lineage does not change.
-
-        The answer also applies to the partitions that already wait for this partition.
+        The lineage does not change. The answer also applies to the partitions that already wait for
+        this partition.
 
         Args:
             name: The partition.

@@ -100,7 +100,8 @@ def plan_of(scan: ScanPlan, wanted: Snapshot) -> Plan:
 def shown(count: int | None) -> int | None:
     """Return a number that is only shown to users.
 
-    A service's estimate may be any number. Return None if the number is too large for a token.
+    A service's estimate may be any number. Return None if a token cannot store the number: if it is
+    negative, too large or not an integer.
 
     Args:
         count: A number of segments or of records, reported by the provider.

@@ -65,7 +65,7 @@ def not_startable() -> MulticloudDbError:
 
 
 def check_has_partitions(lineage: Lineage) -> Lineage:
-    """Return a new lineage, but only if the service has named a partition of the stream.
+    """Return the given lineage, but only if it contains a partition of the stream.
 
     Args:
         lineage: The lineage, which may contain the plan of a scan.

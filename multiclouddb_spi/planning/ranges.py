@@ -56,8 +56,8 @@ class Range:
         partition_id: The service's own id of the partition.
         start: The position after which to read.
         until: The last position of the range; the record at this position is included. None means
-            up to the end of the partition. None is allowed only if the partition has ended or is a
-            segment of a scan.
+            no limit. `read_range` reads a range without a limit to the end of the partition.
+            Therefore, pass it None only if the partition has ended or is a segment of a scan.
     """
 
     partition_id: str

@@ -106,8 +106,8 @@ class Fetcher:
 
         Raises:
             Exception: The last error that the provider raised.
-            ProviderFault: `TRANSIENT_FAILURE` if the call did not return in time, although no
-                attempt had failed.
+            ProviderFault: `TRANSIENT_FAILURE` if the call did not return in time and no attempt
+                had failed.
         """
         failures: list[Exception] = []
         tries = self._tries(lambda _attempt, _seconds, error: failures.append(error))

@@ -36,7 +36,7 @@ def lost(feed: Feed, lineage: Lineage, name: str) -> Gap:
 
     Args:
         feed: The feed of the lineage.
-        lineage: The lineage whose position has expired.
+        lineage: The lineage that contains the expired position.
         name: The partition.
     """
     position = "its position"

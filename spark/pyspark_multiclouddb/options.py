@@ -135,7 +135,7 @@ class Settings:
         """What a planned read does if its position has expired.
 
         A read never begins another snapshot, because the end of its batch is already stored. Only
-        the planner can begin another snapshot.
+        the planning of a batch can begin another snapshot.
         """
         return Fail() if isinstance(self.on_loss, Resnapshot) else self.on_loss
 

@@ -116,7 +116,7 @@ def test_a_read_that_finds_an_end_is_repeated_alone(monkeypatch):
     at = planner.start(Now(), deadline)
     for key in range(40):
         sim.write(f"k{key}", {"n": key})
-    sim.fail_next("p6", ServerError("503"), times=7)  # one more than one read repeats
+    sim.fail_next("p6", ServerError("503"), times=7)  # one more than the attempts of a read
     before = sum(provider.calls.fetches.values())
     assert planner.advance(at, None, deadline).moved
     fetches = provider.calls.fetches

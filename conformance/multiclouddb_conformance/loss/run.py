@@ -171,7 +171,7 @@ class Run(Generic[W]):
     def _advance(self) -> ConsumerStep | None:
         """Return the next step, or None if the feed has ended.
 
-        If the last consumer was killed, this method starts a new consumer.
+        If no consumer is alive, for example after a kill, this method starts a new consumer.
         """
         process = self._alive or self._start()
         step = next(process.steps, None)

@@ -32,10 +32,10 @@ class Scenario(Generic[W]):
         life: The script; after it, the consumer reads until the feed is idle.
         consumer: The application; `page_consumer` by default.
         marker: A function that returns an event's marker; by default, the field `n` of its document.
-        lineage: A function that maps each partition id to the ids of the partition's parents, for
-            every partition that the world ever had. The ids have the form that events contain. Use
-            None if the lineage is unknown. Without the lineage, only the order of a key's changes
-            can show that a child was read too early.
+        lineage: A function that gets a world, and returns the parents of every partition that the
+            world ever had. The result maps each partition id to the ids of the parents. The ids
+            have the form that events contain. Use None if the lineage is unknown. Without the
+            lineage, only the order of a key's changes can show that a child was read too early.
         written_before: The number of changes that the script writes before the start position. Set
             this number if the feed starts at `AtTime` or at a token. Omit this number for `Now` and
             `Beginning`.

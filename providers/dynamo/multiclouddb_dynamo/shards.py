@@ -255,7 +255,7 @@ class ShardMap:
     def has_settled(self) -> bool:
         """Return True if the last complete listing shows that no more children will be listed.
 
-        No more children are listed after the stream was disabled for at least `_SETTLED_SECONDS`.
+        No more children are listed once the stream has been disabled for `_SETTLED_SECONDS`.
         """
         with self._lock:
             return self._settled
@@ -314,7 +314,7 @@ class ShardMap:
             deadline: The time limit.
 
         Returns:
-            Maps each requested id to its known children; empty if no child is known yet.
+            Maps each answered id to the known children, or to () if no child is known yet.
         """
         if not self._looking.acquire(blocking=False):
             return {}  # another thread is asking the service

@@ -161,9 +161,9 @@ class EmbeddedFeed(Feed):
             return cut(connection, self._scope, cursor, count)
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Return starts in the partitions that still have changes.
+        """Return starts in the given partitions that can still be read.
 
-        A partition without changes is replaced by its descendants.
+        A lost partition is replaced by its first unread descendants.
         """
         with self._store.reading(deadline) as connection:
             return read_family(connection, self._scope).oldest(partition_ids)

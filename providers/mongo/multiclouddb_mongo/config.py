@@ -130,10 +130,10 @@ class MongoConfig:
     def client(self, concurrency: int) -> MongoClient[dict[str, Any]]:
         """Make PyMongo's client. The client connects, and queries DNS, when it is first used.
 
-        The options of the `url` take precedence, except for options that decode values. Decoded
-        dates have a time zone, and may be outside Python's range. UUIDs are binary values of
-        subtype 4 (see `values.CODEC`). If the `url` does not set them, two options have other
-        values than PyMongo's defaults. `maxPoolSize` allows a connection for every call.
+        The options of the `url` take precedence, except for options about the decoding of values.
+        Decoded dates have a time zone, and may be outside Python's range. UUIDs are binary values
+        of subtype 4 (see `values.CODEC`). Two options have other values than PyMongo's defaults,
+        unless the `url` sets them. `maxPoolSize` allows a connection for every call.
         `serverSelectionTimeoutMS` is 15,000: a fail-over takes 10 to 12 seconds, and PyMongo's
         default of 30 seconds is as long as a whole call.
 

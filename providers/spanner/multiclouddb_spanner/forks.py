@@ -62,7 +62,7 @@ class _Process:
         forking: The threads that are in `os.fork`.
         forks: The number of forks that this process has begun so far.
         callers: The objects that make gRPC calls.
-        used: True if `callers` has contained an object at any time.
+        used: True if `callers` has ever contained an object.
         cancelled: The calls that were cancelled because of forks that are now running. The list
             keeps the cancelled calls, so that no thread frees a call during a fork.
         disturbed: True if a call was started during a fork.
@@ -115,8 +115,10 @@ def calling() -> Iterator[int]:
     """Make every fork wait while the `with` block starts a call.
 
     The `with` block starts when no fork is running. If a fork takes too long, the block starts
-    anyway, and the child process of the fork cannot use gRPC. The `with` statement returns the
-    number of forks so far.
+    anyway, and the child process of the fork cannot use gRPC.
+
+    Yields:
+        The number of forks so far.
     """
     process, mark, thread = _process, object(), threading.get_ident()
     try:
