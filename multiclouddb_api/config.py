@@ -94,7 +94,8 @@ class ClientConfig:
         default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
     """How often a feed of a whole collection is compared with the service's list of partitions, in seconds;
-    every ten minutes by default. After a partition has ended, the feed waits only a tenth of this time."""
+    every ten minutes by default. After a partition was removed from the token, the
+    feed waits only a tenth of this time."""
     max_readers_per_partition: int = attrs.field(
         default=_READERS, validator=[is_a(int), at_least(1, "give at least 1; each consumer needs one")]
     )
