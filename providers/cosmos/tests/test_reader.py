@@ -25,6 +25,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos import client as client_room
+from multiclouddb_cosmos_emulator import documents
 from multiclouddb_cosmos_emulator.faults import Fail
 from multiclouddb_spi import Continue, Drained, Reached, Tracked
 
@@ -261,6 +262,21 @@ class TestPlans:
                 lambda request=request: client.plan_partitions(request), ErrorCategory.INVALID_REQUEST
             )
             assert "PhysicalPartition" in error.message
+
+    @pytest.mark.parametrize("late", [-5, 5])
+    def test_a_start_time_is_exact_although_the_service_is_not(self, world, monkeypatch, late):
+        """The service may begin some seconds too early or too late."""
+        exact = documents._since
+        monkeypatch.setattr(
+            documents, "_since", lambda headers: None if exact(headers) is None else exact(headers) + late
+        )
+        world.fill(4)
+        world.server.advance(3)
+        start, wanted = AtTime(world.server.clock.now()), world.fill(4)
+        world.server.advance(60)
+        consumer = world.consumer(start, provider_options=BACKFILL)
+        consumer.until_idle()
+        assert sorted(consumer.markers) == sorted(wanted)
 
     def test_each_partition_is_backfilled_by_itself(self, world):
         written = world.fill(20)
