@@ -43,7 +43,8 @@ def fetch_once(
         folder: The folder that `cache_folder` returned.
         bring: A function that stores the package as one file in a given empty folder; see
             `download`.
-        digest: The package's digest: `sha256:` or another algorithm of `hashlib`, and a hexadecimal number.
+        digest: The package's digest, as the name of an algorithm of `hashlib`, a colon, and a
+            hexadecimal number, for example `sha256:0f…`.
         unpack: A function that unpacks the package into a given folder. The function returns the
             folder to keep, which is inside the given folder.
 

@@ -123,8 +123,8 @@ class Audited:
             needed. None if the time of the feed's start is not known.
         at: The time of the last audit, in seconds since 1970; it is used only to choose the time of the next
             audit.
-        retired: True if a partition has left the lineage since the last audit; the next audit is then due
-            soon.
+        retired: True if a partition was removed from the lineage after the last audit. The next audit is due
+            soon in this case.
     """
 
     since: int | None = None

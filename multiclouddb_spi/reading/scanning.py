@@ -130,8 +130,8 @@ class Scanning:
     def has_had_turn(self, turn: Turn) -> bool:
         """Record that a partition has had its turn.
 
-        Return True if all stream partitions have had their turns, so that the scan may use the remaining
-        places.
+        Return True if every partition of the stream has had its turn. The scan may use the remaining places
+        in this case.
         """
         if turn.partition_id not in self._unasked:
             return False

@@ -48,7 +48,7 @@ class SourceError(Exception):
 
 
 def error_from_query(error: BaseException | None) -> ErrorCategory | None:
-    """Return the error category of this source from an exception that Spark raised.
+    """Find out which error of this source caused an exception of Spark; return its category.
 
     Args:
         error: The exception from an action, `query.awaitTermination()` or `query.exception()`. If

@@ -103,8 +103,8 @@ class MongoReader(Reader):
     def outlasts(self) -> bool:
         """Return True, because a fetch may outlast a call: the server first scans its log.
 
-        If each call cancelled the fetch at its deadline, the fetch would start again with the next call, and
-        would never finish.
+        Such a fetch is not cancelled at the deadline of a call. Otherwise, the next call would have to start
+        the fetch from its beginning, and the fetch would never finish.
         """
         return True
 

@@ -31,7 +31,8 @@ def converter(kind: Mapping[str, Any]) -> Converter | None:
     """Return a function that converts a column's value to a Python value, or None if no conversion is needed.
 
     Args:
-        kind: The column's type, in the form of the record: `{"code": "ARRAY", "array_element_type": {…}}`.
+        kind: The column's type, as a record of the change stream describes it, for example
+            `{"code": "ARRAY", "array_element_type": {…}}`.
 
     Raises:
         ValueError: Raised if the type is unknown.
