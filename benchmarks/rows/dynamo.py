@@ -248,7 +248,7 @@ def dynamo_sent(bench: Bench) -> Iterator[Sides]:
 
 
 class _Follower:
-    """Follows a table's stream from now on, with one client.
+    """Reads the new changes of a table's stream with one client.
 
     Args:
         server: The server that contains the table.

@@ -15,7 +15,7 @@ __all__ = ["public_lineage"]
 def public_lineage(
     client: MulticloudDbClient, address: ResourceAddress, parents: Mapping[str, Iterable[str]]
 ) -> dict[str, tuple[str, ...]]:
-    """Map each partition id to its parents, with the ids that events contain.
+    """Return the parents of each partition; the ids are those that events contain.
 
     Args:
         client: A client that reads the collection. Each partition id of the client is a common

@@ -112,7 +112,7 @@ class Source:
         return None if now is None or seconds is None else now - seconds
 
     def shard(self, shard_id: str, deadline: Deadline) -> Shard | None:
-        """Return a shard. If no listing of this process contains the shard, list the shards now.
+        """Return a shard. If this process does not know the shard yet, ask the service for all shards.
 
         Return None if the shard does not exist.
         """

@@ -245,8 +245,7 @@ def _texts(documents: Sequence[Any]) -> pa.Array:
     """Return a column of JSON texts.
 
     A JSON text takes about a kilobyte. If all texts of a batch existed at once, memory would be returned to
-    the system and allocated again for every batch. Returning and allocating the memory would take longer than
-    making the texts.
+    the system and allocated again for every batch. That would take longer than making the texts.
     """
     import pyarrow as pa
 

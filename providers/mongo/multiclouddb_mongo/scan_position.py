@@ -90,7 +90,7 @@ def id_of(row: bytes) -> str:
 
 
 def as_field(name: str, wanted: str) -> RawBSONDocument:
-    """Return a document with an `_id` as its only field, for a command.
+    """Return the document with which a command names an `_id`; it has no other field.
 
     Args:
         name: The field's name.
