@@ -154,4 +154,5 @@ def _nobody(done: int, pairs: int) -> None:
 
 
 def _reason(row: Row, side: Side) -> str:
-    return " ".join(part for part in (row.reason, where_time_goes(side)) if part)
+    profile = where_time_goes(side) if row.profiled else ""
+    return " ".join(part for part in (row.reason, profile) if part)

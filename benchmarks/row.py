@@ -111,6 +111,8 @@ class Row:
         same_work: False if the two sides read different amounts on purpose. If it is False, each
             side itself checks how much it has read.
         reason: The known cause of a missed goal, from a profile.
+        profiled: False if other processes do the work. Then a profile of this process would not show
+            where the time goes.
         shown: Functions whose code the documentation shows.
     """
 
@@ -126,6 +128,7 @@ class Row:
     warm_up: bool = True
     same_work: bool = True
     reason: str = ""
+    profiled: bool = True
     shown: tuple[Callable[..., Any], ...] = ()
 
 

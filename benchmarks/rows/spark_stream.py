@@ -108,6 +108,7 @@ class Readers:
 @row(
     "spark-million",
     title="Spark, a batch of a million rows",
+    profiled=False,
     unit="rows/s",
     goal=0.5,
     about=(
@@ -139,6 +140,7 @@ def spark_million(bench: Bench) -> Iterator[Sides]:
 @row(
     "spark-batches",
     title="Spark, batches of 100,000 rows",
+    profiled=False,
     unit="rows/s",
     goal=0.375,
     about=(

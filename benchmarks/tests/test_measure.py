@@ -109,6 +109,10 @@ class TestVerdict:
         assert result.reason.startswith("Known to be slow. Most CPU time of our side: ")
         assert "test_measure.py" in result.reason
 
+    def test_the_work_of_other_processes_has_no_profile_of_this_one(self, make_row):
+        result = run_row(make_row(steady(1.0), steady(2.0), reason="Known to be slow.", profiled=False))
+        assert result.reason == "Known to be slow."
+
     def test_a_goal_that_is_met_needs_no_reason(self, make_row):
         assert run_row(make_row(steady(2.0), steady(1.0), reason="Known.")).reason == ""
 
