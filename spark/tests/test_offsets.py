@@ -56,6 +56,35 @@ def test_symbolic_start_is_short():
     }
 
 
+def test_stored_form_never_changes():
+    """A query that a newer version of this source continues has an offset of this form in its checkpoint."""
+    settings = parse_options(
+        {"url": "embedded:///data/store.db", "collection": "orders", "oldItemState": "require"}
+    )
+    snapshot = {"plan": "9f", "floor": "f1", "over": False, "whole": True}
+    offset = Pinned("i-1", at(["p0", 5]), {"p3": 9}, True, at(["p0", 1]), True, snapshot)
+    stored = {
+        "c": {"p": [["p0", 5]]},
+        "e": {"p3": 9},
+        "empty": True,
+        "inc": "i-1",
+        "modes": {"oldItemState": "require"},
+        "more": True,
+        "o": {"p": [["p0", 1]]},
+        "s": snapshot,
+        "src": SETTINGS.source,
+        "v": 1,
+    }
+    assert offset_to_json(settings, offset) == stored
+    assert offset_from_json(settings, stored) == offset
+
+
+def test_offset_with_unreadable_modes_is_refused():
+    value = offset_to_json(SETTINGS, Pinned("i", at())) | {"modes": "full"}
+    with pytest.raises(MulticloudDbError, match=r"checkpoint: was written with the default newItemState"):
+        offset_from_json(SETTINGS, value)
+
+
 def test_offset_of_another_source_is_refused():
     value = offset_to_json(OTHER, Symbolic(Now()))
     with pytest.raises(
@@ -125,6 +154,8 @@ class TestRanges:
         [
             (Pinned("i", at()), Symbolic(Now()), "contains a range that ends before its start"),
             (Pinned("i", at()), Pinned("j", at()), "contains positions of two incarnations"),
+            (Pinned(None, at()), Pinned("j", at()), "contains positions of two incarnations"),
+            (Pinned("i", at()), Pinned(None, at()), "contains positions of two incarnations"),
             (Pinned("i", at([5])), Pinned("i", at()), "holds a damaged offset"),
         ],
     )
