@@ -111,9 +111,11 @@ def test_offset_of_a_later_version_is_refused():
         {"v": 1},
         {"v": 1, "src": SETTINGS.source},
         {"v": "1", "src": SETTINGS.source, "from": "now"},
-        {"v": 1, "src": SETTINGS.source, "inc": 5, "c": []},
+        {"v": 1, "src": SETTINGS.source, "inc": 5, "c": {}},
+        {"v": 1, "src": SETTINGS.source, "c": {}},
+        {"v": 1, "src": SETTINGS.source, "inc": "i", "c": []},
         {"v": 1, "src": SETTINGS.source, "inc": "i", "c": "p0"},
-        {"v": 1, "src": SETTINGS.source, "inc": "i", "c": [], "e": []},
+        {"v": 1, "src": SETTINGS.source, "inc": "i", "c": {}, "e": []},
     ],
     ids=str,
 )
@@ -143,6 +145,11 @@ class TestRanges:
         before = Pinned("i", at(["p0", 5], ["p1", 3], ["p2", 0], ["p3", [1], 4, ["p1"]]))
         after = Pinned("i", at(["p0", 5], ["p2", 4, 1], ["p3", 9]), {"p1": 8})
         assert ranges_of(before, after) == [Range("p1", 3, 8), Range("p2", 0, 4)]
+
+    def test_first_batch_on_spark_4_0_begins_at_its_origin(self):
+        origin = at(["p0", 5], ["p1", 3], ["p2", 0])
+        after = Pinned("i", at(["p0", 5], ["p2", 4, 1]), {"p1": 8}, origin=origin)
+        assert ranges_of(Symbolic(Now()), after) == [Range("p1", 3, 8), Range("p2", 0, 4)]
 
     def test_nothing_lies_between_idle_positions(self):
         before, after = Pinned("i", at(["p0", 5])), Pinned("i", at(["p0", 9]), empty=True)

@@ -9,6 +9,7 @@ import pytest
 from multiclouddb_api import (
     AtTime,
     Beginning,
+    ChangeFeedRequest,
     ErrorCategory,
     Fail,
     MulticloudDbError,
@@ -43,6 +44,17 @@ def test_defaults():
     assert settings.on_expired == Fail()
     assert settings.new_item_state is NewItemStateMode.INCLUDE_IF_AVAILABLE
     assert settings.old_item_state is OldItemStateMode.OMIT
+
+
+def test_request_has_the_options_of_the_rows():
+    settings = parse(newItemState="omit", oldItemState="require", failOnDataLoss="false")
+    assert settings.request() == ChangeFeedRequest(
+        ResourceAddress(None, "orders"),
+        Now(),
+        new_item_state_mode=NewItemStateMode.OMIT,
+        old_item_state_mode=OldItemStateMode.REQUIRE,
+        on_expired=SkipToOldest(),
+    )
 
 
 def test_names_are_case_insensitive():
