@@ -33,6 +33,7 @@ import json
 import time
 from ast import literal_eval
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -201,9 +202,17 @@ def _has_more(source: Any) -> bool:
     start, end = source["startOffset"], source["endOffset"]
     if start == end:
         return False
-    try:
-        # PySpark 4.0 shows an offset in Python's notation, and later versions show it as JSON.
-        value = literal_eval(end) if "'" in end else json.loads(end)
-    except (SyntaxError, TypeError, ValueError):
-        return False
+    value = _parsed(end)
     return isinstance(value, dict) and value.get("more") is True
+
+
+def _parsed(offset: Any) -> Any:
+    """Return the value of an offset's text, or None if the text is not an offset of this source.
+
+    PySpark 4.0 shows an offset in Python's notation, and later versions show it as JSON. An offset may
+    contain any character, for example an apostrophe in a document's key, so no character tells the notation.
+    """
+    for parse in (json.loads, literal_eval):
+        with suppress(SyntaxError, TypeError, ValueError):
+            return parse(offset)
+    return None

@@ -37,3 +37,15 @@ def test_option_wins(source):
     source.write(80)
     assert reader.getDefaultReadLimit().max_rows == 30
     assert max(sizes(reader, reader.initialOffset())[0]) == 30
+
+
+def test_option_with_the_default_number_wins_too(source, monkeypatch):
+    """The option holds for the whole query, but the default limit ends when the query has caught up."""
+    monkeypatch.setattr(pyspark_multiclouddb.stream, "BACKLOG_RECORDS", 50)
+    options = {"maxRecordsPerTrigger": "50", "pollInterval": "1 ms"}
+    reader = ChangeFeedStreamReader(parse_options(source.options(**options)))
+    source.write(60)
+    found, end = sizes(reader, reader.initialOffset())
+    assert sum(found) == 60
+    source.write(120)
+    assert sizes(reader, end)[0] == [50, 50, 20]

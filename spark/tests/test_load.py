@@ -1,10 +1,14 @@
 """Tests the errors when a source is loaded: each is one clear line and is raised before anything is
 opened."""
 
+import pyspark
 import pytest
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 from pyspark_multiclouddb.errors import SourceError
-from pyspark_multiclouddb.opening import checked_schema
+from pyspark_multiclouddb.missing import no_pyspark
+from pyspark_multiclouddb.opening import checked_schema, settings_of
+from pyspark_multiclouddb.rows import SPARK_SCHEMA
 
 URLS = {
     "embedded": "embedded:///none.db",
@@ -32,6 +36,44 @@ def test_setting_that_would_show_a_secret(provider, name):
 
 def test_nothing_is_opened():
     assert checked_schema({"url": URLS["mongo"], "collection": "c"}).fieldNames()[0] == "event_id"
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        SPARK_SCHEMA.fields[:-1],
+        [*SPARK_SCHEMA.fields[:-1], StructField("sequence", IntegerType())],
+        [*SPARK_SCHEMA.fields[1:], SPARK_SCHEMA.fields[0]],
+    ],
+    ids=["too few", "other type", "other order"],
+)
+def test_schema_of_the_user_is_refused(fields, is_stream):
+    options = {"url": URLS["embedded"], "collection": "c"}
+    assert settings_of(options, SPARK_SCHEMA, is_stream=is_stream).address.collection == "c"
+    with pytest.raises(SourceError, match=r"\[MULTICLOUDDB:INVALID_REQUEST\] schema: differs .*from_json"):
+        settings_of(options, StructType(fields), is_stream=is_stream)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_stream"),
+    [
+        ("endingPosition", "latest", True),
+        ("maxRecordsPerTrigger", "5", False),
+        ("startingPosition", "now", False),
+    ],
+)
+def test_option_without_a_meaning_there(name, value, is_stream):
+    options = {"url": URLS["embedded"], "collection": "c", name: value}
+    with pytest.raises(SourceError, match=rf"\[MULTICLOUDDB:INVALID_REQUEST\] {name}: "):
+        settings_of(options, SPARK_SCHEMA, is_stream=is_stream)
+    assert settings_of(options, SPARK_SCHEMA, is_stream=not is_stream).named(name) == name
+
+
+def test_function_that_needs_a_newer_pyspark_names_the_version():
+    message = str(no_pyspark("local_session"))
+    assert message.startswith("local_session needs PySpark 4.0 or newer: ")
+    assert message.endswith(f"this is {pyspark.__version__}; install a newer one")
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,35 @@ def test_symbolic_start_is_short():
     }
 
 
+def test_stored_form_never_changes():
+    """A query that a newer version of this source continues has an offset of this form in its checkpoint."""
+    settings = parse_options(
+        {"url": "embedded:///data/store.db", "collection": "orders", "oldItemState": "require"}
+    )
+    snapshot = {"plan": "9f", "floor": "f1", "over": False, "whole": True}
+    offset = Pinned("i-1", at(["p0", 5]), {"p3": 9}, True, at(["p0", 1]), True, snapshot)
+    stored = {
+        "c": {"p": [["p0", 5]]},
+        "e": {"p3": 9},
+        "empty": True,
+        "inc": "i-1",
+        "modes": {"oldItemState": "require"},
+        "more": True,
+        "o": {"p": [["p0", 1]]},
+        "s": snapshot,
+        "src": SETTINGS.source,
+        "v": 1,
+    }
+    assert offset_to_json(settings, offset) == stored
+    assert offset_from_json(settings, stored) == offset
+
+
+def test_offset_with_unreadable_modes_is_refused():
+    value = offset_to_json(SETTINGS, Pinned("i", at())) | {"modes": "full"}
+    with pytest.raises(MulticloudDbError, match=r"checkpoint: was written with the default newItemState"):
+        offset_from_json(SETTINGS, value)
+
+
 def test_offset_of_another_source_is_refused():
     value = offset_to_json(OTHER, Symbolic(Now()))
     with pytest.raises(
@@ -82,9 +111,11 @@ def test_offset_of_a_later_version_is_refused():
         {"v": 1},
         {"v": 1, "src": SETTINGS.source},
         {"v": "1", "src": SETTINGS.source, "from": "now"},
-        {"v": 1, "src": SETTINGS.source, "inc": 5, "c": []},
+        {"v": 1, "src": SETTINGS.source, "inc": 5, "c": {}},
+        {"v": 1, "src": SETTINGS.source, "c": {}},
+        {"v": 1, "src": SETTINGS.source, "inc": "i", "c": []},
         {"v": 1, "src": SETTINGS.source, "inc": "i", "c": "p0"},
-        {"v": 1, "src": SETTINGS.source, "inc": "i", "c": [], "e": []},
+        {"v": 1, "src": SETTINGS.source, "inc": "i", "c": {}, "e": []},
     ],
     ids=str,
 )
@@ -115,6 +146,11 @@ class TestRanges:
         after = Pinned("i", at(["p0", 5], ["p2", 4, 1], ["p3", 9]), {"p1": 8})
         assert ranges_of(before, after) == [Range("p1", 3, 8), Range("p2", 0, 4)]
 
+    def test_first_batch_on_spark_4_0_begins_at_its_origin(self):
+        origin = at(["p0", 5], ["p1", 3], ["p2", 0])
+        after = Pinned("i", at(["p0", 5], ["p2", 4, 1]), {"p1": 8}, origin=origin)
+        assert ranges_of(Symbolic(Now()), after) == [Range("p1", 3, 8), Range("p2", 0, 4)]
+
     def test_nothing_lies_between_idle_positions(self):
         before, after = Pinned("i", at(["p0", 5])), Pinned("i", at(["p0", 9]), empty=True)
         assert ranges_of(before, after) == []
@@ -125,6 +161,8 @@ class TestRanges:
         [
             (Pinned("i", at()), Symbolic(Now()), "contains a range that ends before its start"),
             (Pinned("i", at()), Pinned("j", at()), "contains positions of two incarnations"),
+            (Pinned(None, at()), Pinned("j", at()), "contains positions of two incarnations"),
+            (Pinned("i", at()), Pinned(None, at()), "contains positions of two incarnations"),
             (Pinned("i", at([5])), Pinned("i", at()), "holds a damaged offset"),
         ],
     )

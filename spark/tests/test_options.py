@@ -9,14 +9,18 @@ import pytest
 from multiclouddb_api import (
     AtTime,
     Beginning,
+    ChangeFeedRequest,
     ErrorCategory,
     Fail,
     MulticloudDbError,
     NewItemStateMode,
     Now,
     OldItemStateMode,
+    Resnapshot,
     ResourceAddress,
     SkipToOldest,
+    Snapshot,
+    SnapshotOrder,
 )
 from pyspark_multiclouddb.option_table import options_table
 from pyspark_multiclouddb.options import parse_options, position_from_text, position_text
@@ -42,6 +46,17 @@ def test_defaults():
     assert settings.old_item_state is OldItemStateMode.OMIT
 
 
+def test_request_has_the_options_of_the_rows():
+    settings = parse(newItemState="omit", oldItemState="require", failOnDataLoss="false")
+    assert settings.request() == ChangeFeedRequest(
+        ResourceAddress(None, "orders"),
+        Now(),
+        new_item_state_mode=NewItemStateMode.OMIT,
+        old_item_state_mode=OldItemStateMode.REQUIRE,
+        on_expired=SkipToOldest(),
+    )
+
+
 def test_names_are_case_insensitive():
     settings = parse(MAXRECORDSPERTRIGGER="7", newitemstate="REQUIRE")
     assert settings.max_records == 7
@@ -58,6 +73,15 @@ def test_names_are_case_insensitive():
         ({"startingOffsets": "earliest"}, Beginning()),
         ({"startingOffsets": "latest"}, Now()),
         ({"startingTimestamp": str(int(NOON.timestamp() * 1000))}, AtTime(NOON)),
+        ({"startingTimestamp": "100000000000"}, AtTime(datetime(1973, 3, 3, 9, 46, 40, tzinfo=UTC))),
+        ({"startingTimestamp": "0"}, AtTime(datetime(1970, 1, 1, tzinfo=UTC))),
+        ({"startingTimestamp": "-1000"}, AtTime(datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC))),
+        ({"startingPosition": "snapshot"}, Snapshot(SnapshotOrder.ORDERED)),
+        ({"startingPosition": "Snapshot", "snapshotOrder": "Auto"}, Snapshot(SnapshotOrder.AUTO)),
+        (
+            {"startingPosition": "snapshot", "snapshotOrder": "interleaved", "snapshotSegments": "12"},
+            Snapshot(SnapshotOrder.INTERLEAVED, 12),
+        ),
     ],
 )
 def test_start(options, start):
@@ -88,6 +112,15 @@ def test_limits_and_flags():
     assert settings.old_item_state is OldItemStateMode.REQUIRE
 
 
+@pytest.mark.parametrize("text", ["resnapshot", "Resnapshot", "resnapshot()"])
+def test_another_snapshot_after_a_loss(text):
+    assert parse(failOnDataLoss=text).on_loss == Resnapshot()
+    assert parse(failOnDataLoss=text).on_expired == Fail()
+    settings = parse(failOnDataLoss=text, snapshotOrder="interleaved", snapshotSegments="3")
+    assert settings.start == Beginning()
+    assert settings.on_loss == Resnapshot(Snapshot(SnapshotOrder.INTERLEAVED, 3))
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
@@ -96,7 +129,9 @@ def test_limits_and_flags():
         ("500ms", 0.5),
         ("250 milliseconds", 0.25),
         ("1.5", 1.5),
+        ("7s", 7),
         ("2 min", 120),
+        ("2 Min", 120),
         ("90 minutes", 5400),
         ("1 h", 3600),
         ("2 hours", 7200),
@@ -119,6 +154,16 @@ def test_provider_without_url():
 def test_connection_options_come_along_with_a_url():
     config = parse(**{"connection.Tls": "false"}).config
     assert config.connection == {"url": LEAST["url"], "tls": "false"}
+
+
+def test_connection_option_does_not_replace_the_url():
+    assert parse(**{"connection.url": "embedded:///other.db"}).config.connection == {"url": LEAST["url"]}
+
+
+def test_blanks_belong_to_a_value_of_the_connection_only():
+    settings = parse(collection=" orders ", **{"connection.password": " hush "})
+    assert settings.address.collection == "orders"
+    assert settings.config.connection["password"] == " hush "
 
 
 @pytest.mark.parametrize(
@@ -151,14 +196,19 @@ def test_connection_options_come_along_with_a_url():
         ),
         ({"startingPosition": "2026-01-31T12:00:00"}, r"startingPosition: has no time zone"),
         ({"startingTimestamp": "noon"}, r"startingTimestamp: is 'noon'; give milliseconds since 1970"),
+        ({"startingTimestamp": "99999999999"}, r"startingTimestamp: .* in seconds; .*: 99999999999000"),
+        ({"startingTimestamp": "9" * 40}, r"startingTimestamp: is '9{40}'; give milliseconds since 1970"),
         (
             {"startingPosition": "now", "startingOffsets": "latest"},
             r"startingOffsets: is given twice, also as startingPosition",
         ),
         ({"endingPosition": "beginning"}, r"endingPosition: is the beginning; write latest"),
         ({"endingPosition": "soon"}, r"endingPosition: is 'soon'; write latest, or a time with its zone"),
+        ({"endingOffsets": "soon"}, r"endingOffsets: is 'soon'; write latest, or a time with its zone"),
         ({"maxRecordsPerTrigger": "0"}, r"maxRecordsPerTrigger: is '0'; give a whole number, 1 or more"),
         ({"maxRecordsPerTrigger": "1e3"}, r"maxRecordsPerTrigger: is '1e3'; give a whole number"),
+        ({"maxRecordsPerTrigger": "9" * 19}, r"maxRecordsPerTrigger: is '9{19}'; give a whole number"),
+        ({"maxRecordsPerTrigger": "\u0663"}, r"maxRecordsPerTrigger: is '.'; give a whole number"),
         ({"maxTasksPerBatch": "-1"}, r"maxTasksPerBatch: is '-1'; give a whole number"),
         ({"failOnDataLoss": "no"}, r"failOnDataLoss: is 'no'; write true, false or resnapshot"),
         (
@@ -168,6 +218,7 @@ def test_connection_options_come_along_with_a_url():
         ({"oldItemState": "yes"}, r"oldItemState: is 'yes'; write one of omit"),
         ({"pollInterval": "often"}, r"pollInterval: is 'often'; write it as 1 second"),
         ({"pollInterval": "3 weeks"}, r"pollInterval: is '3 weeks'; write it as"),
+        ({"pollInterval": "3 hourss"}, r"pollInterval: is '3 hourss'; write it as"),
         ({"idleCheckpointInterval": "never"}, r"idleCheckpointInterval: is 'never'; write it as 1 second"),
         ({"database": " "}, r"database: is empty; give a value"),
     ],
@@ -206,6 +257,18 @@ def test_batch_starts_before_its_end():
         parse(startingPosition="2026-02-01T00:00:00Z", endingPosition="2026-01-31T00:00:00Z").for_batch()
 
 
+def test_errors_of_a_batch_show_the_names_that_the_user_gave():
+    with pytest.raises(MulticloudDbError, match=r"startingOffsets: is now"):
+        parse(startingOffsets="latest").for_batch()
+    with pytest.raises(MulticloudDbError, match=r"endingTimestamp: is before startingTimestamp"):
+        parse(startingTimestamp="1767225600000", endingTimestamp="1767225599999").for_batch()
+
+
+def test_another_snapshot_means_nothing_in_a_batch():
+    with pytest.raises(MulticloudDbError, match=r"failOnDataLoss: is resnapshot.*startingPosition=snapshot"):
+        parse(failOnDataLoss="resnapshot").for_batch()
+
+
 def test_digest_of_the_source_knows_what_is_read_and_not_how():
     same = [
         parse(),
@@ -215,6 +278,12 @@ def test_digest_of_the_source_knows_what_is_read_and_not_how():
     assert len({settings.source for settings in same}) == 1
     others = [parse(collection="other"), parse(database="other"), parse(url="mongodb://host")]
     assert len({settings.source for settings in [parse(), *others]}) == 4
+
+
+def test_digest_of_the_source_never_changes():
+    """Every checkpoint contains the digest, so another digest would refuse every existing checkpoint."""
+    assert parse().source == "f6ed17a01a34"
+    assert parse(url="mongodb://host", database="shop").source == "35563d8a1ebf"
 
 
 def test_settings_show_no_secret():
@@ -233,6 +302,12 @@ def test_value_from_the_environment_is_read_where_it_is_used(monkeypatch):
     assert there.config.connection == {"url": "embedded:///two.db", "password": "hush"}
     assert b"hush" not in pickle.dumps(settings)
     assert parse(collection="env:WORD").address.collection == "hush"
+    assert parse(collection="env: WORD").address.collection == "hush"
+
+
+def test_variable_may_be_set_to_an_empty_text(monkeypatch):
+    monkeypatch.setenv("WORD", "")
+    assert parse(**{"connection.password": "env:WORD"}).config.connection["password"] == ""
 
 
 @pytest.mark.parametrize(
@@ -240,6 +315,11 @@ def test_value_from_the_environment_is_read_where_it_is_used(monkeypatch):
 )
 def test_tasks_wanted(options, most):
     assert parse(**options).max_tasks == most
+
+
+@pytest.mark.parametrize(("least", "most"), [("4", "4"), ("4", "5")])
+def test_tasks_wanted_within_the_limit(least, most):
+    assert parse(minPartitions=least, maxTasksPerBatch=most).max_tasks == int(most)
 
 
 def test_table_in_the_docs_is_that_of_the_code():

@@ -1,6 +1,7 @@
 """Tests the stream of Spark 4.0 and 4.1 without Spark; calls come in the order that these versions use."""
 
 import json
+import pickle
 
 import pytest
 
@@ -94,3 +95,23 @@ def test_batch_that_was_planned_without_the_checkpoint_is_refused(source):
     with pytest.raises(SourceError, match=r"triggerAvailableNowWrapper\.enabled"):
         blind.partitions(runs.log[-1], runs.log[-1])
     assert planned != runs.log[-1]
+
+
+def test_start_is_resolved_once(source):
+    """Changes after the start would be lost if a second call resolved the start again."""
+    source.write(10)
+    reader = Runs(source, startingPosition="now").restarted()
+    start = reader.initialOffset()
+    first = reader.latestOffset()
+    source.write(5)
+    assert reader.latestOffset() is first
+    assert list(reader.partitions(start, first)) == []
+    tasks = reader.partitions(first, reader.latestOffset())
+    assert sum(rows.num_rows for task in tasks for rows in reader.read(task)) == 5
+
+
+def test_copy_in_another_process_has_the_same_options(source):
+    runs = Runs(source, startingPosition="now", maxTasksPerBatch="3", maxRecordsPerTrigger="7")
+    copy = pickle.loads(pickle.dumps(runs.restarted()))
+    assert type(copy) is PlainStreamReader
+    assert copy._batches.settings == runs.settings

@@ -1,0 +1,236 @@
+"""Tests the report of a step, and how a caller finds out whether a query has read everything."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import attrs
+import pytest
+
+from multiclouddb_api import MulticloudDbError
+from multiclouddb_spi import Lineage, Position, Step
+from pyspark_multiclouddb import caught_up, progress
+from pyspark_multiclouddb.progress import Reports, snapshot_state
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+HELD = 16 | 32
+SEGMENT = 8
+
+
+def lineage(*entries):
+    return Lineage.from_json({"p": list(entries)}, None)
+
+
+def plan(cursor=None, done=3):
+    moment = int(NOON.timestamp()) * 1_000_000
+    return ["snapshot:1", cursor, HELD, ["f1", moment, None, None, done, 5, 30, 50, 0]]
+
+
+@attrs.define
+class Database:
+    """A connection to a feed; a position is the number of seconds after noon, or None for an unknown time.
+
+    Attributes:
+        now: The service's time, or None if the service does not tell it.
+        here: The clock of this process.
+        asked: How often the service's time was requested.
+        kept: The number of seconds for which the service keeps a position.
+    """
+
+    now: datetime | None = NOON
+    here: float = 1000.0
+    asked: int = 0
+    kept: float | None = 3600.0
+
+    @property
+    def feed(self):
+        return self
+
+    @property
+    def opened(self):
+        return self
+
+    def call(self, operation, ask):
+        assert operation == "clock"
+        return ask(None)
+
+    def clock(self, deadline):
+        del deadline
+        self.asked += 1
+        return self.now
+
+    def describe(self, cursor):
+        return Position("a place", None if cursor is None else NOON + timedelta(seconds=cursor))
+
+    def headroom(self, cursor, now):
+        if cursor is None or self.kept is None:
+            return None
+        return self.kept - (now - NOON).total_seconds() + cursor
+
+    def monotonic(self):
+        return self.here
+
+    def passes(self, seconds):
+        """Let time pass here and in the service."""
+        self.here += seconds
+        self.now += timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def database(monkeypatch):
+    made = Database()
+    monkeypatch.setattr(progress, "time", made)
+    return made
+
+
+def report(database, *entries, step=None, idle=False, reports=None, snapshot=None):
+    reports = reports or Reports()
+    return reports.report(database, lineage(*entries), step, idle=idle, snapshot=snapshot)
+
+
+class TestReport:
+    def test_until_is_the_time_of_the_slowest_partition(self, database):
+        database.now += timedelta(seconds=60)
+        found = report(database, ["p0", 20], ["p1", 5], ["p2", 40])
+        assert (found["readUntil"], found["lagSeconds"]) == ("2026-01-31T12:00:05Z", 55.0)
+
+    def test_until_is_unknown_if_the_time_of_a_partition_is_unknown(self, database):
+        found = report(database, ["p0", 20], ["p1", None])
+        assert (found["readUntil"], found["lagSeconds"]) == (None, None)
+
+    def test_lag_is_0_for_an_idle_feed_and_never_negative(self, database):
+        assert report(database, ["p0", 20])["lagSeconds"] == 0.0
+        database.now += timedelta(seconds=60)
+        assert report(database, ["p0", 20])["lagSeconds"] == 40.0
+        assert report(database, ["p0", 20], idle=True)["lagSeconds"] == 0.0
+
+    def test_headroom_is_that_of_the_first_position_to_expire(self, database):
+        assert report(database, ["p0", 20], ["p1", 5], ["p2", None])["headroomSeconds"] == 3605.0
+        assert report(database, ["p0", None])["headroomSeconds"] is None
+
+    def test_position_that_expires_now_has_a_headroom_of_0(self, database):
+        database.kept = 0.0
+        assert report(database, ["p0", 0], ["p1", 5])["headroomSeconds"] == 0.0
+
+    def test_without_the_time_of_the_service_lag_and_headroom_are_unknown(self, database):
+        database.now = None
+        found = report(database, ["p0", 20])
+        assert (found["lagSeconds"], found["headroomSeconds"]) == (None, None)
+        assert found["readUntil"] == "2026-01-31T12:00:20Z"
+
+    def test_time_of_the_service_is_requested_once_in_30_seconds(self, database):
+        reports, lags = Reports(), []
+        for _ in range(7):
+            lags.append(report(database, ["p0", 0], reports=reports)["lagSeconds"])
+            database.passes(10)
+        assert lags == [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0]
+        assert database.asked == 2
+
+    def test_partitions_are_counted_by_their_state(self, database):
+        found = report(
+            database,
+            ["p0", 5],
+            ["p1", 5],
+            ["p2", 9, 1],
+            ["p3", 9, 1, ["p4"], 17],
+            ["p4", [9], 4, ["p2"]],
+        )
+        names = ("partitions", "openWatches", "waiting")
+        assert [found[name] for name in names] == [2, 1, 1]
+
+    def test_what_was_skipped_or_found_late_is_counted_for_the_whole_run(self, database):
+        reports, at = Reports(), lineage(["p0", 5])
+        for number in range(3):
+            step = Step(at, at, {}, skipped=(f"place {number}",), found_late=("a",) * number)
+            found = report(database, ["p0", 5], step=step, reports=reports)
+        assert found["skipped"] == {"count": 3, "last": "place 2"}
+        assert found["foundLate"] == 3
+
+    def test_events_are_those_of_the_step(self, database):
+        before, after = lineage(["p0", 5]), lineage(["p0", 9])
+        assert report(database, ["p0", 5])["events"] == 0
+        assert report(database, ["p0", 9], step=Step(before, after, {}, records=4))["events"] == 4
+        assert report(database, ["p0", 9], step=Step(before, after, {}, records=None))["events"] is None
+
+    def test_events_of_a_scan_are_unknown_unless_the_step_reads_nothing(self, database):
+        before = lineage(plan(), ["snapshot:1:4", None, SEGMENT])
+        reads = Step(before, lineage(plan()), {"snapshot:1:4": [1]}, records=0)
+        assert report(database, plan(), step=reads)["events"] is None
+        nothing = Step(before, before, {}, records=0)
+        assert report(database, plan(), step=nothing)["events"] == 0
+
+    def test_scan_has_its_own_numbers_and_the_headroom_of_the_stream(self, database):
+        database.passes(60)
+        entries = [plan(), ["snapshot:1:4", 7, SEGMENT], ["p0", [5, 2], 4, ["snapshot:1"]], ["p1", 9]]
+        state = {"plan": "1", "floor": "f1", "over": False, "whole": True}
+        found = report(database, *entries, snapshot=state)
+        assert (found["partitions"], found["waiting"]) == (1, 1)
+        assert found["readUntil"] == "2026-01-31T12:00:00Z"
+        assert found["lagSeconds"] == 60.0
+        assert found["headroomSeconds"] == 3542.0
+        alone = report(database, *entries[:2], ["p1", 1], snapshot=state)
+        assert alone["headroomSeconds"] == 3541.0
+        assert found["snapshot"] == {
+            "floor": "f1", "order": "ordered", "over": False, "plan": "1", "records": 50, "segments": 5,
+            "segmentsDone": 3,
+        }  # fmt: skip
+        over = report(database, ["p0", 5], snapshot={**state, "over": True})
+        assert over["snapshot"] == {"floor": "f1", "over": True, "plan": "1"}
+
+
+class TestStateOfASnapshot:
+    def test_stays_after_the_scan(self):
+        stream = lineage(["p0", 5])
+        assert snapshot_state(None, stream, stream) is None
+        known = {"plan": "1", "floor": "f1", "over": True, "whole": True}
+        assert snapshot_state(known, stream, stream) == known
+
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_says_until_its_end_whether_the_scan_reads_every_row(self, whole):
+        scan, stream = lineage(plan(), ["snapshot:1:4", 7, SEGMENT]), lineage(["p0", 5])
+        first = snapshot_state(None, scan, scan, whole=whole)
+        last = snapshot_state(first, scan, stream)
+        assert [first["over"], last["over"]] == [False, True]
+        assert [first.get("whole", False), last.get("whole", False)] == [whole, whole]
+
+
+def ended(*sources):
+    """Return a query that has ended, from the start and the end of each source in its last progress."""
+    pairs = [{"startOffset": start, "endOffset": end} for start, end in sources]
+    return SimpleNamespace(lastProgress={"sources": pairs})
+
+
+def text_of(form, **offset):
+    offset = {"c": {"p": [["p0", ["o'brien"]]]}, "inc": None, "v": 1, **offset}
+    return json.dumps(offset) if form == "json" else str(offset)
+
+
+@pytest.mark.parametrize("form", ["json", "python"])
+class TestCaughtUp:
+    def test_records_that_may_follow(self, form):
+        assert not caught_up(ended((None, text_of(form, more=True))))
+        assert not caught_up(ended((text_of(form, v=0), text_of(form, more=True))))
+
+    def test_nothing_that_may_follow(self, form):
+        assert caught_up(ended((None, text_of(form))))
+        assert caught_up(ended((text_of(form, v=0), text_of(form, empty=True))))
+
+    def test_run_without_a_step(self, form):
+        """The last step of an earlier run may have been cut at its limit, and nothing has followed it."""
+        stands = text_of(form, more=True)
+        assert caught_up(ended((stands, stands)))
+
+    @pytest.mark.parametrize("other", ["12", None, "no json", "{'a", '{"orders": {"0": 5}}', "[1]"])
+    def test_query_with_another_source(self, form, other):
+        assert caught_up(ended(("0", other), (None, text_of(form))))
+        assert not caught_up(ended(("0", other), (None, text_of(form, more=True))))
+        assert not caught_up(ended((None, text_of(form, more=True)), ("0", other)))
+
+
+def test_query_without_progress_has_read_everything():
+    assert caught_up(SimpleNamespace(lastProgress=None))
+
+
+def test_what_is_no_query_is_refused():
+    with pytest.raises(MulticloudDbError, match="query: must be a streaming query, not int"):
+        caught_up(7)
