@@ -92,7 +92,8 @@ class Retention:
         # If a descendant of the lost partition is not among its seeds, nothing is left to read in it.
         coming |= _missed(lineage, awaited - _descendants({name}, listed), listed)
         awaited_by = dict(parents)
-        holds = _holds(parents, left & parents.keys(), _unread(lineage, gone))
+        known = others | heirs.keys() | {name}
+        holds = _holds(parents, left & parents.keys(), left, _unread(lineage, gone), known)
         # The entry may lead to a parent that seems to be lost, so the partition also waits for that parent.
         coming |= {parent for held in holds for parent in awaited_by[held]} - others - {name}
         return coming, holds
@@ -126,7 +127,7 @@ class Retention:
         gone, left = self._gone((lineage.listed() | fresh.keys()) - {name}, listed)
         unread = unnamed | {child for child, parents in waits.items() if not undiscovered.isdisjoint(parents)}
         held = (left & fresh.keys()) | (unread & left.union(gone))
-        holds = _holds(fresh | _waits_of(lineage), held, _unread(lineage, gone))
+        holds = _holds(fresh | _waits_of(lineage), held, left, _unread(lineage, gone), known)
         leading = known | left | self._oldest_of(_unlisted({name}, listed))
         still = self._oldest_of(_unlisted(undiscovered, listed))
         lost = undiscovered - leading - _descendants(leading, listed) - still
@@ -217,24 +218,35 @@ def _waits_of(lineage: Lineage) -> dict[str, tuple[str, ...]]:
 
 
 def _holds(
-    parents: dict[str, tuple[str, ...]], names: Collection[str], gone: Sequence[str]
+    parents: dict[str, tuple[str, ...]],
+    names: Collection[str],
+    left: Collection[str],
+    gone: Sequence[str],
+    known: Collection[str],
 ) -> dict[str, str]:
     """For each partition, find a lost entry of the lineage for which the partition can wait.
 
-    The lost entry must not itself wait for the partition; otherwise both would wait for ever.
+    The lost entry must not itself wait for the partition; otherwise both would wait for ever. If
+    the lost entry waits for a partition that is not in the lineage, the ancestors of this partition
+    are unknown. A lost partition may be one of these ancestors, but a partition that still exists
+    cannot. Therefore, a lost partition does not wait for such an entry.
 
     Args:
         parents: Maps each partition to the partitions for which it waits, now or later. The entries that are
             found are added to this mapping.
         names: The partitions.
+        left: The partitions that still exist, although they descend from lost ones.
         gone: Entries of the lineage that no longer exist.
+        known: The entries of the lineage, and the partitions that are added to it.
     """
     holds: dict[str, str] = {}
     for name in sorted(names):
-        free = next((other for other in reversed(gone) if name not in reach([other], parents)), None)
-        if free is not None:
-            holds[name] = free
-            parents[name] = (*parents.get(name, ()), free)
+        for other in reversed(gone):
+            waits = reach([other], parents)
+            if name not in waits and (name in left or waits.issubset(known)):
+                holds[name] = other
+                parents[name] = (*parents.get(name, ()), other)
+                break
     return holds
 
 

@@ -6,6 +6,7 @@ was removed. On a real service, the end of such a partition may have been fetche
 
 import random
 from collections import Counter
+from itertools import permutations
 
 import pytest
 
@@ -122,6 +123,44 @@ def test_the_child_is_read_once_and_after_its_parents(history, listing):
     stream.write()
     stream.drain()
     assert stream.sim.partitions["p1"].gone
+    stream.check()
+
+
+def _merged_twice(sim, first, second, third):
+    """The two merged partitions are lost; the older one is an ancestor of the younger one."""
+    merged = sim.merge(first, sim.roll(second))
+    return sim.roll(sim.merge(sim.roll(sim.roll(merged)), third))
+
+
+@pytest.mark.parametrize("listing", LISTINGS)
+@pytest.mark.parametrize("order", list(permutations(["p0", "p1", "p2"])))
+def test_a_lost_child_is_read_before_a_lost_descendant(order, listing):
+    stream = Stream(listing, 3)
+    stream.write()
+    stream.step()
+    _merged_twice(stream.sim, *order)
+    stream.sim.trim()
+    stream.write()
+    stream.drain()
+    stream.check()
+
+
+@pytest.mark.parametrize("listing", LISTINGS)
+@pytest.mark.parametrize("late", list(permutations(["p0", "p1"])))
+def test_a_lost_child_does_not_wait_for_a_lost_descendant(late, listing):
+    """The descendant is in the lineage first, and waits for a parent that nothing has named yet."""
+    stream = Stream(listing, 3)
+    stream.write()
+    stream.step()
+    _merged_twice(stream.sim, "p0", "p1", "p2")
+    for calls, name in enumerate(late, 2):
+        stream.sim.delay_children(name, calls)
+    stream.write()
+    stream.step()
+    stream.sim.trim(upto=stream.sim.head - 12)
+    for _ in range(4):
+        stream.step()
+    stream.drain()
     stream.check()
 
 
