@@ -237,7 +237,7 @@ def _constants(value: object) -> Iterator[str]:
             yield str(value + 1)
             if value:
                 yield str(value - 1)
-        case int() | float():
+        case int() | float() if value:  # 0.0 is equal to both replacements
             yield from ("0", str(value * 1000))
         case None:
             yield "0"

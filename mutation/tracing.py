@@ -55,8 +55,8 @@ class Traces:
         Args:
             mutant: A defect.
             slowest: The maximum duration of a test; slower tests are omitted.
-            seconds: The maximum duration of all tests together; tests from the first files in the settings
-                are preferred.
+            seconds: The maximum duration of all tests together. The fastest tests are preferred, so that one
+                slow test does not displace many fast tests.
         """
         levels: dict[str, int] = {}
         for level, lines in enumerate(lines_of(mutant)):
@@ -70,14 +70,12 @@ class Traces:
             function = name.partition("[")[0]
             ranks[function] = ranks.get(function, -1) + 1
             found.append((levels[name], ranks[function], self.tests[name], name))
-        files = {name.partition("::")[0]: None for name in self.tests}
-        order = {file: number for number, file in enumerate(files)}
         chosen, used = [], 0.0
-        for item in sorted(found, key=lambda item: (*item[:2], order[item[3].partition("::")[0]], item[2:])):
-            if item[2] <= slowest and used + item[2] <= seconds:
-                chosen.append(item)
-                used += item[2]
-        return [name for *_, name in sorted(chosen)]
+        for *_, duration, name in sorted(found):
+            if duration <= slowest and used + duration <= seconds:
+                chosen.append(name)
+                used += duration
+        return chosen
 
 
 def trace(settings: Settings, folder: Path, jobs: int) -> Traces:

@@ -1,5 +1,6 @@
 """Tests the changes that the operators make, and the code that they do not change."""
 
+import ast
 import textwrap
 
 import pytest
@@ -48,6 +49,13 @@ class TestOperators:
     @pytest.mark.parametrize(("before", "after"), CASES)
     def test_a_change_is_found(self, changed, before, after):
         assert (before, after) in changed(before)
+
+    @pytest.mark.parametrize("value", ["0", "1", "10", "11", "600", "0.0", "0.5", "1e9", "True", "None"])
+    def test_a_constant_never_gets_an_equal_value(self, changed, value):
+        def constant(line):
+            return ast.literal_eval(line.removeprefix("x = "))
+
+        assert constant(value) not in [constant(after) for _, after in changed(f"x = {value}")]
 
     def test_statements_and_jumps(self, changed):
         found = changed(

@@ -7,7 +7,7 @@ import pytest
 from mutation.mutant import mutants_of
 from mutation.running import KILLED, LATE, NOT_RUN, SURVIVED, Runner, module_name
 from mutation.settings import Settings
-from mutation.tracing import FailingTestsError, trace
+from mutation.tracing import FailingTestsError, Traces, trace
 
 MODULE = """
 def found(items, wanted):
@@ -61,6 +61,13 @@ class TestTrace:
         assert traces.tests_of(wanted, 60, 600) == ["test_small.py::test_found"]
         assert traces.tests_of(wanted, 60, 0) == []
         assert traces.tests_of(mutant(small, "return a + b", "return (a - b)"), 60, 600) != []
+
+    def test_a_slow_test_does_not_displace_fast_ones(self, small):
+        wanted = mutant(small, "return True", "return False")
+        tests = {"slow": 7.0, "fast[1]": 1.0, "fast[2]": 2.0, "other": 3.0}
+        traces = Traces(tests, {(wanted.file, line): {*tests} for line in range(1, 50)}, ())
+        assert traces.tests_of(wanted, 10, 8) == ["fast[1]", "other", "fast[2]"]
+        assert traces.tests_of(wanted, 10, 13) == ["fast[1]", "other", "slow", "fast[2]"]
 
     def test_only_what_has_changed_is_traced_again(self, small, tmp_path):
         first = trace(small, tmp_path / "kept", 1)
