@@ -132,7 +132,7 @@ def connection_for(settings: Settings) -> Connection:
     settings = settings.of_the_connection()
     connection = _open.pop(settings, None) or Connection(settings)
     while len(_open) >= _MOST_OPEN:
-        _open.pop(next(iter(_open))).close()
+        _close(_open.pop(next(iter(_open))))
     _open[settings] = connection
     return connection
 
@@ -142,7 +142,15 @@ def close_connections() -> None:
     while _open:
         _, connection = _open.popitem()
         if _pid == os.getpid():
-            connection.close()
+            _close(connection)
+
+
+def _close(connection: Connection) -> None:
+    """Close a connection that nobody uses any more. A failure is only logged, because it harms no reader."""
+    try:
+        connection.close()
+    except Exception as error:  # noqa: BLE001 - logged
+        _LOG.warning("a connection was not closed (%s)", fault_of(connection.provider, error).message)
 
 
 atexit.register(close_connections)
