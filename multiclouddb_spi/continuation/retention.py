@@ -92,8 +92,7 @@ class Retention:
         # If a descendant of the lost partition is not among its seeds, nothing is left to read in it.
         coming |= _missed(lineage, awaited - _descendants({name}, listed), listed)
         awaited_by = dict(parents)
-        known = others | heirs.keys() | {name}
-        holds = _holds(parents, left & parents.keys(), left, _unread(lineage, gone), known)
+        holds = _holds(parents, left & parents.keys(), left, _unread(lineage, gone), others)
         # The entry may lead to a parent that seems to be lost, so the partition also waits for that parent.
         coming |= {parent for held in holds for parent in awaited_by[held]} - others - {name}
         return coming, holds

@@ -39,6 +39,12 @@ def test_two_that_are_held_do_not_wait_for_each_other():
     assert made.retire("a", [Child("g", ("a",), "said")]) == ["g"]
 
 
+def test_what_exists_waits_for_a_lost_one_whose_parent_is_not_known_yet():
+    """`m` still waits for `q`, which nothing has named, and `c` is a child of `m`."""
+    service = Service("pqm", p="", q="", m="pq", c="m")
+    assert service.lost(lineage("p", m="pq"), "p")[1] == {"c": "m"}
+
+
 def test_what_a_held_one_waits_for_still_counts():
     """`z` waits for `a`, and `a` waits for `b` and `g`.
 

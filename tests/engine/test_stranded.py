@@ -49,6 +49,17 @@ def test_skipping_tells_of_the_gap_once_and_reads_the_child(stranded, ids):
     assert [name for page in pages for name in ids(page)] == stranded.after
 
 
+def test_the_child_that_waits_may_be_lost_too(stranded, ids):
+    stranded.sim.roll("p2")
+    stranded.sim.trim()
+    after = stranded.fill_partition(stranded.sim.open_partitions[0], 2)
+    assert stranded.sim.partitions["p2"].gone
+    stranded.connect(coverage_audit_seconds=ALWAYS)
+    error = stranded.refused(ErrorCategory.CHECKPOINT_EXPIRED, stranded.token)
+    assert stranded.sim.public_id("p1") in error.message
+    assert [name for page in stranded.walk(stranded.token, **SKIP) for name in ids(page)] == after
+
+
 @pytest.mark.parametrize("way", ["listed", "readable"])
 def test_a_parent_that_can_still_be_read_is_waited_for(make_bench, ids, way):
     bench = make_bench(2)
