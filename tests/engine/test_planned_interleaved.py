@@ -12,6 +12,7 @@ from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.planning.kept import check_kept
 
 from .test_planned_snapshot import SOON, Plan
+from .test_planner_bounds import Asked
 
 INTERLEAVED, AUTO = SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
 
@@ -69,6 +70,42 @@ def test_a_step_has_rows_and_changes_within_the_limit():
     assert all(changes >= 25 for _, changes in both[:-1])
 
 
+def test_changes_that_come_after_a_quiet_time_fit_into_the_limit():
+    """Without changes the scan gets three quarters of a step; the next step then has places for changes."""
+    plan = Plan(1000, segments=100, order=INTERLEAVED)
+    for _ in range(3):
+        step = plan.step(100)
+    rows = len(plan.events(step))
+    assert 50 <= rows <= 85
+    for number in range(1000):
+        plan.sim.write(f"k{number}", {"n": number})
+    kinds = [event.backfilled for event in plan.events(plan.step(100))]
+    assert kinds.count(False) >= 25
+    assert len(kinds) <= 110
+
+
+def test_a_busy_stream_gets_what_the_scan_does_not_need():
+    plan = Plan(1000, segments=100, order=INTERLEAVED)
+    for number in range(1000):
+        plan.sim.write(f"k{number}", {"n": number})
+    plan.step(100)
+    for _ in range(5):
+        kinds = [event.backfilled for event in plan.events(plan.step(100))]
+        assert 10 <= kinds.count(True) <= 40
+        assert kinds.count(False) >= 70
+
+
+def test_a_step_of_one_record_reads_one_segment():
+    plan = Plan(40, segments=40, order=INTERLEAVED)
+    counts = [plan.lineage.segment_count]
+    while plan.lineage.plan is not None:
+        plan.sim.write("k1", {"n": len(counts)})
+        plan.step(1)
+        counts.append(plan.lineage.segment_count)
+    assert max(counts) == 1
+    assert len(counts) > 30
+
+
 def aged(order, retention=60.0, writes=0):
     plan = Plan(40, segments=10, order=order, retention=retention)
     plan.step(4)
@@ -119,6 +156,10 @@ def test_a_position_that_expired_is_found_before_a_range_is_planned():
     plan.sim.write("k1", {"n": 100})
     plan.sim.advance(600.0)
     plan.sim.trim_older_than(60.0)
+    feed = Asked(plan.feed)
     with pytest.raises(Exception, match="no longer kept") as caught:
-        check_kept(plan.feed, plan.lineage, soon)
+        check_kept(feed, plan.lineage, soon)
+    ((most, nbytes, wait, _),) = feed.asked
+    assert (most, wait) == (1, 0.0)
+    assert 1 << 16 <= nbytes <= 1 << 26
     assert fault_of(plan.provider, caught.value).category == ErrorCategory.CHECKPOINT_EXPIRED

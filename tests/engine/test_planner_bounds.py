@@ -1,8 +1,10 @@
 """Tests that a planned read with an end time does not read after that time."""
 
+from datetime import timedelta
+
 import pytest
 
-from multiclouddb_api import Beginning, SkipToOldest
+from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, SkipToOldest
 from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_spi import Deadline, FeedSpec, Planner, ranges_between, read_range
 
@@ -119,6 +121,18 @@ def test_a_partition_beside_one_that_retention_took_is_read_in_the_same_step(hea
     ]
     assert left
     assert delivered == left
+    assert step.skipped == (f"{feed.public_id('p0')} after {feed.describe(at.cursor('p0')).text}",)
+    assert planner.advance(step.after, None, deadline).skipped == ()
+
+
+def test_a_target_in_the_future_is_refused_under_the_name_of_the_caller():
+    sim = Simulation()
+    sim.write("k", {"n": 1})
+    provider, deadline = SimulationProvider(sim), Deadline.after(60)
+    planner = Planner(provider, provider.open_feed(FeedSpec(sim.address), deadline))
+    with pytest.raises(MulticloudDbError, match="endingPosition") as caught:
+        planner.target_at(sim.now + timedelta(hours=1), deadline, "endingPosition")
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
 
 
 def test_what_was_read_shortly_before_the_deadline_is_a_step():

@@ -203,6 +203,16 @@ class TestAuto:
         flat = [kind for page in reading.pages() for kind in kinds(page)]
         assert flat == [True] * 20 + [False]
 
+    def test_a_retention_that_is_known_later_counts_from_then(self):
+        sim = filled(60)
+        reading = Reading(sim, AUTO, 4)
+        reading.page()
+        reading.page()
+        sim.retention_seconds = 100.0
+        assert reading.page().diagnostics.snapshot.order is ORDERED
+        sim.advance(55)
+        assert reading.page().diagnostics.snapshot.order is INTERLEAVED
+
 
 class TestBarrier:
     def test_what_an_audit_finds_waits_for_the_scan(self):

@@ -165,6 +165,15 @@ class TestDamage:
             refused(token[index + 1 :])
             refused(token[:index] + token[index] + token[index:] if index % 4 else token + token[: index + 4])
 
+    @pytest.mark.parametrize(("payload", "unused"), [(b"{}   ", 4), (b"{}    ", 2)])
+    def test_the_unused_bits_of_the_last_character_are_zero(self, payload, unused):
+        """Base64 reads the same bytes, whatever these bits are; but each token has only one text."""
+        token = sealed(b"j" + payload)
+        place = ALPHABET.index(token[-1])
+        assert place % (1 << unused) == 0
+        for bits in range(1, 1 << unused):
+            assert "its last characters" in refused(token[:-1] + ALPHABET[place + bits])
+
     @pytest.mark.parametrize("extra", ["=", "==", "\n", " ", "+", "/", "A", "AAAA", "é", "\0", "\ud800"])
     def test_every_addition_is_refused(self, extra):
         for token in GOLDEN:

@@ -5,14 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from multiclouddb_api import Now
+from multiclouddb_api import Now, Snapshot, SnapshotOrder
 from multiclouddb_conformance.simulation import SimulationReader
+from multiclouddb_conformance.simulation.segments import SegmentReader
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spi import Deadline, Lineage
 from multiclouddb_spi.continuation.entry import Active
 from multiclouddb_spi.reading import waiting
+from multiclouddb_spi.reading.fetches import Fetches
 from multiclouddb_spi.reading.turns import Turns
 from multiclouddb_spi.reading.waiting import Waiting
+from multiclouddb_spi.scan import plan_id_of
 
 LONG = 1000.0
 
@@ -126,6 +129,34 @@ class TestQuiet:
         turns.of("p0").silent = True
         turns.launched(turns.of("p0"), self.reader(OSError("reset")), waits=True)
         assert turns.quiet() == set()
+
+
+def test_a_call_looks_at_a_late_scan_several_times_a_second(make_bench, monkeypatch):
+    """The stream has filled its part of the page, and the scan answers after the call's third look."""
+    for module in ("poll", "fetches", "scanning", "waiting"):
+        monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", LONG)
+    bench = make_bench(1)
+    bench.fill(40, 40)
+    bench.connect(threads=True)
+    token = bench.page(Snapshot(SnapshotOrder.INTERLEAVED), 8).continuation_token
+    bench.fill(40)
+    bench.connect(threads=True)
+    fetch, land, looks = SegmentReader.fetch, Fetches.land, []
+
+    def late(self, records, nbytes, wait, deadline):
+        wait_until(lambda: len(looks) >= 3 or max(looks, default=0.0) > 0.2, 20.0)
+        return fetch(self, records, nbytes, wait, deadline)
+
+    def look(self, patience):
+        if all(plan_id_of(name) for name in self._turns.asked):
+            looks.append(patience)
+        return land(self, patience)
+
+    monkeypatch.setattr(SegmentReader, "fetch", late)
+    monkeypatch.setattr(Fetches, "land", look)
+    page = bench.page(token, 8)
+    assert [event.backfilled for event in page.events] == [False] * 6 + [True] * 2
+    assert 0.01 <= min(looks) <= max(looks) <= 0.2
 
 
 def test_children_that_start_in_a_call_leave_the_head_its_place(make_bench, ids, monkeypatch):
