@@ -132,7 +132,7 @@ class Mover:
         fresh = self._lineage.fresh_children(name, children_of(outcome))
         if not fresh and not self._lineage.waiting_for(name):
             return Waits()
-        holds, lost = self._retention.named(self._lineage, name, fresh)
+        holds, lost = self._retention.after_end(self._lineage, name, fresh)
         undiscovered = self._lineage.undiscovered(name, fresh) - lost
         now = self._now() if undiscovered and self._lineage.audited is None else None
         return Waits(tuple(fresh), holds, frozenset(lost), now)
@@ -211,7 +211,7 @@ class Mover:
         Raises:
             Exception: The error that the provider raised.
         """
-        return Coming(*self._retention.lost(self._lineage, name, seeds))
+        return Coming(*self._retention.after_loss(self._lineage, name, seeds))
 
     def replace(self, name: str, seeds: Sequence[Seed], coming: Coming) -> list[str]:
         """Continue with the remaining descendants of a lost partition.

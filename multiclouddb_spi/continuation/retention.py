@@ -65,7 +65,9 @@ class Retention:
         self._readable: set[str] = set()
         self._left: set[str] = set()
 
-    def lost(self, lineage: Lineage, name: str, seeds: Sequence[Seed]) -> tuple[set[str], dict[str, str]]:
+    def after_loss(
+        self, lineage: Lineage, name: str, seeds: Sequence[Seed]
+    ) -> tuple[set[str], dict[str, str]]:
         """Decide what each partition waits for after a partition is lost; `Lineage.replace` uses the result.
 
         Args:
@@ -97,7 +99,7 @@ class Retention:
         coming |= {parent for held in holds for parent in awaited_by[held]} - others - {name}
         return coming, holds
 
-    def named(
+    def after_end(
         self, lineage: Lineage, name: str, children: Sequence[Child]
     ) -> tuple[dict[str, str], set[str]]:
         """Find what partitions wait for after a partition ends; the result is passed to `Lineage.retire`.

@@ -6,7 +6,7 @@ and a feed of one partition key. In these feeds, a parent that is not in the lin
 undiscovered. There are two cases. In the first case, another reader reads the parent. In the second
 case, the parent descends from a partition of the lineage, and this partition has not been read to
 its end. In most cases the service's listing shows which case applies. A child does not wait for a
-parent that another reader reads (`Retention.named`). If the listing does not show which case
+parent that another reader reads (`Retention.after_end`). If the listing does not show which case
 applies, the following rule decides:
 
 An undiscovered parent existed before its child was created, so the parent's ancestors had already

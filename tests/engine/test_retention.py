@@ -35,12 +35,12 @@ class Service:
     def lost(self, entries, name):
         """Return the partitions discovered later, and a map from waiting partitions to awaited ones."""
         seeds = self.oldest([name])
-        return self.retention.lost(entries, name, seeds)
+        return self.retention.after_loss(entries, name, seeds)
 
     def named(self, entries, name, children):
         """Return, for each child, the other parents for which the child waits."""
         said = [Child(child, tuple(self.parents[child]), f"said by {name}") for child in children]
-        holds, lost = self.retention.named(entries, name, said)
+        holds, lost = self.retention.after_end(entries, name, said)
         held = {child: {leader} for child, leader in holds.items()}
         return {
             child.partition_id: set(child.parents) - {name} - lost | held.get(child.partition_id, set())
@@ -106,7 +106,7 @@ class TestLost:
         """`a` and `c` are named at the same time. Either may be a child of `g`, but `g` waits for `c`."""
         service = Vague("pg", p="", a="p", c="a", g="c", d="g")
         made, seeds = lineage("p", g="c"), service.oldest(["p"])
-        coming, holds = service.retention.lost(made, "p", seeds)
+        coming, holds = service.retention.after_loss(made, "p", seeds)
         assert holds == {"d": "g"}
         assert made.replace("p", seeds, coming, holds) == ["a"]
         assert made.retire("a", [Child("c", ("a",), "said")]) == ["c"]
@@ -122,11 +122,11 @@ class TestLost:
         service = Service(names, **dict.fromkeys(names, ""), c=names)
         made, retention = lineage(*names), service.retention
         for name in names[:-1]:
-            coming, holds = retention.lost(made, name, [Seed("c", (), "oldest")])
+            coming, holds = retention.after_loss(made, name, [Seed("c", (), "oldest")])
             assert holds.keys() == {"c"}
             assert made.replace(name, [Seed("c", (), "oldest")], coming, holds) == []
         assert service.calls == 1 + len(names) - 1, "one listing for each, and one question for the oldest"
-        coming, holds = retention.lost(made, names[-1], [Seed("c", (), "oldest")])
+        coming, holds = retention.after_loss(made, names[-1], [Seed("c", (), "oldest")])
         assert made.replace(names[-1], [Seed("c", (), "oldest")], coming, holds) == ["c"]
 
 
@@ -168,26 +168,28 @@ class TestNamed:
     def test_child_that_waited_for_this_partition_waits_for_the_next_lost_one(self):
         service = Service("pqka", p="", q="", k="", a="q", m="ka")
         made = lineage("p", "q", m="pa")
-        assert service.retention.named(made, "p", []) == ({"m": "q"}, set())
+        assert service.retention.after_end(made, "p", []) == ({"m": "q"}, set())
         assert made.retire("p", (), set(), {"m": "q"}) == []
-        assert service.retention.named(made, "q", []) == ({}, {"a"}), "no other partition leads to it"
+        assert service.retention.after_end(made, "q", []) == ({}, {"a"}), "no other partition leads to it"
         assert made.retire("q", (), {"a"}) == ["m"]
 
     def test_child_waits_for_a_lost_parent_that_is_found_after_all(self):
         service = Service("qxa", p="", q="", x="q", a="x", m="pa")
         made = lineage("q", m="qa")
         first = [Child("x", ("q",), "x")]
-        assert service.retention.named(made, "q", first) == ({"m": "x"}, set())
+        assert service.retention.after_end(made, "q", first) == ({"m": "x"}, set())
         assert made.retire("q", first, (), {"m": "x"}) == ["x"]
         second = [Child("a", ("x",), "a")]
-        assert service.retention.named(made, "x", second) == ({"m": "a"}, set()), "it waits for that already"
+        assert service.retention.after_end(made, "x", second) == ({"m": "a"}, set()), (
+            "it waits for that already"
+        )
         assert made.retire("x", second) == ["a"]
         assert made.retire("a", [Child("m", ("p", "a"), "m")]) == ["m"]
 
     def test_child_without_known_parents_waits_for_the_lost_child_of_an_ended_partition(self):
         """The service names no parents in its listing, so `m` may be a child of `a`."""
         service = Vague("pa", p="", a="p", m="a")
-        assert service.retention.named(lineage("p", m="p"), "p", [Child("a", ("p",), "a")]) == (
+        assert service.retention.after_end(lineage("p", m="p"), "p", [Child("a", ("p",), "a")]) == (
             {"m": "a"},
             set(),
         )

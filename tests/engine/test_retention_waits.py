@@ -31,7 +31,7 @@ def test_two_that_are_held_do_not_wait_for_each_other():
     """`g` waits for `a`, `a` may wait for `h`, and `h` waits for `c`, so `c` must not wait for `g`."""
     service = Vague("pgh", p="", a="p", c="p", g="a", h="c")
     made, seeds = lineage("p", g="a", h="c"), service.oldest(["p"])
-    coming, holds = service.retention.lost(made, "p", seeds)
+    coming, holds = service.retention.after_loss(made, "p", seeds)
     assert holds == {"a": "h"}
     assert made.replace("p", seeds, coming, holds) == ["c"]
     assert made.retire("c", [Child("h", ("c",), "said")]) == ["h"]
@@ -52,7 +52,7 @@ def test_what_a_held_one_waits_for_still_counts():
     """
     service = Vague("pgz", p="", b="p", a="b", g="", z="a")
     made, seeds = lineage("p", "g", b="p", a="b", z="a"), service.oldest(["p"])
-    coming, holds = service.retention.lost(made, "p", seeds)
+    coming, holds = service.retention.after_loss(made, "p", seeds)
     assert holds == {"a": "g", "b": "g"}
     assert made.replace("p", seeds, coming, holds) == []
     assert made.retire("g") == ["b"]

@@ -150,8 +150,8 @@ class TestAudits:
             return feed.oldest(names, SOON)
 
         retention = Retention(lambda: feed.partitions(SOON), oldest)
-        retention.named(made, one, [Child(merged, (one, other), 0)])
-        retention.lost(made, one, feed.oldest([one], SOON))
+        retention.after_end(made, one, [Child(merged, (one, other), 0)])
+        retention.after_loss(made, one, feed.oldest([one], SOON))
         retention.stranded(Lineage([*made, Waiting("m", (0,), ("nobody",))], first, AUDITED))
         assert not {"plan", "part-1", "part-2"}.intersection(asked)
 
