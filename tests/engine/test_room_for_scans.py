@@ -30,6 +30,7 @@ from multiclouddb_spi.batch import Outcome, children_of, goes_on
 from multiclouddb_spi.continuation.coverage import find_uncovered, tracked
 from multiclouddb_spi.continuation.entry import Active, Audited, Waiting
 from multiclouddb_spi.continuation.mover import Moved, Mover, Waits
+from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.continuation.retention import Retention
 from multiclouddb_spi.continuation.state import lineage_from_json
 from multiclouddb_spi.planning.ranges import Range
@@ -178,6 +179,15 @@ class TestOutcomes:
             assert mover.ask_waits(name, Ended(None)) == Waits()
             assert mover.end(name, Ended(None), Waits()) == Moved((), started)
         assert ids(made) == ["part-2", "p0"]
+
+    def test_a_dropped_collection_ends_the_scan_and_starts_the_stream(self, bench):
+        feed = SimulationProvider(bench.sim).open_feed(FeedSpec(bench.sim.address), SOON)
+        plan = Plan("plan", [1], "f", 5, holds=True)
+        segments = [Active(name, 1, listed=False) for name in ("part-1", "part-2")]
+        made = Lineage([plan, *segments, Waiting("p0", (1,), ("plan",))], first, AUDITED)
+        mover = Mover(feed, made, directly, SOON, 600)
+        assert mover.end("part-1", Ended(FeedEnded("over")), Waits()) == Moved((), ("p0",))
+        assert ids(made) == ["p0"]
 
     def test_a_page_tells_nothing_of_it_but_the_end_of_all(self, make_bench, monkeypatch, ended):
         bench = make_bench(2)

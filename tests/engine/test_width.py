@@ -1,8 +1,16 @@
 """Tests how many partitions are read at the same time."""
 
 import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 from multiclouddb_conformance.simulation.reader import SimulationReader
+from multiclouddb_spi import Deadline, Lineage
+from multiclouddb_spi.continuation.entry import Active
+from multiclouddb_spi.reading import fetches
+from multiclouddb_spi.reading.fetches import Fetches
+from multiclouddb_spi.reading.turns import Turns
+from multiclouddb_spi.reading.waiting import HEAD_SECONDS
 
 
 def test_not_more_than_the_width_are_asked_at_a_time(make_bench, monkeypatch):
@@ -28,3 +36,32 @@ def test_not_more_than_the_width_are_asked_at_a_time(make_bench, monkeypatch):
     bench.fill(100, keys=50)
     assert len(bench.drain()[0]) == 100
     assert most[0] == width
+
+
+def test_slow_partitions_leave_their_places_to_others(monkeypatch):
+    """Two partitions are read at a time. If two are slow, two others are read too, and no third one."""
+    names = [f"p{number}" for number in range(7)]
+    turns, now = Turns(Lineage([Active(name, 1) for name in names], max)), [5000.0]
+    monkeypatch.setattr(fetches, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    budget = SimpleNamespace(limit=1 << 30, used=0, expected=0)
+    context = SimpleNamespace(width=2, page_records=20, budget=budget, cache=None, closed=threading.Event())
+    reading = Fetches(context, None, turns, len(names), 20, Deadline(now[0] + 60))
+    turns.ask(names)
+
+    def asked():
+        """Start as many reads as are possible now, and return the partitions that are being read."""
+        while reading.may_ask():
+            reader = SimpleNamespace(batch=None, future=Future(), asked_at=now[0])
+            reading.launch(next(iter(turns.due.values())), reader, 0.0)
+        return list(turns.asked)
+
+    assert asked() == names[:2]
+    now[0] += HEAD_SECONDS / 2
+    assert asked() == names[:2]
+    now[0] += HEAD_SECONDS / 2
+    assert asked() == names[:4]
+    turns.asked["p2"].reader.future.set_result(None)
+    turns.landed(reading.land(0.0))
+    assert asked() == ["p0", "p1", "p3", "p4"]
+    now[0] += HEAD_SECONDS
+    assert asked() == ["p0", "p1", "p3", "p4", "p5", "p6"]
