@@ -63,7 +63,7 @@ def bench(
         typer.Option("--redraw", help="Write page and charts again from the JSON file, without measuring."),
     ] = False,
 ) -> None:
-    """Compare multiclouddb with other readers of the same feeds; takes about ten minutes.
+    """Compare multiclouddb with other readers of the same feeds; takes about fifteen minutes.
 
     The first run downloads the peers. The exit code is 1 if a peer failed, or did not deliver every change
     exactly once. A missing peer does not affect the exit code.

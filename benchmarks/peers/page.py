@@ -60,7 +60,7 @@ JSON. This library makes an event with a portable form, and keeps a position fro
 _AGAIN: Final = """## Run it again
 
 ```sh
-make bench-peers                                        # all peers, some ten minutes
+make bench-peers                                        # all peers, about fifteen minutes
 make bench-peers ARGS="--only debezium --events 2000"   # one peer, few changes
 make bench-peers ARGS=--json                            # for programs
 make bench-peers ARGS=--record                          # write this page, its charts and its JSON

@@ -168,8 +168,9 @@ def missed_by_parents(
     read, unlisted = ancestors_read(tracked, parents)
     roots = [partition.partition_id for partition in listed if partition.state is PartitionState.OPEN]
     roots += [name for entry in tracked.values() for name in entry.parents if name in parents]
-    branches = [reach([name], parents, read | tracked.keys()) for name in dict.fromkeys(roots)]
-    branches = [rest for branch in branches if branch.isdisjoint(tracked) and (rest := branch - read)]
+    ends = read | tracked.keys()  # built once; for each root, the work would grow with the square
+    branches = [reach([name], parents, ends) for name in dict.fromkeys(roots)]
+    branches = [rest for branch in branches if not branch & tracked.keys() and (rest := branch - read)]
     if not branches:
         return {}
     is_gone = cache(is_gone)

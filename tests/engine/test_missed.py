@@ -1,6 +1,7 @@
 """Tests that an audit by parents finds every missed partition, and no partition that was read."""
 
 import random
+from collections import UserDict
 
 import attrs
 import pytest
@@ -25,6 +26,19 @@ def held(*names, drained=(), waiting=()):
     return found | {name: Tracked(name, (1,), parents) for name, parents in waiting}
 
 
+class Counting(UserDict):
+    """A mapping that counts how many of its items are visited by a loop over it."""
+
+    def __init__(self, items):
+        self.visited = 0
+        super().__init__(items)
+
+    def __iter__(self):
+        for name in super().__iter__():
+            self.visited += 1
+            yield name
+
+
 def never(name):
     raise AssertionError(f"{name} was asked for")
 
@@ -38,6 +52,19 @@ class TestMissed:
         listed = listing(p="x", A="p", B="p", Q="y")
         assert missed_by_parents(held("a", "b", "q"), listed, never) == {}
         assert missed_by_parents(held("a", "q", drained="p"), listed, never) == {}
+
+    @pytest.mark.parametrize("children", ["c", "d"])
+    def test_the_work_grows_with_the_number_of_partitions_and_not_with_its_square(self, children):
+        """An audit of 10,000 partitions once took eight seconds, in which no other thread ran."""
+        names = [f"{number:03}" for number in range(300)]
+        tracked = Counting(held(*(f"c{name}" for name in names)))
+        listed = [Partition(f"p{name}", (), CLOSED) for name in names]
+        listed += [
+            Partition(f"{child}{name}", (f"p{name}",), OPEN) for child in "c" + children for name in names
+        ]
+        missed = {} if children == "c" else {f"d{name}": () for name in names}
+        assert missed_by_parents(tracked, listed, never) == missed
+        assert tracked.visited < 10 * len(names)
 
     def test_nor_for_one_that_was_read_and_is_listed_as_open_still(self):
         listed = listing(P="", C="p")
