@@ -13,7 +13,7 @@ import typer
 
 from benchmarks.measure import failure, run_row
 from benchmarks.publish import write_docs
-from benchmarks.record import Record, SettingError, setting
+from benchmarks.record import Record, setting
 from benchmarks.result import Result
 from benchmarks.row import Row, load_rows
 from benchmarks.screen import console, progress, show
@@ -62,17 +62,12 @@ def bench(
     if quick and record:
         raise _refused("--quick measures too little for a record; use either --quick or --record")
     rows = choose(only)
-    kept = Record.read() if record else None
-    if kept is not None and len(rows) < len(load_rows()):
-        _check(kept)
     if (load := os.getloadavg()[0]) > _QUIET * (os.cpu_count() or 1):
         typer.echo(f"warning: the machine is busy (load {load:.1f}); rows with threads suffer most", err=True)
     results = run_all(rows, _QUICK if quick else 1.0)
-    try:
-        if record:
-            _keep(kept, results)
-    finally:  # even after a refusal, the measurements are printed
-        _tell(rows, results, as_json=as_json)
+    if record:
+        _keep(results)
+    _tell(rows, results, as_json=as_json)
     if any(result.failed for result in results):
         raise typer.Exit(1)
 
@@ -114,21 +109,10 @@ def _redraw() -> None:
     write_docs(kept)
 
 
-def _check(kept: Record) -> None:
-    try:
-        kept.check(setting())
-    except SettingError as error:
-        raise _refused(str(error)) from None
-
-
-def _keep(kept: Record | None, results: Sequence[Result]) -> None:
-    day = datetime.now(UTC).date().isoformat()
-    dated = {result.name: attrs.evolve(result, recorded=day) for result in results}
-    new = Record(setting(), dated)
-    try:
-        write_docs((kept or Record(new.setting)).merged(new, load_rows()))
-    except SettingError as error:  # a row failed, and new rows must not be mixed with its old result
-        raise _refused(str(error)) from None
+def _keep(results: Sequence[Result]) -> None:
+    day, here = datetime.now(UTC).date().isoformat(), setting()
+    dated = [attrs.evolve(result, recorded=day, setting=here) for result in results]
+    write_docs((Record.read() or Record()).merged(dated, load_rows()))
 
 
 def _refused(message: str) -> typer.Exit:

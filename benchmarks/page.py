@@ -55,15 +55,14 @@ python -m benchmarks --redraw                  # page and chart again from the J
 ```
 
 The exit code is 0 if all rows ran, even with missed goals, and 1 if a row failed. `--record` with `--only`
-replaces only the given rows. On another machine, or with other versions, record all rows
-together.
+replaces only the given rows. The page names the machine of each row.
 
 To add a row, write one decorated function in a module of `benchmarks/rows`. `benchmarks/row.py` shows an
 example.
 
 ---
 
-*Made by `python -m benchmarks --record`; table and chart show the same run.*
+*Made by `python -m benchmarks --record`; table and chart show the same figures.*
 """
 
 
@@ -71,7 +70,7 @@ def page_text(record: Record) -> str:
     """Return the whole page."""
     rows = load_rows()
     shown = [(rows[name], result) for name, result in record.results.items() if name in rows]
-    parts = [_HEAD, _table(shown), f"Machine: {record.setting}.{_days(shown)}\n"]
+    parts = [_HEAD, _table(shown), _machines(shown)]
     parts += _missed(shown)
     parts += [_HOW, "## The rows\n", *(_described(*pair) for pair in shown), _AGAIN]
     return "\n".join(parts)
@@ -99,9 +98,25 @@ def _times(seconds: float | None, cpu: float | None) -> str:
     return "" if seconds is None else f"{figure(seconds)} s, {figure(cpu)} s"
 
 
-def _days(shown: list[tuple[Row, Result]]) -> str:
-    days = sorted({result.recorded for _, result in shown if result.recorded})
-    return f" Recorded on {' and '.join(days)}." if days else ""
+def _machines(shown: list[tuple[Row, Result]]) -> str:
+    """Name the machine and the days of the rows; the machine of most rows comes first."""
+    names: dict[str, list[str]] = {}
+    days: dict[str, set[str]] = {}
+    for row, result in shown:
+        names.setdefault(result.setting, []).append(f"`{row.name}`")
+        days.setdefault(result.setting, set()).add(result.recorded)
+    first, *others = sorted(names, key=lambda setting: len(names[setting]), reverse=True)
+    lines = [f"Machine: {first}. Recorded on {_and(sorted(days[first]))}.\n"]
+    lines += [
+        f"Machine of {_and(names[other])}: {other}. Recorded on {_and(sorted(days[other]))}.\n"
+        for other in others
+    ]
+    return "\n".join(lines)
+
+
+def _and(parts: list[str]) -> str:
+    *most, last = parts
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _missed(shown: list[tuple[Row, Result]]) -> list[str]:

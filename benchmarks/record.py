@@ -16,26 +16,21 @@ import attrs
 
 from benchmarks.result import Result
 
-__all__ = ["ROOT", "Record", "SettingError", "setting"]
+__all__ = ["ROOT", "Record", "setting"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent / "docs"
 _PACKAGES: Final = ("orjson", "pyarrow", "pyspark")
 
 
-class SettingError(Exception):
-    """Raised if a record must not be extended because the machine or the versions are different now."""
-
-
 @attrs.frozen
 class Record:
-    """A stored run of the benchmarks.
+    """The stored results of the benchmarks.
 
     Attributes:
-        setting: The machine, and the versions of the software.
-        results: The results of the rows, by name.
+        results: The results of the rows, by name. Both sides of a row run on the same machine, so rows from
+            different machines may be stored together; each result names its machine.
     """
 
-    setting: str
     results: dict[str, Result] = attrs.field(factory=dict, hash=False)
 
     @classmethod
@@ -46,44 +41,27 @@ class Record:
             return None
         value = json.loads(file.read_text(encoding="utf-8"))
         results = (Result.from_json(row) for row in value["rows"])
-        return cls(value["setting"], {result.name: result for result in results})
+        return cls({result.name: result for result in results})
 
     def write(self, root: Path = ROOT) -> None:
         """Store the record."""
-        rows = [result.to_json() for result in self.results.values()]
-        text = json.dumps({"setting": self.setting, "rows": rows}, indent=2)
+        text = json.dumps({"rows": [result.to_json() for result in self.results.values()]}, indent=2)
         _file(root).parent.mkdir(parents=True, exist_ok=True)
         _file(root).write_text(text + "\n", encoding="utf-8")
 
-    def merged(self, new: Record, known: Iterable[str]) -> Record:
-        """Return a copy of this record in which the rows of a new run replace the old ones.
+    def merged(self, new: Iterable[Result], known: Iterable[str]) -> Record:
+        """Return a copy of this record in which new results replace the old ones.
 
         A failed row of the new run does not replace the old row.
 
         Args:
-            new: The new run.
+            new: The new results.
             known: The names of the existing rows, in order. The returned record contains no other
                 rows.
         """
-        fresh = {name: result for name, result in new.results.items() if not result.failed}
-        names = list(known)
-        if fresh.keys() >= set(names):
-            return attrs.evolve(new, results={name: fresh[name] for name in names})
-        self.check(new.setting)
+        fresh = {result.name: result for result in new if not result.failed}
         results = {**self.results, **fresh}
-        return attrs.evolve(self, results={name: results[name] for name in names if name in results})
-
-    def check(self, now: str) -> None:
-        """Check that a run with this setting can be added to the recorded rows.
-
-        Raises:
-            SettingError: Raised if the rows and the record come from different settings.
-        """
-        if self.results and self.setting != now:
-            raise SettingError(
-                f"the record was made on another machine or with other versions ({self.setting}), and this "
-                f"is {now}; record all rows together: python -m benchmarks --record"
-            )
+        return Record({name: results[name] for name in known if name in results})
 
 
 def setting() -> str:

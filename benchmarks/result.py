@@ -32,6 +32,7 @@ class Result:
         baseline_cpu: The CPU time of one run of the baseline.
         notes: Further figures, in the same unit.
         recorded: The day of the run; empty if the result was not recorded.
+        setting: The machine and the versions of the software; empty if the result was not recorded.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Result:
     baseline_cpu: float | None = None
     notes: Mapping[str, float] = attrs.field(factory=dict, hash=False)
     recorded: str = ""
+    setting: str = ""
 
     @property
     def verdict(self) -> str:

@@ -12,7 +12,7 @@ from benchmarks.chart import draw
 from benchmarks.measure import failure
 from benchmarks.page import page_text
 from benchmarks.publish import write_docs
-from benchmarks.record import ROOT, Record, SettingError, setting
+from benchmarks.record import ROOT, Record, setting
 from benchmarks.result import Result
 from benchmarks.row import load_rows
 
@@ -23,14 +23,14 @@ def result(name, value=1.0, *, ok=True, at_most=False, **changes):
     return Result(name, "events/s", value, 2.0, value / 2, 0.4, at_most, ok, **changes)
 
 
-def record(*results, where="here"):
-    return Record(where, {result.name: result for result in results})
+def record(*results):
+    return Record({result.name: result for result in results})
 
 
 class TestMerge:
     def test_rows_are_exchanged_by_name_and_keep_the_order_of_the_table(self):
         kept = record(result("a", 1.0), result("c", 3.0))
-        merged = kept.merged(record(result("c", 30.0), result("b", 20.0)), ["a", "b", "c"])
+        merged = kept.merged([result("c", 30.0), result("b", 20.0)], ["a", "b", "c"])
         assert [(row.name, row.value) for row in merged.results.values()] == [
             ("a", 1.0),
             ("b", 20.0),
@@ -39,20 +39,16 @@ class TestMerge:
 
     def test_a_row_that_broke_does_not_replace_a_figure(self, make_row):
         broken = failure(make_row(None, name="a"), OSError("gone"))
-        assert record(result("a", 1.0)).merged(record(broken), ["a", "b"]).results["a"].value == 1.0
+        assert record(result("a", 1.0)).merged([broken], ["a", "b"]).results["a"].value == 1.0
 
     def test_rows_that_are_no_more_leave(self):
         kept = record(result("a"), result("old"))
-        assert list(kept.merged(record(result("a")), ["a", "b"]).results) == ["a"]
+        assert list(kept.merged([result("a")], ["a", "b"]).results) == ["a"]
 
-    def test_rows_of_another_machine_do_not_mix(self):
-        with pytest.raises(SettingError, match="record all rows together"):
-            record(result("a"), result("b")).merged(record(result("a"), where="there"), ["a", "b"])
-
-    def test_all_rows_together_replace_a_record_of_another_machine(self):
-        new = record(result("a", 5.0), result("b"), where="there")
-        merged = record(result("a"), result("b")).merged(new, ["a", "b"])
-        assert (merged.setting, merged.results["a"].value) == ("there", 5.0)
+    def test_each_row_keeps_its_machine(self):
+        kept = record(result("a", setting="here"), result("b", setting="here"))
+        merged = kept.merged([result("a", setting="there")], ["a", "b"])
+        assert [row.setting for row in merged.results.values()] == ["there", "here"]
 
     def test_a_record_comes_back_as_it_was_written(self, tmp_path):
         kept = record(result("a", notes={"small": 1.5}, reason="why", ok=False, recorded="2026-01-31"))
@@ -95,6 +91,14 @@ class TestDocumentation:
         text = page_text(record(result("embedded-events")))
         assert "Baseline: A loop over the same SQLite file" in text
         assert "def bare_loop(path: Path) -> Done:" in text
+
+    def test_the_page_names_the_machine_of_each_row(self):
+        here = {"setting": "2 cores", "recorded": "2026-01-31"}
+        there = {"setting": "4 cores", "recorded": "2026-02-01"}
+        rows = (result("memory", **there), result("token", **here), result("start", **here))
+        text = page_text(record(*rows))
+        assert "\nMachine: 2 cores. Recorded on 2026-01-31.\n" in text
+        assert "\nMachine of `memory`: 4 cores. Recorded on 2026-02-01.\n" in text
 
     def test_everything_is_written(self, tmp_path):
         rows = load_rows().items()
