@@ -37,8 +37,8 @@ print(json.dumps({
     at_most=True,
     profiled=False,
     reason=(
-        "Measured by hand: importing modules takes 85 % of the time. Building 119 attrs classes takes 34 %, and "
-        "finding the provider's entry point takes 19 %. The start takes 790 million instructions."
+        "Measured by hand: importing modules takes 85 % of the time. Building 119 attrs classes takes 34 %, "
+        "and finding the provider's entry point takes 19 %. The start takes 790 million instructions."
     ),
     about=(
         "The figure is the time that a new process needs from the import of `multiclouddb_api` to the first "
