@@ -54,12 +54,21 @@ class Goal:
 
 
 GOALS: Final = (
-    Goal("MongoDB, events a second beside Debezium", "mongo-ours", "rate", 3, other="debezium"),
-    Goal("MongoDB, CPU beside Debezium", "mongo-ours", "cpu", 0.2, at_most=True, other="debezium"),
-    Goal("MongoDB, CPU beside PyMongo's loop", "mongo-ours", "cpu", 1.15, at_most=True, other="pymongo"),
+    Goal("MongoDB, events a second compared with Debezium", "mongo-ours", "rate", 3, other="debezium"),
+    Goal("MongoDB, CPU compared with Debezium", "mongo-ours", "cpu", 0.2, at_most=True, other="debezium"),
+    Goal(
+        "MongoDB, CPU compared with PyMongo's loop", "mongo-ours", "cpu", 1.15, at_most=True, other="pymongo"
+    ),
     Goal("MongoDB, stream of Spark, events a second", "spark", "rate", 36_000),
-    Goal("DynamoDB, events a second beside JavaScript", "dynamo-ours", "rate", 2, other="aws-sdk-js"),
-    Goal("DynamoDB, peak memory beside boto3", "dynamo-ours", "mebibytes", 1.3, at_most=True, other="boto3"),
+    Goal("DynamoDB, events a second compared with JavaScript", "dynamo-ours", "rate", 2, other="aws-sdk-js"),
+    Goal(
+        "DynamoDB, peak memory compared with boto3",
+        "dynamo-ours",
+        "mebibytes",
+        1.3,
+        at_most=True,
+        other="boto3",
+    ),
     Goal(
         "Delay of one change of a hundred, `wait_seconds=1`, ms", "latency-waiting", "p99_ms", 5, at_most=True
     ),

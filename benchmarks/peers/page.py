@@ -20,7 +20,7 @@ _HEAD: Final = """---
 hide: [toc]
 ---
 
-# Beside other readers
+# Compared with other readers
 
 How fast does multiclouddb read a change feed, compared with other software that reads the same feed? Every
 program below reads the same changes from the same server, on the same machine, in the same hour.

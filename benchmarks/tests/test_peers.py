@@ -330,7 +330,7 @@ class TestDocumentation:
         assert "| multiclouddb, `iterate_changes` | 60,000 | 1.5 | 50 |" in text
         assert "| MongoDB's Java driver | missing: no javac |  |  |" in text
         assert "| multiclouddb, by default | 0.75 | 15 | - |" in text
-        assert "| MongoDB, CPU beside Debezium | 0.25 x | ≤ 0.2 x | **missed** |" in text
+        assert "| MongoDB, CPU compared with Debezium | 0.25 x | ≤ 0.2 x | **missed** |" in text
         assert "Clients run on 2 cores" in text
         assert "Versions: thing 1.2." in text
         assert "make bench-peers ARGS=--record" in text

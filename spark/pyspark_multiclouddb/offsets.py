@@ -142,8 +142,10 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
             )
         case {"v": 1, "src": str(), "from": str(text)}:
             return Symbolic(position_from_text(text))
-        case {"v": 1, "src": str(), "inc": str() | None as incarnation, "c": dict(cursors)} if isinstance(
-            value.get("e", {}), dict
+        case {"v": 1, "src": str(), "inc": str() | None as incarnation, "c": dict(cursors)} if (
+            isinstance(value.get("e", {}), dict)
+            and isinstance(value.get("o"), dict | None)
+            and _is_snapshot(value.get("s"))
         ):
             return Pinned(
                 incarnation,
@@ -179,6 +181,14 @@ def ranges_of(start: Offset, end: Offset) -> list[Range]:
             )
         case _:
             raise _damaged("contains a range that ends before its start")
+
+
+def _is_snapshot(value: Any) -> bool:
+    """Return whether a value is None or has the form that `snapshot_state` returns."""
+    match value:
+        case None | {"plan": str(), "floor": str(), "over": bool()}:
+            return True
+    return False
 
 
 def _lineage(cursors: Cursor) -> Lineage:

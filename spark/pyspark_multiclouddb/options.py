@@ -396,4 +396,6 @@ def _config(url: str | None, provider: str | None, connection: Mapping[str, str]
     config = ClientConfig.from_url(url)
     if provider not in (None, config.provider):
         raise invalid_request("provider", f"is {provider}, but url is of {config.provider}", "leave it out")
-    return ClientConfig(config.provider, {**connection, **config.connection})
+    if "url" in connection:
+        raise invalid_request("connection.url", "is set beside the option url", "leave one of them out")
+    return ClientConfig(config.provider, {**config.connection, **connection})

@@ -116,6 +116,9 @@ def test_offset_of_a_later_version_is_refused():
         {"v": 1, "src": SETTINGS.source, "inc": "i", "c": []},
         {"v": 1, "src": SETTINGS.source, "inc": "i", "c": "p0"},
         {"v": 1, "src": SETTINGS.source, "inc": "i", "c": {}, "e": []},
+        {"v": 1, "src": SETTINGS.source, "inc": "i", "c": {}, "o": "p0"},
+        {"v": 1, "src": SETTINGS.source, "inc": "i", "c": {}, "s": "9f"},
+        {"v": 1, "src": SETTINGS.source, "inc": "i", "c": {}, "s": {"plan": "9f", "over": True}},
     ],
     ids=str,
 )

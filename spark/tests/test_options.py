@@ -156,10 +156,6 @@ def test_connection_options_come_along_with_a_url():
     assert config.connection == {"url": LEAST["url"], "tls": "false"}
 
 
-def test_connection_option_does_not_replace_the_url():
-    assert parse(**{"connection.url": "embedded:///other.db"}).config.connection == {"url": LEAST["url"]}
-
-
 def test_blanks_belong_to_a_value_of_the_connection_only():
     settings = parse(collection=" orders ", **{"connection.password": " hush "})
     assert settings.address.collection == "orders"
@@ -173,6 +169,7 @@ def test_blanks_belong_to_a_value_of_the_connection_only():
         ({"url": None}, r"url: is missing; add .option\(.*or provider"),
         ({"url": "store.db"}, r"url: .*has no scheme"),
         ({"provider": "mongo"}, r"provider: is mongo, but url is of embedded; leave it out"),
+        ({"connection.URL": "embedded:///other.db"}, r"connection.url: is set beside the option url; leave"),
         ({"colection": "x"}, r"colection: is not an option of this source; did you mean collection\?"),
         ({"maxrecordspertriger": "1"}, r"did you mean maxRecordsPerTrigger\?"),
         ({"path": "x"}, r"path: is not an option of this source; load\(\) takes no path: .*url"),
