@@ -188,7 +188,8 @@ def _is_snapshot(value: Any) -> bool:
     match value:
         case None | {"plan": str(), "floor": str(), "over": bool()}:
             return True
-    return False
+        case _:
+            return False
 
 
 def _lineage(cursors: Cursor) -> Lineage:
