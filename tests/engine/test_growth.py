@@ -9,11 +9,13 @@ from datetime import UTC, datetime
 
 import pytest
 
+from multiclouddb_api import Now
 from multiclouddb_spi import Child, Deadline, Drained, Lineage, Partition, PartitionState, Position, Seed
 from multiclouddb_spi.continuation import lineage as lineage_module
 from multiclouddb_spi.continuation import retention as retention_module
 from multiclouddb_spi.continuation.entry import Active, Audited
 from multiclouddb_spi.continuation.mover import Mover
+from multiclouddb_spi.reading.turns import Turns
 from multiclouddb_spi.retry import directly
 
 MANY = 300
@@ -183,3 +185,19 @@ def test_one_search_finds_what_all_descendants_of_lost_partitions_wait_for(monke
     _, holds = retention.after_loss(lineage, "lost 1", [Seed(name, (), "c") for name in NAMES])
     assert holds == dict.fromkeys(NAMES, "lost 2")
     assert reached.searches < 10
+
+
+def test_the_notices_of_an_audit_mark_each_late_partition_once(make_bench, monkeypatch):
+    bench, marked = make_bench(60), []
+    names = list(bench.sim.open_partitions)
+    for name in names[1:]:
+        bench.sim.hide(name, 1)
+    bench.connect()
+    token = bench.page(Now()).continuation_token
+    of = Turns.of
+    monkeypatch.setattr(Turns, "of", lambda turns, name: marked.append(name) or of(turns, name))
+    bench.connect(coverage_audit_seconds=1e-9)
+    page = bench.page(token)
+    assert len(page.notices) == 59
+    assert page.diagnostics.found_late == 59
+    assert len(marked) < 20 * len(names)
