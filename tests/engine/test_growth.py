@@ -13,8 +13,9 @@ from multiclouddb_api import Now
 from multiclouddb_spi import Child, Deadline, Drained, Lineage, Partition, PartitionState, Position, Seed
 from multiclouddb_spi.continuation import lineage as lineage_module
 from multiclouddb_spi.continuation import retention as retention_module
-from multiclouddb_spi.continuation.entry import Active, Audited
+from multiclouddb_spi.continuation.entry import Active, Audited, Waiting
 from multiclouddb_spi.continuation.mover import Mover
+from multiclouddb_spi.continuation.undiscovered_parents import UndiscoveredParents
 from multiclouddb_spi.reading.turns import Turns
 from multiclouddb_spi.retry import directly
 
@@ -185,6 +186,16 @@ def test_one_search_finds_what_all_descendants_of_lost_partitions_wait_for(monke
     _, holds = retention.after_loss(lineage, "lost 1", [Seed(name, (), "c") for name in NAMES])
     assert holds == dict.fromkeys(NAMES, "lost 2")
     assert reached.searches < 10
+
+
+def test_children_of_undiscovered_parents_start_after_one_look_at_each_position():
+    waiting = [Waiting(f"child of {name}", ("c",), (f"undiscovered {name}",), 0) for name in NAMES]
+    lineage, entries = visited(*active(), *waiting, audited=False)
+    feed = Service()
+    UndiscoveredParents(feed, lineage)
+    assert not lineage.waiting()
+    assert feed.described < 10 * MANY
+    assert entries.visits < 20 * MANY
 
 
 def test_the_notices_of_an_audit_mark_each_late_partition_once(make_bench, monkeypatch):
