@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Final
 
 from multiclouddb_spi.batch import Child
 from multiclouddb_spi.continuation.entry import (
@@ -19,6 +20,8 @@ from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.cursor import Cursor
 
 __all__ = ["Entries"]
+
+_READ_OR_WAITING: Final = (Active, Waiting)
 
 
 class Entries:
@@ -99,8 +102,8 @@ class Entries:
         """
         return {
             entry.partition_id
-            for entry in self
-            if isinstance(entry, AwaitingChildren) or (not isinstance(entry, Plan) and entry.listed)
+            for entry in self._entries.values()
+            if (entry.listed if isinstance(entry, _READ_OR_WAITING) else isinstance(entry, AwaitingChildren))
         }
 
     def waiting_for(self, partition_id: str) -> list[Waiting]:
@@ -190,7 +193,8 @@ class Entries:
             children: The children that the partition names.
         """
         fresh = [child for child in children if child.partition_id not in self._entries]
-        return {parent for child in fresh for parent in child.parents} - self._entries.keys() - {partition_id}
+        parents = {parent for child in fresh for parent in child.parents}
+        return {parent for parent in parents if parent != partition_id and parent not in self._entries}
 
     def _index(self, entry: Waiting) -> None:
         for parent in entry.parents:

@@ -16,7 +16,7 @@ The third item of an entry is a set of bits. A newer version may write bits that
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Container
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -135,7 +135,7 @@ class Audited:
 Entry: TypeAlias = Active | AwaitingChildren | Waiting | Plan
 
 
-def seeded(seed: Seed, present: Collection[str]) -> Entry:
+def seeded(seed: Seed, present: Container[str]) -> Entry:
     """Return the entry of a partition that starts at its seed.
 
     The entry waits for those of its parents that are present. The entry keeps only those children

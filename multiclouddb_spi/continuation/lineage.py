@@ -23,7 +23,7 @@ waits for one of these lost partitions in the same way as for a parent (`Retenti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
@@ -208,10 +208,12 @@ class Lineage(ScanEntries):
         self.hold_for_scan(seed.partition_id for seed in fresh)
         return [seed.partition_id for seed in fresh]
 
-    def _seed(self, seed: Seed, present: Collection[str]) -> None:
+    def _seed(self, seed: Seed, present: Container[str]) -> None:
         """Add a partition; it waits for those of its parents that are present and have not ended."""
-        watched = self._watched_among(seed.parents, seed.partition_id)
-        entry = self._entries[seed.partition_id] = seeded(seed, set(present) - watched)
+        if watched := self._watched_among(seed.parents, seed.partition_id):
+            left = tuple(parent for parent in seed.parents if parent not in watched)
+            seed = attrs.evolve(seed, parents=left)
+        entry = self._entries[seed.partition_id] = seeded(seed, present)
         if isinstance(entry, Waiting):
             self._index(entry)
 
@@ -307,16 +309,18 @@ class Lineage(ScanEntries):
         """
         del self._entries[partition_id]
         self._note_retired()
-        known = self._entries.keys() | {seed.partition_id for seed in seeds} | set(coming)
         fresh = [seed for seed in seeds if seed.partition_id not in self._entries]
+        named = {seed.partition_id for seed in fresh}
         for seed in fresh:
             again = seed.partition_id == partition_id  # it was being read: its parents are drained
-            self._seed(seed, () if again else known)
+            near = () if again else (*seed.parents, *seed.children)
+            self._seed(seed, {one for one in near if one in self._entries or one in named or one in coming})
         for held, leader in (holds or {}).items():
             self._hold(held, leader)
         started = [seed.partition_id for seed in fresh if type(self._entries[seed.partition_id]) is Active]
         if partition_id not in self._entries:
-            for gone in [parent for parent in self._waiting_for if parent not in known]:
+            waits = [parent for parent in self._waiting_for if parent not in self._entries]
+            for gone in [parent for parent in waits if parent not in coming]:
                 started += self.release(gone)
         return started
 

@@ -195,9 +195,9 @@ class Mover:
         outcomes = self._call(lambda: self._feed.discover(asked, self._deadline), self._deadline)
         return settle(self._feed, self._lineage, entries, outcomes, self._watch_seconds, end)
 
-    def oldest(self, name: str) -> list[Seed]:
-        """Return the seeds from which to read after a position has expired (`Feed.oldest`)."""
-        return self._call(lambda: self._feed.oldest([name], self._deadline), self._deadline)
+    def oldest(self, *names: str) -> list[Seed]:
+        """Return the seeds from which to read after positions have expired (`Feed.oldest`)."""
+        return self._call(lambda: self._feed.oldest(names, self._deadline), self._deadline)
 
     def ask_coming(self, name: str, seeds: Sequence[Seed]) -> Coming:
         """Find the waits that are necessary after the loss of a partition.

@@ -23,7 +23,8 @@ missed parent, because the audit starts this parent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from multiclouddb_spi.batch import Child
 from multiclouddb_spi.continuation.coverage import ancestors_read, tracked
@@ -34,6 +35,9 @@ from multiclouddb_spi.contract import Partition, Seed
 from multiclouddb_spi.faults import ProviderFault, expired
 
 __all__ = ["Retention", "stranded_fault"]
+
+_Parents: TypeAlias = Mapping[str, tuple[str, ...]]
+"""Every partition that the service lists, each with its parents."""
 
 
 def stranded_fault(public_id: str) -> ProviderFault:
@@ -82,17 +86,18 @@ class Retention:
         """
         if any(seed.partition_id == name for seed in seeds):
             return set(), {}
-        listed = self._partitions()
+        listed = parents_of(self._partitions())
         others = {entry.partition_id for entry in lineage} - {name}
         gone, left = self._gone(lineage.listed() - {name}, listed)
         heirs = {seed.partition_id: seed.parents for seed in seeds if seed.partition_id not in others}
         parents = heirs | _waits_of(lineage)
-        coming = left | _descendants(others | heirs.keys() | left, listed)
+        children = _children_of(listed)
+        coming = left | _descendants(others | heirs.keys() | left, children)
         awaited = {parent for waits in parents.values() for parent in waits} - others - coming - {name}
         unlisted = _unlisted(awaited, listed)
         coming |= self._oldest_of(unlisted).intersection(unlisted)
         # If a descendant of the lost partition is not among its seeds, nothing is left to read in it.
-        coming |= _missed(lineage, awaited - _descendants({name}, listed), listed)
+        coming |= _missed(lineage, awaited - _descendants({name}, children), listed)
         awaited_by = dict(parents)
         holds = _holds(parents, left & parents.keys(), left, _unread(lineage, gone), others)
         # The entry may lead to a parent that seems to be lost, so the partition also waits for that parent.
@@ -115,23 +120,25 @@ class Retention:
             A mapping from these partitions to entries, and the lost parents for which none of these
             partitions waits. A partition must wait for its entry as if the entry were a parent.
         """
-        entries = {entry.partition_id for entry in lineage}
-        fresh = {child.partition_id: child.parents for child in children if child.partition_id not in entries}
+        fresh = {child.partition_id: child.parents for child in children if child.partition_id not in lineage}
         waiting = {entry.partition_id: entry.parents for entry in lineage.waiting_for(name)}
-        waits, known = fresh | waiting, entries | fresh.keys()
-        undiscovered = {parent for parents in waits.values() for parent in parents} - known
+        waits, known = fresh | waiting, _Either(lineage, fresh)
+        undiscovered = {parent for parents in waits.values() for parent in parents if parent not in known}
         # The partition is not a parent of these. They waited for it only because it may have led to them.
         unnamed = waiting.keys() - {child.partition_id for child in children}
         if not undiscovered and not unnamed:
             return {}, undiscovered
-        listed = self._partitions()
+        listed = parents_of(self._partitions())
         gone, left = self._gone((lineage.listed() | fresh.keys()) - {name}, listed)
         unread = unnamed | {child for child, parents in waits.items() if not undiscovered.isdisjoint(parents)}
         held = (left & fresh.keys()) | (unread & left.union(gone))
-        holds = _holds(fresh | _waits_of(lineage), held, left, _unread(lineage, gone), known)
-        leading = known | left | self._oldest_of(_unlisted({name}, listed))
+        holds = {}
+        if held:
+            holds = _holds(fresh | _waits_of(lineage), held, left, _unread(lineage, gone), known)
+        leading = _Either(known, left, self._oldest_of(_unlisted({name}, listed)))
         still = self._oldest_of(_unlisted(undiscovered, listed))
-        lost = undiscovered - leading - _descendants(leading, listed) - still
+        # The search goes from the few parents upwards: the whole listing is much larger.
+        lost = {parent for parent in undiscovered - still if not _leads(leading, parent, listed)}
         lost -= {parent for child in holds for parent in waits[child]}
         if lineage.audited is None:
             return holds, lost - self._unclear(lost, listed)
@@ -151,7 +158,7 @@ class Retention:
         awaited = {parent for waits in _waits_of(lineage).values() for parent in waits} - entries
         if not awaited:
             return []
-        listed = self._partitions()
+        listed = parents_of(self._partitions())
         unlisted = _unlisted(awaited, listed)
         lost = set(unlisted) - self._oldest_of(unlisted)
         if not lost:
@@ -159,18 +166,17 @@ class Retention:
         gone = _unread(lineage, self._gone(lineage.listed(), listed)[0])
         return [] if set(gone) - _waits_of(lineage).keys() else sorted(lost)
 
-    def _unclear(self, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
+    def _unclear(self, names: Collection[str], listed: _Parents) -> set[str]:
         """Return those partitions of `names` that may descend from an unlisted partition.
 
         No partition in `names` is known to descend from an entry of the lineage.
         """
-        parents = parents_of(listed)
-        above = {name: reach([name], parents) for name in names}
-        unlisted = set[str]().union(*above.values()) - parents.keys()
+        above = {name: reach([name], listed) for name in names}
+        unlisted = {one for one in set[str]().union(*above.values()) if one not in listed}
         late = self._oldest_of(sorted(unlisted)) & unlisted
         return {name for name in names if not above[name].isdisjoint(late)}
 
-    def _gone(self, names: Collection[str], listed: Sequence[Partition]) -> tuple[list[str], set[str]]:
+    def _gone(self, names: Collection[str], listed: _Parents) -> tuple[list[str], set[str]]:
         """Return the partitions that no longer exist, and those of their descendants that still exist.
 
         If the current call has already asked about more partitions, the result contains the
@@ -190,20 +196,34 @@ class Retention:
         return {seed.partition_id for seed in self._oldest(gone)} if gone else set()
 
 
-def _unlisted(names: Iterable[str], listed: Iterable[Partition]) -> list[str]:
-    return sorted(set(names).difference(partition.partition_id for partition in listed))
+class _Either:
+    """The partitions that at least one of several collections contains, without a copy of the collections."""
+
+    def __init__(self, *parts: Container[str]) -> None:
+        self._parts = parts
+
+    def __contains__(self, name: object) -> bool:
+        return any(name in part for part in self._parts)
 
 
-def _missed(lineage: Lineage, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
+def _leads(leading: Container[str], name: str, listed: _Parents) -> bool:
+    """Return whether a partition is one of `leading`, or descends from one of them."""
+    return any(one in leading for one in reach([name], listed, leading))
+
+
+def _unlisted(names: Iterable[str], listed: _Parents) -> list[str]:
+    return sorted({name for name in names if name not in listed})
+
+
+def _missed(lineage: Lineage, names: Collection[str], listed: _Parents) -> set[str]:
     """Return the missed partitions in `names`; an audit starts these partitions.
 
     A partition was missed if it was never read and does not descend from an entry of the lineage.
     """
-    parents = parents_of(listed)
-    there = parents.keys() & names
+    there = {name for name in names if name in listed}
     if lineage.audited is None or not there:
         return set()
-    return there - ancestors_read(tracked(lineage), parents)[0]
+    return there - ancestors_read(tracked(lineage), listed)[0]
 
 
 def _unread(lineage: Lineage, names: Sequence[str]) -> list[str]:
@@ -223,7 +243,7 @@ def _holds(
     names: Collection[str],
     left: Collection[str],
     gone: Sequence[str],
-    known: Collection[str],
+    known: Container[str],
 ) -> dict[str, str]:
     """For each partition, find a lost entry of the lineage for which the partition can wait.
 
@@ -241,20 +261,30 @@ def _holds(
         known: The entries of the lineage, and the partitions that are added to it.
     """
     holds: dict[str, str] = {}
+    reached: dict[str, set[str]] = {}
     for name in sorted(names):
         for other in reversed(gone):
-            waits = reach([other], parents)
-            if name not in waits and (name in left or waits.issubset(known)):
+            waits = reached.get(other)
+            if waits is None:
+                waits = reached[other] = reach([other], parents)
+            if name not in waits and (name in left or all(one in known for one in waits)):
                 holds[name] = other
                 parents[name] = (*parents.get(name, ()), other)
+                # The partition now also waits for `other`, and so does everything that waits for it.
+                reached = {one: waits for one, waits in reached.items() if name not in waits}
                 break
     return holds
 
 
-def _descendants(roots: Iterable[str], listed: Iterable[Partition]) -> set[str]:
-    """Return all listed partitions that descend from `roots`."""
+def _children_of(listed: _Parents) -> dict[str, list[str]]:
+    """Map each parent in a listing to its listed children."""
     children: dict[str, list[str]] = {}
-    for partition in listed:
-        for parent in partition.parents:
-            children.setdefault(parent, []).append(partition.partition_id)
+    for name, parents in listed.items():
+        for parent in parents:
+            children.setdefault(parent, []).append(name)
+    return children
+
+
+def _descendants(roots: Iterable[str], children: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return all listed partitions that descend from `roots`."""
     return reach((child for root in roots for child in children.get(root, ())), children)

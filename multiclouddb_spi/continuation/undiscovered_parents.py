@@ -21,6 +21,7 @@ the oldest first, because a waiting child may be an ancestor of another waiting 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -28,6 +29,7 @@ from multiclouddb_spi.continuation.entry import Waiting
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.moment import to_moment
 from multiclouddb_spi.contract import Feed
+from multiclouddb_spi.cursor import Cursor
 
 __all__ = ["UndiscoveredParents"]
 
@@ -47,8 +49,7 @@ class UndiscoveredParents:
 
     def __init__(self, feed: Feed, lineage: Lineage) -> None:
         self._feed, self._lineage = feed, lineage
-        while (child := self._oldest()) is not None and self._is_passed(child):
-            lineage.start(child.partition_id)
+        self._start_passed()
         self._before = {child.partition_id for child in _waiting_for_undiscovered(lineage)}
 
     def settle(self) -> bool:
@@ -79,12 +80,29 @@ class UndiscoveredParents:
         times = [self._feed.describe(cursor).time for cursor in child.said]
         return min((time for time in times if time is not None), default=_LATE)
 
-    def _is_passed(self, child: Waiting) -> bool:
-        if child.named_at is None or self._lineage.awaiting_children():
-            return False
-        named_at = to_moment(child.named_at)
-        times = [self._feed.describe(entry.cursor).time for entry in self._lineage.active() if entry.listed]
-        return all(time is not None and time > named_at for time in times)
+    def _start_passed(self) -> None:
+        """Start children, the oldest first, up to the first child that was named after some position."""
+        lineage = self._lineage
+        children = sorted(_waiting_for_undiscovered(lineage), key=self._begins)
+        if not children or lineage.awaiting_children():
+            return
+        least = self._least(entry.cursor for entry in lineage.active() if entry.listed)
+        for child in children:
+            if least is None or child.named_at is None or least <= to_moment(child.named_at):
+                return
+            if lineage.start(child.partition_id) and child.listed:
+                began = self._least([lineage.cursor(child.partition_id)])
+                least = None if began is None else min(least, began)
+
+    def _least(self, cursors: Iterable[Cursor]) -> datetime | None:
+        """Return the earliest time of these positions; None if a position has no time."""
+        least = _LATE
+        for cursor in cursors:
+            time = self._feed.describe(cursor).time
+            if time is None:
+                return None
+            least = min(least, time)
+        return least
 
 
 def _waiting_for_undiscovered(lineage: Lineage) -> list[Waiting]:

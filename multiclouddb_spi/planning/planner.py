@@ -40,7 +40,7 @@ from multiclouddb_spi.continuation.retention import stranded_fault
 from multiclouddb_spi.continuation.starting import check_has_partitions, check_not_ahead, resolve_start
 from multiclouddb_spi.continuation.state import lineage_from_json
 from multiclouddb_spi.continuation.watching import is_due
-from multiclouddb_spi.contract import Feed, FeedStart, Provider
+from multiclouddb_spi.contract import Feed, FeedStart, Provider, Seed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
@@ -308,8 +308,7 @@ class Planner:
         return heads
 
     def _goes_on(self, name: str, head: Head, target: Target | None) -> bool:
-        at_head = Active(name, head.cursor)
-        return goes_on(head.outcome) and within(self._feed, at_head, target)
+        return goes_on(head.outcome) and within(self._feed, Active(name, head.cursor), target)
 
     def _ask(
         self, cursors: dict[str, Cursor], most: int | None, mover: Mover, deadline: Deadline
@@ -335,27 +334,29 @@ class Planner:
                 if not expired or not isinstance(self._on_expired, SkipToOldest):
                     raise
                 skips[failed] += 1
-                before = dict(left)
-                for name in left.copy() if failed is None else [failed]:
-                    self._skip(name, left, mover, failed)
+                before = dict(left) if failed is None else {failed: left[failed]}
+                seeds = {seed.partition_id: seed for seed in mover.oldest(*before)}
+                for name in before:
+                    # If all partitions were asked together, their positions show which of them has expired.
+                    kept = failed is None and name in seeds
+                    if not kept or self._feed.compare(left[name], seeds[name].cursor) == -1:
+                        self._skip(name, left, mover, seeds, alone=failed is not None)
                 # The oldest record may expire before it is read, but skipping must not be repeated forever.
-                if left == before or skips[failed] > _MOST_SKIPS:
+                if before.items() <= left.items() or skips[failed] > _MOST_SKIPS:
                     raise
 
-    def _skip(self, name: str, left: dict[str, Cursor], mover: Mover, failed: str | None) -> None:
+    def _skip(
+        self, name: str, left: dict[str, Cursor], mover: Mover, seeds: dict[str, Seed], *, alone: bool
+    ) -> None:
         """Continue at the oldest remaining record of a partition that has expired.
 
-        `failed` names the expired partition. If all partitions were asked together, their positions show
-        which of them has expired.
+        `seeds` contains the oldest positions: only of this partition if it was asked `alone`.
         """
-        seeds = {seed.partition_id: seed for seed in mover.oldest(name)}
-        if name in seeds and failed is None and self._feed.compare(left[name], seeds[name].cursor) != -1:
-            return
         lost = left.pop(name)
         if name in seeds:
             left[name] = seeds[name].cursor
         else:
-            found = list(seeds.values())
+            found = list(seeds.values()) if alone else mover.oldest(name)
             mover.replace(name, found, mover.ask_coming(name, found))
         place = f"{self._feed.public_id(name)} after {self._feed.describe(lost).text}"
         self._skipped.append(place)

@@ -271,8 +271,8 @@ class Answers(Generic[T]):
         except Exception as error:  # noqa: BLE001 - only the audit fails, not the page
             self._observing.audit_failed(address, self._fetcher.fault(error).message)
             return
-        for late in audit.late:
-            self.result.tell(late, *audit.seeds)
+        for number, late in enumerate(audit.late):
+            self.result.tell(late, *(() if number else audit.seeds))  # the first notice marks them all
             self.result.found_late += 1
             self._observing.partition_found_late(address, late)
         if audit.error is not None:

@@ -102,3 +102,17 @@ def test_a_plan_asks_for_each_expired_position_once(make_bench, caplog):
     assert step.moved
     assert feed.oldests <= 12
     assert "were lost to retention" in caplog.text
+
+
+def test_a_plan_of_all_ends_asks_once_for_all_positions_when_one_has_expired(make_bench):
+    """Each such question may list every partition, so a question for each partition costs the square."""
+    bench = make_bench(12)
+    provider = SimulationProvider(bench.sim)
+    feed = provider.open_feed(FeedSpec(bench.sim.address), Deadline.after(30))
+    planner = Planner(provider, feed, SkipToOldest())
+    lineage = planner.start(Now(), Deadline.after(30))
+    bench.fill(60, keys=60)
+    bench.sim.trim("p3")
+    step = planner.advance(lineage, None, Deadline.after(30), allow_empty=True)
+    assert [text.split()[0] for text in step.skipped] == [feed.public_id("p3")]
+    assert provider.calls.oldests == 1

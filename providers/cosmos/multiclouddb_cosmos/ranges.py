@@ -8,7 +8,7 @@ as hexadecimal text: `1FFF…-3FFF…`.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -66,10 +66,9 @@ class RangeMap:
     def cut(self, wanted: KeyRange) -> list[KeyRange]:
         """Divide `wanted` at the boundaries of the physical partitions, and return the parts."""
         first = max(0, bisect_right(self._lows, wanted.low) - 1)
+        after = bisect_left(self._lows, wanted.high)
         pieces = []
-        for each in self.ranges[first:]:
-            if each.low >= wanted.high:
-                break
+        for each in self.ranges[first:after]:
             piece = each.clipped(wanted)
             if piece is not None:
                 pieces.append(piece)
@@ -88,15 +87,15 @@ def uncovered_parts(wanted: Sequence[KeyRange], covered: Iterable[KeyRange]) -> 
         covered: Ranges that may overlap each other.
     """
     done = sorted(covered)
-    found = []
+    found, first = [], 0
+    reached = LEAST  # everything from here to `done[first].low` is not covered
     for each in sorted(wanted):
-        low = each.low
-        for other in done:
-            if other.low >= each.high:
-                break
-            if other.low > low:
-                found.append(KeyRange(low, other.low))
-            low = max(low, other.high)
+        low = max(each.low, reached)
+        while first < len(done) and done[first].low < each.high:
+            if done[first].low > low:
+                found.append(KeyRange(low, done[first].low))
+            reached = max(reached, done[first].high)
+            low, first = max(low, reached), first + 1
         if low < each.high:
             found.append(KeyRange(low, each.high))
     return found

@@ -1,5 +1,7 @@
 """Tests positions, ranges and the order of changes within one LSN (logical sequence number)."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,8 @@ inners = st.text("0123456789abcdef", min_size=24, max_size=32)
 places = st.builds(Place, lsns, st.none() | st.integers(0, 2**31)) | st.builds(
     Place, st.integers(1, 2**62 - 1), st.integers(0, 2**31), inners
 )
+EDGES = [f"{number:02X}" for number in range(12)]
+bounds = st.sampled_from(EDGES)
 VIEW = View(ResourceAddress("shop", "orders"), "p", (("pk",),))
 
 
@@ -131,6 +135,63 @@ class TestRanges:
             KeyRange("30", "FF"),
         ]
         assert uncovered_parts([KeyRange("", "20"), KeyRange("20", "FF")], [KeyRange("", "FF")]) == []
+
+    @given(st.sets(bounds, max_size=8), st.lists(st.tuples(bounds, bounds), max_size=8))
+    def test_exactly_what_nothing_covers_is_found(self, cuts, spans):
+        lows = sorted(cuts)
+        wanted = [KeyRange(low, high) for low, high in zip(lows[::2], lows[1::2], strict=False)]
+        covered = [KeyRange(min(span), max(span)) for span in spans if span[0] != span[1]]
+        found = uncovered_parts(wanted[::-1], covered)
+        for place in EDGES:
+            holds = [each for each in found if each.low <= place < each.high]
+            is_wanted = any(each.low <= place < each.high for each in wanted)
+            is_covered = any(each.low <= place < each.high for each in covered)
+            assert len(holds) == (is_wanted and not is_covered)
+
+    def test_the_work_grows_with_the_number_of_ranges_and_not_with_its_square(self):
+        edges = [Compared(f"{number:04X}") for number in range(301)]
+        ranges = [KeyRange(low, high) for low, high in pairwise(edges)]
+        Compared.count = 0
+        assert uncovered_parts(ranges, ranges[::2]) == ranges[1::2]
+        assert Compared.count < 40 * len(ranges)
+
+    def test_a_range_is_cut_without_a_copy_of_all_ranges_after_it(self):
+        ranges = Sliced(KeyRange(f"{number:04X}", f"{number + 1:04X}") for number in range(300))
+        found = RangeMap(ranges)
+        found.ranges = ranges
+        Sliced.count = 0
+        assert all(found.cut(each) == [each] for each in ranges)
+        assert Sliced.count <= 2 * len(ranges)
+
+
+class Compared(str):
+    """The bound of a range; the class counts all comparisons of such bounds."""
+
+    count = 0
+    __hash__ = str.__hash__
+
+    def __lt__(self, other):
+        Compared.count += 1
+        return super().__lt__(other)
+
+    def __gt__(self, other):
+        Compared.count += 1
+        return super().__gt__(other)
+
+    def __eq__(self, other):
+        Compared.count += 1
+        return super().__eq__(other)
+
+
+class Sliced(tuple):
+    """Ranges in a tuple; the class counts the ranges in all slices."""
+
+    count = 0
+
+    def __getitem__(self, index):
+        found = super().__getitem__(index)
+        Sliced.count += len(found) if isinstance(index, slice) else 0
+        return found
 
 
 class TestInsideOneLsn:

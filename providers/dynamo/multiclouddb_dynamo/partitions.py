@@ -27,7 +27,7 @@ from multiclouddb_dynamo.position import (
     cursor_of,
     seconds_at,
 )
-from multiclouddb_dynamo.shards import Shard
+from multiclouddb_dynamo.shards import Shard, by_parent
 from multiclouddb_spi import (
     Awaiting,
     Child,
@@ -181,13 +181,14 @@ def oldest_left(
     if not found <= shards.keys():
         found |= _orphans(shards)
     left, pending = dict(shards), [name for name in found if name in shards]
+    children = by_parent(shards.values())
     while pending:
         name = pending.pop()
         if name in left and not can_be_read(left[name]):
             del left[name]
-            children = [shard.shard_id for shard in shards.values() if shard.parent == name]
-            pending += children
-            found.update(children)
+            next_ones = [shard.shard_id for shard in children.get(name, ())]
+            pending += next_ones
+            found.update(next_ones)
     return [seed for seed in seeds_at_oldest(left, since) if seed.partition_id in found]
 
 

@@ -17,7 +17,7 @@ from multiclouddb_dynamo.client import Calls, Series
 from multiclouddb_dynamo.errors import GONE, REJECTED, code_of
 from multiclouddb_spi import Deadline
 
-__all__ = ["Listing", "Shard", "ShardMap"]
+__all__ = ["Listing", "Shard", "ShardMap", "by_parent"]
 
 _LISTINGS: Final = 3
 # The maximum number of calls per second that look for children, on average, and the maximum number of such
@@ -110,12 +110,11 @@ class Looks:
         if fresh:
             self._pause = self._next = 0.0
         again = set(shard_ids).difference(waiting if now < self._next else fresh)
-        most = int(self._credit)
-        if not again or most < 1:
+        if not again or self._credit < 1:
             return fresh
         order = [name for name in shard_ids if name in again and name not in self._asked]
         order += [name for name in self._asked if name in again]
-        return fresh + order[:most]
+        return fresh + order[: int(self._credit)]
 
     def note(self, shard_ids: Iterable[str], childless: Iterable[str]) -> None:
         """Record that the children of these shards were requested.
@@ -218,7 +217,7 @@ class ShardMap:
                 return  # a listing that began later is newer
             self._number, self._filtered = listing.number, 0
             self._shards, self._listed = dict(listing.shards), listing.shards
-            self._children = _by_parent(listing.shards.values())
+            self._children = by_parent(listing.shards.values())
             self.pages, self._read_at = listing.pages, time.monotonic()
             if listing.enabled:
                 self._disabled_at, self._settled = None, False
@@ -392,7 +391,8 @@ class ShardMap:
                 self._children[parent] = tuple(known.values())
 
 
-def _by_parent(shards: Iterable[Shard]) -> dict[str, tuple[Shard, ...]]:
+def by_parent(shards: Iterable[Shard]) -> dict[str, tuple[Shard, ...]]:
+    """Map each parent to its children."""
     found: defaultdict[str, list[Shard]] = defaultdict(list)
     for shard in shards:
         if shard.parent is not None:

@@ -8,7 +8,7 @@ import pytest
 
 from multiclouddb_api import Beginning, FeedEnded, Now, PartitionFoundLate
 from multiclouddb_dynamo import shards as rooms
-from multiclouddb_dynamo.partitions import headroom, seeds_of_missed
+from multiclouddb_dynamo.partitions import headroom, oldest_left, seeds_of_missed
 from multiclouddb_dynamo.position import After, Horizon, Latest, Start, cursor_of, place_of
 from multiclouddb_dynamo.shards import Shard, ShardMap
 from multiclouddb_spi import Deadline, ProviderFault, Tracked
@@ -155,6 +155,25 @@ class TestAudit:
 
 def listed(name, parent=None, *, last=None):
     return Shard(name, parent, last, "1", NOW)
+
+
+class Visited(dict):
+    """The listed shards; counts the shards in all loops over them."""
+
+    visits = 0
+
+    def values(self):
+        self.visits += len(self)
+        return super().values()
+
+
+def test_shards_that_cannot_be_read_are_replaced_without_a_search_of_all_shards_for_each():
+    names = [f"shardId-{number:03}" for number in range(300)]
+    shards = Visited({name: listed(name, last="9") for name in names})
+    shards |= {f"{name}-child": listed(f"{name}-child", name) for name in names}
+    found = oldest_left(shards, names, NOW, lambda each: each.last is None)
+    assert {seed.partition_id for seed in found} == {f"{name}-child" for name in names}
+    assert shards.visits < 10 * len(shards)
 
 
 class TestStartOfAMissedShard:

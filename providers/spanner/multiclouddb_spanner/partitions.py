@@ -98,7 +98,8 @@ def oldest_left(
     earliest, alive = source.oldest(now, deadline, scope)
     # If later changes expire before they are read, this is a new gap, which is reported.
     start = cursor_of(Place.at(earliest))
-    seeds = {name: Seed(name, (), start) for name in names if name in alive}
+    open_then = set(alive)
+    seeds = {name: Seed(name, (), start) for name in names if name in open_then}
     gone = False
     for name in names:
         if name in seeds:

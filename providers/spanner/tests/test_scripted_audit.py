@@ -164,7 +164,26 @@ class FakeSource:
         return self.lives.get(name)
 
 
+class Searched(list):
+    """Partitions; counts how often the list is searched for a partition."""
+
+    searches = 0
+
+    def __contains__(self, name):
+        self.searches += 1
+        return super().__contains__(name)
+
+
 class TestOldest:
+    def test_the_list_of_living_partitions_is_not_searched_for_each_name(self):
+        names = [f"p{number}" for number in range(300)]
+        source = FakeSource()
+        alive = Searched(names)
+        source.oldest = lambda now, deadline, scope: (ORIGIN, alive)
+        found = oldest_left(source, names, ORIGIN + 100, Deadline.after(5), None)
+        assert [seed.partition_id for seed in found] == names
+        assert alive.searches == 0
+
     def left(self, names, **lives):
         found = oldest_left(FakeSource(**lives), names, ORIGIN + 100, Deadline.after(5), None)
         return {seed.partition_id: seed for seed in found}
