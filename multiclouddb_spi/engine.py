@@ -197,9 +197,11 @@ class Engine:
             result, lineage = self._pages.begun_again(session, lineage, fresh, result), fresh
         if not result.count:
             self._pages.raise_failure(session, lineage, result, deadline)
+        # Once the page is made, another call may take the lineage that belongs to the page's token.
+        may_stay, audited = result.idle and self._quiet.may_stay(lineage), lineage.audited
         reading = self._pages.reading(session, lineage, result, deadline, began)
-        if result.idle:
-            self._quiet.note(request, session.feed, lineage, reading.page, check)
+        if may_stay:
+            self._quiet.note(request, session.feed, audited, reading.page, check)
         return reading
 
     def list_physical_partitions(

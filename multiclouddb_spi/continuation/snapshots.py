@@ -15,7 +15,7 @@ from multiclouddb_spi.continuation.coverage import begun
 from multiclouddb_spi.continuation.entry import Active, Waiting
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.plan import Plan, plan_of, shown
-from multiclouddb_spi.continuation.starting import check_not_ahead, not_startable
+from multiclouddb_spi.continuation.starting import check_has_partitions, check_not_ahead, not_startable
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.scan import ScanPlan
@@ -40,12 +40,13 @@ def resolve_snapshot(
         snapshot: A function that asks the feed for the plan, like `SupportsSnapshot.snapshot`.
 
     Raises:
+        ProviderFault: `TRANSIENT_FAILURE` if the service names no partition of the stream.
         Exception: The error that `clock` or `snapshot` raised.
     """
     now = clock()
     audited = begun(feed, Now(), now)
     scan = snapshot()
-    lineage = Lineage.from_seeds(scan.seeds, feed.join, audited)
+    lineage = check_has_partitions(Lineage.from_seeds(scan.seeds, feed.join, audited))
     kept = [] if now is None else [feed.headroom(seed.cursor, now) for seed in scan.seeds]
     known = [int(seconds) for seconds in kept if seconds is not None and seconds < _LONG]
     retention = min(known, default=None)
@@ -74,6 +75,7 @@ def resolve_backfill(
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for a time in the future, or for a partition that cannot be
             started.
+        ProviderFault: `TRANSIENT_FAILURE` if the service names no partition of the stream.
         Exception: The error that `clock` or `backfill` raised.
     """
     now = clock()
@@ -83,7 +85,7 @@ def resolve_backfill(
     if scan is None:
         raise not_startable()
     audited = None if only is not None else begun(feed, Now(), now)
-    lineage = Lineage.from_seeds(scan.seeds, feed.join, audited)
+    lineage = check_has_partitions(Lineage.from_seeds(scan.seeds, feed.join, audited))
     lineage.begin_scan(plan_of(scan, Snapshot(SnapshotOrder.ORDERED)))
     return lineage
 

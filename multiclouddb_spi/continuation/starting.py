@@ -8,7 +8,7 @@ from typing import Final
 
 from multiclouddb_api import AtTime, Beginning, MulticloudDbError, invalid_request
 from multiclouddb_spi.continuation.coverage import begun
-from multiclouddb_spi.continuation.entry import Active, Plan
+from multiclouddb_spi.continuation.entry import Active
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed, FeedStart, Seed
 from multiclouddb_spi.faults import no_partition_named
@@ -68,13 +68,13 @@ def check_has_partitions(lineage: Lineage) -> Lineage:
     """Return the given lineage, but only if it contains a partition of the stream.
 
     Args:
-        lineage: The lineage, which may contain the plan of a scan.
+        lineage: The lineage, to which no scan was added yet.
 
     Raises:
-        ProviderFault: `TRANSIENT_FAILURE` if the lineage is empty or contains only a scan. No
-            change could be read later from a lineage without a partition of the stream.
+        ProviderFault: `TRANSIENT_FAILURE` if the lineage is empty. No change could be read later
+            from a lineage without a partition of the stream, not even after a scan.
     """
-    if all(isinstance(entry, Plan) for entry in lineage):
+    if not len(lineage):
         raise no_partition_named()
     return lineage
 

@@ -100,7 +100,7 @@ class Planner:
                 lineage without a partition of the stream has no next step.
         """
         if isinstance(position, Snapshot):
-            return check_has_partitions(plan_snapshot(self._feed, self._call, position, deadline))
+            return plan_snapshot(self._feed, self._call, position, deadline)
         lineage = resolve_start(
             self._feed,
             position,

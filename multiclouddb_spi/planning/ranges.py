@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Final, assert_never
 
 import attrs
@@ -129,9 +130,11 @@ class RangeReading:
             if len(batch):
                 yield batch
             if isinstance(batch.outcome, Scanned):
+                self.close()
                 for piece in batch.outcome.pieces:
                     part = Range(piece.segment_id, piece.cursor, None)
-                    yield from RangeReading(self._provider, self._feed, part).batches(on_expired)
+                    with closing(RangeReading(self._provider, self._feed, part)) as rest:
+                        yield from rest.batches(on_expired)
             if self._is_over(batch.outcome):
                 return
             if len(batch) or self._feed.compare(before, self._position) == -1:

@@ -119,28 +119,40 @@ class QuietFeeds:
                 self._context.pause(waiting.before_round())
                 waiting.begin_round()
 
+    def may_stay(self, lineage: Lineage) -> bool:
+        """Return whether a call may leave this state as it is.
+
+        Args:
+            lineage: The state after an idle page.
+        """
+        if len(lineage) <= self._context.width:
+            return False
+        # In every other state, each call has something to do: a scan, a search for children, or a partition
+        # that must be read first.
+        return all(type(entry) is Active and entry.listed and not entry.failed_last for entry in lineage)
+
     def note(
-        self, request: ChangeFeedRequest, feed: Feed, lineage: Lineage, page: ChangeFeedPage, check: Check
+        self,
+        request: ChangeFeedRequest,
+        feed: Feed,
+        audited: Audited | None,
+        page: ChangeFeedPage,
+        check: Check,
     ) -> None:
         """Remember an idle page if the next page may be equal to it.
 
         Args:
             request: The request.
             feed: The feed.
-            lineage: The state that the page's token contains.
+            audited: The audit data of the state that the page's token contains; `may_stay` is True for this
+                state.
             page: The page.
             check: The result of the check before the partitions were read.
         """
-        if len(lineage) <= self._context.width or not page.idle or page.notices:
-            return
-        if page.diagnostics.partition_errors or not isinstance(feed, SupportsChangeMark):
-            return
-        # In every other state, each call has something to do: a scan, a search for children, or a partition
-        # that must be read first.
-        if not all(type(entry) is Active and entry.listed and not entry.failed_last for entry in lineage):
+        if page.notices or page.diagnostics.partition_errors or not isinstance(feed, SupportsChangeMark):
             return
         mark = check.mark if check.feed is feed else None
-        self._keep(_Idle(page, feed, feed.spec, request.scope, lineage.audited, mark))
+        self._keep(_Idle(page, feed, feed.spec, request.scope, audited, mark))
 
     def _known(self, request: ChangeFeedRequest, spec: FeedSpec) -> _Idle | None:
         """Return the idle page from which the request's token comes; None if an audit is due."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Final
 
@@ -15,6 +16,7 @@ class ScanRates:
 
     def __init__(self) -> None:
         self._not_before: dict[str, float] = {}
+        self._lock = threading.Lock()
 
     def not_before(self, plan_id: str) -> float:
         """Return the monotonic time before which a scan reads nothing.
@@ -31,7 +33,8 @@ class ScanRates:
             plan_id: The id under which the lineage contains the scan's plan.
             seconds: The number of seconds to add; negative if a read was cheaper than expected.
         """
-        last = self._not_before.get(plan_id, 0.0)
-        self._not_before[plan_id] = max(last, time.monotonic() if seconds > 0 else 0.0) + seconds
-        while len(self._not_before) > _MOST_SCANS:
-            self._not_before.pop(next(iter(self._not_before)))
+        with self._lock:
+            last = self._not_before.get(plan_id, 0.0)
+            self._not_before[plan_id] = max(last, time.monotonic() if seconds > 0 else 0.0) + seconds
+            while len(self._not_before) > _MOST_SCANS:
+                self._not_before.pop(next(iter(self._not_before)))

@@ -51,6 +51,19 @@ def test_every_row_is_in_one_step_and_changes_follow(most, splits):
     assert kinds.count(False) == 1
 
 
+@pytest.mark.parametrize("most", [2, 5, 100])
+def test_readers_of_a_segment_that_splits_are_closed(most):
+    plan = Plan(40, ServiceBehaviour(splits_segments=1.0, page_limit=3, faults_in_row=100), segments=1)
+    plan.step()
+    (part,) = plan.step().ranges()
+    batches = read_range(plan.provider, plan.feed, part)
+    for _, _batch in zip(range(most), batches, strict=False):
+        assert plan.provider.calls.open_readers <= 1
+    batches.close()
+    assert plan.provider.calls.opens.total() > 1
+    assert plan.provider.calls.open_readers == 0
+
+
 def test_a_limit_counts_estimated_rows_in_whole_segments():
     plan = Plan(1000, segments=100)
     sizes = [len(step.ranges()) for step in plan.run(50)]

@@ -91,6 +91,51 @@ class TestPlanned:
         assert [event.new_item_state for event in seen if not event.backfilled] == [{"n": "later"}]
 
 
+class TestNoPartition:
+    """Tests a service that names no partition of the stream when a snapshot starts.
+
+    After the scan, a feed without a partition would end, and would never deliver a change.
+    """
+
+    @pytest.mark.parametrize("order", [ORDERED, INTERLEAVED, AUTO])
+    def test_the_start_is_refused_and_can_be_repeated(self, order):
+        sim = filled(10, partitions=1)
+        sim.hide("p0", 1)
+        consumer, rows = Consumer(sim, order), 0
+        with pytest.raises(MulticloudDbError, match="names no partition") as caught:
+            consumer.page()
+        assert caught.value.retryable
+        while not (page := consumer.page()).idle:
+            rows += len(page.events)
+        sim.write("k1", {"n": "later"})
+        assert rows == 10
+        assert [event.new_item_state for event in consumer.page().events] == [{"n": "later"}]
+
+    def test_it_cannot_be_planned_either(self):
+        sim = filled(10, partitions=1)
+        sim.hide("p0", 1)
+        consumer = Consumer(sim, INTERLEAVED, segments=2)
+        with pytest.raises(MulticloudDbError, match="names no partition"):
+            consumer.plan()
+        assert len(consumer.plan()) == 1 + 2
+
+    def test_nor_does_it_replace_an_expired_position(self):
+        sim = filled(10, partitions=1)
+        consumer = Consumer(sim, ORDERED)
+        consumer.page()
+        while not consumer.page().idle:
+            pass
+        sim.write("k1", {"n": "lost"})
+        sim.trim()
+        sim.hide("p0", 2)  # from the audit of the first page and from its snapshot
+        expired = consumer.position
+        with pytest.raises(MulticloudDbError, match="names no partition") as caught:
+            consumer.page(on_expired=Resnapshot(Snapshot(ORDERED)))
+        assert caught.value.retryable
+        assert consumer.position == expired
+        assert SnapshotStarted in map(type, consumer.page(on_expired=Resnapshot(Snapshot(ORDERED))).notices)
+
+
 class TestCutting:
     """Tests a service that is slow, fails or does not answer when it is asked for the next segments."""
 

@@ -3,6 +3,8 @@
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +19,7 @@ from multiclouddb_spi import Deadline, FeedSpec
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.reading.partition_reader import Budget, PartitionReader
 from multiclouddb_spi.reading.reader_cache import ReaderCache
+from multiclouddb_spi.reading.scan_rates import ScanRates
 
 BEGINNING = Beginning()
 
@@ -473,6 +476,27 @@ class TestLive:
         cache.put(live)
         found = together(*[lambda: cache.pop(live.feed, "p0", 0) for _ in range(8)])
         assert [item for item in found if item is not None] == [live]
+
+
+def test_calls_that_share_a_scan_add_up_their_cost(monkeypatch):
+    rates, meeting = ScanRates(), threading.Barrier(2)
+    rates.spend("scan", 10.0)
+    soonest, monotonic = rates.not_before("scan"), time.monotonic
+
+    def meet():
+        """Let both calls read the earlier cost before one of them adds its own cost, if that is possible."""
+        with suppress(threading.BrokenBarrierError):
+            meeting.wait(0.2)
+        return monotonic()
+
+    with monkeypatch.context() as patched:
+        patched.setattr("multiclouddb_spi.reading.scan_rates.time", SimpleNamespace(monotonic=meet))
+        calls = [threading.Thread(target=rates.spend, args=("scan", 1.0)) for _ in range(2)]
+        for call in calls:
+            call.start()
+        for call in calls:
+            call.join(60)
+    assert rates.not_before("scan") == pytest.approx(soonest + 2.0)
 
 
 def test_token_of_one_engine_is_good_for_another_while_both_read(make_bench, ids):

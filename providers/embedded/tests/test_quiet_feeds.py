@@ -30,6 +30,9 @@ from multiclouddb_embedded import EmbeddedStore, Put
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_embedded.reader import EmbeddedReader
 from multiclouddb_spi import Deadline, Fault, ProviderFault
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.token import Envelope
+from multiclouddb_spi.continuation.written import WrittenTokens
 from multiclouddb_spi.reading.quiet_feeds import Check, QuietFeeds
 
 PARTITIONS = 8
@@ -102,6 +105,22 @@ def test_its_token_is_an_ordinary_one(store: EmbeddedStore, consumer: Consumer):
     with connect(config(store)) as client:
         page = client.read_changes(ChangeFeedRequest(ADDRESS, FromContinuationToken(token)))
     assert [event.new_item_state for event in page.events] == [{"n": -1}]
+
+
+def test_another_call_that_takes_its_lineage_disturbs_nothing(consumer: Consumer, monkeypatch: Any):
+    """Two threads that poll with the same token make the same next token, so one thread may already change
+    the lineage of that token while the other thread finishes its call.
+    """
+    keep = WrittenTokens.keep
+
+    def taken(self: WrittenTokens, token: str, envelope: Envelope, lineage: Lineage) -> None:
+        keep(self, token, envelope, lineage)
+        written = self.take(token)
+        assert written is not None
+        written.state.failed_last(written.state.active()[0].partition_id)
+
+    monkeypatch.setattr(WrittenTokens, "keep", taken)
+    consumer.until_quiet()
 
 
 def test_a_feed_with_few_partitions_is_read(store: EmbeddedStore):
