@@ -385,11 +385,8 @@ def _provider_options(connection: Mapping[str, str]) -> dict[str, str]:
 
 def _config(url: str | None, provider: str | None, connection: Mapping[str, str]) -> ClientConfig:
     if url is None and provider is None:
-        raise invalid_request(
-            "url",
-            "is missing",
-            'add .option("url", "embedded:///data/store.db"), or provider and connection.*',
-        )
+        way_out = 'add .option("url", "embedded:///data/store.db"), or provider and connection.*'
+        raise invalid_request("url", "is missing", way_out)
     if url is None:
         assert provider is not None
         return ClientConfig(provider, connection)
