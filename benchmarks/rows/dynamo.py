@@ -104,7 +104,7 @@ def _through_arrow(table: Local) -> Done:
     shown=(bare_loop,),
 )
 def dynamo_events(bench: Bench) -> Iterator[Sides]:
-    """In this row, our side decodes events, but the loop of the other side decodes nothing."""
+    """Compare multiclouddb, which decodes events, with a loop that decodes nothing."""
     with local(bench.size(_ITEMS)) as table:
         yield Sides(lambda: _through_the_client(table), lambda: _by_hand(table, bare_loop))
 

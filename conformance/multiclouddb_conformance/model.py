@@ -34,7 +34,10 @@ Identify: TypeAlias = Callable[[ChangeEvent], Hashable]
 
 
 def by_event_id(event: ChangeEvent) -> Hashable:
-    """Identify a change by its event's id. `truth` must contain event ids, as in a simulation."""
+    """Identify a change by its event's id.
+
+    The written changes in `truth` must have event ids. The changes of a simulation have them.
+    """
     return event.event_id
 
 

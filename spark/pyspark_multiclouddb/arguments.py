@@ -28,7 +28,7 @@ def check_has(name: str, value: object, attribute: str, wanted: str) -> None:
 
 
 def check_rows(name: str, value: object, *, or_page: bool = False) -> None:
-    """Refuse a value that is neither a DataFrame nor a pyarrow table (nor a page, if pages are allowed).
+    """Accept only a DataFrame or a pyarrow table, and with `or_page` also a page.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST`; the message names the argument.

@@ -288,7 +288,8 @@ class MicroBatches:
     def _standing(self, start: dict[str, Any], before: Lineage) -> Lineage:
         """Return the lineage at which the next micro-batch starts.
 
-        If an earlier call found no record after the offset, the lineage is later than the offset.
+        If an earlier call found no record directly after the offset, the micro-batch starts at the later
+        position that this call has reached.
         """
         return self._ahead[1] if self._ahead is not None and self._ahead[0] == start else before
 

@@ -289,7 +289,7 @@ def _start(given: Mapping[str, tuple[str, str]]) -> FeedStart | Snapshot:
 
 
 def _on_loss(given: Mapping[str, tuple[str, str]]) -> OnExpired:
-    """Return the action after data loss. The default order of a snapshot after a loss is `AUTO`."""
+    """Return the action after data loss. A snapshot that repairs a loss has the order `AUTO` by default."""
     on_loss = values.on_loss(*given.get("failOnDataLoss", ("failOnDataLoss", "true")))
     return Resnapshot(_as_given(on_loss.snapshot, given)) if isinstance(on_loss, Resnapshot) else on_loss
 

@@ -99,7 +99,7 @@ class ChangeStream:
         return next(each for each in found if each.holds(place))
 
     def partition(self, token: str) -> Partition:
-        """Return the partition with this token."""
+        """Find a partition by its token."""
         if token not in self.partitions:
             raise invalid(
                 "Specified partition_token is invalid, as it does not belong to the Change Stream "

@@ -106,7 +106,7 @@ def _event_ids(
 
 
 def _times(datas: Sequence[Mapping[str, Any]]) -> list[datetime]:
-    """Convert seconds to times; items with the same second share one object."""
+    """Convert Unix seconds to datetime objects; items of the same second share one object."""
     previous, moment, moments = None, None, []
     for data in datas:
         seconds = data["crts"]

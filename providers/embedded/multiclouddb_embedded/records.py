@@ -1,8 +1,8 @@
 """Stores rows of the log by column, as SQLite returns them.
 
-SQLite returns a whole batch in one step, with one text per column. If rows were read one by one,
-each row would acquire and release the interpreter's lock. Reading row by row would make a reader
-about a hundred times slower while another thread is busy.
+For each column, SQLite returns one text that contains the values of a whole batch. If rows were
+read one by one, each row would acquire and release the interpreter's lock. Reading row by row would
+make a reader about a hundred times slower while another thread is busy.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
 
 `at` and `since` are whole microseconds since 1970, the precision of Spanner's commit timestamps.
 The changes at one commit timestamp are identified by their transaction. The mark consists of the
-sequence of a record and the number of its modifications that were delivered. Positions of the
-starts `Now` and `AtTime` contain `since`, because these starts read the partitions that existed
-just before the time `since`.
+sequence of a record and the number of its modifications that were delivered. If a reader starts at
+`Now` or `AtTime`, its first positions contain the time `since`. The reader then reads the partitions
+that existed just before this time.
 """
 
 from __future__ import annotations

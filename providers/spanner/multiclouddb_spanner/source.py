@@ -45,7 +45,7 @@ _CHECK_SECONDS = 60.0
 
 
 class Slots:
-    """Limits the number of answers that stay open between two reads.
+    """Limits the number of streamed responses that stay open between two reads.
 
     Each open answer occupies a stream of the gRPC connection. A gRPC connection carries at most a hundred
     streams at a time; every further stream would have to wait until another stream ends.
