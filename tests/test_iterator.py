@@ -763,7 +763,7 @@ class TestOutage:
         got = []
         with pytest.raises(MulticloudDbError, match=r"shard-7.*access denied") as caught:
             collect(changes, got)
-        assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+        assert (caught.value.category, caught.value.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
         assert got == ["P0", "P1", "P2", "P3"]
         assert changes.continuation_token == "P@4"
 

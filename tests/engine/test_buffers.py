@@ -70,20 +70,22 @@ class TestOneConsumer:
         assert sent.records <= MOST_OVERHEAD * len(came)
         assert sum(bench.calls.opens.values()) == partitions
 
+    @pytest.mark.parametrize("size", [10, 20])
     @pytest.mark.parametrize("partitions", [16, 64])
-    def test_what_is_held_stays_bounded(self, backlog, sent, partitions):
+    def test_what_is_held_stays_bounded(self, backlog, sent, partitions, size):
         """The buffered bytes stay within a bound, except after the first answers, whose sizes are unknown in
         advance.
 
-        After that, one fetch may exceed the bound.
+        After that, one fetch may exceed the bound. With small pages, the first partition in the queue often
+        waits for memory. The page must then return other records and keep no place for this partition.
         """
         bench = backlog(partitions)
-        pages = bench.walk(size=20)
+        pages = bench.walk(size=size)
         for _ in range(partitions):
             page = next(pages)
         sent.held = 0
         pages.close()
-        bench.drain(page.continuation_token, size=20)
+        bench.drain(page.continuation_token, size=size)
         assert sent.held <= BOUND + 2 * sent.largest
 
     def test_every_partition_has_its_turn_while_there_are_no_bytes(self, backlog):

@@ -22,6 +22,14 @@ class Clock:
         return self.now
 
 
+def test_the_expected_size_grows_only_with_answers_that_are_larger_than_asked():
+    budget = Budget(100)
+    budget.learn(asked=10, nbytes=20)
+    assert budget.expected == 20
+    budget.learn(asked=10, nbytes=10)
+    assert budget.expected == 18
+
+
 class TestReaders:
     @pytest.fixture
     def clock(self, monkeypatch):

@@ -143,3 +143,16 @@ class TestInUse:
         cache.release(one)
         cache.release(other)
         assert closed == ["k", "k"]
+
+    def test_one_that_was_being_opened_while_the_client_closed_is_not_kept(self, bench, cache, closed):
+        spec = FeedSpec(bench.sim.address, LogicalPartition(bench.sim.key("late")))
+
+        def open_late():
+            feed = bench.provider.open_feed(spec, Deadline.after(30))
+            cache.close()
+            return feed
+
+        feed, _ = cache.acquire(spec, open_late)
+        assert closed == []
+        cache.release(feed)
+        assert closed == ["late"]

@@ -115,6 +115,18 @@ def aged(order, retention=60.0, writes=0):
     return plan
 
 
+def test_a_retention_that_is_known_later_counts_from_then():
+    plan = Plan(40, segments=10, order=AUTO)
+    plan.step(4)
+    assert plan.lineage.plan.retention is None
+    plan.sim.retention_seconds = 60.0
+    plan.step(4)
+    assert plan.lineage.plan.holds
+    plan.sim.advance(40.0)
+    plan.step(4)
+    assert not plan.lineage.plan.holds
+
+
 def test_auto_releases_the_stream_when_half_of_the_retention_is_used():
     plan = aged(AUTO)
     plan.sim.write("k1", {"n": 100})

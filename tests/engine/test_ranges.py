@@ -3,9 +3,9 @@
 import attrs
 import pytest
 
-from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError
-from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
-from multiclouddb_spi import Batch, Deadline, FeedSpec, Planner, Reader, deadline, read_range
+from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, SkipToOldest
+from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider, TrimmedError
+from multiclouddb_spi import Batch, Deadline, FeedSpec, Planner, Reader, Seed, deadline, read_range
 from multiclouddb_spi.planning import ranges
 
 
@@ -149,3 +149,13 @@ def test_an_answer_that_is_still_scanning_is_no_reason_to_wait(clock):
     world = World(clock, scan_limit=1, page_limit=1)
     assert list(world.read()) == world.names[:3]
     assert clock.pauses == []
+
+
+@pytest.mark.parametrize(("oldest", "left"), [("p0", 2), ("child", 0)])
+def test_after_an_expiry_the_range_continues_only_in_its_own_partition(clock, monkeypatch, oldest, left):
+    """If the partition is gone, the service names its descendants; their events belong to other ranges."""
+    world = World(clock)
+    monkeypatch.setattr(world.feed, "oldest", lambda *_: [Seed(oldest, (), world.places[1])])
+    world.sim.fail_next("p0", TrimmedError("too old"))
+    batches = read_range(world.provider, world.feed, world.part, SkipToOldest())
+    assert sum(map(len, batches)) == left

@@ -34,13 +34,26 @@ from multiclouddb_conformance.simulation import (
     feed,
 )
 from multiclouddb_conformance.simulation.segments import cut_segments
-from multiclouddb_spi import Awaiting, Child, Drained, Engine, InlineExecutor, Scanned, Segment
-from multiclouddb_spi.continuation.entry import Active, Waiting
+from multiclouddb_spi import (
+    Awaiting,
+    Child,
+    Deadline,
+    Drained,
+    Engine,
+    FeedSpec,
+    InlineExecutor,
+    Scanned,
+    Segment,
+)
+from multiclouddb_spi.continuation.entry import Active, AwaitingChildren, Waiting
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.faults import Fault, InvalidCursor, ProviderFault
+from multiclouddb_spi.reading.result import PollResult
+from multiclouddb_spi.reading.scanning import Scanning
+from multiclouddb_spi.reading.turns import Turns
 
 ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
 
@@ -91,6 +104,10 @@ def filled(count, partitions=1, **settings):
     for number in range(count):
         sim.write(f"k{number}", {"n": number})
     return sim
+
+
+def no_clock():
+    """Return the time of a service that does not report its time."""
 
 
 def kinds(page):
@@ -156,6 +173,16 @@ class TestPlaces:
         for number in range(100):
             sim.write("busy", {"n": number})
         assert kinds(reading.page()).count(True) == 0
+
+    def test_a_scan_without_places_waits_for_partitions_that_were_not_asked_yet(self):
+        sim = filled(0)
+        feed = SimulationProvider(sim).open_feed(FeedSpec(sim.address), Deadline.after(30))
+        lineage = Lineage([Active("p0", 1)], max)
+        lineage.begin_scan(Plan("s", [0], "f", 1))
+        result = PollResult(Turns(lineage), limit=1)  # a quarter of this page is no whole place
+        scanning = Scanning(None, feed, lineage, result, Deadline.after(30), no_clock, single=False)
+        assert scanning.is_sharing()
+        assert scanning.patience(30.0) > 0
 
     def test_the_page_ends_with_the_notice_that_the_scan_is_over(self):
         sim = filled(3)
@@ -253,6 +280,13 @@ class TestBarrier:
         assert lineage.scanned("c", []) == []
         assert lineage.is_scanned()
         assert lineage.end_scan() == ["p0"]
+
+    def test_a_child_that_is_named_during_the_scan_does_not_start(self):
+        lineage = Lineage([AwaitingChildren("p0", 1)], max)
+        lineage.begin_scan(Plan("s", [0], "f", 1, holds=True))
+        assert lineage.retire("p0", [Child("c", ("p0",), 2)]) == []
+        (waiting,) = lineage.waiting()
+        assert (waiting.partition_id, waiting.parents) == ("c", ("s",))
 
 
 class TestTrouble:

@@ -50,7 +50,7 @@ class TestPlaces:
     @pytest.mark.parametrize(
         "cursor",
         [None, "x", -1, 2**62, {}, [], [[]], [True], [-1], [2**62], ["1"], [1, -1], [1, 2, 3], [1, 2, ""],
-         [1, None, "é"], [1, 2, "a", 4], [1, 2, None], [1, 1.5]],
+         [1, None, "é"], [1, 2, "a" * 65], [1, 2, "a", 4], [1, 2, None], [1, 1.5]],
     )  # fmt: skip
     def test_what_nobody_made_is_refused(self, cursor):
         with pytest.raises(InvalidCursor):
