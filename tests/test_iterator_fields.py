@@ -5,7 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from multiclouddb_api import Beginning, ChangeFeedIterator, ChangeFeedRequest, ResourceAddress
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedIterator,
+    ChangeFeedRequest,
+    MulticloudDbError,
+    ResourceAddress,
+)
 from multiclouddb_api.iterator import IteratorSettings
 
 CLIENT = SimpleNamespace(read_changes=print)
@@ -33,3 +39,9 @@ class TestFields:
             CLIENT, REQUEST, idle_backoff_seconds=seconds, max_idle_backoff_seconds=1, timeout_seconds=seconds
         )
         assert (made.idle_backoff_seconds, made.timeout_seconds) == (seconds, seconds)
+
+    @pytest.mark.parametrize("name", ["idle_backoff_seconds", "timeout_seconds"])
+    def test_a_wait_and_a_time_limit_may_not_be_shorter_than_a_millisecond(self, name):
+        ChangeFeedIterator(CLIENT, REQUEST, **{name: 0.001})
+        with pytest.raises(MulticloudDbError, match=rf"{name}: must be 0\.001 or more"):
+            ChangeFeedIterator(CLIENT, REQUEST, **{name: 0.0009})

@@ -45,7 +45,7 @@ def resolve_start(
     now = None if isinstance(position, Beginning) else clock()
     if isinstance(position, AtTime):
         check_not_ahead(position.utc, now, field, "pass a time in the past, or start now")
-    audited = None if only is not None else begun(feed, position, now)
+    audited = begun(feed, position, now)
     seeds = start()
     if only is None:
         return Lineage.from_seeds(seeds, feed.join, audited)

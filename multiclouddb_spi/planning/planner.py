@@ -94,10 +94,10 @@ class Planner:
             field: The caller's name for the time in `AtTime`, used in the error.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a time in the future. `UNSUPPORTED_CAPABILITY`
-                for an `INTERLEAVED` snapshot of a feed in which rows have no floor.
-            ProviderFault: `TRANSIENT_FAILURE` if the service names no partition of the stream. A
-                lineage without a partition of the stream has no next step.
+            MulticloudDbError: `INVALID_REQUEST` for a time in the future.
+            ProviderFault: `UNSUPPORTED_CAPABILITY` for an `INTERLEAVED` snapshot of a feed in which
+                rows have no floor. `TRANSIENT_FAILURE` if the service names no partition of the
+                stream. A lineage without a partition of the stream has no next step.
         """
         if isinstance(position, Snapshot):
             return plan_snapshot(self._feed, self._call, position, deadline)

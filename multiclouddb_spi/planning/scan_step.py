@@ -46,8 +46,8 @@ def plan_snapshot(feed: Feed, call: Call, wanted: Snapshot, deadline: Deadline) 
         deadline: The time limit.
 
     Raises:
-        MulticloudDbError: `UNSUPPORTED_CAPABILITY` for `INTERLEAVED` if rows have no floor.
-        ProviderFault: `TRANSIENT_FAILURE` if the service names no partition of the stream.
+        ProviderFault: `UNSUPPORTED_CAPABILITY` for `INTERLEAVED` if rows have no floor; `TRANSIENT_FAILURE`
+            if the service names no partition of the stream.
     """
     has_own_floors = isinstance(feed, SupportsBackfill)
     if not isinstance(feed, SupportsSnapshot):

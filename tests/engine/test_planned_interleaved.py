@@ -106,12 +106,12 @@ def test_a_step_of_one_record_reads_one_segment():
     assert len(counts) > 30
 
 
-def aged(order, retention=60.0, writes=0):
+def aged(order, retention=60.0, writes=0, part=0.6):
     plan = Plan(40, segments=10, order=order, retention=retention)
     plan.step(4)
     for number in range(writes):
         plan.sim.write(f"more{number}", {"n": number})
-    plan.sim.advance(retention * 0.6)
+    plan.sim.advance(retention * part)
     return plan
 
 
@@ -134,6 +134,13 @@ def test_auto_releases_the_stream_when_half_of_the_retention_is_used():
     assert not plan.lineage.plan.holds
     assert [event.backfilled for event in plan.events(plan.step(4))].count(False) == 1
     assert plan.lineage.plan is not None
+
+
+@pytest.mark.parametrize(("part", "holds"), [(0.49, True), (0.5, False)])
+def test_the_stream_is_released_when_exactly_half_of_the_retention_is_used(part, holds):
+    plan = aged(AUTO, part=part)
+    plan.step(4)
+    assert plan.lineage.plan.holds is holds
 
 
 def test_a_scan_that_outlasts_the_retention_ends_equal():

@@ -539,6 +539,15 @@ class TestIterator:
             assert again.partition_retired
         assert rows == 20
 
+    def test_the_last_page_of_a_segment_without_rows_is_not_idle(self):
+        reading = Reading(filled(0), segments=1)
+        request = ChangeFeedRequest(reading.sim.address, reading.position)
+        _, (name, token) = reading.engine.plan_partitions(request, OperationOptions())
+        reading.position = FromContinuationToken(token)
+        pages = [reading.page(scope=PhysicalPartition(name)) for _ in range(2)]
+        assert [page.events for page in pages] == [(), ()]
+        assert [(page.partition_retired, page.idle) for page in pages] == [(False, False), (True, False)]
+
 
 class Client:
     def __init__(self, reading):

@@ -1,9 +1,12 @@
 """Tests the bounds of a token: its maximum length, and the times that it may contain."""
 
+import math
+
 import pytest
 
 from multiclouddb_api import MulticloudDbError, Now
 from multiclouddb_spi.continuation import token
+from multiclouddb_spi.continuation.bounds import MAX_BYTES
 from multiclouddb_spi.continuation.entry import Audited, audited_from_json
 from multiclouddb_spi.faults import InvalidCursor
 
@@ -15,6 +18,12 @@ def test_a_token_of_exactly_the_bound_is_read(bench, monkeypatch):
     monkeypatch.setattr(token, "_MOST_CHARACTERS", len(text) - 1)
     with pytest.raises(MulticloudDbError, match="too large"):
         bench.page(text)
+
+
+def test_no_token_is_too_long_whose_json_is_within_the_bound():
+    raw = len(b"j") + 4 + MAX_BYTES
+    with pytest.raises(MulticloudDbError, match="not base64url text"):
+        token.decode_token("é".ljust(math.ceil(raw * 4 / 3), "A"))
 
 
 FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999

@@ -6,7 +6,7 @@ import pytest
 
 from multiclouddb_api import ResourceAddress
 from multiclouddb_cosmos.position import Place, cursor_of, place_of
-from multiclouddb_cosmos.records import View, is_of, place_after, records_of
+from multiclouddb_cosmos.records import View, is_after, is_of, place_after, records_of
 
 VIEW = View(ResourceAddress("shop", "orders"), "p", (("pk",),))
 TWO = View(ResourceAddress("shop", "orders"), "p", (("tenant",), ("user", "id")))
@@ -80,6 +80,15 @@ class TestPlacesInTokens:
         assert [inner[:24] for inner in inners] == [f"{name}0000", f"{name}0001"]
         versions = [blake2b(told, digest_size=4).hexdigest() for told in (b"1", b"12")]
         assert [inner[24:] for inner in inners] == versions
+
+
+class TestAfter:
+    @pytest.mark.parametrize(("number", "after"), [("0000", False), ("0001", False), ("0002", True)])
+    def test_the_digest_of_the_versions_does_not_decide(self, number, after):
+        """After a split, the service may send the changes of one document in another order."""
+        place = Place(7, None, f"{'a' * 20}000177777777")
+        for digest in ("00000000", "77777777", "ffffffff"):
+            assert is_after(7, f"{'a' * 20}{number}{digest}", place) is after
 
 
 class TestLargestNumber:
