@@ -27,8 +27,9 @@ from multiclouddb_spi.contract import Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, fault_of, to_error, user_errors
-from multiclouddb_spi.faults import ProviderFault, RecordFault
+from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault
 from multiclouddb_spi.retry import Tries
+from multiclouddb_spi.scan import plan_id_of
 
 __all__ = ["Range", "RangeReading", "read_head", "read_range"]
 
@@ -36,6 +37,7 @@ _FETCH_SECONDS: Final = 120.0
 _STILL_SECONDS: Final = 120.0
 _PAUSE_SECONDS: Final = 0.1
 _SPARE_SECONDS: Final = 30.0
+_MOST_SKIPS: Final = 3
 _RECORDS: Final = 10_000
 _BYTES: Final = 8 * 1024 * 1024
 _log = logging.getLogger("multiclouddb.planner")
@@ -111,22 +113,21 @@ class RangeReading:
         The node of the service that answers now may lag behind the node that answered when the range was
         planned. Therefore, if records run out before the end of the range, the service is asked again.
         """
-        still = Deadline.after(_STILL_SECONDS)
+        still, skips = Deadline.after(_STILL_SECONDS), 0
         while True:
             before = self._position
             try:
                 batch = self.fetch(_RECORDS, Deadline.after(_FETCH_SECONDS))
             except Exception as error:  # noqa: BLE001 - raised below, or skipped
                 fault = fault_of(self._provider, error)
-                skip = (
-                    isinstance(on_expired, SkipToOldest)
-                    and fault.category == ErrorCategory.CHECKPOINT_EXPIRED
-                )
-                if skip and self._skip():
+                if not self._may_skip(on_expired, fault) or skips == _MOST_SKIPS:
+                    raise to_error(self._provider.provider_id, "read", fault, error) from cause_of(
+                        fault, error
+                    )
+                skips += 1
+                if self._skip():
                     continue
-                if skip:
-                    return
-                raise to_error(self._provider.provider_id, "read", fault, error) from cause_of(fault, error)
+                return
             if len(batch):
                 yield batch
             if isinstance(batch.outcome, Scanned):
@@ -138,7 +139,7 @@ class RangeReading:
             if self._is_over(batch.outcome):
                 return
             if len(batch) or self._feed.compare(before, self._position) == -1:
-                still = Deadline.after(_STILL_SECONDS)
+                still, skips = Deadline.after(_STILL_SECONDS), 0
             if not len(batch) and batch.caught_up is not False:
                 if still.passed():
                     raise self._fault(_BEHIND)
@@ -197,16 +198,25 @@ class RangeReading:
         message = f"{self._feed.public_id(self._part.partition_id)}: {what}"
         return ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, message, retryable=True)
 
+    def _may_skip(self, on_expired: OnExpired, fault: Fault) -> bool:
+        """Return whether a lost position is skipped; a segment is not, because its rows would be missed."""
+        is_segment = plan_id_of(self._part.partition_id) is not None
+        expired = fault.category == ErrorCategory.CHECKPOINT_EXPIRED
+        return expired and isinstance(on_expired, SkipToOldest) and not is_segment
+
     def _skip(self) -> bool:
         """Continue at the oldest record that is left in the range; False if no record is left."""
-        part, deadline = self._part, Deadline.after(_FETCH_SECONDS)
+        part, deadline, lost = self._part, Deadline.after(_FETCH_SECONDS), self._position
+        left = False
         for seed in self._tries.call(lambda: self._feed.oldest([part.partition_id], deadline), deadline):
-            if seed.partition_id == part.partition_id and seed.cursor != self._position:
-                lost, self._position = self._position, seed.cursor
-                where, text = self._feed.public_id(part.partition_id), self._feed.describe(lost).text
-                _log.warning("%s: the changes after %s were lost to retention", where, text)
-                return part.until is None or self._feed.compare(seed.cursor, part.until) in (-1, None)
-        return False
+            if seed.partition_id == part.partition_id:
+                if self._feed.compare(seed.cursor, lost) != -1:
+                    self._position = seed.cursor
+                left = part.until is None or self._feed.compare(self._position, part.until) in (-1, None)
+        if not left or self._position != lost:
+            where, text = self._feed.public_id(part.partition_id), self._feed.describe(lost).text
+            _log.warning("%s: the changes after %s were lost to retention", where, text)
+        return left
 
 
 def read_head(

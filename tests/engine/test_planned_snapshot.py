@@ -2,8 +2,8 @@
 
 import pytest
 
-from multiclouddb_api import Snapshot, SnapshotOrder
-from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
+from multiclouddb_api import ErrorCategory, MulticloudDbError, SkipToOldest, Snapshot, SnapshotOrder
+from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider, TrimmedError
 from multiclouddb_spi import Deadline, FeedSpec, Planner, read_range
 
 SOON = 30.0
@@ -49,6 +49,18 @@ def test_every_row_is_in_one_step_and_changes_follow(most, splits):
     kinds = [event.backfilled for events in steps for event in events]
     assert kinds == sorted(kinds, reverse=True)
     assert kinds.count(False) == 1
+
+
+def test_an_expired_segment_is_never_skipped():
+    """A segment contains rows, and a copy without these rows would stay wrong."""
+    plan = Plan(10, segments=1)
+    plan.step()
+    (part,) = plan.step().ranges()
+    plan.sim.fail_next(part.partition_id, TrimmedError("too old"))
+    with pytest.raises(MulticloudDbError) as caught:
+        list(read_range(plan.provider, plan.feed, part, SkipToOldest()))
+    assert caught.value.category is ErrorCategory.CHECKPOINT_EXPIRED
+    assert sum(map(len, read_range(plan.provider, plan.feed, part, SkipToOldest()))) == 10
 
 
 @pytest.mark.parametrize("most", [2, 5, 100])

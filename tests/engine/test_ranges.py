@@ -159,3 +159,45 @@ def test_after_an_expiry_the_range_continues_only_in_its_own_partition(clock, mo
     world.sim.fail_next("p0", TrimmedError("too old"))
     batches = read_range(world.provider, world.feed, world.part, SkipToOldest())
     assert sum(map(len, batches)) == left
+
+
+class TestSkips:
+    """Tests a bounded read that skips expired positions: it loses nothing that the service still has."""
+
+    def read(self, world, part=None):
+        batches = read_range(world.provider, world.feed, part or world.part, SkipToOldest())
+        return [event.event_id for batch in batches for event in batch.events(0, len(batch))]
+
+    @pytest.mark.parametrize("oldest", [0, 1])
+    def test_a_position_that_is_not_older_than_the_oldest_one_is_read_again(self, clock, monkeypatch, oldest):
+        """For example, the oldest record may expire between two requests, or a replica may be late."""
+        world = World(clock)
+        part = attrs.evolve(world.part, start=world.places[1])
+        monkeypatch.setattr(world.feed, "oldest", lambda *_: [Seed("p0", (), world.places[oldest])])
+        world.sim.fail_next("p0", TrimmedError("too old"))
+        assert self.read(world, part) == world.names[1:3]
+
+    def test_a_position_that_stays_expired_is_an_error(self, clock, monkeypatch):
+        world = World(clock)
+        monkeypatch.setattr(world.feed, "oldest", lambda *_: [Seed("p0", (), world.places[0])])
+        world.sim.fail_next("p0", TrimmedError("too old"), times=4)
+        with pytest.raises(MulticloudDbError) as caught:
+            self.read(world)
+        assert caught.value.category is ErrorCategory.CHECKPOINT_EXPIRED
+        assert self.read(world) == world.names[:3]
+
+    def test_each_position_may_expire_some_times(self, clock, monkeypatch):
+        world = World(clock, page_limit=1)
+        monkeypatch.setattr(world.feed, "oldest", lambda *_: [Seed("p0", (), world.places[0])])
+        read = read_range(world.provider, world.feed, world.part, SkipToOldest())
+        for _ in range(3):
+            world.sim.fail_next("p0", TrimmedError("too old"), times=3)
+            assert len(next(read)) == 1
+        assert list(read) == []
+
+    def test_a_partition_that_is_gone_is_in_the_log(self, clock, monkeypatch, caplog):
+        world = World(clock)
+        monkeypatch.setattr(world.feed, "oldest", lambda *_: [])
+        world.sim.fail_next("p0", TrimmedError("too old"))
+        assert self.read(world) == []
+        assert "were lost to retention" in caplog.text
