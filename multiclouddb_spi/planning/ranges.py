@@ -210,9 +210,8 @@ class RangeReading:
         left = False
         for seed in self._tries.call(lambda: self._feed.oldest([part.partition_id], deadline), deadline):
             if seed.partition_id == part.partition_id:
-                if self._feed.compare(seed.cursor, lost) != -1:
-                    self._position = seed.cursor
-                left = part.until is None or self._feed.compare(self._position, part.until) in (-1, None)
+                self._position = seed.cursor
+                left = part.until is None or self._feed.compare(seed.cursor, part.until) in (-1, None)
         if not left or self._position != lost:
             where, text = self._feed.public_id(part.partition_id), self._feed.describe(lost).text
             _log.warning("%s: the changes after %s were lost to retention", where, text)
