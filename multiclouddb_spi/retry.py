@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from multiclouddb_spi.contract import Provider
 
-__all__ = ["ATTEMPTS", "Call", "Tries", "directly"]
+__all__ = ["ATTEMPTS", "MOST_SKIPS", "Call", "Tries", "directly"]
 
 T = TypeVar("T")
 
@@ -25,6 +25,12 @@ ATTEMPTS: Final = 6
 
 The waits between the attempts are random. They add up to 1.6 s on average and to 3.1 s at most, unless the
 service requests longer waits.
+"""
+
+MOST_SKIPS: Final = 3
+"""How often in a row a partition continues at its oldest record because its position has expired.
+
+Each oldest record may itself expire before it is read, and this must not be repeated forever.
 """
 
 

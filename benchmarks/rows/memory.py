@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.new_process import report_of
 from benchmarks.row import Bench, Done, Sides, row
 from benchmarks.stores import ADDRESS, fill, grow, pages, small_document, url
 
@@ -61,11 +61,7 @@ def peak_mebibytes() -> float:
 
 
 def _fresh_process(path: Path, events: int, read: Callable[[Path], Any] = read_all) -> Done:
-    command = [sys.executable, "-m", __name__, str(path), read.__name__]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ran.returncode:
-        raise RuntimeError((ran.stderr.strip().splitlines() or ["the reading process failed"])[-1])
-    report = json.loads(ran.stdout)
+    report = report_of("-m", __name__, str(path), read.__name__)
     # Sequence numbers count from 1 after the head of an empty store.
     if (report["count"], report["total"]) != (events, events * (events + 1) // 2):
         raise ValueError(f"read {report['count']:,} of {events:,} events, or not the right ones")

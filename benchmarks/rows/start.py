@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from benchmarks.new_process import report_of
 from benchmarks.row import Bench, Done, Sides, row
 from benchmarks.stores import fill, url
 
@@ -55,12 +53,7 @@ def start(bench: Bench) -> Iterator[Sides]:
 
 
 def _new_process(path: Path) -> Done:
-    ran = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, url(path)], capture_output=True, text=True, check=False
-    )
-    if ran.returncode:
-        raise RuntimeError((ran.stderr.strip().splitlines() or ["the reading process failed"])[-1])
-    report = json.loads(ran.stdout)
+    report = report_of("-c", _PROGRAM, url(path))
     # The first page contains the events of the partitions that answer first.
     if not 0 < report["events"] <= _EVENTS:
         raise ValueError(f"the first page has {report['events']} of {_EVENTS} events")

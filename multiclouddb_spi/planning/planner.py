@@ -48,13 +48,12 @@ from multiclouddb_spi.planning.heads import added, clip, is_news, records_before
 from multiclouddb_spi.planning.ranges import read_head
 from multiclouddb_spi.planning.scan_step import plan_snapshot, scan_beside, scan_step, stream_limit
 from multiclouddb_spi.planning.step import Step, Target
-from multiclouddb_spi.retry import Call, directly
+from multiclouddb_spi.retry import MOST_SKIPS, Call, directly
 
 __all__ = ["Planner"]
 
 _AT_ONCE: Final = 256
 _AUDIT_SECONDS: Final = 10.0
-_MOST_SKIPS: Final = 3
 _log = logging.getLogger("multiclouddb.planner")
 
 
@@ -342,7 +341,7 @@ class Planner:
                     if not kept or self._feed.compare(left[name], seeds[name].cursor) == -1:
                         self._skip(name, left, mover, seeds, alone=failed is not None)
                 # The oldest record may expire before it is read, but skipping must not be repeated forever.
-                if before.items() <= left.items() or skips[failed] > _MOST_SKIPS:
+                if before.items() <= left.items() or skips[failed] > MOST_SKIPS:
                     raise
 
     def _skip(

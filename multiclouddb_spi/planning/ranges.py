@@ -28,7 +28,7 @@ from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, fault_of, to_error, user_errors
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault
-from multiclouddb_spi.retry import Tries
+from multiclouddb_spi.retry import MOST_SKIPS, Tries
 from multiclouddb_spi.scan import plan_id_of
 
 __all__ = ["Range", "RangeReading", "read_head", "read_range"]
@@ -37,7 +37,6 @@ _FETCH_SECONDS: Final = 120.0
 _STILL_SECONDS: Final = 120.0
 _PAUSE_SECONDS: Final = 0.1
 _SPARE_SECONDS: Final = 30.0
-_MOST_SKIPS: Final = 3
 _RECORDS: Final = 10_000
 _BYTES: Final = 8 * 1024 * 1024
 _log = logging.getLogger("multiclouddb.planner")
@@ -120,7 +119,7 @@ class RangeReading:
                 batch = self.fetch(_RECORDS, Deadline.after(_FETCH_SECONDS))
             except Exception as error:  # noqa: BLE001 - raised below, or skipped
                 fault = fault_of(self._provider, error)
-                if not self._may_skip(on_expired, fault) or skips == _MOST_SKIPS:
+                if not self._may_skip(on_expired, fault) or skips == MOST_SKIPS:
                     raise to_error(self._provider.provider_id, "read", fault, error) from cause_of(
                         fault, error
                     )

@@ -25,13 +25,13 @@ from multiclouddb_spi.reading.context import ReadContext
 from multiclouddb_spi.reading.partition_reader import PartitionReader
 from multiclouddb_spi.reading.result import PollResult
 from multiclouddb_spi.reading.turns import Turn, Turns
+from multiclouddb_spi.retry import MOST_SKIPS
 
 __all__ = ["Answers"]
 
 T = TypeVar("T")
 
 _AUDIT_SECONDS: Final = 10.0
-_MOST_SKIPS: Final = 3
 _ALL_ENDED: Final = "every partition has ended and everything in them has been read"
 
 
@@ -177,7 +177,7 @@ class Answers(Generic[T]):
         if not expired or not skips:
             self.blame(turn, error)
             return []
-        if turn.skips == _MOST_SKIPS:  # each oldest record expired before it was read
+        if turn.skips == MOST_SKIPS:  # each oldest record expired before it was read
             self._forget_gaps(turn)
             self.blame(turn, error)
             return []
