@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check test lint format mutate demo bench bench-peers docs wheels lock clean
+.PHONY: help setup check test soak lint format mutate demo bench bench-peers docs wheels lock clean
 
 help: ## list these targets
 	@echo "make TARGET, where TARGET is one of"
@@ -36,6 +36,9 @@ check: lint ## lint, and the tests that a change most likely breaks: three minut
 
 test: setup ## run all tests in parallel; WORKERS=0 runs them in one process, ARGS=... goes to pytest
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+soak: setup ## run the tests with hundreds of lives, seeds or rows; prints the seed of a failure
+	$(BIN)/python -m pytest -n $(WORKERS) --soak --timeout 7200 $(ARGS)
 
 lint: setup ## ruff, mypy and import-linter
 	$(BIN)/ruff check .

@@ -189,13 +189,19 @@ def pytest_addoption(parser):
         action="store_true",
         help="omit tests that wait, need a JVM or take long; for `make check`",
     )
+    parser.addoption("--soak", action="store_true", help="run only the tests marked `soak`; for `make soak`")
 
 
 def pytest_collection_modifyitems(config, items):
-    if config.getoption("quick"):
-        left_out = [item for item in items if not is_quick(item.nodeid)]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if is_quick(item.nodeid)]
+    soak, quick = config.getoption("soak"), config.getoption("quick")
+
+    def is_chosen(item):
+        if (item.get_closest_marker("soak") is not None) != soak:
+            return False
+        return not quick or is_quick(item.nodeid)
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_chosen(item)])
+    items[:] = [item for item in items if is_chosen(item)]
 
 
 @pytest.hookimpl(tryfirst=True)

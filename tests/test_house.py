@@ -28,12 +28,6 @@ FOLDERS = [
     "benchmarks",
     "mutation",
 ]
-MODULE_LIMIT = 400
-# The contract is a single module that is mostly prose; its functions have no body.
-LONGER = {"multiclouddb_spi/contract.py": 520}
-# Lines are counted without docstrings, comments and blank lines.
-CODE_LIMITS = {"multiclouddb_api": 250, "multiclouddb_spi": 250}
-FUNCTION_LIMIT = 40
 SOURCES = [
     path.relative_to(ROOT)
     for folder in FOLDERS
@@ -133,31 +127,6 @@ def is_text(node):
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
     )
-
-
-def length(function):
-    """Return the number of lines of a function without its docstring."""
-    return function.end_lineno - function.lineno + 1 - len(docstring(function))
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=str)
-class TestSize:
-    def test_a_module_is_within_its_limit(self, path):
-        lines = (ROOT / path).read_text().splitlines()
-        assert len(lines) <= LONGER.get(str(path), MODULE_LIMIT)
-        nodes = list(ast.walk(tree(path)))
-        prose = {number for node in nodes for number in docstring(node)}
-        prose |= {line for node in nodes if is_text(node) for line in range(node.lineno, node.end_lineno + 1)}
-        code = [
-            line
-            for number, line in enumerate(lines, 1)
-            if number not in prose and line.strip() and not line.strip().startswith("#")
-        ]
-        assert len(code) <= CODE_LIMITS.get(path.parts[0], MODULE_LIMIT)
-
-    def test_a_function_is_within_its_limit(self, path):
-        functions = [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
-        assert [node.name for node in functions if length(node) > FUNCTION_LIMIT] == []
 
 
 @pytest.mark.parametrize("path", API, ids=str)
