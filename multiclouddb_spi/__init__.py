@@ -22,7 +22,6 @@ from multiclouddb_spi.batch import (
     Scanned,
     Segment,
 )
-from multiclouddb_spi.continuation.coverage import missed_by_parents
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import (
     Feed,
@@ -35,7 +34,7 @@ from multiclouddb_spi.contract import (
     Provider,
     Reader,
     Seed,
-    Tracked,
+    Survey,
 )
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
@@ -113,14 +112,13 @@ __all__ = [
     "SupportsCommands",
     "SupportsHeads",
     "SupportsSnapshot",
+    "Survey",
     "Target",
-    "Tracked",
     "cancelled",
     "collector_paused",
     "decode_partition_id",
     "encode_partition_id",
     "expired",
-    "missed_by_parents",
     "open_provider",
     "plan_id_of",
     "ranges_between",

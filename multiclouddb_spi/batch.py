@@ -69,23 +69,21 @@ class Drained:
             once. If the engine reads again at the final cursor, the new result must name at least
             these children.
         complete: True if it is certain that there are no other children. If False, the engine keeps
-            the partition in the token and calls `Feed.discover` to find more children. By default,
-            the engine searches for children during ten minutes of running time
-            (`ClientConfig.child_watch_seconds`).
-        instead: True if the partition no longer exists, so its children can no longer be
-            determined. If `instead` is True, `children` contains all partitions that may descend
-            from the lost partition. The engine reads these partitions if no child is known and no
-            audit would find a child.
+            the partition in the token and asks `Feed.survey` for more children. By default, the
+            engine searches for children during ten minutes of running time
+            (`ClientConfig.child_watch_seconds`). Only for a feed with `names_late`.
     """
 
     children: tuple[Child, ...]
     complete: bool = True
-    instead: bool = False
 
 
 @attrs.frozen
 class Awaiting:
-    """The partition has ended, but its children are not known yet; the engine calls `Feed.discover`."""
+    """The partition has ended, but its children are not known yet; the engine asks `Feed.survey` for them.
+
+    Only for a feed with `names_late`.
+    """
 
 
 @attrs.frozen

@@ -27,12 +27,30 @@ The following rules apply to every method in this module:
 - *Ownership.* Arguments are immutable and may be kept. A provider does not change an object after returning
   it.
 - *After close.* Only `close` and `cancel` may still be called, and then they do nothing.
+
+The engine follows partitions through splits, merges and retention. It is right for every service of which these
+three sentences are true. The suite refuses a provider that breaks one of them:
+
+- **C1. A child with several parents is named whole.** The end of each parent names all its children with all
+  their parents. Only a partition with at most one parent may be named or listed late. *DynamoDB* names children
+  late and lists shards late, and a shard has at most one parent. *Spanner* puts every child and all its parents
+  into the record that ends a partition. The *embedded* store reads both in one transaction. *Cosmos DB* merges
+  partitions, but a partition of a feed is a range of keys here, and a range never has two parents. *MongoDB* has
+  one partition.
+- **C2. Retention takes ancestors first.** If a partition no longer exists, none of its ancestors does. *DynamoDB*
+  keeps records for 24 hours and closes a shard before its child has records; a shard is gone only if the service
+  refuses this shard. *Spanner* forgets a partition when its end is older than the retention. *Embedded*: gone
+  means closed and trimmed to its end, also for a partition without records. *Cosmos DB* and *MongoDB*: a range,
+  or the one partition, never goes away.
+- **C3. Where partitions merge, positions have a moment** (`Feed.moment`). *Spanner* uses the commit time, and its
+  heartbeats move an idle partition. The *embedded* store uses the sequence number of the whole store. The others
+  never have a child with two parents, so nothing waits for a moment.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from typing import ClassVar, TypeAlias, final
@@ -46,12 +64,13 @@ from multiclouddb_api import (
     EntireCollection,
     FeedScope,
     NewItemStateMode,
+    Notice,
     Now,
     OldItemStateMode,
     ProviderOptions,
     ResourceAddress,
 )
-from multiclouddb_spi.batch import Batch, Outcome
+from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import Fault, unwritten
@@ -68,7 +87,7 @@ __all__ = [
     "Provider",
     "Reader",
     "Seed",
-    "Tracked",
+    "Survey",
 ]
 
 FeedStart: TypeAlias = Beginning | Now | AtTime
@@ -139,16 +158,15 @@ class Seed:
             same answer is treated as read to its end.
         cursor: The durable position at which reading starts. The position must stay valid and keep its
             meaning in other processes and after years of idle polling, as long as the service retains it.
-        children: For a partition that ended before the start position: its children that are seeds in the
-            same answer. `cursor` is then the end of the partition. The engine reads nothing from a partition
-            with `children`, and searches for more of its children. Empty for a partition that did not end
-            before the start position.
+        ended: True for a partition that ended before the start position, and that may have more children than
+            the seeds that name it as a parent. `cursor` is then its end, and nothing is read from it. Only for a
+            feed with `names_late`.
     """
 
     partition_id: str
     parents: tuple[str, ...]
     cursor: Cursor
-    children: tuple[str, ...] = ()
+    ended: bool = False
 
 
 class PartitionState(Enum):
@@ -160,38 +178,48 @@ class PartitionState(Enum):
 
 @attrs.frozen
 class Partition:
-    """One partition in a listing of the service.
+    """One partition that the service has.
 
     Attributes:
         partition_id: The service's own id of the partition.
-        parents: The parents of the partition, including those that are no longer listed; empty if the service
-            does not name them.
+        parents: The parents of the partition, including those that no longer exist; empty if the service does
+            not name them.
         state: Open or closed.
+        oldest: The position before the oldest record that can be read; None if it was not asked for, or if the
+            provider found no reason to look for it. A lost position moves there, and a partition that was
+            found starts there.
     """
 
     partition_id: str
     parents: tuple[str, ...]
     state: PartitionState
+    oldest: Cursor = None
 
 
 @attrs.frozen
-class Tracked:
-    """A partition in a token, in the form that `Feed.uncovered` receives.
+class Survey:
+    """What a service says about its partitions at one time (`Feed.survey`).
+
+    A partition that is neither `present` nor `gone` is not known at this time, so nothing is decided about it.
 
     Attributes:
-        partition_id: The service's own id of the partition.
-        cursors: The position of the partition; for a waiting partition, the start positions that its parents
-            have given.
-        parents: The parents for which the partition still waits; empty if it does not wait.
-        drained: True if the partition was read to its end and the engine is only searching for its children.
-        has_children: True if at least one child of a drained partition is known.
+        present: The partitions that exist.
+        gone: Of the asked partitions and their parents, those that no longer exist, each with its parents, or
+            with None where the service no longer tells them.
+        heirs: Only for a service that does not list the parents of its partitions: if an asked partition is
+            gone, all partitions that existed at the oldest moment that can be read, each with its position
+            there. None if the engine finds what follows a lost partition from the parents in `present`.
+        final: Asked ended partitions that will have no more children, each with a notice for the application
+            or None.
+        answered: The asked ended partitions about whose children `present` says all that is known. A provider
+            with a limit on its calls leaves some out. None means all.
     """
 
-    partition_id: str
-    cursors: tuple[Cursor, ...]
-    parents: tuple[str, ...] = ()
-    drained: bool = False
-    has_children: bool = False
+    present: tuple[Partition, ...] = ()
+    gone: Mapping[str, tuple[str, ...] | None] = attrs.field(factory=dict)
+    heirs: tuple[Seed, ...] | None = None
+    final: Mapping[str, Notice | None] = attrs.field(factory=dict)
+    answered: Collection[str] | None = None
 
 
 @attrs.frozen
@@ -264,6 +292,8 @@ class Feed(ABC):
 
     spec: FeedSpec
     identity: FeedIdentity
+    names_late: bool = False
+    """True if a partition, or the children of an ended one, may be named or listed late."""
 
     @final
     def public_id(self, partition_id: str) -> str:
@@ -331,16 +361,6 @@ class Feed(ABC):
         """
 
     @abstractmethod
-    def partitions(self, deadline: Deadline) -> list[Partition]:
-        """Return the scope's open partitions, and the closed partitions that are still listed.
-
-        The method ends by the `deadline`. With the scope of one partition key, the answer contains the
-        partitions that may contain the key. The answer may omit a partition's parents, and the service may
-        list a new partition late. Therefore, a partition that is not listed may still exist; `oldest` finds
-        out whether it exists.
-        """
-
-    @abstractmethod
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
         """Open a reader of one partition, without I/O.
 
@@ -355,53 +375,36 @@ class Feed(ABC):
             InvalidCursor: Raised if this provider cannot have made the cursor.
         """
 
-    def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
-        """Ask once for the children of ended partitions that may have more children than are known.
-
-        The engine asks soon after a partition has ended, and then less and less often. After n seconds of
-        searching, the engine asks about once in the next n seconds. To limit the cost, a provider may leave
-        partitions out of the answer; the engine treats these partitions as not asked.
-
-        Args:
-            awaiting: Maps each partition id to its final cursor; never empty.
-            deadline: The time limit.
-
-        Returns:
-            For each partition id in the request: `Drained`, `Ended` or `Awaiting`. `Awaiting` is possible
-            only as long as no child is known. A later answer may omit a child that an earlier answer named.
-            An answer must show the current state of the service; it must not come from a cache. The default
-            implementation raises an error; a provider can keep it only if partitions of its service never
-            have children.
-        """
-        raise unwritten(type(self), "discover", f"what follows {', '.join(awaiting)}")
-
     @abstractmethod
-    def uncovered(
-        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
-    ) -> list[Seed] | None:
-        """Audit a whole collection: find the open partitions that the token does not cover.
+    def survey(
+        self,
+        asked: Mapping[str, Cursor],
+        deadline: Deadline,
+        *,
+        expired: Collection[str] = frozenset(),
+        since: datetime | None = None,
+        whole: bool = True,
+    ) -> Survey:
+        """State which partitions exist, and which of the asked ones no longer do.
 
-        A token covers its own partitions and all their descendants. The audit uses only the service's answers
-        and the token, and nothing that this process remembers. There are three ways to audit. An audit can
-        compare parents (`missed_by_parents`). An audit can compare key ranges, and look for a range that no
-        partition in the token overlaps. An audit can use a listing as of a given time, if every partition in
-        the token has been read up to this time. The engine calls this method after partitions have ended and
-        every ten minutes, but not more than once a minute.
+        A provider only states facts; the engine decides what is read, what is lost and what was missed. The
+        engine asks at most once a call: when a read was refused because its position is too old, some time
+        after partitions have ended, and where an application asks for the partitions.
 
         Args:
-            tracked: Maps the id of each partition in the token to the partition. All descendants of these
-                partitions are treated as covered.
-            since: The time at which the feed started; changes committed earlier are not needed. None if the
-                start is not known.
+            asked: Maps partitions of the engine to their positions; empty for a listing. A position is None if
+                the partition was lost before.
             deadline: The time limit.
+            expired: Those of `asked` whose position the service has just refused.
+            since: Changes before this time are not needed; None if no bound is known.
+            whole: False if only the children of the asked partitions are wanted. All of them were read to
+                their ends. A provider may then leave out every other partition.
 
         Returns:
-            Seeds for the partitions that are not covered: missed parents and their descendants, down to the
-            open partitions. A seed whose parents are not seeds in the answer starts at once. The answer never
-            contains a partition that was read to its end. The answer also never contains a partition that
-            ended before `since`, because this partition could name children that began before `since`. The
-            answer is empty if the token covers everything. The answer is None if the service cannot answer at
-            present, or cannot answer at all.
+            With the scope of one partition key, only the partitions that may contain the key. C2 holds: if a
+            partition is gone, so are its ancestors. An answer must show the current state of the service, or be
+            incomplete; a partition is `gone` only if the service itself says so for this partition, never
+            because a listing lacks it.
         """
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
@@ -447,23 +450,13 @@ class Feed(ABC):
         provider cannot have made.
         """
 
-    @abstractmethod
-    def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Return the seeds from which to continue after positions of `partition_ids` have expired.
+    def moment(self, cursor: Cursor) -> int | None:
+        """Return the moment of a position, from the service's own clock or sequence; pure.
 
-        The method ends by the `deadline`. The engine also passes undiscovered parents of a merged child, to
-        find out whether these parents can still be discovered. The engine stops waiting for a parent that is
-        not listed and is not a seed in the answer. The engine also passes all partitions that are not listed.
-        The answer shows which unlisted partitions no longer exist, and which partitions may descend from a
-        partition that no longer exists. The engine reads these descendants after the lost partitions.
-
-        Returns:
-            A seed for each partition that can still be read, even if the partition is closed, not listed by
-            the service, or empty. For a partition that no longer exists: its oldest descendants that can be
-            read, with their parents. If a provider cannot determine the descendants, it returns all
-            partitions that may be descendants. A partition that began before the lost partition ended cannot
-            be a descendant. The answer is empty if no partition is left.
+        No record after the position has a smaller moment, and the position of an idle partition moves (C3).
+        None, the default, is right for a service whose partitions never merge: nothing waits for a moment.
         """
+        return None
 
     @abstractmethod
     def describe(self, cursor: Cursor) -> Position:

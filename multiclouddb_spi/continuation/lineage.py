@@ -1,372 +1,771 @@
-"""Tracks the partitions that are being read, those that wait for parents, and the order of reading.
+"""Tracks the partitions of one feed: which are read, which wait, and which may still have children.
 
-A lineage is the part of a token that changes. Each partition in a lineage is in one of three states:
+A lineage is the part of a token that changes. Each partition of the service in it is in one of three stages:
 
-    Active    the engine reads it from its cursor
-    AwaitingChildren   it was read to its end, and the service may name more children later
-    Waiting   a child with parents that are not drained yet; it stores the cursors from its drained parents
+    READ   it is read from its position
+    WAIT   a parent was not read to its end yet
+    END    it was read to its end, and may have more children than are known (only where naming can be late)
 
-A known child starts at once, unless it waits for another parent. The ended parent of a known child stays in
-the lineage as AwaitingChildren, and the engine keeps searching for more of its children (`watch`). The search
-ends when it is certain that all children are known, or when the search has lasted long enough. As long as the
-parent is in the lineage, none of its descendants can be missed. A lineage also contains the times when the
-feed began and when its coverage was last audited.
+Four transitions change it, and after each of them a child starts if nothing is left to wait for:
 
-A child starts when *every* parent has named it. Every partition of the feed descends from the
-feed's seeds, so a parent that is not in the lineage has not been discovered yet. The child also
-waits for a parent that has not been discovered, and therefore never starts too early. However, a
-child does not wait for a parent that is older than the retention (`replace`, `undiscovered`). A
-child also does not wait for a parent that does not descend from the partitions that are read
-(`UndiscoveredParents`). If a partition may descend from several lost partitions, the partition
-waits for one of these lost partitions in the same way as for a parent (`Retention`).
+    took, ended   records of a partition were delivered, or all of them
+    lost          retention has removed partitions or positions: all of them leave or move at once
+    found         partitions exist that no entry leads to; or an ended partition has more children
+    start         a child waits only for parents that nobody has named, and every other entry has passed the
+                  moment at which the child began: such a parent can no longer appear
+
+Nothing is decided from what the lineage has forgotten. A partition that is read to its end leaves, and its
+children are entries; so a partition was read if and only if it is an ancestor of an entry, through parents for
+which the entry does not wait. A partition that is open was not read to its end.
+
+The three sentences that make this possible are C1, C2 and C3 in `multiclouddb_spi.contract`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import attrs
 
-from multiclouddb_spi.batch import Child
+from multiclouddb_api import ErrorCategory
+from multiclouddb_spi.batch import Awaiting, Child, Drained, Outcome, Scanned, Segment
 from multiclouddb_spi.continuation.entry import (
-    Active,
+    AnyEntry,
     Audited,
-    AwaitingChildren,
     Entry,
-    Plan,
-    Waiting,
+    Stage,
     audited_from_json,
+    audited_to_json,
     entry_from_json,
-    seeded,
+    entry_to_json,
 )
-from multiclouddb_spi.continuation.scan_entries import ScanEntries
-from multiclouddb_spi.contract import Seed
+from multiclouddb_spi.continuation.plan import Plan
+from multiclouddb_spi.contract import PartitionState, Seed, Survey
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.faults import InvalidCursor
+from multiclouddb_spi.faults import InvalidCursor, ProviderFault
 
-__all__ = ["Join", "Lineage"]
-
-Join: TypeAlias = Callable[[str, Sequence[Cursor]], Cursor]
+__all__ = ["Lineage", "Loss", "NotProvableError", "Rules"]
 
 
-class Lineage(ScanEntries):
+class Rules(Protocol):
+    """What a lineage asks of its feed; all are pure (`Feed`)."""
+
+    @property
+    def names_late(self) -> bool:
+        """See `Feed.names_late`."""
+
+    def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
+        """See `Feed.join`."""
+
+    def compare(self, a: Cursor, b: Cursor) -> int | None:
+        """See `Feed.compare`."""
+
+    def moment(self, cursor: Cursor) -> int | None:
+        """See `Feed.moment`."""
+
+
+class NotProvableError(Exception):
+    """It cannot be proved which partitions descend from the lost ones of a feed of one partition."""
+
+
+@attrs.frozen
+class Loss:
+    """A position that retention has removed.
+
+    Attributes:
+        partition_id: The partition.
+        position: Everything up to this position was delivered; None if the partition was not read yet.
+        left: Where reading goes on: the partition's own oldest position, or what may descend from it.
+    """
+
+    partition_id: str
+    position: Cursor
+    left: tuple[Seed, ...] = ()
+
+
+class Lineage:
     """The partitions of one feed, in the order in which they are read. Not thread-safe.
 
     Args:
         entries: The partitions in the order in which they are read.
-        join: A function that computes a child's start from the positions that its parents gave (`Feed.join`).
-        audited: The data for the audits of this lineage; None for the lineage of one partition, which is not
-            audited.
+        rules: The feed.
+        audited: The data for the search for uncovered partitions; None for a feed of one partition or key.
+        root: The only partition that was asked for, with its descendants; None for a whole scope.
 
     Attributes:
-        join: The function that was passed as argument.
-        audited: The audit data that was passed as argument.
+        rules: As passed.
+        audited: As passed.
+        root: As passed.
     """
 
-    def __init__(self, entries: Iterable[Entry], join: Join, audited: Audited | None = None) -> None:
-        super().__init__(entries, audited)
-        self.join = join
+    def __init__(
+        self,
+        entries: Iterable[AnyEntry],
+        rules: Rules,
+        audited: Audited | None = None,
+        root: str | None = None,
+    ) -> None:
+        self.rules, self.audited, self.root = rules, audited, root
+        self._entries = dict[str, AnyEntry]()
+        self._waiting_for = dict[str, set[str]]()
+        self._segments = dict[str, None]()
+        self._ends = dict[str, None]()
+        self._plan_id: str | None = None
+        for entry in entries:
+            self._put(entry)
 
     @classmethod
-    def from_seeds(cls, seeds: Sequence[Seed], join: Join, audited: Audited | None = None) -> Lineage:
-        """Build a new lineage.
-
-        If a parent is not among the seeds, the parent no longer exists and is treated as read to
-        its end.
-
-        Args:
-            seeds: The partitions and start positions that `Feed.start` returned.
-            join: `Feed.join`.
-            audited: The data for audits.
-        """
-        present = {seed.partition_id for seed in seeds}
-        return cls((seeded(seed, present) for seed in seeds), join, audited)
+    def from_seeds(
+        cls, seeds: Sequence[Seed], rules: Rules, audited: Audited | None = None, root: str | None = None
+    ) -> Lineage:
+        """Build the lineage of a start; a parent that is not a seed no longer exists."""
+        made = cls((), rules, audited, root)
+        made._add(seeds, {seed.partition_id for seed in seeds})
+        return made
 
     @classmethod
-    def from_json(cls, value: Any, join: Join) -> Lineage:
+    def from_json(cls, value: Any, rules: Rules) -> Lineage:
         """Rebuild a lineage from the value that `to_json` returned.
 
-        Args:
-            value: The value that `to_json` returned.
-            join: `Feed.join`.
-
         Raises:
-            InvalidCursor: Raised if `to_json` did not make the value.
+            InvalidCursor: Raised if `to_json` did not make the value, or if partitions wait for each other.
             MulticloudDbError: `INVALID_REQUEST` if a newer version of the library made the value.
         """
         if not (isinstance(value, dict) and isinstance(value.get("p"), list)):
             raise InvalidCursor("the list of partitions is missing")
         audited = audited_from_json(value["a"]) if "a" in value else None
         entries = list(map(entry_from_json, value["p"]))
-        if sum(type(entry) is Plan for entry in entries) > 1:
+        if sum(isinstance(entry, Plan) for entry in entries) > 1:
             raise InvalidCursor("it contains two snapshots")
         if len({entry.partition_id for entry in entries}) != len(entries):
             raise InvalidCursor("a partition is listed twice")
-        return cls(entries, join, audited)
+        made = cls(entries, rules, audited)
+        made.check_waits()
+        return made
+
+    def to_json(self) -> Cursor:
+        """Return the lineage as JSON: for a partition that is read its id, its cursor and six characters."""
+        value: dict[str, Cursor] = {"p": list(map(entry_to_json, self._entries.values()))}
+        if self.audited is not None:
+            value["a"] = audited_to_json(self.audited)
+        return value
 
     def copy(self) -> Lineage:
-        """Return a copy of this lineage; changing the copy does not change the original."""
-        return Lineage(self._entries.values(), self.join, self.audited)
+        """Return a lineage that can be changed without changing this one."""
+        return Lineage(self._entries.values(), self.rules, self.audited, self.root)
 
-    def start(self, partition_id: str) -> bool:
-        """Start a child without waiting for its parents any longer; return False if it waits for a scan.
+    def check_waits(self) -> None:
+        """Refuse partitions that wait for each other, because they would never be read.
 
-        Args:
-            partition_id: The child.
+        Raises:
+            InvalidCursor: Raised if some do.
         """
-        entry = self._entries[partition_id]
-        assert type(entry) is Waiting
-        plan = self.plan
-        if plan is not None and plan.holds and entry.listed:
-            self._entries[partition_id] = entry = attrs.evolve(entry, parents=(plan.partition_id,))
-            self._index(entry)
+        waits = {entry.partition_id: entry.waits for entry in self.waiting()}
+        free = [name for name, parents in waits.items() if waits.keys().isdisjoint(parents)]
+        left = {name: len(waits.keys() & set(parents)) for name, parents in waits.items()}
+        for name in free:
+            for child in self._waiting_for.get(name, ()):
+                left[child] -= 1
+                if not left[child]:
+                    free.append(child)
+        if len(free) < len(waits):
+            raise InvalidCursor("partitions wait for each other")
+
+    # -- What there is
+
+    def __iter__(self) -> Iterator[AnyEntry]:
+        return iter(self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, partition_id: object) -> bool:
+        return partition_id in self._entries
+
+    def at(self, partition_id: str) -> AnyEntry | None:
+        """Return the entry of a partition or of the plan, or None."""
+        return self._entries.get(partition_id)
+
+    def active(self) -> list[Entry]:
+        """The partitions to read, in the order of the queue."""
+        return [each for each in self._entries.values() if isinstance(each, Entry) and each.stage is _READ]
+
+    def waiting(self) -> list[Entry]:
+        """The partitions that wait for a parent."""
+        if not self._waiting_for:
+            return []
+        return [each for each in self._entries.values() if isinstance(each, Entry) and each.stage is _WAIT]
+
+    def ends(self) -> list[Entry]:
+        """The partitions that were read to their end or lost, and may have more children than are known."""
+        return [each for name in self._ends if isinstance(each := self._entries[name], Entry)]
+
+    def ending(self, partition_id: str) -> Entry | None:
+        """Return the entry of a partition that was read to its end, or None."""
+        entry = self._entries.get(partition_id)
+        return entry if isinstance(entry, Entry) and entry.stage is _END else None
+
+    def listed(self) -> list[Entry]:
+        """The entries that are partitions of the service."""
+        return [each for each in self._entries.values() if isinstance(each, Entry) and each.listed]
+
+    def cursor(self, partition_id: str) -> Cursor:
+        """Return the position of a partition that is read or ended, or the part of a plan that is not cut."""
+        return self._entries[partition_id].cursor
+
+    def is_read(self, partition_id: str, cursor: Cursor) -> bool:
+        """Return whether a partition is read and stands at this position."""
+        entry = self._entries.get(partition_id)
+        return isinstance(entry, Entry) and entry.stage is _READ and entry.said[0] == cursor
+
+    def is_quiet(self, quiet: Collection[str]) -> bool:
+        """Return whether nothing is left to read: every partition is `quiet`, nothing waits, all is named."""
+        if self._plan_id is not None or any(not end.children for end in self.ends()) or self.waiting():
             return False
-        cursor = self.join(partition_id, entry.said)
-        del self._entries[partition_id]
-        self._entries[partition_id] = Active(partition_id, cursor, listed=entry.listed)
-        return True
+        return all(each.partition_id in quiet for each in self.active())
 
-    def advance(self, partition_id: str, cursor: Cursor) -> None:
-        """Record that everything up to the cursor has been delivered; this also clears `failed_last`.
+    def stands_like(self, other: Lineage) -> bool:
+        """Return whether both contain the same partitions at the same positions, however often searched."""
+        if self._entries.keys() != other._entries.keys():
+            return False
+        return all(_place(each) == _place(other._entries[name]) for name, each in self._entries.items())
 
-        Args:
-            partition_id: The service's own id of the partition.
-            cursor: The position after the delivered changes.
-        """
-        entry = self._entries[partition_id]
-        listed = entry.listed if type(entry) is Active else True
-        self._entries[partition_id] = Active(partition_id, cursor, listed=listed)
-
-    def failed_last(self, partition_id: str) -> None:
-        """Mark this partition: the next call reads this partition first and alone.
-
-        Args:
-            partition_id: The service's own id of the partition.
-        """
-        entry = self._entries[partition_id]
-        if type(entry) is Active:  # the plan of a scan is always processed
-            self._entries[partition_id] = attrs.evolve(entry, failed_last=True)
+    # -- The queue
 
     def rotate(self, partition_ids: Iterable[str]) -> None:
-        """Move partitions that were just read to the back of the queue.
+        """Move partitions that were just read to the back of the queue, in this order."""
+        for name in partition_ids:
+            if (entry := self._entries.pop(name, None)) is not None:
+                self._entries[name] = entry
+
+    def failed_last(self, partition_id: str) -> None:
+        """Mark this partition: the next call reads it first and alone."""
+        entry = self._entries[partition_id]
+        if isinstance(entry, Entry) and entry.stage is _READ:
+            self._entries[partition_id] = attrs.evolve(entry, failed_last=True)
+
+    # -- Transition 1: took, ended
+
+    def took(self, partition_id: str, cursor: Cursor) -> None:
+        """Record that everything up to the cursor was delivered; this also clears `failed_last`."""
+        entry = self._entries[partition_id]
+        listed = entry.listed if isinstance(entry, Entry) else True
+        self._entries[partition_id] = Entry(partition_id, _READ, (cursor,), listed=listed)
+
+    def ended(self, partition_id: str, children: Sequence[Child], *, complete: bool) -> list[str]:
+        """Record that a partition was read to its end, or that more of its children are known.
 
         Args:
-            partition_ids: The partitions, in the order in which they were read.
-        """
-        for partition_id in partition_ids:
-            if (entry := self._entries.pop(partition_id, None)) is not None:
-                self._entries[partition_id] = entry
+            partition_id: A partition in the stage READ or END.
+            children: Its children; those that it has named before are ignored.
+            complete: True if it has no others.
 
-    def await_children(self, partition_id: str) -> None:
-        """Record that the partition has ended and that its children are not named yet.
+        Returns:
+            The partitions that start.
 
-        Args:
-            partition_id: The service's own id of the partition.
-        """
-        if type(self._entries[partition_id]) is not AwaitingChildren:
-            self._entries[partition_id] = AwaitingChildren(partition_id, self.cursor(partition_id))
-
-    def watch(self, partition_id: str, watched: int) -> None:
-        """Record that the engine has searched for the children of an ended partition.
-
-        Args:
-            partition_id: The service's own id of the partition.
-            watched: How long the search has lasted while the process was running, in tenths of a second.
+        Raises:
+            ProviderFault: `PERMANENT_FAILURE` if the provider breaks C1.
         """
         entry = self._entries[partition_id]
-        assert type(entry) is AwaitingChildren
-        self._entries[partition_id] = attrs.evolve(entry, watched=watched)
-
-    def forget(self, partition_id: str) -> list[str]:
-        """Stop searching for more children of an ended partition.
-
-        Args:
-            partition_id: The service's own id of the partition.
-
-        Returns:
-            The ids of the partitions that start now.
-        """
-        del self._entries[partition_id]
-        self._note_retired()
+        assert isinstance(entry, Entry)
+        fresh = self.fresh(partition_id, children)
+        self._check_named_whole(entry, fresh, complete=complete)
+        for child in fresh:
+            self._name(entry, child)
+        freed = sorted(self._waiting_for.get(partition_id, ()))
+        if complete:
+            self._remove(partition_id)
+        else:
+            known = dict.fromkeys((*entry.children, *(child.partition_id for child in fresh), *freed))
+            self._put(attrs.evolve(entry, stage=_END, children=tuple(known), waits=(), failed_last=False))
         return self.release(partition_id)
 
-    def add(self, seeds: Sequence[Seed]) -> list[str]:
-        """Add partitions that an audit found; partitions that the lineage already contains do not change.
+    def fresh(self, partition_id: str, children: Sequence[Child]) -> list[Child]:
+        """Return the children that an ending partition has not named before, each once."""
+        named = end.children if (end := self.ending(partition_id)) is not None else ()
+        return list({one.partition_id: one for one in children if one.partition_id not in named}.values())
 
-        Args:
-            seeds: The partitions that `Feed.uncovered` returned.
-
-        Returns:
-            The ids of all new partitions. A new partition that waits for another seed is included
-            too.
-        """
-        fresh = [seed for seed in seeds if seed.partition_id not in self._entries]
-        present = {seed.partition_id for seed in fresh} | self._entries.keys()
-        for seed in fresh:
-            self._seed(seed, present)
-        self.hold_for_scan(seed.partition_id for seed in fresh)
-        return [seed.partition_id for seed in fresh]
-
-    def _seed(self, seed: Seed, present: Container[str]) -> None:
-        """Add a partition; it waits for those of its parents that are present and have not ended."""
-        if watched := self._watched_among(seed.parents, seed.partition_id):
-            left = tuple(parent for parent in seed.parents if parent not in watched)
-            seed = attrs.evolve(seed, parents=left)
-        entry = self._entries[seed.partition_id] = seeded(seed, present)
-        if isinstance(entry, Waiting):
-            self._index(entry)
-
-    def _watched_among(self, parents: Sequence[str], child_id: str) -> set[str]:
-        """Return those parents of a child that have ended and already have known children.
-
-        The lineage keeps these parents only to find more of their children. The child does not wait
-        for these parents; the method adds the child to their known children.
-        """
-        found = set()
-        for parent in parents:
-            entry = self._entries.get(parent)
-            if type(entry) is AwaitingChildren and entry.children:
-                found.add(parent)
-                if child_id not in entry.children:
-                    self._entries[parent] = attrs.evolve(entry, children=(*entry.children, child_id))
-        return found
-
-    def retire(
-        self,
-        partition_id: str,
-        children: Sequence[Child] = (),
-        lost: Collection[str] = frozenset(),
-        holds: Mapping[str, str] | None = None,
-        *,
-        complete: bool = True,
-        now: int | None = None,
-    ) -> list[str]:
-        """Record that the partition was read to its end and names its children.
-
-        Args:
-            partition_id: The partition.
-            children: The children of the partition, as far as they are known. Children that the partition has
-                named before are ignored.
-            lost: Undiscovered parents for which neither these children nor the partitions that wait for this
-                partition wait any longer, because the parents are older than the retention or no entry leads
-                to them.
-            holds: Maps a child, or a partition that waits for this partition, to another entry. The child or
-                partition waits for this entry as it waits for a parent.
-            complete: False to keep the partition in the lineage, because it may have more children.
-            now: The service's time, in µs since 1970; it is kept with children that wait for undiscovered
-                parents.
-
-        Returns:
-            The ids of the partitions that start now.
-        """
-        entry = self._entries.pop(partition_id)
-        self._segments.pop(partition_id, None)
-        named = entry.children if type(entry) is AwaitingChildren else ()
-        assert not isinstance(entry, Waiting | Plan)
-        listed = isinstance(entry, AwaitingChildren) or entry.listed
+    def _check_named_whole(self, entry: Entry, children: Sequence[Child], *, complete: bool) -> None:
+        late = not complete or entry.stage is _END
         for child in children:
-            if child.partition_id not in named:
-                self._named(partition_id, child, lost, now, listed=listed)
-        for held, leader in (holds or {}).items():
-            self._hold(held, leader)
-        waited = self._waiting_for.get(partition_id, ())
-        if complete:
-            self._note_retired(listed=listed)
-        else:
-            assert listed, "the service does not know this partition, so it cannot name more children"
-            freed = [name for name in sorted(waited) if isinstance(self._entries.get(name), Waiting)]
-            known = dict.fromkeys((*named, *(child.partition_id for child in children), *freed))
-            watched = entry.watched if type(entry) is AwaitingChildren else 0
-            self._entries[partition_id] = AwaitingChildren(partition_id, entry.cursor, tuple(known), watched)
-        return self.release(partition_id, lost)
+            if entry.partition_id not in child.parents:
+                raise _broken(f"{entry.partition_id} names {child.partition_id}, but is not among its parents")
+            if late and len(child.parents) > 1:
+                raise _broken(
+                    f"{child.partition_id} has several parents, and {entry.partition_id} does not name all "
+                    f"its children at its end (C1)"
+                )
 
-    def _note_retired(self, *, listed: bool = True) -> None:
-        if listed and self.audited is not None and not self.audited.retired:
-            self.audited = attrs.evolve(self.audited, retired=True)
-
-    def replace(
-        self,
-        partition_id: str,
-        seeds: Sequence[Seed],
-        coming: Collection[str] = frozenset(),
-        holds: Mapping[str, str] | None = None,
-    ) -> list[str]:
-        """Replace a partition whose records are older than the retention with its remaining descendants.
-
-        Args:
-            partition_id: The partition.
-            seeds: The result of `Feed.oldest`: the seed of this partition, or the seeds of its
-                remaining descendants.
-            coming: Partitions that will be discovered later. If a child's parent is one of these
-                partitions, the child still waits for this parent.
-            holds: Maps the id of a seed or of a waiting partition to the id of another entry. The
-                seed or the waiting partition then waits for the other entry in the same way as for
-                a parent.
-
-        Returns:
-            The ids of the partitions that start now.
-        """
-        del self._entries[partition_id]
-        self._note_retired()
-        fresh = [seed for seed in seeds if seed.partition_id not in self._entries]
-        named = {seed.partition_id for seed in fresh}
-        for seed in fresh:
-            again = seed.partition_id == partition_id  # it was being read: its parents are drained
-            near = () if again else (*seed.parents, *seed.children)
-            self._seed(seed, {one for one in near if one in self._entries or one in named or one in coming})
-        for held, leader in (holds or {}).items():
-            self._hold(held, leader)
-        started = [seed.partition_id for seed in fresh if type(self._entries[seed.partition_id]) is Active]
-        if partition_id not in self._entries:
-            waits = [parent for parent in self._waiting_for if parent not in self._entries]
-            for gone in [parent for parent in waits if parent not in coming]:
-                started += self.release(gone)
-        return started
-
-    def _hold(self, partition_id: str, leader: str) -> None:
-        match self._entries[partition_id]:
-            case Active(_, cursor, _, listed):
-                entry = Waiting(partition_id, (cursor,), (leader,), listed=listed)
-            case Waiting(parents=parents) as waiting if leader not in parents:
-                entry = attrs.evolve(waiting, parents=(*parents, leader))
-            case _:
-                return
-        self._entries[partition_id] = entry
-        self._index(entry)
-
-    def _named(
-        self, parent: str, child: Child, lost: Collection[str], now: int | None, *, listed: bool
-    ) -> None:
+    def _name(self, parent: Entry, child: Child) -> None:
         entry = self._entries.get(child.partition_id)
         if entry is None:
-            drained = {parent, *lost, *self._watched_among(child.parents, child.partition_id)}
-            others = tuple(other for other in child.parents if other not in drained)
-            led_to = self._entries.keys() >= set(others)
-            moment = None if led_to else now
-            entry = Waiting(child.partition_id, (child.cursor,), others, moment, listed)
-            self._entries[child.partition_id] = entry
-            self._index(entry)
-            self._waiting_for.setdefault(parent, set()).add(child.partition_id)
-        elif isinstance(entry, Waiting) and child.cursor not in entry.said:
-            self._entries[child.partition_id] = attrs.evolve(entry, said=(*entry.said, child.cursor))
+            # An ended parent stays only for more children; nobody waits for it.
+            others = (one for one in child.parents if one != parent.partition_id and one not in self._ends)
+            waits = (*others, parent.partition_id)
+            self._put(Entry(child.partition_id, _WAIT, (child.cursor,), waits, listed=parent.listed))
+        elif isinstance(entry, Entry) and entry.stage is _WAIT and child.cursor not in entry.said:
+            self._put(attrs.evolve(entry, said=(*entry.said, child.cursor)))
 
-    def release(self, parent: str, lost: Collection[str] = frozenset()) -> list[str]:
-        """End each child's wait for a parent; return the ids of the partitions that start now.
+    # -- Transition 2: lost
+
+    def lost(self, survey: Survey, expired: Collection[str] = frozenset()) -> list[Loss]:
+        """Apply what retention has removed to all entries at once.
 
         Args:
-            parent: The parent.
-            lost: Other parents for which the released partitions do not wait any longer.
+            survey: What exists now.
+            expired: Partitions whose position the service has refused.
+
+        Returns:
+            Each position that was lost. Empty if the survey does not say what happened to any of them.
+
+        Raises:
+            NotProvableError: Raised before anything changes.
         """
+        gone = {
+            each.partition_id: each
+            for each in self.listed()
+            if each.partition_id in survey.gone and not _is_lost(each)
+        }
+        if gone and self.root is not None and (self.rules.names_late or survey.heirs is not None):
+            raise NotProvableError  # an heir may be unlisted, or may descend from somebody else's partition
+        if gone and survey.heirs is not None:
+            return self._cut(gone, survey.heirs)
+        tops = self._uncovered(survey, gone) if gone else None
+        losses = self._move(survey, expired)
+        if tops is None:
+            return losses
+        for name in gone:
+            self._remove(name)
+        added = self._add(tops.seeds, tops.unread)
+        if self.rules.names_late and (tops.hidden or not self.listed()):
+            # 1. What follows the lost ones is not known yet; one of them stays, so that the search goes on.
+            stays = next(iter(gone.values()))
+            children = dict.fromkeys(one for each in gone.values() for one in each.children)
+            self._put(Entry(stays.partition_id, _END, (), children=tuple(children)))
+        # 2. A wait for a lost partition would never end.
+        for name in [name for name in self._waiting_for if name in survey.gone]:
+            self.release(name)
+        left = tuple(added)
+        return losses + [Loss(each.partition_id, each.cursor, left) for each in gone.values()]
+
+    def _move(self, survey: Survey, expired: Collection[str]) -> list[Loss]:
+        losses = []
+        for partition in survey.present:
+            name, oldest = partition.partition_id, partition.oldest
+            entry = self._entries.get(name)
+            if oldest is None or not (isinstance(entry, Entry) and entry.stage is _READ and entry.listed):
+                continue
+            if name in expired or self.rules.compare(entry.said[0], oldest) == -1:
+                self._put(attrs.evolve(entry, said=(oldest,), failed_last=False))
+                losses.append(Loss(name, entry.said[0], (Seed(name, (), oldest),)))
+        return losses
+
+    def _cut(self, gone: Mapping[str, Entry], heirs: Sequence[Seed]) -> list[Loss]:
+        """Begin again at the oldest moment, where nothing tells which partitions were read to their end."""
+        kept = []
+        for seed in heirs:
+            entry = self._entries.get(seed.partition_id)
+            stands = isinstance(entry, Entry) and entry.stage is _READ
+            if stands and entry is not None and self.rules.compare(entry.cursor, seed.cursor) in (0, 1):
+                kept.append(attrs.evolve(seed, cursor=entry.cursor))
+            else:
+                kept.append(seed)
+        losses = [Loss(name, each.cursor, tuple(heirs)) for name, each in gone.items()]
+        for each in self.listed():
+            self._remove(each.partition_id)
+        self._waiting_for.clear()
+        self._add(kept, frozenset())
+        return losses
+
+    # -- Transition 3: found
+
+    def found(self, survey: Survey, *, skips: bool = True) -> tuple[list[Seed], list[Loss]]:
+        """Add the partitions that no entry leads to; the caller applies losses first.
+
+        Args:
+            survey: What exists now.
+            skips: False to add nothing if a partition was lost before the service listed it.
+
+        Returns:
+            The partitions that were added, and the parents that were lost without having been listed.
+        """
+        tops = self._uncovered(survey, {})
+        told = {end.partition_id for end in self.ends()}
+        stranded = dict.fromkeys(
+            parent
+            for seed in tops.seeds
+            for parent in seed.parents
+            if parent in survey.gone and parent not in told
+        )
+        losses = [Loss(name, None, tuple(tops.seeds)) for name in stranded]
+        if losses and not skips:
+            return [], losses
+        added = self._add(tops.seeds, tops.unread)
+        if not tops.hidden and any(not _is_lost(each) for each in self.listed()):
+            for end in self.ends():
+                if _is_lost(end):
+                    self._remove(end.partition_id)
+        return added, losses
+
+    def looked(self, survey: Survey, asked: Iterable[str], most: int) -> tuple[list[Child], list[str]]:
+        """Add the children of ended partitions, after the service was asked for more of them.
+
+        Args:
+            survey: What exists now, at least of the children of those that were asked.
+            asked: The ended partitions for which a longer pause has passed since they were last asked.
+            most: An ended partition with a known child leaves after so many looks.
+
+        Returns:
+            The children that were added, and the partitions that start.
+        """
+        named = dict[str, list[Child]]()
+        for each in survey.present:
+            for parent in each.parents:
+                if parent in self._ends and each.oldest is not None:
+                    child = Child(each.partition_id, each.parents, each.oldest)
+                    named.setdefault(parent, []).append(child)
+        added, started = list[Child](), list[str]()
+        counted = set(asked)
+        for end in self.ends():
+            fresh = self.fresh(end.partition_id, named.get(end.partition_id, ()))
+            looks = end.looks + (end.partition_id in counted)
+            self._put(attrs.evolve(end, looks=looks))
+            over = bool(end.children) and not fresh and looks >= most
+            added += fresh
+            if fresh or over:
+                started += self.ended(end.partition_id, fresh, complete=over)
+        return added, started
+
+    def _uncovered(self, survey: Survey, lost: Mapping[str, Entry]) -> _Tops:
+        """Walk from each open partition up by parents, to what the lineage holds, has read or has lost."""
+        parents = {each.partition_id: each.parents for each in survey.present}
+        held = {each.partition_id: each for each in self.listed() if not _is_lost(each)}
+        held = {name: each for name, each in held.items() if name not in lost}
+        read = self._read_by(held, parents)
+        found = _Tops()
+        # An open partition was not read to its end; nor was a parent for which an entry waits.
+        pending = [each.partition_id for each in survey.present if each.state is PartitionState.OPEN]
+        pending += [one for each in held.values() for one in each.waits if one in parents]
+        tops, undecided = dict[str, None](), set[str]()
+        while pending:
+            name = pending.pop()
+            if name in found.unread or name in held or name in read:
+                continue
+            found.unread.add(name)
+            if not parents[name]:
+                tops[name] = None
+            for parent in parents[name]:
+                if parent in held:
+                    continue
+                if parent in read or parent in survey.gone:
+                    tops[name] = None
+                elif parent in parents:
+                    pending.append(parent)
+                else:  # not listed yet: it decides nothing
+                    undecided.add(name)
+        found.hidden = bool(undecided)
+        at = {each.partition_id: each for each in survey.present}
+        for name in tops:
+            if name in undecided or not self._is_ours(name, parents, survey.gone, lost, read):
+                continue
+            if at[name].oldest is not None:
+                found.seeds.append(Seed(name, parents[name], at[name].oldest))
+        return found
+
+    def _read_by(self, held: Mapping[str, Entry], parents: Mapping[str, Sequence[str]]) -> set[str]:
+        """Return the ancestors of entries, through parents for which the entry does not wait."""
+        read = set[str]()
+        pending = [
+            parent
+            for name, entry in held.items()
+            for parent in parents.get(name, ())
+            if parent not in entry.waits
+        ]
+        while pending:
+            name = pending.pop()
+            if name not in read and name not in held:
+                read.add(name)
+                pending += parents.get(name, ())
+        return read
+
+    def _is_ours(
+        self,
+        name: str,
+        parents: Mapping[str, Sequence[str]],
+        gone: Mapping[str, Sequence[str] | None],
+        lost: Container[str],
+        read: Container[str],
+    ) -> bool:
+        """Return whether a partition that nobody covers belongs to the scope.
+
+        If the root no longer exists, none of its ancestors does (C2), so what was read lies below it.
+
+        Raises:
+            NotProvableError: Raised if entries were lost, and it may descend from one of them.
+        """
+        if self.root is None:
+            return True
+        seen, pending = set[str](), [name]
+        unknown = False
+        while pending:
+            one = pending.pop()
+            if one in seen:
+                continue
+            seen.add(one)
+            if one == self.root or one in lost or (one in read and self.root not in parents):
+                return True
+            above = parents.get(one) if one in parents else gone.get(one)
+            unknown = unknown or above is None
+            pending += above or ()
+        if unknown and lost:
+            raise NotProvableError
+        return False
+
+    # -- Transition 4: start
+
+    def release(self, partition_id: str) -> list[str]:
+        """End each wait for an entry; return the partitions that start."""
         started = []
-        for child_id in sorted(self._waiting_for.pop(parent, ())):
-            entry = self._entries.get(child_id)
-            if not isinstance(entry, Waiting):
-                continue
-            left = tuple(other for other in entry.parents if other != parent and other not in lost)
-            if left:
-                self._entries[child_id] = attrs.evolve(entry, parents=left)
-                continue
-            if self.start(child_id):
-                started.append(child_id)
+        for name in sorted(self._waiting_for.pop(partition_id, ())):
+            entry = self._entries.get(name)
+            if isinstance(entry, Entry) and entry.stage is _WAIT:
+                left = tuple(one for one in entry.waits if one != partition_id)
+                self._entries[name] = attrs.evolve(entry, waits=left)
+                if not left and self._start(name):
+                    started.append(name)
         return started
+
+    def start_passed(self) -> list[str]:
+        """Start children that wait only for parents which can no longer appear; return them.
+
+        Such a parent began before its child, and descends from an entry. So it cannot appear after every other
+        entry has passed the moment at which the child began. Without moments nothing starts here.
+        """
+        alone = [each for each in self.waiting() if not any(one in self._entries for one in each.waits)]
+        if not alone:
+            return []
+        begins = {each.partition_id: self._moment(each) for each in self.listed()}
+        started = []
+        for child in sorted(alone, key=lambda each: (_late(begins[each.partition_id]), each.partition_id)):
+            mine = begins[child.partition_id]
+            others = [moment for name, moment in begins.items() if name != child.partition_id]
+            if others and (mine is None or any(one is None or one < mine for one in others)):
+                break
+            for parent in child.waits:
+                self._waiting_for.get(parent, set()).discard(child.partition_id)
+            if self._start(child.partition_id):
+                started.append(child.partition_id)
+            begins[child.partition_id] = mine
+        return started
+
+    def _moment(self, entry: Entry) -> int | None:
+        moments = [self.rules.moment(cursor) for cursor in entry.said]
+        known = [moment for moment in moments if moment is not None]
+        return min(known) if known and len(known) == len(moments) else None
+
+    def _start(self, partition_id: str) -> bool:
+        """Read a child from where its parents say; return False if it waits for a scan instead."""
+        entry = self._entries[partition_id]
+        assert isinstance(entry, Entry)
+        plan = self.plan
+        if plan is not None and plan.holds and entry.listed:
+            self._put(attrs.evolve(entry, waits=(plan.partition_id,)))
+            return False
+        cursor = self.rules.join(partition_id, entry.said)
+        del self._entries[partition_id]  # it is read after all others
+        self._put(Entry(partition_id, _READ, (cursor,), listed=entry.listed))
+        return True
+
+    # -- Entries
+
+    def _add(self, seeds: Sequence[Seed], unread: Container[str]) -> list[Seed]:
+        """Add partitions; each waits for those of its parents that are entries or will be read (`unread`)."""
+        fresh = [seed for seed in seeds if seed.partition_id not in self._entries]
+        new = {seed.partition_id for seed in fresh}
+        ended = {seed.partition_id for seed in fresh if seed.ended}
+        for seed in fresh:
+            name = seed.partition_id
+            if seed.ended:
+                children = tuple(one.partition_id for one in fresh if name in one.parents)
+                self._put(Entry(name, _END, (seed.cursor,), children=children))
+                continue
+            for parent in seed.parents:
+                if parent in self._ends and name not in (end := self._entries[parent]).children:  # type: ignore[union-attr]
+                    self._put(attrs.evolve(end, children=(*end.children, name)))  # type: ignore[union-attr]
+            waits = tuple(
+                one
+                for one in seed.parents
+                if one != name and one not in self._ends and one not in ended
+                if one in self._entries or one in new or one in unread
+            )
+            entry = Entry(name, _WAIT, (seed.cursor,), waits)
+            self._put(entry if waits else Entry.read(name, seed.cursor))
+        self.hold_for_scan(new - ended)
+        return fresh
+
+    def _put(self, entry: AnyEntry) -> None:
+        name = entry.partition_id
+        self._entries[name] = entry
+        if isinstance(entry, Plan):
+            self._plan_id = name
+            return
+        if entry.stage is _READ and not entry.listed:
+            self._segments[name] = None
+        if entry.stage is _END:
+            self._ends[name] = None
+            self._segments.pop(name, None)
+        for parent in entry.waits:
+            self._waiting_for.setdefault(parent, set()).add(name)
+
+    def _remove(self, partition_id: str) -> None:
+        entry = self._entries.pop(partition_id)
+        self._ends.pop(partition_id, None)
+        self._segments.pop(partition_id, None)
+        if isinstance(entry, Entry):
+            for parent in entry.waits:
+                self._waiting_for.get(parent, set()).discard(partition_id)
+            if entry.listed and self.audited is not None and not self.audited.retired:
+                self.audited = attrs.evolve(self.audited, retired=True)
+
+    # -- The scan of a snapshot: one entry stays until every segment is cut and read
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the unfinished scan, or None."""
+        entry = None if self._plan_id is None else self._entries.get(self._plan_id)
+        return entry if isinstance(entry, Plan) else None
+
+    def is_segment(self, partition_id: str) -> bool:
+        """Return whether an entry is a segment of a scan."""
+        return partition_id in self._segments
+
+    @property
+    def segment_count(self) -> int:
+        """The number of segments that are currently read."""
+        return len(self._segments)
+
+    def begin_scan(self, plan: Plan) -> None:
+        """Add a scan; if it holds the stream, every partition of the lineage waits for it."""
+        stream = list(self._entries)
+        self._put(plan)
+        self.hold_for_scan(stream)
+
+    def hold_for_scan(self, partition_ids: Iterable[str]) -> None:
+        """Make partitions wait for the scan, if changes are read only after it."""
+        plan = self.plan
+        if plan is None or not plan.holds:
+            return
+        for name in partition_ids:
+            entry = self._entries[name]
+            if isinstance(entry, Entry) and entry.stage is not _END:
+                self._put(attrs.evolve(entry, stage=_WAIT, waits=(*entry.waits, plan.partition_id)))
+
+    def change_plan(self, **changes: Any) -> None:
+        """Change fields of the plan, if there is one."""
+        if (plan := self.plan) is not None:
+            self._entries[plan.partition_id] = attrs.evolve(plan, **changes)
+
+    def check_end(self, partition_id: str, outcome: Outcome) -> None:
+        """Refuse an outcome that would lose a part of the scan, or a partition, in silence.
+
+        Raises:
+            ProviderFault: `PERMANENT_FAILURE`, because the provider violates its contract.
+        """
+        match outcome:
+            case Scanned(pieces) if self.is_segment(partition_id):
+                self.check_cut(pieces, partition_id)
+            case Scanned():
+                raise _broken(f"{partition_id} is not a segment, but has ended with Scanned")
+            case Drained() | Awaiting() if self.plan is not None and self.is_segment(partition_id):
+                raise _broken(f"the segment {partition_id} has ended with {type(outcome).__name__}")
+            case _:
+                pass
+
+    def check_cut(self, segments: Sequence[Segment], replaced: str | None = None) -> None:
+        """Refuse segments whose id already belongs to another entry.
+
+        Raises:
+            ProviderFault: `PERMANENT_FAILURE`, because the provider violates its contract.
+        """
+        names = [segment.segment_id for segment in segments]
+        known = [name for name in names if name in self._entries and name != replaced]
+        if known or len(set(names)) < len(names):
+            raise _broken(f"a segment was cut twice, or has the id of a partition: {known or names}")
+
+    def cut(self, segments: Iterable[Segment], rest: Cursor | None) -> list[str]:
+        """Add segments that are to be read, and note the part that is not cut yet; return their ids."""
+        self.change_plan(cursor=rest)
+        started = []
+        for segment in segments:
+            self._put(Entry.read(segment.segment_id, segment.cursor, listed=False))
+            started.append(segment.segment_id)
+        return started
+
+    def scanned(self, segment_id: str, pieces: Sequence[Segment]) -> list[str]:
+        """Record that a segment was read to its end; return the ids of the pieces that replace its rest."""
+        self._remove(segment_id)
+        plan = self.plan
+        if plan is None:
+            return self.cut(pieces, None)
+        if not pieces:
+            self.change_plan(done=plan.done + 1)
+        return self.cut(pieces, plan.cursor)
+
+    def is_scanned(self) -> bool:
+        """Return whether there is a scan and every row of it was read."""
+        return (plan := self.plan) is not None and plan.cursor is None and not self._segments
+
+    def end_scan(self) -> list[str]:
+        """Remove the scan and its remaining segments; return the partitions that start."""
+        plan = self.plan
+        if plan is None:
+            return []
+        for name in list(self._segments):
+            self._remove(name)
+        self._remove(plan.partition_id)
+        self._plan_id = None
+        return self.release(plan.partition_id)
+
+    def release_stream(self) -> list[str]:
+        """Allow reading changes before the scan is over; return the partitions that start."""
+        plan = self.plan
+        if plan is None or not plan.holds:
+            return []
+        self.change_plan(holds=False)
+        return self.release(plan.partition_id)
+
+
+_READ, _WAIT, _END = Stage.READ, Stage.WAIT, Stage.END
+
+
+@attrs.define
+class _Tops:
+    """The partitions that nobody covers and nobody will name.
+
+    Attributes:
+        seeds: They, with all their parents.
+        unread: Every listed partition that was not read and is no entry.
+        hidden: True if a parent is not listed although it may exist.
+    """
+
+    seeds: list[Seed] = attrs.field(factory=list)
+    unread: set[str] = attrs.field(factory=set)
+    hidden: bool = False
+
+
+def _is_lost(entry: Entry) -> bool:
+    return entry.stage is _END and not entry.said
+
+
+def _place(entry: AnyEntry) -> AnyEntry:
+    return attrs.evolve(entry, looks=0) if isinstance(entry, Entry) and entry.looks else entry
+
+
+def _late(moment: int | None) -> tuple[bool, int]:
+    return moment is None, moment or 0
+
+
+def _broken(problem: str) -> ProviderFault:
+    message = f"{problem}; this violates the provider contract and is a defect of the provider: report it"
+    return ProviderFault.of(ErrorCategory.PERMANENT_FAILURE, message)

@@ -1,0 +1,582 @@
+"""A model of a service and of one consumer: a value, and the steps that lead from it to other values.
+
+Every step of the service writes one record into each open partition, so that each partition has a record at every
+time from its birth to its end, and a loss of any of them shows.
+
+The consumer is the engine's own `Lineage`. It is given one answer of one partition at a time, in any order, which
+covers every order in which threads can deliver answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from enum import Enum
+from itertools import combinations
+from typing import Final, TypeAlias
+
+import attrs
+
+from multiclouddb_spi import Child, Cursor, Partition, PartitionState, Seed, Survey
+from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Stage
+from multiclouddb_spi.continuation.lineage import Lineage, NotProvableError
+from multiclouddb_spi.continuation.plan import Plan
+
+__all__ = ["Bounds", "Broken", "Kind", "Scope", "Step", "World", "begin", "settle", "steps"]
+
+Step: TypeAlias = tuple["World", str]
+_PLAN: Final = Plan("plan", None, "0", 0)
+
+
+class Kind(Enum):
+    """What a service tells about its partitions."""
+
+    LISTED = "listed"
+    """Partitions merge; a listing names all of them with their parents (the embedded store)."""
+    ALIVE = "alive"
+    """Partitions merge; a listing names those that exist at one time, without parents (Spanner)."""
+    LATE = "late"
+    """Partitions never merge; a listing names each with its parent, some of them late (DynamoDB)."""
+
+
+class Scope(Enum):
+    """What the consumer reads."""
+
+    ALL = "all"
+    DESCENDANTS = "descendants"
+    """Partition 0 with its descendants; somebody else reads the others."""
+    KEY = "key"
+    """One partition key, which lies in partition 0 at first."""
+
+
+class Broken(Exception):
+    """A promise does not hold."""
+
+
+@attrs.frozen
+class Bounds:
+    """How far to explore, and with which steps.
+
+    Attributes:
+        kind: The kind of the service.
+        scope: What is read.
+        open: The largest number of open partitions.
+        partitions: The largest number of partitions.
+        ahead: True if answers are fetched before they are delivered.
+        crash: True if the consumer keeps a token and goes on from it after a crash.
+        fails: True for `Fail()`: the feed ends at a loss. False for `SkipToOldest()`.
+        scan: True if the feed begins with the scan of a snapshot, and the stream waits for it.
+        released: True if the stream may be released before the scan ends.
+        cut: True if a page may end inside a partition.
+        empty: True if a partition may end without a record.
+    """
+
+    kind: Kind
+    scope: Scope = Scope.ALL
+    open: int = 3
+    partitions: int = 9
+    ahead: bool = True
+    crash: bool = False
+    fails: bool = False
+    scan: bool = False
+    released: bool = False
+    cut: bool = False
+    empty: bool = False
+
+
+@attrs.frozen
+class Part:
+    """A partition: its parents, its first and last time (None while it is open), and whether it is listed."""
+
+    parents: tuple[int, ...]
+    born: int
+    closed: int | None = None
+    shown: bool = True
+
+
+@attrs.frozen
+class Consumer:
+    """What a consumer has, and what it was given: a crash takes both back to the same token.
+
+    Attributes:
+        entries: Its token.
+        got: For each partition the time up to which records were delivered; -1 for none.
+        gap: The partitions of which a notice says that records were lost.
+        over: True if the feed ended because of a loss.
+    """
+
+    entries: tuple[AnyEntry, ...]
+    got: tuple[int, ...]
+    gap: frozenset[int] = frozenset()
+    over: bool = False
+
+
+@attrs.frozen(cache_hash=True)
+class World:
+    """One state of service and consumer.
+
+    Attributes:
+        bounds: What may happen.
+        parts: Every partition that ever existed.
+        now: The time of the last record.
+        kept: Records at this time or earlier were removed.
+        consumer: The consumer.
+        fetched: Answers on their way: partition, position, last time, whether it is the end, and the children
+            that were named with it.
+        token: An older state of the consumer, to which a crash returns.
+    """
+
+    bounds: Bounds = attrs.field(eq=False)
+    parts: tuple[Part, ...]
+    now: int
+    kept: int
+    consumer: Consumer
+    fetched: frozenset[tuple[int, int, int, bool, tuple[int, ...]]] = frozenset()
+    token: Consumer | None = None
+
+
+class _Rules:
+    """A position is the time of the last delivered record, and its own moment."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.names_late = kind is Kind.LATE
+
+    def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
+        return max(cursors)
+
+    def compare(self, a: Cursor, b: Cursor) -> int:
+        return (a > b) - (a < b)
+
+    def moment(self, cursor: Cursor) -> int | None:
+        return None if self.names_late else cursor
+
+
+_RULES: Final = {kind: _Rules(kind) for kind in Kind}
+
+
+def begin(bounds: Bounds, roots: int = 2) -> World:
+    """Return a service with open partitions, and a consumer that has just started at their beginning."""
+    parts = tuple(Part((), 0) for _ in range(roots))
+    mine = range(roots) if bounds.scope is Scope.ALL else range(1)
+    seeds = [Seed(str(i), (), 0) for i in mine]
+    lineage = Lineage.from_seeds(seeds, _RULES[bounds.kind], root=_root(bounds))
+    if bounds.scan:
+        lineage.begin_scan(attrs.evolve(_PLAN, holds=True))
+    consumer = Consumer(_entries(lineage), (-1,) * roots)
+    return World(bounds, parts, 1, 0, consumer, token=consumer if bounds.crash else None)
+
+
+def steps(world: World) -> Iterator[tuple[str, World]]:
+    """Yield every step that can follow, with its name and the world after it.
+
+    Raises:
+        Broken: Raised if a step breaks a promise; its text names the step.
+    """
+    yield from _service(world)
+    if not world.consumer.over:
+        yield from _consumer(world)
+    if world.bounds.crash and world.token is not None:
+        if world.token != world.consumer:
+            yield "save", attrs.evolve(world, token=world.consumer)
+            yield "crash", attrs.evolve(world, consumer=_widened(world.token, world), fetched=frozenset())
+        elif world.fetched:
+            yield "crash", attrs.evolve(world, fetched=frozenset())
+
+
+# -- The service
+
+
+def _service(world: World) -> Iterator[tuple[str, World]]:
+    parts, bounds = world.parts, world.bounds
+    there = [i for i, part in enumerate(parts) if part.closed is None]
+    merges = bounds.kind is not Kind.LATE
+    if len(parts) < bounds.partitions:
+        for i in there:
+            if len(there) < bounds.open:
+                yield f"split {i}", _shaped(world, (i,), 2)
+                if not merges:
+                    yield f"split {i} hide", _shaped(world, (i,), 2, hidden=(1,))
+            yield f"roll {i}", _shaped(world, (i,), 1)
+            if not merges:
+                yield f"roll {i} hide", _shaped(world, (i,), 1, hidden=(0,))
+            if bounds.empty:
+                yield f"roll {i} twice", _shaped(_shaped(world, (i,), 1, still=True), (len(parts),), 1)
+        if merges:
+            for pair in combinations(there, 2):
+                yield f"merge {pair[0]} {pair[1]}", _shaped(world, pair, 1)
+    # Nothing is removed that is younger than a partition which is not listed yet.
+    latest = min((part.born for part in parts if not part.shown), default=world.now)
+    if world.kept < latest:
+        yield "trim", attrs.evolve(world, kept=latest)
+    for i, part in enumerate(parts):
+        if not part.shown:
+            yield f"show {i}", _show(world, i)
+
+
+def _shaped(
+    world: World, closing: tuple[int, ...], children: int, hidden: Collection[int] = (), *, still: bool = False
+) -> World:
+    parts = [attrs.evolve(p, closed=world.now) if i in closing else p for i, p in enumerate(world.parts)]
+    parts += [Part(closing, world.now, None, k not in hidden) for k in range(children)]
+    return attrs.evolve(
+        world,
+        parts=tuple(parts),
+        now=world.now + (not still),
+        consumer=attrs.evolve(world.consumer, got=world.consumer.got + (-1,) * children),
+    )
+
+
+def _widened(consumer: Consumer, world: World) -> Consumer:
+    """Return a consumer that knows of every partition that appeared since then."""
+    return attrs.evolve(consumer, got=consumer.got + (-1,) * (len(world.parts) - len(consumer.got)))
+
+
+def _show(world: World, i: int) -> World:
+    parts = list(world.parts)
+    parts[i] = attrs.evolve(parts[i], shown=True)
+    return attrs.evolve(world, parts=tuple(parts))
+
+
+def _is_gone(world: World, i: int) -> bool:
+    closed = world.parts[i].closed
+    return closed is not None and closed <= world.kept
+
+
+def _end(world: World, i: int) -> int:
+    closed = world.parts[i].closed
+    return world.now if closed is None else closed
+
+
+def _ancestors(world: World, i: int) -> set[int]:
+    found, pending = set[int](), list(world.parts[i].parents)
+    while pending:
+        one = pending.pop()
+        if one not in found:
+            found.add(one)
+            pending += world.parts[one].parents
+    return found
+
+
+def _held_by_key(world: World) -> list[int]:
+    """Return the partitions that hold the key: 0, and of the children of such a one the first."""
+    held, taken = [0], set[int]()
+    for i, part in enumerate(world.parts):
+        mine = [parent for parent in part.parents if parent in held]
+        if mine and not any(parent in taken for parent in mine):
+            held.append(i)
+            taken.update(mine)
+    return held
+
+
+def _parents(world: World, i: int) -> tuple[str, ...]:
+    parents = world.parts[i].parents
+    if world.bounds.scope is Scope.KEY:
+        held = _held_by_key(world)
+        parents = tuple(parent for parent in parents if parent in held)
+    return tuple(map(str, parents))
+
+
+def _named(world: World, i: int) -> tuple[int, ...]:
+    found = (j for j, part in enumerate(world.parts) if i in part.parents and part.shown)
+    if world.bounds.scope is Scope.KEY:
+        held = _held_by_key(world)
+        return tuple(j for j in found if j in held)
+    return tuple(found)
+
+
+def _survey(world: World, asked: Collection[str]) -> Survey:
+    """State what `Feed.survey` of such a service states."""
+    kind, parts = world.bounds.kind, world.parts
+    gone = {i for i in range(len(parts)) if _is_gone(world, i)}
+    if kind is Kind.ALIVE:
+        lost = {name: None for name in asked if int(name) in gone}
+        there = {i for i in map(int, asked) if i not in gone}
+        then = [i for i, part in enumerate(parts) if part.born <= world.kept and i not in gone]
+        heirs = tuple(Seed(str(i), (), world.kept) for i in then) if lost else None
+        if heirs is not None and world.bounds.scope is Scope.KEY:
+            held = _held_by_key(world)
+            heirs = tuple(seed for seed in heirs if int(seed.partition_id) in held)
+        return Survey(tuple(_present(world, i, with_parents=False) for i in sorted(there)), lost, heirs)
+    wanted = range(len(parts)) if world.bounds.scope is not Scope.KEY else _held_by_key(world)
+    present = tuple(_present(world, i) for i in wanted if i not in gone and parts[i].shown)
+    if kind is Kind.LISTED:
+        return Survey(present, {str(i): _parents(world, i) for i in gone})
+    unlisted = {parent for each in present for parent in each.parents} | set(asked)
+    return Survey(present, {name: None for name in unlisted if int(name) in gone})
+
+
+def _present(world: World, i: int, *, with_parents: bool = True) -> Partition:
+    part = world.parts[i]
+    state = PartitionState.OPEN if part.closed is None else PartitionState.CLOSED
+    return Partition(
+        str(i), _parents(world, i) if with_parents else (), state, min(max(part.born, world.kept), _end(world, i))
+    )
+
+
+# -- The consumer
+
+
+def _consumer(world: World) -> Iterator[tuple[str, World]]:
+    bounds, kept = world.bounds, world.consumer.entries
+    for entry in kept:
+        if isinstance(entry, Plan):
+            yield "scan ends", _scanned(world, over=True)
+            if bounds.released and entry.holds:
+                yield "release", _scanned(world, over=False)
+        elif entry.stage is Stage.READ:
+            i = int(entry.partition_id)
+            yield f"read {i}", _read(world, i)
+            end, position = _end(world, i), entry.cursor
+            if bounds.cut and end - position > 1 and not _refused(world, i, position):
+                yield f"read one of {i}", _took(world, i, position, position + 1, False, ())
+            if bounds.ahead and not any(each[0] == i for each in world.fetched):
+                closed = world.parts[i].closed is not None
+                if (closed or end > position) and not _refused(world, i, position):
+                    answer = (i, position, end, closed, _named(world, i) if closed else ())
+                    yield f"fetch {i}", attrs.evolve(world, fetched=world.fetched | {answer})
+    if bounds.kind is Kind.LATE:
+        if any(isinstance(entry, Entry) and entry.stage is Stage.END for entry in kept):
+            yield "look", _look(world, most=1000)
+            # In a feed of one partition, nothing finds a child that is listed after the last look.
+            if bounds.scope is not Scope.DESCENDANTS or all(part.shown for part in world.parts):
+                yield "look last", _look(world, most=1)
+        yield "search", _search(world)
+    else:
+        passed = _passed(world)
+        if passed.consumer.entries != kept:
+            yield "start", passed
+
+
+def _root(bounds: Bounds) -> str | None:
+    return "0" if bounds.scope is Scope.DESCENDANTS else None
+
+
+def _lineage(world: World) -> Lineage:
+    return Lineage(world.consumer.entries, _RULES[world.bounds.kind], root=_root(world.bounds))
+
+
+def _entries(lineage: Lineage) -> tuple[AnyEntry, ...]:
+    """Return the entries in an order of their own: in which order they are read is the explorer's choice."""
+    again = Lineage.from_json(lineage.to_json(), lineage.rules)
+    if list(again) != list(lineage):
+        raise Broken(f"a token is read as something else: {list(again)}, not {list(lineage)}")
+    return tuple(sorted((_plain(each) for each in lineage), key=lambda each: each.partition_id))
+
+
+def _plain(entry: AnyEntry) -> AnyEntry:
+    if isinstance(entry, Entry) and entry.looks:
+        return attrs.evolve(entry, looks=0)
+    return entry
+
+
+def _with(world: World, lineage: Lineage, **more: object) -> World:
+    """Return the world after the consumer's lineage has changed; `more` changes the rest of the consumer."""
+    entries = _entries(lineage)
+    if len(entries) > len(world.parts) + world.bounds.scan:
+        raise Broken(f"a token of {len(entries)} entries for {len(world.parts)} partitions")
+    there = {each.partition_id: each for each in entries}
+    fetched = frozenset(
+        answer
+        for answer in world.fetched
+        if isinstance(entry := there.get(str(answer[0])), Entry)
+        and entry.stage is Stage.READ
+        and entry.cursor == answer[1]
+    )
+    consumer = attrs.evolve(world.consumer, entries=entries, **more)
+    return attrs.evolve(world, consumer=consumer, fetched=fetched)
+
+
+def _refused(world: World, i: int, position: int) -> bool:
+    return _is_gone(world, i) or position < min(world.kept, _end(world, i))
+
+
+def _read(world: World, i: int) -> World:
+    for answer in world.fetched:
+        if answer[0] == i:
+            return _took(world, *answer)
+    entry = next(each for each in world.consumer.entries if each.partition_id == str(i))
+    if _refused(world, i, entry.cursor):
+        return _lost(world, {str(i)})
+    closed = world.parts[i].closed is not None
+    return _took(world, i, entry.cursor, _end(world, i), closed, _named(world, i) if closed else ())
+
+
+def _took(world: World, i: int, position: int, end: int, is_end: bool, children: tuple[int, ...]) -> World:
+    """Deliver the records (position, end] of a partition, and its end."""
+    got = _delivered(world, i, position, end)
+    world = attrs.evolve(world, fetched=frozenset(each for each in world.fetched if each[0] != i))
+    lineage = _lineage(world)
+    lineage.took(str(i), end)
+    if is_end:
+        named = [Child(str(j), _parents(world, j), world.parts[j].born) for j in children]
+        lineage.ended(str(i), named, complete=world.bounds.kind is not Kind.LATE)
+    return _with(world, lineage, got=got)
+
+
+def _delivered(world: World, i: int, position: int, end: int) -> tuple[int, ...]:
+    got, part = world.consumer.got, world.parts[i]
+    low = max(position, part.born)
+    if end <= low:
+        return got
+    if world.bounds.scope is Scope.DESCENDANTS and i and 0 not in _ancestors(world, i):
+        raise Broken(f"{i} belongs to another reader")
+    if world.bounds.scope is Scope.KEY and i not in _held_by_key(world):
+        raise Broken(f"{i} does not hold the key")
+    for j, last in enumerate(got):
+        if j != i and last >= 0 and i in _ancestors(world, j):
+            raise Broken(f"order: {i} after its descendant {j}")
+    if low < got[i]:
+        raise Broken(f"twice: {i}")
+    if low > max(got[i], part.born) and i not in world.consumer.gap:
+        raise Broken(f"a hole without a notice in {i}")
+    return (*got[:i], max(got[i], end), *got[i + 1 :])
+
+
+def _lost(world: World, expired: Collection[str]) -> World:
+    """Go on after a loss, or end the feed."""
+    if not world.kept:
+        raise Broken("a position has expired before anything was removed")
+    if world.bounds.fails:
+        return attrs.evolve(world, consumer=attrs.evolve(world.consumer, over=True), fetched=frozenset())
+    lineage = _lineage(world)
+    asked = {each.partition_id for each in lineage.listed()}
+    survey = _survey(world, asked | {one for each in lineage.waiting() for one in each.waits if one != "plan"})
+    try:
+        losses = lineage.lost(survey, expired)
+    except NotProvableError:
+        if world.bounds.kind is Kind.LISTED:
+            raise Broken("all parents are listed, and it says that an heir cannot be proved") from None
+        return attrs.evolve(world, consumer=attrs.evolve(world.consumer, over=True), fetched=frozenset())
+    if not losses and expired:
+        raise Broken(f"nothing changes after the loss of {sorted(expired)}")
+    names = {int(loss.partition_id) for loss in losses}
+    gap = world.consumer.gap | names | _told(world, [seed for loss in losses for seed in loss.left])
+    # What lies between a lost partition and what follows it is lost with it.
+    gap |= {j for j in range(len(world.parts)) if not names.isdisjoint(_ancestors(world, j))}
+    got = world.consumer.got
+    if survey.heirs is not None:
+        # The notice names the collection: everything from there on comes again, as after a start there.
+        gap |= set(range(len(world.parts)))
+        kept = {each.partition_id: each.cursor for each in lineage.active()}
+        got = tuple(last if kept.get(str(i)) == last else -1 for i, last in enumerate(got))
+    return _with(world, lineage, got=got, gap=frozenset(gap))
+
+
+def _look(world: World, most: int) -> World:
+    lineage = _lineage(world)
+    ends = [each.partition_id for each in lineage.ends()]
+    survey = _survey(world, ends)
+    said = {each.partition_id for each in lineage.ends() if each.said}
+    if said & survey.gone.keys():
+        return _lost(world, ())
+    lineage.looked(survey, ends, most)
+    return _with(world, lineage)
+
+
+def _search(world: World) -> World:
+    lineage = _lineage(world)
+    survey = _survey(world, {each.partition_id for each in lineage.listed()})
+    if any(each.partition_id in survey.gone and each.said for each in lineage.listed()):
+        return _lost(world, ())
+    added, losses = lineage.found(survey, skips=not world.bounds.fails)
+    if losses and world.bounds.fails:
+        return attrs.evolve(world, consumer=attrs.evolve(world.consumer, over=True), fetched=frozenset())
+    gap = world.consumer.gap | _told(world, added)
+    for loss in losses:
+        gap |= {int(loss.partition_id), *_ancestors(world, int(loss.partition_id))}
+    return _with(world, lineage, gap=frozenset(gap))
+
+
+def _told(world: World, seeds: Sequence[Seed]) -> set[int]:
+    """Return the partitions of which a notice says where reading goes on, after something was lost."""
+    late = {int(seed.partition_id) for seed in seeds if seed.cursor > world.parts[int(seed.partition_id)].born}
+    gone = {j for seed in seeds for j in _ancestors(world, int(seed.partition_id)) if _is_gone(world, j)}
+    return late | (gone if late else set())
+
+
+def _passed(world: World) -> World:
+    lineage = _lineage(world)
+    lineage.start_passed()
+    return _with(world, lineage)
+
+
+def _scanned(world: World, *, over: bool) -> World:
+    lineage = _lineage(world)
+    if over:
+        lineage.end_scan()
+    else:
+        lineage.release_stream()
+    return _with(world, lineage)
+
+
+# -- What must hold
+
+
+def drained(world: World) -> World:
+    """Return the world after one more step towards the end, while the service is silent; itself at the end."""
+    world = attrs.evolve(world, parts=tuple(attrs.evolve(part, shown=True) for part in world.parts))
+    if world.consumer.over:
+        return world
+    for entry in world.consumer.entries:
+        if isinstance(entry, Plan):
+            return _scanned(world, over=True)
+        if entry.stage is Stage.READ:
+            i = int(entry.partition_id)
+            ends = world.parts[i].closed is not None
+            if ends or entry.cursor < world.now or any(each[0] == i for each in world.fetched):
+                return _read(world, i)
+    if world.bounds.kind is not Kind.LATE:
+        return _passed(world)
+    looked = _look(world, most=1000)
+    return looked if looked != world or looked.consumer.over else _search(looked)
+
+
+def check_settled(world: World) -> None:
+    """Check a world in which nothing is left to do.
+
+    Raises:
+        Broken: Raised if a record is missing, if something waits, or if the feed does not say that it is idle.
+    """
+    if world.consumer.over:
+        return
+    lineage = _lineage(world)
+    if waiting := lineage.waiting():
+        raise Broken(f"waits for ever: {[(each.partition_id, each.waits) for each in waiting]}")
+    if not lineage.is_quiet({each.partition_id for each in lineage.active()}):
+        raise Broken("never idle")
+    for i, part in enumerate(world.parts):
+        if world.bounds.scope is Scope.DESCENDANTS and i and 0 not in _ancestors(world, i):
+            continue
+        if world.bounds.scope is Scope.KEY and i not in _held_by_key(world):
+            continue
+        end = _end(world, i)
+        if end > part.born and world.consumer.got[i] < end:
+            if end > world.kept:
+                raise Broken(f"lost although it is kept: {i}")
+            if i not in world.consumer.gap:
+                raise Broken(f"lost without a notice: {i}")
+
+
+def settle(world: World, known: set[int]) -> None:
+    """Read on while the service is silent, and check that nothing is missing at the end.
+
+    Args:
+        world: Where to begin.
+        known: Hashes of worlds that end well; those on the way are added.
+
+    Raises:
+        Broken: Raised if a promise does not hold.
+    """
+    way = list[int]()
+    for _ in range(200):
+        mark = hash(world)
+        if mark in known:
+            break
+        way.append(mark)
+        after = drained(world)
+        if after == world:
+            check_settled(world)
+            break
+        world = after
+    else:
+        raise Broken("does not come to an end")
+    known.update(way)
