@@ -216,7 +216,7 @@ class Source:
         return earliest > now - self.info.retention * _SECOND + _SLACK
 
     def interval(
-        self, token: str, now: int, deadline: Deadline, scope: CancelScope, alive_at: int | None = None
+        self, token: str, now: int, deadline: Deadline, scope: CancelScope
     ) -> tuple[int, int] | None:
         """Return the start and the end of a partition.
 
@@ -231,8 +231,6 @@ class Source:
             now: The service's time.
             deadline: The time limit.
             scope: An object through which another thread can cancel the call.
-            alive_at: A time at which the partition was alive, or None. If the service does not
-                report the end of a partition, the method returns `alive_at` as the end.
         """
         earliest = self.earliest(now, deadline, scope)
         for at in (earliest, now):
@@ -244,17 +242,16 @@ class Source:
             named = interval_of(error) if error is not None else None
             if named is not None:
                 return micros_of(named[0], up=True), micros_of(named[1])
-        last = now if error is None else alive_at
-        if last is None:
+        if error is not None:
             return None
-        before, after = earliest, last
+        before, after = earliest, now
         while after - before > 1:
             middle = (before + after) // 2
             if self._refusal(token, middle, deadline, scope) is None:
                 after = middle
             else:
                 before = middle
-        return after, last
+        return after, now
 
     def _refusal(self, token: str, at: int, deadline: Deadline, scope: CancelScope) -> Exception | None:
         """Return the reason why a partition cannot be read at a given time.
