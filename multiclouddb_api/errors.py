@@ -113,8 +113,8 @@ class ErrorDetail:
     skip_token: str | None = attrs.field(default=None, repr=shorten)
     """For `PROVIDER_ERROR` caused by a record, a continuation token for the position after that record."""
     retry_after_seconds: float | None = None
-    """The number of seconds that the service asked to wait before the next call, or None. An iterator waits at
-    least this long."""
+    """The number of seconds that the service asked to wait before the next call, or None. An iterator waits
+    at least this long."""
 
     def __attrs_post_init__(self) -> None:
         check_type("ErrorDetail.category", self.category, ErrorCategory)
