@@ -84,7 +84,9 @@ class SessionOpener:
 
         def begin(feed: Feed) -> Session:
             if envelope is not None:
-                state = written.lineage(feed.join) if written else state_from_json(envelope.state, feed.join)
+                state = written.lineage(feed) if written else state_from_json(envelope.state, feed)
+                if isinstance(state, Lineage) and physical is not None:
+                    state.root = physical.native
                 return Session(feed, state, scope, digest, envelope.watermark, envelope.skipped)
             assert not isinstance(position, FromContinuationToken)
             if isinstance(position, Snapshot):

@@ -309,6 +309,15 @@ class Lineage:
 
     # -- Transition 2: lost
 
+    def gone(self, survey: Survey) -> dict[str, Entry]:
+        """Return the entries of which retention has removed something that was not read.
+
+        An ended partition with a known child was read, and the child proves it: it is only forgotten. A child
+        that it has not named is found by the search, but not in a feed of one partition.
+        """
+        found = (each for each in self.listed() if each.partition_id in survey.gone and not _is_lost(each))
+        return {each.partition_id: each for each in found if not (each.children and self.root is None)}
+
     def lost(self, survey: Survey, expired: Collection[str] = frozenset()) -> list[Loss]:
         """Apply what retention has removed to all entries at once.
 
@@ -322,11 +331,7 @@ class Lineage:
         Raises:
             NotProvableError: Raised before anything changes.
         """
-        gone = {
-            each.partition_id: each
-            for each in self.listed()
-            if each.partition_id in survey.gone and not _is_lost(each)
-        }
+        gone = self.gone(survey)
         if gone and self.root is not None and (self.rules.names_late or survey.heirs is not None):
             raise NotProvableError  # an heir may be unlisted, or may descend from somebody else's partition
         if gone and survey.heirs is not None:
@@ -391,7 +396,7 @@ class Lineage:
             The partitions that were added, and the parents that were lost without having been listed.
         """
         tops = self._uncovered(survey, {})
-        told = {end.partition_id for end in self.ends()}
+        told = {end.partition_id for end in self.ends() if _is_lost(end)}
         stranded = dict.fromkeys(
             parent
             for seed in tops.seeds
@@ -428,13 +433,17 @@ class Lineage:
         added, started = list[Child](), list[str]()
         counted = set(asked)
         for end in self.ends():
-            fresh = self.fresh(end.partition_id, named.get(end.partition_id, ()))
-            looks = end.looks + (end.partition_id in counted)
+            name = end.partition_id
+            if name in survey.gone and not _is_lost(end):
+                started += self.ended(name, (), complete=True)  # see `gone`
+                continue
+            fresh = self.fresh(name, named.get(name, ()))
+            looks = end.looks + (name in counted)
             self._put(attrs.evolve(end, looks=looks))
             over = bool(end.children) and not fresh and looks >= most
             added += fresh
             if fresh or over:
-                started += self.ended(end.partition_id, fresh, complete=over)
+                started += self.ended(name, fresh, complete=over)
         return added, started
 
     def _uncovered(self, survey: Survey, lost: Mapping[str, Entry]) -> _Tops:

@@ -6,7 +6,7 @@ import attrs
 
 from multiclouddb_api import PhysicalPartition
 from multiclouddb_spi.batch import Child
-from multiclouddb_spi.continuation.entry import Active, Entry
+from multiclouddb_spi.continuation.entry import AnyEntry, Entry
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import FeedOver, FeedState
 from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_text
@@ -81,13 +81,13 @@ class Session:
             skipped=skipped,
         )
 
-    def alone(self, entry: Entry) -> Lineage:
+    def alone(self, entry: AnyEntry) -> Lineage:
         """Return a lineage that contains only one partition.
 
         Args:
             entry: The partition.
         """
-        return Lineage([entry], self.feed.join)
+        return Lineage([entry], self.feed)
 
     def partition_token(self, partition_id: str, lineage: Lineage, *, with_descendants: bool = False) -> str:
         """Make a token for one physical partition of this feed.
@@ -108,4 +108,4 @@ class Session:
 
     def child_token(self, child: Child) -> str:
         """Make a token for a child partition, at the start position that the parent gave."""
-        return self.partition_token(child.partition_id, self.alone(Active(child.partition_id, child.cursor)))
+        return self.partition_token(child.partition_id, self.alone(Entry.read(child.partition_id, child.cursor)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Final
 
@@ -11,8 +11,8 @@ import attrs
 
 from multiclouddb_api import AtTime, Beginning, Now, Snapshot, SnapshotOrder
 from multiclouddb_spi.batch import Segment
-from multiclouddb_spi.continuation.coverage import begun
-from multiclouddb_spi.continuation.entry import Active, Waiting
+from multiclouddb_spi.continuation.entry import Entry, Stage
+from multiclouddb_spi.continuation.follow import begun
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.plan import Plan, plan_of, shown
 from multiclouddb_spi.continuation.starting import check_has_partitions, check_not_ahead, not_startable
@@ -46,7 +46,7 @@ def resolve_snapshot(
     now = clock()
     audited = begun(feed, Now(), now)
     scan = snapshot()
-    lineage = check_has_partitions(Lineage.from_seeds(scan.seeds, feed.join, audited))
+    lineage = check_has_partitions(Lineage.from_seeds(scan.seeds, feed, audited))
     kept = [] if now is None else [feed.headroom(seed.cursor, now) for seed in scan.seeds]
     known = [int(seconds) for seconds in kept if seconds is not None and seconds < _LONG]
     retention = min(known, default=None)
@@ -85,7 +85,7 @@ def resolve_backfill(
     if scan is None:
         raise not_startable()
     audited = None if only is not None else begun(feed, Now(), now)
-    lineage = check_has_partitions(Lineage.from_seeds(scan.seeds, feed.join, audited))
+    lineage = check_has_partitions(Lineage.from_seeds(scan.seeds, feed, audited))
     lineage.begin_scan(plan_of(scan, Snapshot(SnapshotOrder.ORDERED)))
     return lineage
 
@@ -116,7 +116,7 @@ def segment_lineage(feed: Feed, plan: Plan, segment: Segment, count: int) -> Lin
     alone = attrs.evolve(
         plan, cursor=None, announced=False, rate=rate, done=0, segments=1, records=shown(segment.records)
     )
-    return Lineage([alone, Active(segment.segment_id, segment.cursor, listed=False)], feed.join)
+    return Lineage([alone, Entry.read(segment.segment_id, segment.cursor, listed=False)], feed)
 
 
 def stream_headroom(feed: Feed, lineage: Lineage, now: datetime) -> float:
@@ -128,13 +128,8 @@ def stream_headroom(feed: Feed, lineage: Lineage, now: datetime) -> float:
         now: The service's time.
     """
     least = math.inf
-    for entry in lineage:
-        cursors: Iterable[Cursor] = ()
-        if isinstance(entry, Waiting):
-            cursors = entry.said
-        elif isinstance(entry, Active) and entry.listed:
-            cursors = (entry.cursor,)
-        for cursor in cursors:
+    for entry in lineage.listed():
+        for cursor in () if entry.stage is Stage.END else entry.said:
             seconds = feed.headroom(cursor, now)
             least = least if seconds is None else min(least, seconds)
     return least

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from multiclouddb_api import AtTime, Beginning, MulticloudDbError, invalid_request
-from multiclouddb_spi.continuation.coverage import begun
-from multiclouddb_spi.continuation.entry import Active
+from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_spi.continuation.follow import begun
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed, FeedStart, Seed
 from multiclouddb_spi.faults import no_partition_named
@@ -48,11 +48,11 @@ def resolve_start(
     audited = begun(feed, position, now)
     seeds = start()
     if only is None:
-        return Lineage.from_seeds(seeds, feed.join, audited)
-    mine = [Active(seed.partition_id, seed.cursor) for seed in seeds if seed.partition_id == only]
+        return Lineage.from_seeds(seeds, feed, audited)
+    mine = [Entry.read(seed.partition_id, seed.cursor) for seed in seeds if seed.partition_id == only]
     if not mine:
         raise not_startable()
-    return Lineage(mine, feed.join)
+    return Lineage(mine, feed, root=only)
 
 
 def not_startable() -> MulticloudDbError:

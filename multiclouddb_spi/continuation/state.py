@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import attrs
 
 from multiclouddb_spi.batch import Child
-from multiclouddb_spi.continuation.entry import AwaitingChildren
-from multiclouddb_spi.continuation.lineage import Join, Lineage
+from multiclouddb_spi.continuation.entry import Entry, Stage
+from multiclouddb_spi.continuation.lineage import Lineage, Rules
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import InvalidCursor
 
@@ -17,9 +17,7 @@ __all__ = [
     "FeedOver",
     "FeedState",
     "Retired",
-    "check_waits",
     "end_from_json",
-    "lineage_from_json",
     "retired",
     "state_from_json",
     "state_to_json",
@@ -35,13 +33,12 @@ class Retired:
     Attributes:
         partition_id: The service's own id of the partition.
         children: The known children; reading continues with these children.
-        watch: The position of the partition's end, and the duration of the search for more
-            children. None if there are no other children, or if the search has lasted long enough.
+        watch: The ended partition, as long as more of its children are searched for; else None.
     """
 
     partition_id: str
     children: tuple[Child, ...]
-    watch: AwaitingChildren | None = None
+    watch: Entry | None = None
 
 
 def retired(lineage: Lineage, partition_id: str, children: Sequence[Child], *, complete: bool) -> Retired:
@@ -54,12 +51,12 @@ def retired(lineage: Lineage, partition_id: str, children: Sequence[Child], *, c
             services name some children twice.
         complete: True if there are no other children.
     """
-    once = {child.partition_id: child for child in lineage.fresh_children(partition_id, children)}
-    found = tuple(once.values())
+    found = tuple(lineage.fresh(partition_id, children))
+    once = [child.partition_id for child in found]
     if complete:
         return Retired(partition_id, found)
-    before = lineage.ending(partition_id) or AwaitingChildren(partition_id, lineage.cursor(partition_id))
-    return Retired(partition_id, found, attrs.evolve(before, children=(*before.children, *once)))
+    said = (lineage.cursor(partition_id),)
+    return Retired(partition_id, found, Entry(partition_id, Stage.END, said, children=tuple(once)))
 
 
 @attrs.frozen
@@ -88,13 +85,13 @@ def state_to_json(state: FeedState) -> Cursor:
             }
             if watch is not None:
                 here = {child.partition_id for child in children}
-                value["watch"] = [watch.cursor, watch.watched, [n for n in watch.children if n not in here]]
+                value["watch"] = [watch.cursor, watch.looks, [n for n in watch.children if n not in here]]
             return value
         case FeedOver(reason):
             return {"over": reason}
 
 
-def state_from_json(value: Any, join: Join) -> FeedState:
+def state_from_json(value: Any, rules: Rules) -> FeedState:
     """Return the state that `state_to_json` has converted.
 
     Raises:
@@ -104,54 +101,10 @@ def state_from_json(value: Any, join: Join) -> FeedState:
     end = end_from_json(value)
     if end is not None:
         return end
-    lineage = lineage_from_json(value, join)
+    lineage = Lineage.from_json(value, rules)
     if not len(lineage):
         raise InvalidCursor("it contains no partition")
     return lineage
-
-
-def lineage_from_json(value: Any, join: Join) -> Lineage:
-    """Rebuild a lineage from its JSON; refuse a lineage whose partitions wait for each other.
-
-    Raises:
-        InvalidCursor: Raised if `Lineage.to_json` did not make the value.
-    """
-    lineage = Lineage.from_json(value, join)
-    check_waits(lineage)
-    return lineage
-
-
-def check_waits(lineage: Lineage) -> None:
-    """Refuse a lineage whose partitions wait for each other, because they would never be read.
-
-    Raises:
-        InvalidCursor: Raised if some partitions wait for each other.
-    """
-    waiting = lineage.waiting()
-    if waiting and _is_circular({entry.partition_id: entry.parents for entry in waiting}):
-        raise InvalidCursor("partitions wait for each other")
-
-
-def _is_circular(parents: Mapping[str, Collection[str]]) -> bool:
-    """Return whether some waiting partitions can never start because they wait for each other.
-
-    Args:
-        parents: Maps a waiting partition to the partitions for which it waits.
-    """
-    children: dict[str, list[str]] = {}
-    left: dict[str, int] = {}
-    for name, waits_for in parents.items():
-        mine = parents.keys() & waits_for
-        left[name] = len(mine)
-        for parent in mine:
-            children.setdefault(parent, []).append(name)
-    free = [name for name, count in left.items() if not count]
-    for name in free:
-        for child in children.get(name, ()):
-            left[child] -= 1
-            if not left[child]:
-                free.append(child)
-    return len(free) < len(left)
 
 
 def end_from_json(value: Any) -> Retired | FeedOver | None:
@@ -180,14 +133,14 @@ def _child(item: Any) -> Child:
             raise InvalidCursor("a child partition has an unknown form")
 
 
-def _watch(partition_id: str, children: tuple[Child, ...], value: Any) -> AwaitingChildren | None:
+def _watch(partition_id: str, children: tuple[Child, ...], value: Any) -> Entry | None:
     match value:
         case None:
             return None
-        case [cursor, int() as watched, [*others]] if (
-            type(watched) is int and 0 <= watched < 2**53 and all(isinstance(other, str) for other in others)
+        case [cursor, int() as looks, [*others]] if (
+            type(looks) is int and 0 <= looks < 2**53 and all(isinstance(other, str) for other in others)
         ):
             named = (*others, *(child.partition_id for child in children))
-            return AwaitingChildren(partition_id, cursor, named, watched)
+            return Entry(partition_id, Stage.END, (cursor,), children=named, looks=looks)
         case _:
-            raise InvalidCursor("the duration of a search for children is unreadable")
+            raise InvalidCursor("the search for children is unreadable")

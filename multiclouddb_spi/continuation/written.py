@@ -8,8 +8,8 @@ from typing import ClassVar, Final
 
 import attrs
 
-from multiclouddb_spi.continuation.lineage import Join, Lineage
-from multiclouddb_spi.continuation.state import check_waits, state_from_json
+from multiclouddb_spi.continuation.lineage import Lineage, Rules
+from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import Envelope, decode_token
 
 __all__ = ["Written", "WrittenTokens"]
@@ -30,19 +30,19 @@ class Written:
     envelope: Envelope
     state: Lineage
 
-    def lineage(self, join: Join) -> Lineage:
+    def lineage(self, rules: Rules) -> Lineage:
         """Return the state; parsing the token would give an equal state.
 
         Args:
-            join: `Feed.join`.
+            rules: The feed.
 
         Raises:
             InvalidCursor: Raised if partitions wait for each other. Parsing the token would raise
                 the same error.
         """
-        self.state.join = join
+        self.state.rules = rules
         if self.state.waiting():
-            check_waits(self.state)
+            self.state.check_waits()
         return self.state
 
 
@@ -92,12 +92,8 @@ class WrittenTokens:
 
 def _check(token: str, written: Written) -> None:
     parsed = decode_token(token)
-    state = state_from_json(parsed.state, _first)
+    state = state_from_json(parsed.state, written.state.rules)
     assert attrs.evolve(parsed, state=None) == written.envelope, "a token differs from what was kept"
     assert isinstance(state, Lineage)
     assert list(state) == list(written.state), "a token differs from the lineage that was kept"
     assert state.audited == written.state.audited
-
-
-def _first(child_id: str, cursors: object) -> None:
-    raise AssertionError(f"{child_id} starts during a check: {cursors}")

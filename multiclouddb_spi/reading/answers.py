@@ -10,16 +10,13 @@ from typing import Final, Generic, TypeVar
 from multiclouddb_api import ErrorCategory, FeedEnded, Gap, Invalidated, OnExpired, SkipToOldest
 from multiclouddb_api.outage import answered
 from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Outcome
-from multiclouddb_spi.continuation.coverage import is_audit_due
-from multiclouddb_spi.continuation.entry import AwaitingChildren
+from multiclouddb_spi.continuation.follow import Ending, Follow, Found, apply_end, is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.mover import Moved, Mover
-from multiclouddb_spi.continuation.retention import stranded_fault
 from multiclouddb_spi.continuation.state import Retired, retired
-from multiclouddb_spi.continuation.watching import is_due
-from multiclouddb_spi.contract import Feed, Seed
+from multiclouddb_spi.contract import Feed
+from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.faults import RecordFault
+from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.gc_pause import collector_paused
 from multiclouddb_spi.reading.context import ReadContext
 from multiclouddb_spi.reading.partition_reader import PartitionReader
@@ -70,14 +67,21 @@ class Answers(Generic[T]):
     ) -> None:
         self._feed, self._lineage, self._turns, self._view = feed, lineage, turns, view
         self._fetcher, self._observing, self._deadline = context.fetcher, context.observing, deadline
-        self._watch_seconds, self._on_expired, self._single = context.watch_seconds, on_expired, single
+        self._context, self._on_expired, self._single = context, on_expired, single
         self._discovered = set[str]()
         self.result: PollResult[T] = PollResult(turns, limit)
 
     @cached_property
-    def _mover(self) -> Mover:
-        feed, deadline = self._feed, self._deadline
-        return Mover(feed, self._lineage, self._fetcher.call, deadline, self._watch_seconds)
+    def _follow(self) -> Follow:
+        context = self._context
+        return Follow(
+            self._feed, self._lineage, self._fetcher.call, self._deadline, self._on_expired, context.looks,
+            context.watch_seconds,
+        )  # fmt: skip
+
+    def still_read(self, turn: Turn, cursor: Cursor) -> bool:
+        """Return whether an answer belongs to the lineage; a loss may have moved or removed its partition."""
+        return self._lineage.is_read(turn.partition_id, cursor)
 
     def landed(self, turn: Turn, reader: PartitionReader) -> Batch:
         """Return the batch that a fetch has returned, and add its cost to the result.
@@ -97,12 +101,7 @@ class Answers(Generic[T]):
         return batch
 
     def take(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> bool:
-        """Put the records up to `stop` on the page; return False if the provider cannot map its own records.
-
-        If the partition is a segment and its scan has already ended, return False as well.
-        """
-        if turn.partition_id not in self._lineage:
-            return False
+        """Put the records up to `stop` on the page; return False if the provider cannot map its own records."""
         first, result, value = reader.taken, self.result, list[T]()
         while stop > first and not value:
             try:
@@ -115,7 +114,7 @@ class Answers(Generic[T]):
                 return False
         if stop > first or not len(batch):
             reader.cursor, reader.taken = batch.cursor_after(stop), stop
-            self._lineage.advance(turn.partition_id, reader.cursor)
+            self._lineage.took(turn.partition_id, reader.cursor)
         result.values += value
         result.count += stop - first
         return True
@@ -136,23 +135,21 @@ class Answers(Generic[T]):
 
     def has_ended(self) -> bool:
         """Return whether a partition has ended in this call but its children have not been requested yet."""
-        unnamed = {entry.partition_id for entry in self._lineage.unnamed()}
+        unnamed = {end.partition_id for end in self._lineage.ends() if not end.children}
         return self.result.moved and not unnamed <= self._discovered
 
     def discover(self) -> list[str]:
-        """Ask once for more children of the ended partitions for which a search is due."""
-        ended = self._lineage.awaiting_children()
-        entries = [entry for entry in ended if is_due(self._feed, entry)] if ended else []
-        if not entries:
+        """Ask once for more children of the ended partitions for which a look is due."""
+        ends = self._follow.due() if self._lineage.ends() else []
+        if not ends:
             return []
-        asked = [self._turns.of(entry.partition_id) for entry in entries]
+        asked = [self._turns.of(end.partition_id) for end in ends]
         self._discovered.update(turn.partition_id for turn in asked)
         for turn in asked:
             self._turns.recover(turn)
-        moved = self.result.moved
         self.result.requests += 1
         try:
-            started = self._mover.discover(entries, self._ends)
+            found = self._follow.look(ends)
         except Exception as error:
             fault = self._fetcher.fault(error)
             if not fault.retryable and fault.category != ErrorCategory.CHECKPOINT_EXPIRED:
@@ -160,20 +157,28 @@ class Answers(Generic[T]):
             for turn in asked:
                 self.blame(turn, error)
             return []
-        # A search that finds no child must not hide the fact that no read has succeeded.
-        self.result.moved = moved or any(self._has_changed(entry) for entry in entries)
-        if not len(self._lineage) and self.result.over is None:
-            self.result.over = _ALL_ENDED
-        return started
+        # A look that finds no child must not hide the fact that no read has succeeded.
+        self.result.moved = self.result.moved or bool(found.children or found.gaps or found.over)
+        for child in found.children:
+            for parent in child.parents:
+                self._pass_on(parent, (child.partition_id,))
+        for end in ends:
+            fresh = [child for child in found.children if end.partition_id in child.parents]
+            if fresh:
+                self._tell_retired(end.partition_id, fresh)
+        for name, outcome in found.over:
+            self._tell_end(name, outcome, Ending())
+        return self._apply(found)
 
-    def _has_changed(self, entry: AwaitingChildren) -> bool:
-        now = self._lineage.ending(entry.partition_id)
-        return now is None or now.children != entry.children
+    def start_passed(self) -> None:
+        """Start the children whose other parents can no longer appear."""
+        self._follow.passed()
 
     def failed(self, turn: Turn, error: Exception) -> list[str]:
         """Handle a read that has failed permanently: record the failure, or skip the expired records."""
+        name = turn.partition_id
         expired = self._fetcher.fault(error).category == ErrorCategory.CHECKPOINT_EXPIRED
-        skips = isinstance(self._on_expired, SkipToOldest) and not self._lineage.is_segment(turn.partition_id)
+        skips = isinstance(self._on_expired, SkipToOldest) and not self._lineage.is_segment(name)
         if not expired or not skips:
             self.blame(turn, error)
             return []
@@ -181,24 +186,38 @@ class Answers(Generic[T]):
             self._forget_gaps(turn)
             self.blame(turn, error)
             return []
-        name, coming = turn.partition_id, None
+        before = self._lineage.copy() if self._single else None
+        position = self._lineage.cursor(name)
         try:
-            seeds = self._mover.oldest(name)
-            if not self._single or [seed.partition_id for seed in seeds] == [name]:
-                coming = self._mover.ask_coming(name, seeds)
+            losses = self._follow.lost((name,))
         except Exception as failed:  # noqa: BLE001 - classified by the provider
             self.blame(turn, failed)
             return []
-        self._tell_gap(turn, seeds)
-        if coming is None:
-            children = tuple(Child(seed.partition_id, seed.parents, seed.cursor) for seed in seeds)
-            self.result.retired = Retired(name, children)
+        if not losses:
+            self.blame(turn, _undecided(self._feed.public_id(name)))
             return []
-        started = self._mover.replace(name, seeds, coming)
-        self._pass_on(name, started)
-        if not len(self._lineage):
-            self.result.over = "everything was lost to retention"
-        return started
+        turn.skips += 1
+        turn.lost = position if turn.skips == 1 else turn.lost
+        if before is not None and name not in self._lineage:
+            children = tuple(Child(seed.partition_id, seed.parents, seed.cursor) for seed in losses[0].left)
+            self.result.retired = Retired(name, children)
+        started = [seed.partition_id for loss in losses for seed in loss.left]
+        return self._apply(Found(tuple(started), gaps=self._follow.told(losses)))
+
+    def _apply(self, found: Found) -> list[str]:
+        """Tell what was found, and return the partitions that are read now."""
+        address = self._feed.spec.address
+        for gap, heirs in found.gaps:
+            self.result.tell(gap, *heirs)
+            self.result.moved = True
+            self._observing.gap(address, gap)
+        for number, late in enumerate(found.late):
+            self.result.tell(late, *(() if number else found.started))  # the first notice marks them all
+            self.result.found_late += 1
+            self._observing.partition_found_late(address, late)
+        if not len(self._lineage) and self.result.over is None and self.result.retired is None:
+            self.result.over = "everything was lost to retention" if found.gaps else _ALL_ENDED
+        return list(found.started)
 
     def blame(self, turn: Turn, error: Exception) -> None:
         """Record a failure of a partition; a failure that is not retryable stops the feed."""
@@ -208,17 +227,16 @@ class Answers(Generic[T]):
 
     def _ends(self, name: str, outcome: Outcome) -> list[str] | None:
         """Apply an outcome; return the ids that start now (None while the partition has more to read)."""
-        moved: Moved | None = Moved()
+        moved: Ending | None = Ending()
         if isinstance(outcome, Drained) and self._single:
             self._tell_retired(name, outcome.children)
             self.result.retired = retired(self._lineage, name, outcome.children, complete=outcome.complete)
         else:
             try:
-                waits = self._mover.ask_waits(name, outcome)
-            except Exception as error:  # noqa: BLE001 - classified by the provider
+                moved = apply_end(self._lineage, name, outcome, names_late=self._feed.names_late)
+            except ProviderFault as error:
                 self.blame(self._turns.of(name), error)
                 return []
-            moved = self._mover.end(name, outcome, waits)
         if moved is None:
             return None
         self._tell_end(name, outcome, moved)
@@ -228,7 +246,7 @@ class Answers(Generic[T]):
             self._turns.of(name).headroom = math.inf  # read to its end, so nothing in it can be lost
         return list(moved.started)
 
-    def _tell_end(self, name: str, outcome: Outcome, moved: Moved) -> None:
+    def _tell_end(self, name: str, outcome: Outcome, moved: Ending) -> None:
         match outcome:
             case Drained(children) if not self._single:
                 if moved.fresh or not children:
@@ -260,34 +278,24 @@ class Answers(Generic[T]):
             meanwhile: A function that is called before the audit, to send read requests. The
                 service can answer these requests during the audit.
         """
-        if self._single or not is_audit_due(self._lineage.audited, every):
+        if self._single or not is_search_due(self._lineage.audited, every):
             return
         meanwhile()
-        address = self._feed.spec.address
         try:
-            audit = self._mover.audit(
+            found = self._follow.search(
                 self._deadline.sooner(min(_AUDIT_SECONDS, self._deadline.remaining() / 2))
             )
-        except Exception as error:  # noqa: BLE001 - only the audit fails, not the page
-            self._observing.audit_failed(address, self._fetcher.fault(error).message)
+        except Exception as error:  # noqa: BLE001 - only the search fails, not the page
+            fault = self._fetcher.fault(error)
+            if fault.category == ErrorCategory.CHECKPOINT_EXPIRED:
+                self.result.failure = self.result.failure or (self._first_id(), error)
+                return
+            self._observing.audit_failed(self._feed.spec.address, fault.message)
             return
-        for number, late in enumerate(audit.late):
-            self.result.tell(late, *(() if number else audit.seeds))  # the first notice marks them all
-            self.result.found_late += 1
-            self._observing.partition_found_late(address, late)
-        if audit.error is not None:
-            self._observing.audit_failed(address, self._fetcher.fault(audit.error).message)
-        for name in audit.stranded:
-            self._skip_stranded(name)
+        self._turns.ask(self._apply(found))
 
-    def _skip_stranded(self, name: str) -> None:
-        """Handle a parent that expired before it was listed: raise, or report a gap and continue."""
-        where = self._feed.public_id(name)
-        if not isinstance(self._on_expired, SkipToOldest):
-            self.blame(self._turns.of(name), stranded_fault(where))
-            return
-        gap = Gap(where, "its first record (the service never listed the partition)", "nothing left")
-        self._tell(gap, name, *self._lineage.release(name))
+    def _first_id(self) -> str:
+        return next((entry.partition_id for entry in self._lineage), "")
 
     def worth_asking(self) -> list[str]:
         """Return the active partitions, except those that failed after retries by the vendor's client."""
@@ -312,26 +320,6 @@ class Answers(Generic[T]):
         named = tuple(dict.fromkeys(public_id(child.partition_id) for child in children))
         self._observing.partition_retired(self._feed.spec.address, public_id(name), named)
 
-    def _tell_gap(self, turn: Turn, seeds: Sequence[Seed]) -> None:
-        """Report on the page that the records after a partition's position no longer exist.
-
-        Reading continues with the oldest remaining record.
-        """
-        position = self._lineage.cursor(turn.partition_id)
-        turn.skips += 1
-        turn.lost = position if turn.skips == 1 else turn.lost
-        gap = Gap(
-            self._feed.public_id(turn.partition_id),
-            self._feed.describe(position).text,
-            ", ".join(self._feed.describe(seed.cursor).text for seed in seeds[:3]) or "nothing left",
-        )
-        self._tell(gap, turn.partition_id, *(seed.partition_id for seed in seeds))
-
-    def _tell(self, gap: Gap, *partition_ids: str) -> None:
-        self.result.tell(gap, *partition_ids)
-        self.result.moved = True
-        self._observing.gap(self._feed.spec.address, gap)
-
     def _forget_gaps(self, turn: Turn) -> None:
         """Remove a partition's gaps from the page, and restore the partition's old position.
 
@@ -339,4 +327,12 @@ class Answers(Generic[T]):
         """
         where, notices = self._feed.public_id(turn.partition_id), self.result.notices
         notices[:] = [item for item in notices if not (isinstance(item, Gap) and item.partition_id == where)]
-        self._lineage.advance(turn.partition_id, turn.lost)
+        self._lineage.took(turn.partition_id, turn.lost)
+
+
+def _undecided(where: str) -> ProviderFault:
+    return ProviderFault.of(
+        ErrorCategory.TRANSIENT_FAILURE,
+        f"the service has refused the position in {where}, and does not say yet what it still has; try again",
+        retryable=True,
+    )

@@ -465,8 +465,7 @@ def _look(world: World, most: int) -> World:
     lineage = _lineage(world)
     ends = [each.partition_id for each in lineage.ends()]
     survey = _survey(world, ends)
-    said = {each.partition_id for each in lineage.ends() if each.said}
-    if said & survey.gone.keys():
+    if lineage.gone(survey):
         return _lost(world, ())
     lineage.looked(survey, ends, most)
     return _with(world, lineage)
@@ -475,7 +474,7 @@ def _look(world: World, most: int) -> World:
 def _search(world: World) -> World:
     lineage = _lineage(world)
     survey = _survey(world, {each.partition_id for each in lineage.listed()})
-    if any(each.partition_id in survey.gone and each.said for each in lineage.listed()):
+    if lineage.gone(survey):
         return _lost(world, ())
     added, losses = lineage.found(survey, skips=not world.bounds.fails)
     if losses and world.bounds.fails:

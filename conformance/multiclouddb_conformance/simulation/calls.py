@@ -15,12 +15,10 @@ class Calls:
     Attributes:
         feeds: The number of feeds that were opened.
         starts: The number of calls of `start`.
-        lists: The number of calls of `partitions`.
-        audits: The number of calls of `uncovered`.
-        discovers: The number of calls of `discover`.
-        awaited: Maps each partition id to the number of requests for its children.
+        lists: The number of calls of `survey` that ask for no partition.
+        surveys: The number of all other calls of `survey`.
+        awaited: Maps each ended partition to the number of requests for its children.
         joins: Maps each child id to the number of calls of `join`.
-        oldests: The number of calls of `oldest`.
         heads: The number of calls of `heads`.
         opens: Maps each partition id to the number of readers that were opened.
         fetches: Maps each partition id to the number of fetches.
@@ -36,12 +34,9 @@ class Calls:
         self.feeds = 0
         self.starts = 0
         self.lists = 0
-        self.audits = 0
-        self.discovers = 0
+        self.surveys = 0
         self.awaited: Counter[str] = Counter()
-        self.audits = 0
         self.joins: Counter[str] = Counter()
-        self.oldests = 0
         self.heads = 0
         self.opens: Counter[str] = Counter()
         self.fetches: Counter[str] = Counter()

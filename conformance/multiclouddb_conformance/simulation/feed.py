@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar, assert_never
+
+import attrs
 
 from multiclouddb_api import AtTime, Beginning, ErrorCategory, Now
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.errors import MissingError, TrimmedError
-from multiclouddb_conformance.simulation.listing import kept, listed, missed, shown, topmost, with_ancestors
+from multiclouddb_conformance.simulation.listing import (
+    kept,
+    listing,
+    named,
+    shown,
+    survey,
+    topmost,
+    with_ancestors,
+)
 from multiclouddb_conformance.simulation.partition_log import PartitionLog
 from multiclouddb_conformance.simulation.position import Place, place_after, place_text, to_cursor, to_place
 from multiclouddb_conformance.simulation.reader import SimulationReader
@@ -30,15 +40,13 @@ from multiclouddb_spi import (
     FeedSpec,
     FeedStart,
     Head,
-    Outcome,
-    Partition,
     Position,
     ProviderFault,
     Reader,
     ScanPlan,
     Seed,
     Segment,
-    Tracked,
+    Survey,
     plan_id_of,
 )
 
@@ -87,14 +95,6 @@ class SimulationFeed(Feed):
                     assert_never(position)
             return self._jumbled(seeds, "start")
 
-    def partitions(self, deadline: Deadline) -> list[Partition]:
-        """See `Feed.partitions`; closed partitions may be listed until retention removes them."""
-        self.calls.count("lists")
-        self.sim.control("partitions")
-        with self.sim.changed:
-            self._check_alive()
-            return self._jumbled(listed(self.view), "partitions")
-
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
         """See `Feed.open`."""
         if plan_id_of(partition_id) is not None:
@@ -113,34 +113,38 @@ class SimulationFeed(Feed):
         self.calls.opened(partition_id)
         return reader
 
-    def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
-        """See `Feed.discover`."""
-        self.calls.count("discovers")
-        self.calls.count_each("awaited", list(awaiting))
-        self.sim.control("discover")
-        with self.sim.changed:
-            self._check_alive()
-            return {name: self.view.ending(name, asked=True) for name in awaiting}
+    @property
+    def names_late(self) -> bool:  # type: ignore[override]  # the behaviour may change while the feed is open
+        """See `Feed.names_late`."""
+        return self.sim.names_late()
 
-    def uncovered(
-        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
-    ) -> list[Seed] | None:
-        """See `Feed.uncovered`; the answer comes from the service's listing."""
-        self.calls.count("audits")
-        self.sim.control("uncovered")
+    def survey(
+        self,
+        asked: Mapping[str, Cursor],
+        deadline: Deadline,
+        *,
+        expired: Collection[str] = frozenset(),
+        since: datetime | None = None,
+        whole: bool = True,
+    ) -> Survey:
+        """See `Feed.survey`."""
+        self.calls.count("surveys" if asked else "lists")
+        self.sim.control("survey")
         with self.sim.changed:
             self._check_alive()
-            found = missed(self.view, tracked)
-            if found is None:
-                return None
-            oldest = 0 if since is None else self.sim.commit_before(since)
-            # A partition that ended before the start could also name children that began before the start.
-            ends = {name: self.sim.partitions[name].closed for name in found}
-            return [
-                Seed(name, parents, to_cursor(place_after(max(oldest, self.sim.partitions[name].oldest))))
-                for name, parents in found.items()
-                if (end := ends[name]) is None or end > oldest
-            ]
+            if not asked:
+                stated = listing(self.view)
+            elif not whole:
+                self.calls.count_each("awaited", asked)
+                stated = named(self.view, asked)
+            else:
+                earliest = 0 if since is None else self.sim.commit_before(since)
+                stated = survey(self.view, asked, expired, earliest)
+            return attrs.evolve(stated, present=tuple(self._jumbled(list(stated.present), "partitions")))
+
+    def moment(self, cursor: Cursor) -> int | None:
+        """See `Feed.moment`; the number of the commit up to which everything was read."""
+        return None if is_segment_cursor(cursor) else to_place(cursor)[0] - 1
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         """See `Feed.join`; returns the latest position, because a child begins after its last parent."""
@@ -153,18 +157,6 @@ class SimulationFeed(Feed):
             return 0 if a == b else None
         one, other = to_place(a), to_place(b)
         return (one > other) - (one < other)
-
-    def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """See `Feed.oldest`."""
-        self.calls.count("oldests")
-        self.sim.control("oldest")
-        with self.sim.changed:
-            self._check_alive()
-            found: dict[str, Seed] = {}
-            for name in partition_ids:
-                for partition in self._still_readable(name):
-                    found[partition.id] = self._seed(partition, partition.oldest)
-            return list(found.values())
 
     def describe(self, cursor: Cursor) -> Position:
         """See `Feed.describe`; the time comes from the log."""
@@ -273,32 +265,6 @@ class SimulationFeed(Feed):
                 ErrorCategory.CHECKPOINT_EXPIRED,
                 f"the start is older than what {self.sim.address} keeps; start at Beginning()",
             )
-
-    def _still_readable(self, partition_id: str) -> list[PartitionLog]:
-        """Return the partition if it can be read, or otherwise its oldest readable descendants.
-
-        If the descendants are unknown, return the oldest partitions that may be descendants.
-        """
-        asked = self.sim.partitions.get(partition_id)
-        if self.sim.behaviour.listing is Listing.OPEN and (asked is None or asked.gone):
-            # The partition no longer exists, so nothing names its children. Every partition that began after
-            # its end may be a child.
-            end = (asked.closed if asked is not None else None) or 0
-            return [part for part in topmost(kept(self.view)) if part.born >= end]
-        found: dict[str, PartitionLog] = {}
-        pending = [partition_id]
-        seen = set(pending)
-        while pending:
-            partition = self.sim.partitions.get(pending.pop())
-            if partition is None or not self.view.covers(partition):
-                continue
-            if not partition.gone:
-                found[partition.id] = partition
-                continue
-            fresh = [name for name in partition.children if name not in seen]
-            seen.update(fresh)
-            pending += fresh
-        return list(found.values())
 
     def _head(self, partition_id: str, place: Place, max_records: int | None) -> Head:
         partition = self.sim.partitions[partition_id]

@@ -1,20 +1,20 @@
-"""Lists the partitions of a simulated service, and finds uncovered partitions.
+"""States which partitions a simulated service has, in each of the forms of `Listing`.
 
-`Listing` defines the possible forms of a listing.
+No form says more than the services that it stands for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import assert_never
+from collections.abc import Collection, Iterable, Mapping
 
+from multiclouddb_api import Notice
 from multiclouddb_conformance.simulation.partition_log import HashRange, PartitionLog
-from multiclouddb_conformance.simulation.position import to_place
+from multiclouddb_conformance.simulation.position import place_after, to_cursor, to_place
 from multiclouddb_conformance.simulation.service_behaviour import Listing
 from multiclouddb_conformance.simulation.view import View
-from multiclouddb_spi import Cursor, Partition, PartitionState, Tracked, missed_by_parents
+from multiclouddb_spi import Cursor, Drained, Partition, PartitionState, Seed, Survey
 
-__all__ = ["kept", "listed", "missed", "shown", "topmost", "with_ancestors"]
+__all__ = ["kept", "listing", "named", "shown", "survey", "topmost", "with_ancestors"]
 
 
 def kept(view: View) -> list[PartitionLog]:
@@ -49,92 +49,103 @@ def with_ancestors(parts: Iterable[PartitionLog], pool: Iterable[PartitionLog]) 
     return [part for part in known.values() if part.id in found]
 
 
-def listed(view: View) -> list[Partition]:
+def listing(view: View) -> Survey:
     """Return the partitions that one listing contains."""
     form = view.sim.behaviour.listing
-    parts = shown(view)
-    if form is not Listing.ALL:
-        parts = [part for part in parts if part.closed is None]
-    return [_as_listed(view, part, with_parents=form is not Listing.OPEN) for part in parts]
+    parts = [part for part in shown(view) if form is Listing.ALL or part.closed is None]
+    parents = {part.id: view.parents(part) if form is not Listing.OPEN else () for part in parts}
+    return Survey(tuple(_partition(part, parents[part.id], part.oldest) for part in parts))
 
 
-def missed(view: View, tracked: Mapping[str, Tracked]) -> dict[str, tuple[str, ...]] | None:
-    """Find the uncovered partitions, and map each one to its uncovered parents.
+def named(view: View, asked: Iterable[str]) -> Survey:
+    """Return the children that the ended partitions name now; a child begins at the end of its parent."""
+    present, final = dict[str, Partition](), dict[str, Notice | None]()
+    gone = dict[str, tuple[str, ...] | None]()
+    for name in asked:
+        if _is_gone(view, name):
+            gone[name] = None
+            continue
+        outcome = view.ending(name, asked=True)
+        if isinstance(outcome, Drained):
+            parts = [view.sim.partitions[child.partition_id] for child in outcome.children]
+            present |= {part.id: _partition(part, view.parents(part), part.born) for part in parts}
+            if outcome.complete:
+                final[name] = None
+    return Survey(tuple(present.values()), gone, final=final)
 
-    Return None if coverage cannot be determined.
+
+def survey(view: View, asked: Mapping[str, Cursor], expired: Collection[str], since: int) -> Survey:
+    """State what exists, and what of it no longer does.
+
+    Args:
+        view: What can be seen.
+        asked: The partitions of the engine, with their positions.
+        expired: Those whose position was refused.
+        since: The commit before which nothing is needed.
     """
-    match view.sim.behaviour.listing:
-        case Listing.ALL:
-            return missed_by_parents(tracked, listed(view), lambda name: view.sim.partitions[name].gone)
-        case Listing.OPEN_WITH_RANGES:
-            return dict.fromkeys(_missed_by_ranges(view, tracked), ())
-        case Listing.OPEN:
-            names = _missed_at_a_moment(view, tracked)
-            return None if names is None else dict.fromkeys(names, ())
-        case other:
-            assert_never(other)
+    form, partitions = view.sim.behaviour.listing, view.sim.partitions
+    # The service answers for each partition that is named to it, also if a listing lacks it.
+    named_to_it = [partitions[name] for name in asked if name in partitions and not _is_gone(view, name)]
+    parts = {part.id: part for part in named_to_it if view.covers(part)}
+    if form is not Listing.OPEN:
+        parts |= {part.id: part for part in shown(view)}
+    gone = {name for name in asked if _is_gone(view, name)}
+    present = []
+    for part in parts.values():
+        oldest: int | None = max(part.oldest, since)
+        if (position := asked.get(part.id)) is not None:
+            refused = part.id in expired or not _is_kept(view, part, position)
+            oldest = part.oldest if refused else None
+        present.append(_partition(part, _parents(view, part, gone), oldest))
+    if form is Listing.OPEN:
+        heirs = tuple(Seed(part.id, (), _after(part.oldest)) for part in topmost(kept(view)))
+        return Survey(tuple(present), dict.fromkeys(gone), heirs if gone else None)
+    gone |= {name for each in present for name in each.parents if _is_gone(view, name)}
+    if form is Listing.OPEN_WITH_RANGES or view.sim.names_late():
+        return Survey(tuple(present), dict.fromkeys(gone))
+    return Survey(tuple(present), _with_ancestors_that_are_gone(view, gone))
 
 
-def _as_listed(view: View, partition: PartitionLog, *, with_parents: bool) -> Partition:
-    state = PartitionState.OPEN if partition.closed is None else PartitionState.CLOSED
-    return Partition(partition.id, view.parents(partition) if with_parents else (), state)
+def _is_gone(view: View, name: str) -> bool:
+    part = view.sim.partitions.get(name)
+    return part is not None and part.gone
 
 
-def _missed_by_ranges(view: View, tracked: Mapping[str, Tracked]) -> list[str]:
-    """Return the uncovered partitions of a service whose partition ids represent ranges of keys.
-
-    An open partition is uncovered if its range overlaps no range of a partition in the token.
-    """
-    ranges = {name: view.sim.partitions[name].ranges for name in tracked}
-    found = [
-        part.id
-        for part in shown(view)
-        if part.closed is None and not any(_overlap(part.ranges, other) for other in ranges.values())
-    ]
-    for name in _unknown_parents(tracked):
-        others = [other for other in tracked if not _waits(tracked, other, name)]
-        if not any(_overlap(view.sim.partitions[name].ranges, ranges[other]) for other in others):
-            found.append(name)
-    return found
+def _is_kept(view: View, part: PartitionLog, position: Cursor) -> bool:
+    return part.keeps(to_place(position)[0], strict=view.sim.behaviour.strict_retention)
 
 
-def _missed_at_a_moment(view: View, tracked: Mapping[str, Tracked]) -> list[str] | None:
-    """Return the partitions that are missing in the token.
-
-    A missing partition was open at the token's latest position, but the token does not contain it.
-
-    A missing partition cannot have been read. The token would otherwise contain the descendants of
-    the missing partition, which begin after the token's latest position. If all partitions of the
-    token were also open at the latest position, none of them is an ancestor of the missing
-    partition. So a read from the token will never reach the missing partition.
-    """
-    moment = max((_commit(cursor) for entry in tracked.values() for cursor in entry.cursors), default=0)
-    alive = {part.id for part in view.sim.partitions.values() if view.covers(part) and part.alive_at(moment)}
-    if not tracked.keys() <= alive:
-        return None
-    visible = {part.id for part in shown(view)}
-    return [*sorted((alive & visible) - tracked.keys()), *_unknown_parents(tracked)]
+def _after(commit: int) -> Cursor:
+    return to_cursor(place_after(commit))
 
 
-def _commit(cursor: Cursor) -> int:
-    commit, done = to_place(cursor)
-    return commit if done else commit - 1
+def _partition(part: PartitionLog, parents: tuple[str, ...], oldest: int | None) -> Partition:
+    if part.closed is None:
+        return Partition(part.id, parents, PartitionState.OPEN, None if oldest is None else _after(oldest))
+    end = None if oldest is None else _after(min(oldest, part.closed))
+    return Partition(part.id, parents, PartitionState.CLOSED, end)
 
 
-def _unknown_parents(tracked: Mapping[str, Tracked]) -> list[str]:
-    waited = {parent for entry in tracked.values() for parent in entry.parents}
-    return sorted(waited - tracked.keys())
+def _parents(view: View, part: PartitionLog, gone: Collection[str]) -> tuple[str, ...]:
+    """Return the parents that the service tells; by ranges, an ancestor stands for parents that are gone."""
+    form, partitions = view.sim.behaviour.listing, view.sim.partitions
+    parents = view.parents(part)
+    if form is Listing.OPEN:
+        return ()
+    if form is Listing.ALL or any(not partitions[name].gone for name in parents):
+        return parents
+    earlier = [partitions[name] for name in gone if (partitions[name].closed or 0) <= part.born]
+    return tuple(sorted(one.id for one in earlier if _overlap(one.ranges, part.ranges)))
 
 
-def _waits(tracked: Mapping[str, Tracked], one: str, other: str) -> bool:
-    """Return True if one partition of a token waits for another, directly or indirectly."""
-    seen, pending = set[str](), [one]
+def _with_ancestors_that_are_gone(view: View, gone: Iterable[str]) -> dict[str, tuple[str, ...] | None]:
+    found, pending = dict[str, tuple[str, ...] | None](), list(gone)
     while pending:
-        entry = tracked.get(pending.pop())
-        fresh = set(entry.parents) - seen if entry is not None else set()
-        seen |= fresh
-        pending += fresh
-    return other in seen
+        name = pending.pop()
+        if name not in found:
+            found[name] = view.parents(view.sim.partitions[name])
+            pending += [one for one in found[name] or () if _is_gone(view, one)]
+    return found
 
 
 def _overlap(some: Iterable[HashRange], others: Iterable[HashRange]) -> bool:

@@ -61,6 +61,7 @@ class Log:
         partitions: Maps each partition id to the log of the partition. The map contains only
             partitions of the collection's present incarnation, including partitions that no longer
             exist.
+        has_merged: True if two partitions were ever merged.
         changed: The condition variable of the log. A thread must hold this condition to read or
             change the log, and every change notifies the threads that wait.
     """
@@ -96,6 +97,7 @@ class Log:
         self._number_of_incarnations = 0
         self._incarnation: str | None = None
         self.created = 0
+        self.has_merged = False
         self.partitions: dict[str, PartitionLog] = {}
         self._begin(partitions)
 
@@ -222,6 +224,7 @@ class Log:
             shares = halves([piece for name in parents for piece in self.partitions[name].ranges], count)
             number = self._next_commit()
             children = tuple(self._add_partition(tuple(parents), number, share) for share in shares)
+            self.has_merged |= len(parents) > 1
             for name in parents:
                 self.partitions[name].closed = number
                 self.partitions[name].children = children
@@ -239,7 +242,7 @@ class Log:
             self.changed.notify_all()
 
     def trim(self, partition_id: str | None = None, upto: int | None = None) -> None:
-        """Remove commits from a log, as retention would do.
+        """Remove commits from a log, as retention would do: a partition that goes takes its ancestors (C2).
 
         Args:
             partition_id: The partition to trim, or None for all partitions.
@@ -248,8 +251,11 @@ class Log:
         with self.changed:
             number = self.head if upto is None else min(upto, self.head)
             names = list(self.partitions) if partition_id is None else [partition_id]
-            for name in names:
-                self.partitions[name].trim(number)
+            while names:
+                part = self.partitions[names.pop()]
+                part.trim(number)
+                if part.gone:
+                    names += [name for name in part.parents if not self.partitions[name].gone]
 
     def trim_older_than(self, seconds: float) -> None:
         """Remove every commit that is older than the given number of seconds."""

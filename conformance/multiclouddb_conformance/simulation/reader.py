@@ -225,7 +225,7 @@ class SimulationReader(Reader):
         if not found.exhausted or isinstance(found.outcome, Reached):
             return
         if partition.closed is None:
-            if not self._sim.behaviour.heartbeats:
+            if not (self._sim.behaviour.heartbeats or self._sim.has_merged):
                 found.end = max(found.begin, found.seen)
             return
         if found.records and self._sim.ends_apart(self._id):

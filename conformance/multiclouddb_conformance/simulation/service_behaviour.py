@@ -32,11 +32,15 @@ class Listing(Enum):
     ALL = "all"
     """Open and closed partitions, with their parents."""
     OPEN_WITH_RANGES = "open with ranges"
-    """Open partitions with their parents; every id represents a range of keys."""
+    """Open partitions with their parents; every id represents a range of keys.
+
+    So the service knows which partitions follow one that no longer exists.
+    """
     OPEN = "open"
     """Open partitions without their parents: the log of each partition names the partition's children.
 
-    A listing may show the state at a past time.
+    Such a service names and lists every partition at once. When a partition no longer exists, it tells only
+    which partitions existed at the oldest moment that can be read.
     """
 
 
@@ -70,7 +74,7 @@ class ServiceBehaviour:
         silent: The probability that a fetch blocks until it is cancelled, whatever its deadline is.
         vendor_retried: True if the vendor's client has already retried.
         faults_in_row: The maximum number of consecutive faults in one partition.
-        control: The probability that a call on the feed (start, partitions, discover, oldest, heads) fails
+        control: The probability that a call on the feed (start, survey, heads) fails
             with a 5xx answer.
         redeliver: The maximum number of earlier records that a new reader delivers again. At each
             position, this redelivery happens only once. A reader with `until` never delivers
@@ -83,20 +87,20 @@ class ServiceBehaviour:
         ignore_max_bytes: True if the service ignores a requested size.
         separate_end: The probability, for each partition, that its end is delivered in a separate empty
             batch.
-        late_children: The maximum number of calls of `discover` until a partition's children are named.
+        late_children: The maximum number of calls of `survey` until a partition's children are named. Only
+            partitions with one parent are named or listed late, and none with `Listing.OPEN` (C1).
         late_siblings: The service names the children of a closed partition one by one. After one
             child is named, the service names the next child after at most this number of calls of
-            `discover`.
+            `survey`.
         proves_children: True if the service reports when it has named all children of a partition.
         listing: The form in which the service lists partitions.
-        late_listing: The maximum number of requests until a child partition is listed. Each start,
-            each listing and each audit is one request.
-        incomplete_listing: The probability that a start, a listing or an audit omits a given
-            partition.
+        late_listing: The maximum number of requests until a child partition is listed. Each start
+            and each survey of the whole service is one request.
+        incomplete_listing: The probability that a start or a survey omits a given partition.
         jumble: True if the service names children and lists partitions in a random order.
         repeat_children: True to name some children twice.
         caught_up: The value of `Batch.caught_up`.
-        heartbeats: True if the position of an idle partition advances.
+        heartbeats: True if the position of an idle partition advances. It always advances after a merge (C3).
         strict_retention: True to refuse every expired position, as real services do. False to
             refuse an expired position only if a later record was removed. If the value is False,
             the position of a partition without changes never expires.

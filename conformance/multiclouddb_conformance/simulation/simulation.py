@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -14,7 +14,7 @@ from multiclouddb_conformance.simulation.documents import ScannedLog
 from multiclouddb_conformance.simulation.errors import ServerError
 from multiclouddb_conformance.simulation.log import EPOCH, AnyKey, Document
 from multiclouddb_conformance.simulation.partition_log import HASHES, Written
-from multiclouddb_conformance.simulation.service_behaviour import Dice, ServiceBehaviour
+from multiclouddb_conformance.simulation.service_behaviour import Dice, Listing, ServiceBehaviour
 from multiclouddb_spi.faults import Fault, ProviderFault
 
 __all__ = ["FETCH", "Simulation"]
@@ -70,6 +70,7 @@ class Simulation(ScannedLog):
         self._patience: dict[str, int] = {}
         self._asked_for_more: dict[str, int] = {}
         self._unlisted: dict[str, int] = {}
+        self._was_late = False
         self._redelivered: set[tuple[str, int, int]] = set()
         self._until_split = 0
 
@@ -122,8 +123,8 @@ class Simulation(ScannedLog):
             partition_id: The partition whose calls fail, or None for any partition.
             fault: The exception to raise, or a fault that is raised as `ProviderFault`.
             times: The number of calls that fail, or None for all later calls.
-            operation: `fetch`, or a method of the feed: `start`, `partitions`, `discover`,
-                `uncovered`, `oldest`, `heads`, `clock`, or `open_feed`.
+            operation: `fetch`, or a method of the feed: `start`, `survey`, `heads`, `clock`, or
+                `open_feed`.
         """
         error = ProviderFault(fault) if isinstance(fault, Fault) else fault
         with self.changed:
@@ -146,12 +147,12 @@ class Simulation(ScannedLog):
             self.changed.notify_all()
 
     def delay_children(self, partition_id: str, calls: int) -> None:
-        """Hide the children of a partition from the first `calls` calls of `discover`."""
+        """Hide the children of a partition from the first `calls` calls of `survey` that ask for them."""
         with self.changed:
             self._patience[partition_id] = calls
 
     def hide(self, partition_id: str, looks: int) -> None:
-        """Hide a partition from the first `looks` starts, listings and audits."""
+        """Hide a partition with at most one parent from the first `looks` starts and surveys."""
         with self.changed:
             self._unlisted[partition_id] = looks
 
@@ -226,12 +227,30 @@ class Simulation(ScannedLog):
                 finally:
                     self._waiting[name] -= 1
 
+    def may_be_late(self, partition_ids: Iterable[str]) -> bool:
+        """Return whether these partitions may be named or listed late: with one parent at most (C1).
+
+        A service that lists no parents names and lists every partition at once.
+        """
+        if self.behaviour.listing is Listing.OPEN:
+            return False
+        return all(len(self.partitions[name].parents) < 2 for name in partition_ids)
+
+    def names_late(self) -> bool:
+        """Return whether any partition was or may be named or listed late; once True, it stays True."""
+        behaviour = self.behaviour
+        names = behaviour.late_children or behaviour.late_siblings or not behaviour.proves_children
+        lists = behaviour.late_listing or behaviour.incomplete_listing
+        with self.changed:
+            self._was_late |= any((names, lists, self._patience, self._unlisted))
+        return self._was_late and behaviour.listing is not Listing.OPEN
+
     def children_named(self, partition_id: str, *, asked: bool) -> bool:
         """Return True if the service now names the children of a closed partition.
 
         Args:
             partition_id: The closed partition.
-            asked: True if the caller is `discover`. Only calls from `discover` are counted.
+            asked: True if the caller is `survey`. Only calls from `survey` are counted.
         """
         left = self._patience.get(partition_id)
         if left is None:
@@ -249,7 +268,7 @@ class Simulation(ScannedLog):
         Args:
             partition_id: The closed partition.
             children: All children of the closed partition.
-            asked: True if the caller is `discover`. Only calls from `discover` are counted.
+            asked: True if the caller is `survey`. Only calls from `survey` are counted.
         """
         most = self.behaviour.late_siblings
         if not most or len(children) < 2:
@@ -260,7 +279,7 @@ class Simulation(ScannedLog):
     def _namings(self, partition_id: str, children: Sequence[str]) -> list[tuple[str, int]]:
         """Return the children in the order in which the service names them.
 
-        The number of each child says how many calls of `discover` are still needed to name it.
+        The number of each child says how many calls of `survey` are still needed to name it.
         """
         dice = Dice(self.behaviour.seed, f"siblings {partition_id}")
         found, looks = list[tuple[str, int]](), -self._asked_for_more.get(partition_id, 0)
@@ -282,18 +301,16 @@ class Simulation(ScannedLog):
                 for _, looks in self._namings(name, self.partitions[name].children)
             )
 
-    def lists_all(self) -> bool:
-        """Return True if every listing contains all partitions."""
-        late = self.behaviour.late_listing or self.behaviour.incomplete_listing
-        return not late and not any(self._unlisted.values())
-
     def shows(self, partition_id: str) -> bool:
         """Return True if the current listing contains a partition."""
+        if not self.may_be_late([partition_id]):
+            return True
         left = self._unlisted.get(partition_id)
         if left is None:
             most = self.behaviour.late_listing if self.partitions[partition_id].parents else 0
             left = Dice(self.behaviour.seed, f"listed {partition_id}").up_to(most) if most else 0
-        self._unlisted[partition_id] = max(0, left - 1)
+        if left:
+            self._unlisted[partition_id] = left - 1
         return not left and not self._trouble(self.behaviour.incomplete_listing, f"listed {partition_id}")
 
     def ends_apart(self, partition_id: str) -> bool:

@@ -61,16 +61,18 @@ class View:
     def ending(self, partition_id: str, *, asked: bool) -> Outcome:
         """Return the outcome at the end of a partition.
 
-        `asked` is True if the caller is `discover`.
+        `asked` is True if the caller is `survey`. A child with several parents is named whole (C1).
         """
         partition = self.sim.partitions[partition_id]
         if partition.closed is None:
             return Continue()
-        if not self.sim.children_named(partition_id, asked=asked):
-            return Awaiting()
         following = [name for name in partition.children if self.covers(self.sim.partitions[name])]
-        named = self.sim.siblings_named(partition_id, following, asked=asked)
-        complete = self.sim.behaviour.proves_children and len(named) == len(following)
+        named, complete = following, True
+        if self.sim.may_be_late(following):
+            if not self.sim.children_named(partition_id, asked=asked):
+                return Awaiting()
+            named = self.sim.siblings_named(partition_id, following, asked=asked)
+            complete = self.sim.behaviour.proves_children and len(named) == len(following)
         children = [self._child(self.sim.partitions[name]) for name in following if name in named]
         behaviour = self.sim.behaviour
         dice = Dice(behaviour.seed, f"children {partition_id}")

@@ -1,0 +1,378 @@
+"""Asks the service about its partitions and applies the answers to a lineage: for pages, for bounded reads, and
+for the token of a partition that has ended.
+
+`Lineage` decides; this module knows when to ask, what to ask, and what a user is told.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from typing import Final, assert_never
+
+import attrs
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    ErrorCategory,
+    Gap,
+    LogicalPartition,
+    Now,
+    OnExpired,
+    PartitionFoundLate,
+    SkipToOldest,
+)
+from multiclouddb_spi.batch import Awaiting, Child, Continue, Drained, Ended, Outcome, Reached, Scanned
+from multiclouddb_spi.continuation.entry import Audited, Entry
+from multiclouddb_spi.continuation.lineage import Lineage, Loss, NotProvableError
+from multiclouddb_spi.continuation.plan import to_micros, to_moment
+from multiclouddb_spi.contract import Feed, FeedIdentity, FeedStart, Survey
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.faults import ProviderFault, expired
+from multiclouddb_spi.retry import Call
+
+__all__ = ["Ending", "Follow", "Found", "Looks", "apply_end", "begun", "is_search_due", "most_looks"]
+
+_FIRST_PAUSE: Final = 0.1
+_MOST_PAUSE: Final = 120.0
+_MOST_KEPT: Final = 16384
+
+
+@attrs.frozen
+class Ending:
+    """What follows the end of a partition.
+
+    Attributes:
+        fresh: The children that were not known before.
+        started: The partitions that start.
+    """
+
+    fresh: tuple[Child, ...] = ()
+    started: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Found:
+    """What a question to the service has changed.
+
+    Attributes:
+        started: The partitions that are read from now on.
+        children: The children that ended partitions have named.
+        gaps: What was lost; each with the partitions that are read because of it.
+        late: Partitions that the feed did not cover.
+        over: Ended partitions that will have no more children, each with what the service says about the end.
+    """
+
+    started: tuple[str, ...] = ()
+    children: tuple[Child, ...] = ()
+    gaps: tuple[tuple[Gap, tuple[str, ...]], ...] = ()
+    late: tuple[PartitionFoundLate, ...] = ()
+    over: tuple[tuple[str, Ended], ...] = ()
+
+
+def apply_end(lineage: Lineage, name: str, outcome: Outcome, *, names_late: bool = True) -> Ending | None:
+    """Apply what follows the last record of a partition or segment.
+
+    Args:
+        lineage: The lineage, in which the position of the end was taken.
+        name: The partition.
+        outcome: What follows.
+        names_late: `Feed.names_late`.
+
+    Returns:
+        None if the partition may have more records.
+
+    Raises:
+        ProviderFault: `PERMANENT_FAILURE` if the provider breaks its contract. Nothing has changed then.
+    """
+    lineage.check_end(name, outcome)
+    match outcome:
+        case Drained(children, complete):
+            if not (complete or names_late):
+                raise _not_late(name)
+            fresh = tuple(lineage.fresh(name, children))
+            return Ending(fresh, tuple(lineage.ended(name, fresh, complete=complete)))
+        case Awaiting():
+            if not names_late:
+                raise _not_late(name)
+            return Ending((), tuple(lineage.ended(name, (), complete=False)))
+        case Scanned(pieces):
+            return Ending((), tuple(lineage.scanned(name, pieces)))
+        case Ended(notice) if notice is not None and lineage.is_segment(name):
+            # The collection was dropped: nothing is left to scan, and the stream also reports the end.
+            return Ending((), tuple(lineage.end_scan()))
+        case Ended():
+            return Ending((), tuple(lineage.ended(name, (), complete=True)))
+        case Continue() | Reached():
+            return None
+        case _:
+            assert_never(outcome)
+
+
+def _not_late(name: str) -> ProviderFault:
+    return ProviderFault.of(
+        ErrorCategory.PERMANENT_FAILURE,
+        f"{name} has ended and does not name all its children, but its feed says that it never names one late "
+        "(Feed.names_late); this is a defect of the provider: report it",
+    )
+
+
+class Looks:
+    """When this client last asked for more children of an ended partition; any thread.
+
+    A token keeps how often was asked, and a look counts only if this client has seen the pause before it pass.
+    So neither a restart nor a wrong clock ends a search early: it only lasts longer.
+    """
+
+    def __init__(self) -> None:
+        self._last = OrderedDict[tuple[FeedIdentity, str, int], float]()
+        self._lock = threading.Lock()
+
+    def is_due(self, feed: Feed, end: Entry) -> bool:
+        """Return whether to ask now; at once if no child is known, because nothing goes on without one."""
+        passed = self._passed(feed, end)
+        return not end.children or passed is None or passed >= _pause_after(end.looks)
+
+    def asked(self, feed: Feed, end: Entry) -> bool:
+        """Record that the service was asked; return whether this look counts."""
+        passed = self._passed(feed, end)
+        counts = passed is not None and passed >= _pause_after(end.looks)
+        with self._lock:
+            key = (feed.identity, end.partition_id, end.looks + counts)
+            if key not in self._last:
+                self._last[key] = time.monotonic()
+            self._last.move_to_end(key)
+            if len(self._last) > _MOST_KEPT:
+                self._last.popitem(last=False)
+        return counts
+
+    def _passed(self, feed: Feed, end: Entry) -> float | None:
+        with self._lock:
+            last = self._last.get((feed.identity, end.partition_id, end.looks))
+        return None if last is None else time.monotonic() - last
+
+
+def _pause_after(looks: int) -> float:
+    """Return the pause after so many looks: each is about as long as all before it together."""
+    return min(_MOST_PAUSE, _FIRST_PAUSE * 2.0 ** min(looks, 32))
+
+
+def most_looks(seconds: float) -> int:
+    """Return after how many looks a search has lasted so many seconds: fourteen for ten minutes."""
+    looks, lasted = 0, 0.0
+    while lasted < seconds:
+        lasted += _pause_after(looks)
+        looks += 1
+    return max(1, looks)
+
+
+def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | None:
+    """Return what the token of a new feed keeps for the search; None where nothing is ever named late.
+
+    Args:
+        feed: The feed.
+        position: The start position.
+        now: The service's time, requested before the feed starts; None if it does not report one.
+    """
+    if isinstance(feed.spec.scope, LogicalPartition) or not feed.names_late:
+        return None
+    match position:
+        case Beginning():
+            since = None
+        case AtTime(utc):
+            since = utc
+        case Now():
+            since = now
+        case _:
+            assert_never(position)
+    return Audited(None if since is None else to_micros(since), int(time.time()), retired=True)
+
+
+def is_search_due(audited: Audited | None, every: float) -> bool:
+    """Return whether to search for uncovered partitions: every `every` seconds, sooner after an end.
+
+    The time is measured with this machine's clock, which decides nothing else.
+    """
+    if audited is None:
+        return False
+    since = time.time() - audited.at
+    # If the clock was set back, searches must not be delayed for long.
+    return since >= (every / 10 if audited.retired else every) or since < -every / 10
+
+
+class Follow:
+    """Follows the partitions of one lineage; each call of the client makes its own.
+
+    Args:
+        feed: The opened feed.
+        lineage: Changed in place.
+        call: Sends requests to the service.
+        deadline: The time limit of the call.
+        on_expired: What to do about a loss.
+        looks: When this client last looked for children.
+        watch_seconds: How long to look for more children of an ended partition.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        lineage: Lineage,
+        call: Call,
+        deadline: Deadline,
+        on_expired: OnExpired,
+        looks: Looks,
+        watch_seconds: float,
+    ) -> None:
+        self._feed, self._asked, self._lineage = feed, feed.for_one_call(), lineage
+        self._call, self._deadline, self._looks = call, deadline, looks
+        self._skips, self._watch_seconds = isinstance(on_expired, SkipToOldest), watch_seconds
+
+    # -- Losses
+
+    def lost(self, expired_ids: Collection[str], *, deadline: Deadline | None = None) -> tuple[Loss, ...]:
+        """Apply what retention has removed; the caller knows that it may be skipped.
+
+        Args:
+            expired_ids: The partitions whose position was refused.
+            deadline: The time limit; by default that of the call.
+
+        Returns:
+            Each loss. Empty if the service does not say what has become of the refused positions.
+
+        Raises:
+            ProviderFault: `CHECKPOINT_EXPIRED` if it cannot be proved what belongs to a feed of one partition.
+            Exception: The error that the provider raised.
+        """
+        survey = self._survey(self._entries(), deadline or self._deadline, expired_ids)
+        try:
+            return tuple(self._lineage.lost(survey, expired_ids))
+        except NotProvableError:
+            names = ", ".join(map(self._feed.public_id, sorted(expired_ids)[:3])) or "a partition"
+            raise expired(
+                f"{names} no longer exists, and the service does not tell which partitions descend from it; plan "
+                "the feed again (client.plan_partitions)"
+            ) from None
+
+    def told(self, losses: Iterable[Loss]) -> tuple[tuple[Gap, tuple[str, ...]], ...]:
+        """Return the notice of each loss, with the partitions that are read because of it."""
+        describe = self._feed.describe
+        gaps = []
+        for loss in losses:
+            before = "its first record (the service never listed it)"
+            if loss.position is not None:
+                before = describe(loss.position).text
+            left = ", ".join(describe(seed.cursor).text for seed in loss.left[:3])
+            gap = Gap(self._feed.public_id(loss.partition_id), before, left or "nothing left")
+            gaps.append((gap, tuple(seed.partition_id for seed in loss.left)))
+        return tuple(gaps)
+
+    def passed(self) -> tuple[str, ...]:
+        """Start the children whose other parents can no longer appear."""
+        return tuple(self._lineage.start_passed())
+
+    # -- Late children
+
+    def due(self) -> list[Entry]:
+        """Return the ended partitions for which to ask for more children now."""
+        return [end for end in self._lineage.ends() if self._looks.is_due(self._feed, end)]
+
+    def look(self, ends: Collection[Entry]) -> Found:
+        """Ask once for more children of ended partitions.
+
+        Raises:
+            ProviderFault: `CHECKPOINT_EXPIRED` if one of them was lost before a child of it was named.
+            Exception: The error that the provider raised.
+        """
+        lineage = self._lineage
+        asked = {end.partition_id: end.cursor for end in ends}
+        survey = self._survey(asked, self._deadline, whole=False)
+        answered = asked.keys() if survey.answered is None else asked.keys() & set(survey.answered)
+        if gone := lineage.gone(survey):
+            self._refuse(gone)
+            losses = self.lost(())
+            return Found(tuple(seed.partition_id for loss in losses for seed in loss.left), gaps=self.told(losses))
+        counted = [
+            end.partition_id for end in ends if end.partition_id in answered and self._looks.asked(self._feed, end)
+        ]
+        children, started = lineage.looked(survey, counted, most_looks(self._watch_seconds))
+        over = []
+        for name, notice in survey.final.items():
+            if (end := lineage.ending(name)) is not None:
+                started += lineage.ended(name, (), complete=True)
+                over.append((name, Ended(None if end.children else notice)))
+        return Found(tuple(started), tuple(children), over=tuple(over))
+
+    # -- Uncovered partitions
+
+    def search(self, deadline: Deadline) -> Found:
+        """Compare the lineage with what the service lists, and read what nothing leads to.
+
+        Raises:
+            ProviderFault: `CHECKPOINT_EXPIRED` if a partition was lost before the service listed it.
+            Exception: The error that the provider raised; the next search is then due soon.
+        """
+        lineage, audited = self._lineage, self._lineage.audited
+        assert audited is not None
+        lineage.audited = Audited(audited.since, int(time.time()), retired=True)  # soon again, if this fails
+        survey = self._survey(self._entries(), deadline)
+        if gone := lineage.gone(survey):
+            # Nothing is found while an entry is gone.
+            if not self._skips:
+                self._refuse({name: each for name, each in gone.items() if lineage.ending(name) is not None})
+                return Found()
+            losses = self.lost((), deadline=deadline)
+            started = tuple(seed.partition_id for loss in losses for seed in loss.left)
+            return Found(started, gaps=self.told(losses))
+        added, stranded = lineage.found(survey, skips=self._skips)
+        if stranded and not self._skips:
+            raise expired(
+                f"{self._feed.public_id(stranded[0].partition_id)} was lost to retention before the service listed "
+                "it: its changes were never read"
+            )
+        lineage.audited = Audited(audited.since, int(time.time()), retired=False)
+        late = tuple(
+            PartitionFoundLate(self._feed.public_id(seed.partition_id), self._feed.describe(seed.cursor).text)
+            for seed in added
+        )
+        started = tuple(seed.partition_id for seed in added)
+        return Found(started, gaps=self.told(stranded), late=late)
+
+    def _refuse(self, gone: Collection[str]) -> None:
+        """Raise if ended partitions were lost and the caller does not skip."""
+        if gone and not self._skips:
+            raise expired(
+                f"{self._feed.public_id(min(gone))} was lost to retention before the service named its children: "
+                "their changes may be lost"
+            )
+
+    def _entries(self) -> dict[str, Cursor]:
+        """Return all partitions about which the service is asked, with their positions."""
+        asked: dict[str, Cursor] = {
+            parent: None
+            for each in self._lineage.waiting()
+            if each.listed
+            for parent in each.waits
+            if parent not in self._lineage
+        }
+        asked |= {each.partition_id: each.cursor for each in self._lineage.listed()}
+        return asked
+
+    def _survey(
+        self,
+        asked: dict[str, Cursor],
+        deadline: Deadline,
+        refused: Collection[str] = frozenset(),
+        *,
+        whole: bool = True,
+    ) -> Survey:
+        audited = self._lineage.audited
+        since = None if audited is None or audited.since is None else to_moment(audited.since)
+        feed = self._asked
+        return self._call(
+            lambda: feed.survey(asked, deadline, expired=refused, since=since, whole=whole), deadline
+        )
