@@ -190,7 +190,7 @@ class SpannerFeed(Feed):
             return Survey(tuple(Partition(name, (), PartitionState.OPEN) for name in names))
         bound = 0 if since is None else micros(since)
         try:
-            return survey_of(self._source, asked, expired, now, bound, deadline, CancelScope())
+            return survey_of(self._source, asked, frozenset(expired), now, bound, deadline, CancelScope())
         except Exception as error:
             raise self._refused(error, now, deadline) or error from error
 

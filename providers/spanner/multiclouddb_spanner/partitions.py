@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Set
 
 from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.position import Place, cursor_of, place_of
@@ -15,7 +15,7 @@ __all__ = ["survey_of"]
 def survey_of(
     source: Source,
     asked: Mapping[str, Cursor],
-    expired: Collection[str],
+    expired: Set[str],
     now: int,
     since: int,
     deadline: Deadline,
@@ -44,8 +44,10 @@ def survey_of(
     for name, cursor in asked.items():
         if name in then:
             present[name] = cut
+        elif cursor is None and name in present:
+            continue
         elif cursor is not None and place_of(cursor).cut.at >= oldest:
-            present[name] = cursor if name in expired else None
+            present[name] = cursor
         elif cursor is not None and name not in present:
             gone.append(name)
         elif (interval := source.interval(name, now, deadline, scope)) is not None:
@@ -54,6 +56,10 @@ def survey_of(
                 gone.append(name)
             else:
                 present[name] = cursor_of(Place.at(max(oldest, begin), since))
+    if oldest <= source.resume_at and expired and not expired & set(gone):
+        # Only the refused positions lie where the stream did not watch the table.
+        present |= dict.fromkeys([name for name in asked if name not in expired])
+        gone = []
     open_now = set(alive_now)
     return Survey(
         tuple(

@@ -75,6 +75,9 @@ class Source:
         client: The database.
         info: The stream.
         slots: The slots, which limit the number of answers that the client keeps open.
+
+    Attributes:
+        resume_at: The end of the last period that was found in which the stream did not watch the table.
     """
 
     def __init__(self, client: DatabaseClient, info: ChangeStreamInfo, slots: Slots) -> None:
@@ -86,7 +89,7 @@ class Source:
         self._watched_at = time.monotonic()
         self._times: WatchedTimes | None = None
         self._looked_at = 0.0
-        self._resume_at = 0
+        self.resume_at = 0
 
     def partitions(self, at: int, deadline: Deadline, scope: CancelScope) -> list[str]:
         """Return the partitions that are alive at a given time."""
@@ -189,7 +192,7 @@ class Source:
         """
         kept = self.info.retention * _SECOND
         margin = round(min(max(_MARGIN, 2 * deadline.remaining() * _SECOND), kept / 10))
-        at = max(self.earliest(now, deadline, scope), now - kept + margin, self._resume_at)
+        at = max(self.earliest(now, deadline, scope), now - kept + margin, self.resume_at)
         while True:
             try:
                 return at, self.partitions(at, deadline, scope)
@@ -300,7 +303,7 @@ class Source:
             if at < begin:
                 return begin
             if at < end:
-                self._resume_at = max(self._resume_at, end)
+                self.resume_at = max(self.resume_at, end)
                 raise expired(
                     f"change stream {self.info.stream!r} did not watch table {self.info.table!r} from about "
                     f"{text_at(begin)} to about {text_at(end)}, so the changes between are not recorded"
