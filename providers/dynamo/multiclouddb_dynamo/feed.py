@@ -45,11 +45,11 @@ class _Learned:
 
     Attributes:
         resolution: The partial result of resolving a start.
-        listing: The complete listing of the stream's shards, or None.
+        listing: The listing of the stream's shards.
     """
 
     resolution: Resolution
-    listing: Listing | None = None
+    listing: Listing = attrs.field(factory=Listing)
 
 
 class DynamoFeed(Feed):
@@ -139,20 +139,27 @@ class DynamoFeed(Feed):
         if not whole:
             return survey_of_children(self._source, asked, deadline)
         bound = None if since is None else int(since.timestamp())
-        shards = self._listing(deadline).shards
+        shards = self._listing(deadline, continues=bool(asked)).shards
         return survey_of_listing(self._source, shards, asked, expired, bound, deadline)
 
-    def _listing(self, deadline: Deadline) -> Listing:
-        """Return the listing of this call. If a deadline interrupts a listing, the next call continues it."""
+    def _listing(self, deadline: Deadline, *, continues: bool) -> Listing:
+        """Return the listing of this call.
+
+        Args:
+            deadline: The time limit.
+            continues: True to continue a listing that the deadline of another call has interrupted, because
+                perhaps no call has the time for all pages.
+        """
         learned = self._learned
-        if learned is not None and learned.listing is not None:
-            return learned.listing
+        own = Listing() if learned is None else learned.listing
+        if not continues or own.is_whole:
+            return self._shards.read(deadline, own)
         try:
             listing = self._unfinished.pop()
         except IndexError:
-            listing = Listing()
+            listing = own
         if listing.is_old:
-            listing = Listing()
+            listing = own
         try:
             self._shards.read(deadline, listing)
         except Exception:

@@ -38,7 +38,8 @@ def survey_of(
     """
     oldest, alive_then = source.oldest(now, deadline, scope)
     alive_now = source.partitions(now, deadline, scope)
-    then, cut = set(alive_then), cursor_of(Place.at(oldest, since))
+    # A partition that ends at the oldest time has changes of that time, but is not alive then.
+    then, cut = set(alive_then), cursor_of(Place.at(oldest, max(since, oldest + 1)))
     present: dict[str, Cursor] = dict.fromkeys(alive_now)
     gone = list[str]()
     for name, cursor in asked.items():
