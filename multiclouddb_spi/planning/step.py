@@ -80,7 +80,7 @@ def ranges_between(before: Lineage, after: Lineage, ends: Mapping[str, Cursor]) 
         {
             entry.partition_id: entry.cursor
             for entry in after
-            if not (isinstance(entry, Entry) and entry.stage is Stage.WAIT)
+            if not (isinstance(entry, Entry) and (entry.stage is Stage.WAIT or not entry.said))
         }
     )
     parts = [

@@ -38,6 +38,8 @@ def watermark_micros(
     for entry in lineage:
         if isinstance(entry, Plan):
             continue
+        if not entry.said:
+            return previous  # it was lost, and what follows it is not known yet
         if entry.stage is Stage.END and entry.children:
             continue  # its known children are in the lineage, and the times of unknown children are unknown
         if entry.stage is Stage.WAIT:
