@@ -56,7 +56,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the pauses between the searches for more children of an ended partition."""
-    monkeypatch.setattr("multiclouddb_spi.continuation.watching.pause_after", lambda watched: 0.0)
+    monkeypatch.setattr("multiclouddb_spi.continuation.follow._pause_after", lambda looks: 0.0)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

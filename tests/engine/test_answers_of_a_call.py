@@ -11,10 +11,9 @@ import pytest
 
 from multiclouddb_api import Gap, Now, Renamed, SkipToOldest
 from multiclouddb_conformance.simulation import ServerError, SimulationFeed, SimulationReader, TrimmedError
-from multiclouddb_spi import Drained, Lineage
-from multiclouddb_spi.continuation.coverage import is_audit_due, tracked
-from multiclouddb_spi.continuation.entry import Active, Audited, AwaitingChildren
-from multiclouddb_spi.contract import Tracked
+from multiclouddb_spi import Drained, Survey
+from multiclouddb_spi.continuation.entry import Audited
+from multiclouddb_spi.continuation.follow import is_search_due
 
 FACT = Renamed("a", "b")
 SKIP = SkipToOldest()
@@ -66,15 +65,15 @@ class TestAudit:
         bench.connect(coverage_audit_seconds=1e-9)
         token, left, now = bench.page(Now()).continuation_token, [], [7000.0]
 
-        def uncovered(self, tracked, since, deadline):
+        def survey(self, asked, deadline, **wanted):
             left.append(deadline.remaining())
-            return []
+            return Survey()
 
         def monotonic():
             now[0] += 1e-6
             return now[0]
 
-        monkeypatch.setattr(SimulationFeed, "uncovered", uncovered)
+        monkeypatch.setattr(SimulationFeed, "survey", survey)
         monkeypatch.setattr(time, "monotonic", monotonic)
         bench.page(token, timeout=8.0)
         assert left == [pytest.approx(4.0, abs=0.1)]
@@ -83,16 +82,9 @@ class TestAudit:
     def test_it_is_due_when_its_time_has_come(self, monkeypatch, retired, after):
         audited = Audited(None, 1_000_000, retired=retired)
         monkeypatch.setattr(time, "time", lambda: float(1_000_000 + after))
-        assert is_audit_due(audited, 600.0)
+        assert is_search_due(audited, 600.0)
         monkeypatch.setattr(time, "time", lambda: 1_000_000 + after - 0.001)
-        assert not is_audit_due(audited, 600.0)
-
-    def test_it_sees_a_partition_whose_children_are_looked_for_as_drained(self):
-        lineage = Lineage([Active("p0", 1), AwaitingChildren("p1", 7, ("c",), 3)], max)
-        assert tracked(lineage) == {
-            "p0": Tracked("p0", (1,)),
-            "p1": Tracked("p1", (7,), drained=True, has_children=True),
-        }
+        assert not is_search_due(audited, 600.0)
 
 
 def test_a_failure_that_was_retried_is_not_kept(make_bench):

@@ -15,10 +15,11 @@ from multiclouddb_api import (
     Snapshot,
     SnapshotOrder,
 )
+from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import SimulationProvider
 from multiclouddb_conformance.simulation.feed import SimulationFeed
 from multiclouddb_spi import Deadline, FeedSpec, Planner, ProviderFault
-from multiclouddb_spi.continuation.moment import to_micros
+from multiclouddb_spi.continuation.plan import to_micros
 from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import decode_token
 
@@ -72,7 +73,7 @@ def feed(bench):
 
 
 def lineage(page):
-    return state_from_json(decode_token(page.continuation_token).state, max)
+    return state_from_json(decode_token(page.continuation_token).state, RULES)
 
 
 def starts(bench):

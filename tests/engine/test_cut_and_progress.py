@@ -19,12 +19,13 @@ from multiclouddb_api import (
     Snapshot,
     SnapshotOrder,
 )
+from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_conformance.simulation import provider as simulated
 from multiclouddb_conformance.simulation.feed import SimulationFeed
 from multiclouddb_conformance.simulation.segments import SegmentReader, cut_segments
 from multiclouddb_spi import Awaiting, Batch, Child, Drained, Ended, Engine, Feed, InlineExecutor, Scanned
-from multiclouddb_spi.continuation.entry import Active
+from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.reading.scan_rates import ScanRates
 from multiclouddb_spi.reading.snapshotting import lost
@@ -117,7 +118,7 @@ def test_a_rate_of_less_than_one_a_second_is_kept(monkeypatch):
 
 def test_the_gap_before_another_snapshot_names_the_position_of_its_own_partition():
     feed = SimpleNamespace(public_id=str, describe=lambda cursor: SimpleNamespace(text=f"at {cursor}"))
-    lineage = Lineage([Active("p0", 1), Active("p1", 2)], max)
+    lineage = Lineage([Entry.read("p0", 1), Entry.read("p1", 2)], RULES)
     assert [lost(feed, lineage, name).lost_from for name in ("p0", "p1")] == ["at 1", "at 2"]
     assert lost(feed, lineage, "gone").lost_from == "its position"
 

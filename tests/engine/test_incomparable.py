@@ -10,15 +10,11 @@ from multiclouddb_conformance.delegating import WrappedFeed, WrappedProvider
 from multiclouddb_conformance.simulation import (
     ServiceBehaviour,
     Simulation,
-    SimulationFeed,
     SimulationProvider,
 )
-from multiclouddb_conformance.simulation.view import View
 from multiclouddb_spi import (
-    Awaiting,
     Continue,
     Deadline,
-    Drained,
     Ended,
     Feed,
     FeedSpec,
@@ -163,24 +159,3 @@ class TestDefaults:
         ) as caught:
             self.ask(World().feed, [3, 5])
         assert not caught.value.fault.retryable
-
-    def test_children_that_nobody_tells_are_not_waited_for_in_silence(self):
-        feed = World().feed
-        with pytest.raises(ProviderFault, match=r"what follows p0; .*implement `discover`") as caught:
-            Feed.discover(feed, {"p0": 3}, Deadline.after(1))
-        assert not caught.value.fault.retryable
-
-
-@pytest.mark.parametrize("outcome", [Awaiting(), Drained((), complete=False)], ids=["awaiting", "drained"])
-def test_an_end_with_children_to_look_for_fails_where_discover_is_not_written(
-    make_bench, monkeypatch, outcome
-):
-    bench = make_bench(1)
-    bench.connect()
-    bench.fill(2)
-    monkeypatch.setattr(SimulationFeed, "discover", Feed.discover)
-    monkeypatch.setattr(View, "ending", lambda *_, **__: outcome)
-    bench.sim.split("p0")
-    with pytest.raises(MulticloudDbError, match="implement `discover`") as caught:
-        bench.drain()
-    assert caught.value.category == ErrorCategory.PERMANENT_FAILURE

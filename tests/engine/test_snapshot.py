@@ -25,6 +25,7 @@ from multiclouddb_api import (
     SnapshotOrder,
     SnapshotStarted,
 )
+from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import (
     Listing,
     ServerError,
@@ -45,7 +46,7 @@ from multiclouddb_spi import (
     Scanned,
     Segment,
 )
-from multiclouddb_spi.continuation.entry import Active, AwaitingChildren, Waiting
+from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.continuation.state import state_from_json
@@ -95,7 +96,7 @@ class Reading:
 
     @property
     def lineage(self):
-        return state_from_json(self.state, max)
+        return state_from_json(self.state, RULES)
 
 
 def filled(count, partitions=1, **settings):
@@ -177,7 +178,7 @@ class TestPlaces:
     def test_a_scan_without_places_waits_for_partitions_that_were_not_asked_yet(self):
         sim = filled(0)
         feed = SimulationProvider(sim).open_feed(FeedSpec(sim.address), Deadline.after(30))
-        lineage = Lineage([Active("p0", 1)], max)
+        lineage = Lineage([Entry.read("p0", 1)], RULES)
         lineage.begin_scan(Plan("s", [0], "f", 1))
         result = PollResult(Turns(lineage), limit=1)  # a quarter of this page is no whole place
         scanning = Scanning(None, feed, lineage, result, Deadline.after(30), no_clock, single=False)
@@ -268,7 +269,7 @@ class TestBarrier:
         assert flat.count(True) == 40
 
     def test_a_late_child_of_an_ended_partition_waits_too(self):
-        lineage = Lineage([Active("p0", 1)], lambda child, cursors: cursors[0])
+        lineage = Lineage([Entry.read("p0", 1)], RULES)
         lineage.begin_scan(Plan("s", [0], "f", 1, holds=True))
         assert lineage.active() == []
         (waiting,) = lineage.waiting()
@@ -282,7 +283,7 @@ class TestBarrier:
         assert lineage.end_scan() == ["p0"]
 
     def test_a_child_that_is_named_during_the_scan_does_not_start(self):
-        lineage = Lineage([AwaitingChildren("p0", 1)], max)
+        lineage = Lineage([Entry("p0", Stage.END, (1,))], RULES)
         lineage.begin_scan(Plan("s", [0], "f", 1, holds=True))
         assert lineage.retire("p0", [Child("c", ("p0",), 2)]) == []
         (waiting,) = lineage.waiting()
@@ -323,7 +324,7 @@ class TestTrouble:
 
     @pytest.mark.parametrize("outcome", [Drained((Child("c", ("p0",), 1),)), Awaiting()])
     def test_a_segment_that_ends_like_a_partition_is_refused(self, outcome):
-        lineage = Lineage([Active("p0", 1)], max)
+        lineage = Lineage([Entry.read("p0", 1)], RULES)
         lineage.begin_scan(Plan("s", [0], "f", 1, holds=True))
         lineage.cut([Segment("a", 1)], None)
         with pytest.raises(ProviderFault, match="violates the contract"):
@@ -331,10 +332,10 @@ class TestTrouble:
 
     def test_a_partition_that_ends_like_a_segment_is_refused(self):
         with pytest.raises(ProviderFault, match="is not a segment"):
-            Lineage([Active("p0", 1)], max).check_end("p0", Scanned())
+            Lineage([Entry.read("p0", 1)], RULES).check_end("p0", Scanned())
 
     def test_a_segment_that_is_cut_twice_is_refused(self):
-        lineage = Lineage([Active("p0", 1)], max)
+        lineage = Lineage([Entry.read("p0", 1)], RULES)
         lineage.begin_scan(Plan("s", [0], "f", 1))
         lineage.cut([Segment("a", 1)], [1])
         for cut in ([Segment("a", 2)], [Segment("p0", 1)], [Segment("b", 1), Segment("b", 2)]):
@@ -424,8 +425,10 @@ class TestToken:
             "snapshot:a", [1], "f", 5, holds=True, announced=True, auto=True, rate=1.5, retention=7, done=1,
             segments=4, rows=9, records=10, credit=3,
         )  # fmt: skip
-        made = Lineage([plan, Waiting("p", (1,), ("snapshot:a",)), Active("s", 1, listed=False)], max)
-        again = Lineage.from_json(json.loads(json.dumps(made.to_json())), max)
+        made = Lineage(
+            [plan, Entry("p", Stage.WAIT, (1,), ("snapshot:a",)), Entry.read("s", 1, listed=False)], RULES
+        )
+        again = Lineage.from_json(json.loads(json.dumps(made.to_json())), RULES)
         assert again.plan == plan
         assert made.to_json()["p"][0] == ["snapshot:a", [1], 240, ["f", 5, 1.5, 7, 1, 4, 9, 10, 3]]
         assert list(again) == list(made)
@@ -443,12 +446,12 @@ class TestToken:
             return
         good[place] = value
         with pytest.raises(InvalidCursor):
-            Lineage.from_json({"p": [["s", None, 16, good]]}, max)
+            Lineage.from_json({"p": [["s", None, 16, good]]}, RULES)
 
     def test_two_snapshots_in_one_token_are_refused(self):
         plan = ["f", 5, None, None, 0, None, 0, None, 0]
         with pytest.raises(InvalidCursor):
-            Lineage.from_json({"p": [["a", None, 16, plan], ["b", None, 16, plan]]}, max)
+            Lineage.from_json({"p": [["a", None, 16, plan], ["b", None, 16, plan]]}, RULES)
 
     def test_it_grows_by_at_most_400_bytes_for_32000_segments(self):
         sim = filled(200, partitions=64)

@@ -21,6 +21,7 @@ from multiclouddb_api import (
     OperationOptions,
     StartPosition,
 )
+from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import Listing, ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_conformance.simulation.ledger import Ledger
 from multiclouddb_spi import Engine, InlineExecutor, Lineage
@@ -134,7 +135,7 @@ class Life(RuleBasedStateMachine):
         if not isinstance(self.position, FromContinuationToken):
             return
         self.write(0, 40 * len(self.sim.open_partitions))
-        lineage = Lineage.from_json(decode_token(self.position.token).state, lambda _, cursors: cursors[0])
+        lineage = Lineage.from_json(decode_token(self.position.token).state, RULES)
         active = [entry.partition_id for entry in lineage.active()]
         hungry = {name: count for name in active if (count := self.ledger.undelivered(name))}
         for _ in range(3 * len(active) + 6):

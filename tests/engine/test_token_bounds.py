@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, ResourceAddress
 from multiclouddb_conformance.delegating import WrappedProvider
+from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import SimulationProvider
 from multiclouddb_spi import InvalidCursor, Lineage
 from multiclouddb_spi.continuation.bounds import MAX_BYTES, MAX_LEVELS, MAX_VALUES, beyond_bounds
-from multiclouddb_spi.continuation.lineage import Active
-from multiclouddb_spi.continuation.state import lineage_from_json, state_from_json
+from multiclouddb_spi.continuation.lineage import Entry
+from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import Envelope, decode_token, encode_token
 
 MEBIBYTE = 1024 * 1024
@@ -282,9 +283,9 @@ class TestWaits:
 
     @pytest.mark.parametrize("value", CIRCLES, ids=str)
     def test_children_that_wait_for_each_other_are_refused(self, value):
-        for read in (state_from_json, lineage_from_json):
+        for read in (state_from_json, Lineage.from_json):
             with pytest.raises(InvalidCursor, match="wait for each other"):
-                read({"p": value}, max)
+                read({"p": value}, RULES)
 
     @pytest.mark.parametrize("value", [*CIRCLES, []], ids=str)
     def test_page_of_such_a_token_says_so(self, bench, value):
@@ -301,19 +302,19 @@ class TestWaits:
             for name in free:
                 del left[name]
         try:
-            lineage_from_json({"p": value}, max)
+            Lineage.from_json({"p": value}, RULES)
             assert not left
         except InvalidCursor:
             assert left
 
     def test_a_hundred_thousand_in_a_row_are_read(self):
         row = [["p0", 1], *(waiting(f"p{number}", f"p{number - 1}") for number in range(1, 100_000))]
-        assert len(state_from_json({"p": row[::-1]}, max)) == 100_000
+        assert len(state_from_json({"p": row[::-1]}, RULES)) == 100_000
 
     def test_lineage_without_a_partition_is_refused(self):
         with pytest.raises(InvalidCursor, match="no partition"):
-            state_from_json({"p": []}, max)
-        assert state_from_json(Lineage([Active("p", 1)], max).to_json(), max).active()
+            state_from_json({"p": []}, RULES)
+        assert state_from_json(Lineage([Entry.read("p", 1)], RULES).to_json(), RULES).active()
 
     def test_it_is_not_handed_out_either(self, make_bench):
         """If a start returns no partition, the application must repeat the call. A token without partitions

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from multiclouddb_api import Now, Snapshot, SnapshotOrder
+from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import SimulationReader
 from multiclouddb_conformance.simulation.segments import SegmentReader
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spi import Deadline, Lineage
-from multiclouddb_spi.continuation.entry import Active
+from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.reading import waiting
 from multiclouddb_spi.reading.fetches import Fetches
 from multiclouddb_spi.reading.turns import Turns
@@ -106,7 +107,7 @@ class TestQuiet:
 
     @pytest.fixture
     def turns(self):
-        return Turns(Lineage([Active("p0", 1)], max))
+        return Turns(Lineage([Entry.read("p0", 1)], RULES))
 
     def reader(self, trouble=None):
         return SimpleNamespace(trouble=trouble)

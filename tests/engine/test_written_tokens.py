@@ -5,11 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from multiclouddb_api import EntireCollection, ErrorCategory, MulticloudDbError, PhysicalPartition
+from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import ServiceBehaviour
 from multiclouddb_conformance.simulation.view import View
 from multiclouddb_spi import ProviderFault, session_opener
 from multiclouddb_spi.continuation import written as written_module
-from multiclouddb_spi.continuation.entry import Active
+from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.token import Envelope, decode_token
 from multiclouddb_spi.continuation.written import WrittenTokens
@@ -143,7 +144,7 @@ def test_it_means_the_same_while_children_wait(make_bench, listing):
 class TestWhatIsKept:
     @staticmethod
     def made(number, partitions=1):
-        lineage = Lineage([Active(f"p{each}", number) for each in range(partitions)], max)
+        lineage = Lineage([Entry.read(f"p{each}", number) for each in range(partitions)], RULES)
         envelope = Envelope("p", None, None, "collection", "", None)
         return f"token-{number}", envelope, lineage
 
@@ -183,7 +184,7 @@ class TestWhatIsKept:
         token = bench.page(size=7).continuation_token
         envelope = decode_token(token)
         tokens = WrittenTokens()
-        lineage = Lineage.from_json(envelope.state, max)
+        lineage = Lineage.from_json(envelope.state, RULES)
         tokens.keep(token, envelope, lineage)
         assert tokens.take(token)
         lineage.failed_last("p0")

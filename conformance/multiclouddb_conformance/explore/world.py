@@ -21,7 +21,7 @@ from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage, NotProvableError
 from multiclouddb_spi.continuation.plan import Plan
 
-__all__ = ["Bounds", "Broken", "Kind", "Scope", "Step", "World", "begin", "settle", "steps"]
+__all__ = ["RULES", "Bounds", "Broken", "Kind", "Rules", "Scope", "Step", "World", "begin", "settle", "steps"]
 
 Step: TypeAlias = tuple["World", str]
 _PLAN: Final = Plan("plan", None, "0", 0)
@@ -134,23 +134,28 @@ class World:
     token: Consumer | None = None
 
 
-class _Rules:
+class Rules:
     """A position is the time of the last delivered record, and its own moment."""
 
     def __init__(self, kind: Kind) -> None:
         self.names_late = kind is Kind.LATE
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
+        """See `Feed.join`."""
         return max(cursors)
 
     def compare(self, a: Cursor, b: Cursor) -> int:
+        """See `Feed.compare`."""
         return (a > b) - (a < b)
 
     def moment(self, cursor: Cursor) -> int | None:
+        """See `Feed.moment`."""
         return None if self.names_late else cursor
 
 
-_RULES: Final = {kind: _Rules(kind) for kind in Kind}
+_RULES: Final = {kind: Rules(kind) for kind in Kind}
+RULES: Final = _RULES[Kind.LATE]
+"""The rules of a service whose positions are numbers, for tests."""
 
 
 def begin(bounds: Bounds, roots: int = 2) -> World:
