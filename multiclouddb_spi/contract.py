@@ -28,23 +28,23 @@ The following rules apply to every method in this module:
   it.
 - *After close.* Only `close` and `cancel` may still be called, and then they do nothing.
 
-The engine follows partitions through splits, merges and retention. It is right for every service of which these
-three sentences are true. The suite refuses a provider that breaks one of them:
+The engine follows partitions through splits, merges and retention. It is right for every service of which
+these three sentences are true. The suite refuses a provider that breaks one of them:
 
 - **C1. A child with several parents is named whole.** The end of each parent names all its children with all
-  their parents. Only a partition with at most one parent may be named or listed late. *DynamoDB* names children
-  late and lists shards late, and a shard has at most one parent. *Spanner* puts every child and all its parents
-  into the record that ends a partition. The *embedded* store reads both in one transaction. *Cosmos DB* merges
-  partitions, but a partition of a feed is a range of keys here, and a range never has two parents. *MongoDB* has
-  one partition.
-- **C2. Retention takes ancestors first.** If a partition no longer exists, none of its ancestors does. *DynamoDB*
-  keeps records for 24 hours and closes a shard before its child has records; a shard is gone only if the service
-  refuses this shard. *Spanner* forgets a partition when its end is older than the retention. *Embedded*: gone
-  means closed and trimmed to its end, also for a partition without records. *Cosmos DB* and *MongoDB*: a range,
-  or the one partition, never goes away.
-- **C3. Where partitions merge, positions have a moment** (`Feed.moment`). *Spanner* uses the commit time, and its
-  heartbeats move an idle partition. The *embedded* store uses the sequence number of the whole store. The others
-  never have a child with two parents, so nothing waits for a moment.
+  their parents. Only a partition with at most one parent may be named or listed late. *DynamoDB* names
+  children late and lists shards late, and a shard has at most one parent. *Spanner* puts every child and all
+  its parents into the record that ends a partition. The *embedded* store reads both in one transaction.
+  *Cosmos DB* merges partitions, but a partition of a feed is a range of keys here, and a range never has two
+  parents. *MongoDB* has one partition.
+- **C2. Retention takes ancestors first.** If a partition no longer exists, none of its ancestors does.
+  *DynamoDB* keeps records for 24 hours and closes a shard before its child has records; a shard is gone only
+  if the service refuses this shard. *Spanner* forgets a partition when its end is older than the retention.
+  *Embedded*: gone means closed and trimmed to its end, also for a partition without records. *Cosmos DB* and
+  *MongoDB*: a range, or the one partition, never goes away.
+- **C3. Where partitions merge, positions have a moment** (`Feed.moment`). *Spanner* uses the commit time,
+  and its heartbeats move an idle partition. The *embedded* store uses the sequence number of the whole
+  store. The others never have a child with two parents, so nothing waits for a moment.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ class Seed:
         cursor: The durable position at which reading starts. The position must stay valid and keep its
             meaning in other processes and after years of idle polling, as long as the service retains it.
         ended: True for a partition that ended before the start position, and that may have more children than
-            the seeds that name it as a parent. `cursor` is then its end, and nothing is read from it. Only for a
-            feed with `names_late`.
+            the seeds that name it as a parent. `cursor` is then its end, and nothing is read from it. Only
+            for a feed with `names_late`.
     """
 
     partition_id: str
@@ -185,8 +185,8 @@ class Partition:
         parents: The parents of the partition, including those that no longer exist; empty if the service does
             not name them.
         state: Open or closed.
-        oldest: The position before the oldest record that can be read; None if it was not asked for, or if the
-            provider found no reason to look for it. A lost position moves there, and a partition that was
+        oldest: The position before the oldest record that can be read; None if it was not asked for, or if
+            the provider found no reason to look for it. A lost position moves there, and a partition that was
             found starts there.
     """
 
@@ -200,7 +200,8 @@ class Partition:
 class Survey:
     """What a service says about its partitions at one time (`Feed.survey`).
 
-    A partition that is neither `present` nor `gone` is not known at this time, so nothing is decided about it.
+    A partition that is neither `present` nor `gone` is not known at this time, so nothing is decided about
+    it.
 
     Attributes:
         present: The partitions that exist.
@@ -392,8 +393,8 @@ class Feed(ABC):
         after partitions have ended, and where an application asks for the partitions.
 
         Args:
-            asked: Maps partitions of the engine to their positions; empty for a listing. A position is None if
-                the partition was lost before.
+            asked: Maps partitions of the engine to their positions; empty for a listing. A position is None
+                if the partition was lost before.
             deadline: The time limit.
             expired: Those of `asked` whose position the service has just refused.
             since: Changes before this time are not needed; None if no bound is known.
@@ -402,8 +403,8 @@ class Feed(ABC):
 
         Returns:
             With the scope of one partition key, only the partitions that may contain the key. C2 holds: if a
-            partition is gone, so are its ancestors. An answer must show the current state of the service, or be
-            incomplete; a partition is `gone` only if the service itself says so for this partition, never
+            partition is gone, so are its ancestors. An answer must show the current state of the service, or
+            be incomplete; a partition is `gone` only if the service itself says so for this partition, never
             because a listing lacks it.
         """
 

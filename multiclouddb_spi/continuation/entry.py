@@ -66,7 +66,8 @@ class Entry:
         partition_id: The service's own id of the partition.
         stage: What the engine does with the partition.
         said: READ: the position up to which everything was delivered. WAIT: the distinct start positions that
-            the seed and the ended parents gave. END: the position of the end; empty if the partition was lost.
+            the seed and the ended parents gave. END: the position of the end; empty if the partition was
+            lost.
         waits: WAIT: the parents that have not ended yet, as far as is known.
         children: END: the children that were named, also those that were read to their end since then.
         looks: END: how often the engine has asked for more children, each time after a longer pause.

@@ -1,7 +1,7 @@
-"""Asks the service about its partitions and applies the answers to a lineage: for pages, for bounded reads, and
-for the token of a partition that has ended.
+"""Asks the service about its partitions, and applies the answers to a lineage.
 
-`Lineage` decides; this module knows when to ask, what to ask, and what a user is told.
+This serves pages, bounded reads, and the token of a partition that has ended. `Lineage` decides; this module knows
+when to ask, what to ask, and what a user is told.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def apply_end(lineage: Lineage, name: str, outcome: Outcome, *, names_late: bool
 def _not_late(name: str) -> ProviderFault:
     return ProviderFault.of(
         ErrorCategory.PERMANENT_FAILURE,
-        f"{name} has ended and does not name all its children, but its feed says that it never names one late "
+        f"{name} has ended without naming all its children, but its feed says that it names none late "
         "(Feed.names_late); this is a defect of the provider: report it",
     )
 
@@ -125,8 +125,8 @@ def _not_late(name: str) -> ProviderFault:
 class Looks:
     """When this client last asked for more children of an ended partition; any thread.
 
-    A token keeps how often was asked, and a look counts only if this client has seen the pause before it pass.
-    So neither a restart nor a wrong clock ends a search early: it only lasts longer.
+    A token keeps how often was asked. A look counts only if this client has seen the pause before it pass, so
+    neither a restart nor a wrong clock ends a search early: it only lasts longer.
     """
 
     def __init__(self) -> None:
@@ -245,7 +245,7 @@ class Follow:
             Each loss. Empty if the service does not say what has become of the refused positions.
 
         Raises:
-            ProviderFault: `CHECKPOINT_EXPIRED` if it cannot be proved what belongs to a feed of one partition.
+            ProviderFault: `CHECKPOINT_EXPIRED` if nothing proves what belongs to a feed of one partition.
             Exception: The error that the provider raised.
         """
         survey = self._survey(self._entries(), deadline or self._deadline, expired_ids)

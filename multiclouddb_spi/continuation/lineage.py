@@ -15,8 +15,8 @@ Four transitions change it, and after each of them a child starts if nothing is 
                   moment at which the child began: such a parent can no longer appear
 
 Nothing is decided from what the lineage has forgotten. A partition that is read to its end leaves, and its
-children are entries; so a partition was read if and only if it is an ancestor of an entry, through parents for
-which the entry does not wait. A partition that is open was not read to its end.
+children are entries; so a partition was read if and only if it is an ancestor of an entry, through parents
+for which the entry does not wait. A partition that is open was not read to its end.
 
 The three sentences that make this possible are C1, C2 and C3 in `multiclouddb_spi.contract`.
 """
@@ -558,8 +558,8 @@ class Lineage:
     def start_passed(self) -> list[str]:
         """Start children that wait only for parents which can no longer appear; return them.
 
-        Such a parent began before its child, and descends from an entry. So it cannot appear after every other
-        entry has passed the moment at which the child began. Without moments nothing starts here.
+        Such a parent began before its child, and descends from an entry. So it cannot appear after every
+        other entry has passed the moment at which the child began. Without moments nothing starts here.
         """
         alone = [each for each in self.waiting() if not any(one in self._entries for one in each.waits)]
         if not alone:

@@ -67,8 +67,8 @@ class Planner:
         call: The function that sends requests to the service, for example `Tries.call`.
         watch_seconds: How long to search for more children of an ended partition.
         audit_seconds: How often the coverage of a collection is audited.
-        looks: When the client last looked for more children of an ended partition. Pass the same object to all
-            planners of one client, or no search for children ever ends.
+        looks: When the client last looked for more children of an ended partition. Pass the same object to
+            all planners of one client, or no search for children ever ends.
         skip_poison: True to continue planning after a record that cannot be fetched. The record counts, so
             the range that contains it is read.
     """

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import attrs
 
-from multiclouddb_conformance.explore.world import Bounds, Broken, World, begin, settle, steps
+from multiclouddb_conformance.explore.world import Bounds, BrokenError, World, begin, settle, steps
 
 __all__ = ["Result", "Violation", "explore", "replay", "wander"]
 
@@ -83,12 +83,12 @@ def explore(bounds: Bounds, depth: int, *, seconds: float | None = None, most: i
                     here = (way, name)
                     try:
                         settle(after, good)
-                    except Broken as broken:
+                    except BrokenError as broken:
                         violations.append(Violation(_names(here), f"then, read to the end: {broken}"))
                         continue
                     if not last:
                         following.append((after, here))
-            except Broken as broken:
+            except BrokenError as broken:
                 violations.append(Violation((*_names(way), "next"), str(broken)))
             if len(violations) >= most:
                 return _result(reached, visited, transitions, bounds, violations, began, complete=False)
@@ -100,7 +100,7 @@ def replay(bounds: Bounds, history: Iterator[str] | tuple[str, ...]) -> World:
     """Return the world after a history.
 
     Raises:
-        Broken: Raised if a promise does not hold on the way, or when everything is read afterwards.
+        BrokenError: Raised if a promise does not hold on the way, or when everything is read afterwards.
     """
     world = begin(bounds)
     for name in history:
@@ -126,7 +126,7 @@ def wander(bounds: Bounds, length: int, seed: int) -> Violation | None:
             name, world = dice.choice(offered)
             names.append(name)
         settle(world, good)
-    except Broken as broken:
+    except BrokenError as broken:
         return Violation(tuple(names), str(broken))
     return None
 

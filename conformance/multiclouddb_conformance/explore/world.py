@@ -1,10 +1,10 @@
 """A model of a service and of one consumer: a value, and the steps that lead from it to other values.
 
-Every step of the service writes one record into each open partition, so that each partition has a record at every
-time from its birth to its end, and a loss of any of them shows.
+Every step of the service writes one record into each open partition, so that each partition has a record at
+every time from its birth to its end, and a loss of any of them shows.
 
-The consumer is the engine's own `Lineage`. It is given one answer of one partition at a time, in any order, which
-covers every order in which threads can deliver answers.
+The consumer is the engine's own `Lineage`. It is given one answer of one partition at a time, in any order,
+which covers every order in which threads can deliver answers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,19 @@ from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage, NotProvableError
 from multiclouddb_spi.continuation.plan import Plan
 
-__all__ = ["RULES", "Bounds", "Broken", "Kind", "Rules", "Scope", "Step", "World", "begin", "settle", "steps"]
+__all__ = [
+    "RULES",
+    "Bounds",
+    "BrokenError",
+    "Kind",
+    "Rules",
+    "Scope",
+    "Step",
+    "World",
+    "begin",
+    "settle",
+    "steps",
+]
 
 Step: TypeAlias = tuple["World", str]
 _PLAN: Final = Plan("plan", None, "0", 0)
@@ -48,7 +60,7 @@ class Scope(Enum):
     """One partition key, which lies in partition 0 at first."""
 
 
-class Broken(Exception):
+class BrokenError(Exception):
     """A promise does not hold."""
 
 
@@ -174,7 +186,7 @@ def steps(world: World) -> Iterator[tuple[str, World]]:
     """Yield every step that can follow, with its name and the world after it.
 
     Raises:
-        Broken: Raised if a step breaks a promise; its text names the step.
+        BrokenError: Raised if a step breaks a promise; its text names the step.
     """
     yield from _service(world)
     if not world.consumer.over:
@@ -371,7 +383,7 @@ def _entries(lineage: Lineage) -> tuple[AnyEntry, ...]:
     """Return the entries in an order of their own: in which order they are read is the explorer's choice."""
     again = Lineage.from_json(lineage.to_json(), lineage.rules)
     if list(again) != list(lineage):
-        raise Broken(f"a token is read as something else: {list(again)}, not {list(lineage)}")
+        raise BrokenError(f"a token is read as something else: {list(again)}, not {list(lineage)}")
     return tuple(sorted((_plain(each) for each in lineage), key=lambda each: each.partition_id))
 
 
@@ -385,7 +397,7 @@ def _with(world: World, lineage: Lineage, **more: object) -> World:
     """Return the world after the consumer's lineage has changed; `more` changes the rest of the consumer."""
     entries = _entries(lineage)
     if len(entries) > len(world.parts) + world.bounds.scan:
-        raise Broken(f"a token of {len(entries)} entries for {len(world.parts)} partitions")
+        raise BrokenError(f"a token of {len(entries)} entries for {len(world.parts)} partitions")
     there = {each.partition_id: each for each in entries}
     fetched = frozenset(
         answer
@@ -431,23 +443,23 @@ def _delivered(world: World, i: int, position: int, end: int) -> tuple[int, ...]
     if end <= low:
         return got
     if world.bounds.scope is Scope.DESCENDANTS and i and 0 not in _ancestors(world, i):
-        raise Broken(f"{i} belongs to another reader")
+        raise BrokenError(f"{i} belongs to another reader")
     if world.bounds.scope is Scope.KEY and i not in _held_by_key(world):
-        raise Broken(f"{i} does not hold the key")
+        raise BrokenError(f"{i} does not hold the key")
     for j, last in enumerate(got):
         if j != i and last >= 0 and i in _ancestors(world, j):
-            raise Broken(f"order: {i} after its descendant {j}")
+            raise BrokenError(f"order: {i} after its descendant {j}")
     if low < got[i]:
-        raise Broken(f"twice: {i}")
+        raise BrokenError(f"twice: {i}")
     if low > max(got[i], part.born) and i not in world.consumer.gap:
-        raise Broken(f"a hole without a notice in {i}")
+        raise BrokenError(f"a hole without a notice in {i}")
     return (*got[:i], max(got[i], end), *got[i + 1 :])
 
 
 def _lost(world: World, expired: Collection[str]) -> World:
     """Go on after a loss, or end the feed."""
     if not world.kept:
-        raise Broken("a position has expired before anything was removed")
+        raise BrokenError("a position has expired before anything was removed")
     if world.bounds.fails:
         return attrs.evolve(world, consumer=attrs.evolve(world.consumer, over=True), fetched=frozenset())
     lineage = _lineage(world)
@@ -459,10 +471,10 @@ def _lost(world: World, expired: Collection[str]) -> World:
         losses = lineage.lost(survey, expired)
     except NotProvableError:
         if world.bounds.kind is Kind.LISTED:
-            raise Broken("all parents are listed, and it says that an heir cannot be proved") from None
+            raise BrokenError("all parents are listed, and it says that an heir cannot be proved") from None
         return attrs.evolve(world, consumer=attrs.evolve(world.consumer, over=True), fetched=frozenset())
     if not losses and expired:
-        raise Broken(f"nothing changes after the loss of {sorted(expired)}")
+        raise BrokenError(f"nothing changes after the loss of {sorted(expired)}")
     names = {int(loss.partition_id) for loss in losses}
     gap = world.consumer.gap | names | _told(world, [seed for loss in losses for seed in loss.left])
     # What lies between a lost partition and what follows it is lost with it.
@@ -528,7 +540,7 @@ def _scanned(world: World, *, over: bool) -> World:
 
 
 def drained(world: World) -> World:
-    """Return the world after one more step towards the end, while the service is silent; itself at the end."""
+    """Return the world after one more step while the service is silent; itself if nothing is left to do."""
     world = attrs.evolve(world, parts=tuple(attrs.evolve(part, shown=True) for part in world.parts))
     if world.consumer.over:
         return world
@@ -550,15 +562,16 @@ def check_settled(world: World) -> None:
     """Check a world in which nothing is left to do.
 
     Raises:
-        Broken: Raised if a record is missing, if something waits, or if the feed does not say that it is idle.
+        BrokenError: Raised if a record is missing, if something waits, or if the feed does not say that it is
+            idle.
     """
     if world.consumer.over:
         return
     lineage = _lineage(world)
     if waiting := lineage.waiting():
-        raise Broken(f"waits for ever: {[(each.partition_id, each.waits) for each in waiting]}")
+        raise BrokenError(f"waits for ever: {[(each.partition_id, each.waits) for each in waiting]}")
     if not lineage.is_quiet({each.partition_id for each in lineage.active()}):
-        raise Broken("never idle")
+        raise BrokenError("never idle")
     for i, part in enumerate(world.parts):
         if world.bounds.scope is Scope.DESCENDANTS and i and 0 not in _ancestors(world, i):
             continue
@@ -567,9 +580,9 @@ def check_settled(world: World) -> None:
         end = _end(world, i)
         if end > part.born and world.consumer.got[i] < end:
             if end > world.kept:
-                raise Broken(f"lost although it is kept: {i}")
+                raise BrokenError(f"lost although it is kept: {i}")
             if i not in world.consumer.gap:
-                raise Broken(f"lost without a notice: {i}")
+                raise BrokenError(f"lost without a notice: {i}")
 
 
 def settle(world: World, known: set[int]) -> None:
@@ -580,7 +593,7 @@ def settle(world: World, known: set[int]) -> None:
         known: Hashes of worlds that end well; those on the way are added.
 
     Raises:
-        Broken: Raised if a promise does not hold.
+        BrokenError: Raised if a promise does not hold.
     """
     way = list[int]()
     for _ in range(200):
@@ -594,5 +607,5 @@ def settle(world: World, known: set[int]) -> None:
             break
         world = after
     else:
-        raise Broken("does not come to an end")
+        raise BrokenError("does not come to an end")
     known.update(way)
