@@ -1,7 +1,7 @@
 """Asks the service about its partitions, and applies the answers to a lineage.
 
-This serves pages, bounded reads, and the token of a partition that has ended. `Lineage` decides; this module knows
-when to ask, what to ask, and what a user is told.
+This serves pages, bounded reads, and the token of a partition that has ended. `Lineage` decides; this module
+knows when to ask, what to ask, and what a user is told.
 """
 
 from __future__ import annotations
@@ -254,8 +254,8 @@ class Follow:
         except NotProvableError:
             names = ", ".join(map(self._feed.public_id, sorted(expired_ids)[:3])) or "a partition"
             raise expired(
-                f"{names} no longer exists, and the service does not tell which partitions descend from it; plan "
-                "the feed again (client.plan_partitions)"
+                f"{names} no longer exists, and the service does not tell which partitions descend from it; "
+                "plan the feed again (client.plan_partitions)"
             ) from None
 
     def told(self, losses: Iterable[Loss]) -> tuple[tuple[Gap, tuple[str, ...]], ...]:
@@ -335,8 +335,8 @@ class Follow:
         added, stranded = lineage.found(survey, skips=self._skips)
         if stranded and not self._skips:
             raise expired(
-                f"{self._feed.public_id(stranded[0].partition_id)} was lost to retention before the service listed "
-                "it: its changes were never read"
+                f"{self._feed.public_id(stranded[0].partition_id)} was lost to retention before the service "
+                "listed it: its changes were never read"
             )
         lineage.audited = Audited(audited.since, int(time.time()), retired=False)
         late = tuple(
@@ -350,8 +350,8 @@ class Follow:
         """Raise if ended partitions were lost and the caller does not skip."""
         if gone and not self._skips:
             raise expired(
-                f"{self._feed.public_id(min(gone))} was lost to retention before the service named its children: "
-                "their changes may be lost"
+                f"{self._feed.public_id(min(gone))} was lost to retention before the service named its "
+                "children: their changes may be lost"
             )
 
     def _entries(self) -> dict[str, Cursor]:

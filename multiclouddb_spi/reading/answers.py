@@ -96,9 +96,7 @@ class Answers(Generic[T]):
         return batch
 
     def take(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> bool:
-        """Put the records up to `stop` on the page; return False if the provider cannot map its own
-        records.
-        """
+        """Put the records up to `stop` on the page; False if the provider cannot map its own records."""
         first, result, value = reader.taken, self.result, list[T]()
         while stop > first and not value:
             try:

@@ -10,7 +10,13 @@ import attrs
 import pytest
 
 from multiclouddb_api import Gap, Now, Renamed, SkipToOldest
-from multiclouddb_conformance.simulation import ServerError, SimulationFeed, SimulationReader, TrimmedError
+from multiclouddb_conformance.simulation import (
+    ServerError,
+    ServiceBehaviour,
+    SimulationFeed,
+    SimulationReader,
+    TrimmedError,
+)
 from multiclouddb_spi import Drained, Survey
 from multiclouddb_spi.continuation.entry import Audited
 from multiclouddb_spi.continuation.follow import is_search_due
@@ -61,7 +67,7 @@ class TestAudit:
         """An audit takes at most half of the call's time; the other half remains for reading. If an audit got
         only a third of the time, it would always fail on a slow service.
         """
-        bench = make_bench()
+        bench = make_bench(behaviour=ServiceBehaviour(late_listing=1))
         bench.connect(coverage_audit_seconds=1e-9)
         token, left, now = bench.page(Now()).continuation_token, [], [7000.0]
 

@@ -26,7 +26,7 @@ from multiclouddb_spi import (
     read_range,
 )
 from multiclouddb_spi.batch import Outcome, children_of, goes_on
-from multiclouddb_spi.continuation.entry import Audited, Entry
+from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.follow import Ending, apply_end
 from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.planning.ranges import Range
