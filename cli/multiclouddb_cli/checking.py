@@ -41,7 +41,6 @@ from multiclouddb_cli.positions import Standing, ending, lineage_of, one_partiti
 from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table
 from multiclouddb_cli.session import Session
 from multiclouddb_spi import encode_partition_id
-from multiclouddb_spi.continuation.coverage import find_uncovered
 from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text
 
 __all__ = ["check"]
@@ -128,7 +127,7 @@ class Verdict:
     def covers(self) -> str:
         """True if the token covers every open partition of the service."""
         if self.missed is None:
-            return "unknown"
+            return "not checked"
         return f"no, {len(self.missed)} missed: {', '.join(self.missed[:3])}" if self.missed else "yes"
 
     @property
@@ -186,15 +185,19 @@ def check(
 def _missed(session: Session, envelope: Envelope) -> list[str] | None:
     """Return the partitions that the token does not cover.
 
-    The result is None if the coverage cannot be determined, for example because the scope is not a
-    whole collection.
+    The result is None if the scope is not a whole collection, or if an end always names all children, so
+    that nothing can be missed.
     """
     lineage = lineage_of(envelope)
     if lineage is None or lineage.audited is None:
         return None
     feed = session.feed
-    seeds = session.opened.call("audit", lambda deadline: find_uncovered(feed, lineage, deadline))
-    return None if seeds is None else [seed.partition_id for seed in seeds]
+    asked = {each.partition_id: each.cursor for each in lineage.listed()}
+    survey = session.opened.call("survey", lambda deadline: feed.survey(asked, deadline))
+    if lineage.gone(survey):
+        return None
+    lineage.rules = feed
+    return [seed.partition_id for seed in lineage.found(survey)[0]]
 
 
 def _scope(config: ClientConfig, envelope: Envelope, key: MulticloudDbKey | None) -> FeedScope:

@@ -9,7 +9,8 @@ import attrs
 
 from multiclouddb_api import MulticloudDbError, PhysicalPartition, invalid_request
 from multiclouddb_spi import Cursor, Feed, InvalidCursor, Lineage
-from multiclouddb_spi.continuation.entry import Active, AwaitingChildren, Entry, Plan
+from multiclouddb_spi.continuation.entry import AnyEntry, Stage
+from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.continuation.state import FeedOver, Retired, state_from_json
 from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_text
 
@@ -34,7 +35,7 @@ class Standing:
     state: str
     cursors: tuple[Cursor, ...]
     parents: tuple[str, ...] = ()
-    entry: Entry | None = None
+    entry: AnyEntry | None = None
 
     def describe(self, feed: Feed) -> tuple[str, datetime | None]:
         """Return the position as readable text, and the time of the position.
@@ -86,7 +87,7 @@ def ending(envelope: Envelope) -> str | None:
 def one_partition(envelope: Envelope, standing: Standing) -> str:
     """Return a token for only one active partition."""
     assert standing.entry is not None
-    alone = Lineage([standing.entry], _never_joined)
+    alone = Lineage([standing.entry], _INSPECTED)
     return encode_token(
         attrs.evolve(
             envelope,
@@ -98,29 +99,41 @@ def one_partition(envelope: Envelope, standing: Standing) -> str:
 
 def _state(envelope: Envelope) -> Lineage | Retired | FeedOver:
     try:
-        return state_from_json(envelope.state, _never_joined)
+        return state_from_json(envelope.state, _INSPECTED)
     except InvalidCursor as error:
         raise _damaged(error) from error
 
 
-def _standing(entry: Entry) -> Standing:
-    if isinstance(entry, Active):
-        return Standing(entry.partition_id, "active", (entry.cursor,), entry=entry)
-    if isinstance(entry, AwaitingChildren):
-        state = "watched" if entry.children else "drained"
-        return Standing(entry.partition_id, state, (entry.cursor,), entry=entry)
+def _standing(entry: AnyEntry) -> Standing:
     if isinstance(entry, Plan):
         return Standing(entry.partition_id, "scan", (), entry=entry)
-    return Standing(entry.partition_id, "waiting", entry.said, entry.parents, entry)
+    if entry.stage is Stage.WAIT:
+        return Standing(entry.partition_id, "waiting", entry.said, entry.waits, entry)
+    state = "active"
+    if entry.stage is Stage.END:
+        state = "watched" if entry.children else "drained"
+    return Standing(entry.partition_id, state, entry.said, entry=entry)
 
 
-def _never_joined(child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-    """Return the first cursor, in place of a join.
+class _Inspected:
+    """The rules of a lineage that is only inspected: no partition of it ends."""
 
-    Nothing calls this function, because no partition ends while a token is only inspected.
-    """
-    del child_id
-    return cursors[0]
+    names_late = False
+
+    def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
+        """Return the first cursor."""
+        return cursors[0]
+
+    def compare(self, a: Cursor, b: Cursor) -> int | None:
+        """Return None: the order is not known."""
+        return None
+
+    def moment(self, cursor: Cursor) -> int | None:
+        """Return None: no moment is known."""
+        return None
+
+
+_INSPECTED = _Inspected()
 
 
 def _damaged(error: InvalidCursor) -> MulticloudDbError:

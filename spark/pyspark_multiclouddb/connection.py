@@ -27,6 +27,7 @@ from multiclouddb_spi import (
     open_provider,
 )
 from multiclouddb_spi.errors import fault_of, user_errors
+from multiclouddb_spi.continuation.follow import Looks
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import Call, Tries, directly
@@ -59,6 +60,7 @@ class Connection:
         self._settings = settings
         self.provider: Provider = open_provider(settings.config)
         spec = spec_of(self.provider, settings.request(), "open")
+        self._looks = Looks()
         self._tries = Tries(self.provider, _TRIES, on_retry=self._on_retry)
         self.opened = OpenFeed(self.provider, spec, self._tries.call, _CALL_SECONDS)
 
@@ -116,6 +118,7 @@ class Connection:
             call=call,
             watch_seconds=config.child_watch_seconds,
             audit_seconds=config.coverage_audit_seconds,
+            looks=self._looks,
             skip_poison=self._settings.skip_poison,
         )
 

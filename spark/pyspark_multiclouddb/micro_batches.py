@@ -14,6 +14,8 @@ from pyspark.sql.datasource import InputPartition
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, Resnapshot, Snapshot
 from multiclouddb_spi import FeedStart, Lineage, Step, SupportsChangeMark, Target
+from multiclouddb_spi.continuation.entry import AnyEntry, Entry
+from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.planning.kept import check_kept
 from pyspark_multiclouddb.connection import Connection, connection_for
 from pyspark_multiclouddb.errors import source_errors
@@ -239,7 +241,7 @@ class MicroBatches:
         if nothing and not self._poison and not _is_worth_saving(before, step.after, due):
             # The next call begins here, so that the same records are not scanned again.
             self._ahead = start, step.after
-            if mark is not None and not step.after.awaiting_children():
+            if mark is not None and not step.after.ends():
                 self._still = start, mark, time.monotonic()
             return start
         stands = step.after if nothing or due else _without_idle_moves(before, step)
@@ -342,14 +344,18 @@ class MicroBatches:
         )
 
 
-def _entries(lineage: Lineage) -> dict[str, object]:
+def _entries(lineage: Lineage) -> dict[str, AnyEntry]:
     return {entry.partition_id: entry for entry in lineage}
+
+
+def _stage(entry: AnyEntry) -> object:
+    return entry.stage if isinstance(entry, Entry) else Plan
 
 
 def _is_worth_saving(before: Lineage, stands: Lineage, due: bool) -> bool:
     """Return True if the new positions must be saved although the step has no records."""
     then, now = _entries(before), _entries(stands)
-    if then.keys() != now.keys() or any(type(then[name]) is not type(now[name]) for name in now):
+    if then.keys() != now.keys() or any(_stage(then[name]) is not _stage(now[name]) for name in now):
         return True  # the ranges of a batch come from the partitions in its first offset
     return due and then != now
 
@@ -360,10 +366,9 @@ def _without_idle_moves(before: Lineage, step: Step) -> Lineage:
     Partitions without records keep their positions, and the batch does not read them.
     """
     kept = step.after.copy()
-    now = _entries(step.after)
     for entry in before.active():
-        if entry.partition_id not in step.news and type(now.get(entry.partition_id)) is type(entry):
-            kept.advance(entry.partition_id, entry.cursor)
+        if entry.partition_id not in step.news and kept.reads(entry.partition_id):
+            kept.took(entry.partition_id, entry.cursor)
     return kept
 
 

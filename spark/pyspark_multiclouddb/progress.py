@@ -40,7 +40,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_spi import Cursor, Lineage, Step
-from multiclouddb_spi.continuation.entry import Waiting
 from multiclouddb_spi.scan import plan_id_of
 from pyspark_multiclouddb.arguments import check_has
 
@@ -96,7 +95,7 @@ class Reports:
         if step is not None:
             self._skipped += step.skipped
             self._found_late += len(step.found_late)
-        active, awaiting = lineage.active(), lineage.awaiting_children()
+        active = lineage.active()
         feed, now = connection.feed, self._now(connection)
         until = _read_until(connection, lineage)
         lag = None if until is None or now is None else max(0.0, (now - until).total_seconds())
@@ -107,14 +106,14 @@ class Reports:
             "headroomSeconds": min((room for room in rooms if room is not None), default=None),
             "idle": idle,
             "lagSeconds": 0.0 if idle else lag,
-            "openWatches": sum(bool(entry.children) for entry in awaiting),
+            "openWatches": sum(bool(end.children) for end in lineage.ends()),
             "partitions": sum(not lineage.is_segment(entry.partition_id) for entry in active),
             "poison": _told(self._poison),
             "readUntil": None if until is None else rfc3339(until),
             "skipped": _told(self._skipped),
             "snapshot": None if snapshot is None else {**_shown(snapshot), **_scan(lineage)},
             "v": 1,
-            "waiting": sum(isinstance(entry, Waiting) for entry in lineage),
+            "waiting": len(lineage.waiting()),
         }
 
     def _now(self, connection: Connection) -> datetime | None:
@@ -178,7 +177,7 @@ def _kept(lineage: Lineage) -> list[Cursor]:
     active = [entry.cursor for entry in lineage.active() if not lineage.is_segment(entry.partition_id)]
     if lineage.plan is None:
         return active
-    return active + [cursor for entry in lineage if isinstance(entry, Waiting) for cursor in entry.said]
+    return active + [cursor for entry in lineage.waiting() for cursor in entry.said]
 
 
 def _read_until(connection: Connection, lineage: Lineage) -> datetime | None:
