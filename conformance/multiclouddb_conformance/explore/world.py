@@ -213,7 +213,12 @@ def _service(world: World) -> Iterator[tuple[str, World]]:
 
 
 def _shaped(
-    world: World, closing: tuple[int, ...], children: int, hidden: Collection[int] = (), *, still: bool = False
+    world: World,
+    closing: tuple[int, ...],
+    children: int,
+    hidden: Collection[int] = (),
+    *,
+    still: bool = False,
 ) -> World:
     parts = [attrs.evolve(p, closed=world.now) if i in closing else p for i, p in enumerate(world.parts)]
     parts += [Part(closing, world.now, None, k not in hidden) for k in range(children)]
@@ -308,7 +313,10 @@ def _present(world: World, i: int, *, with_parents: bool = True) -> Partition:
     part = world.parts[i]
     state = PartitionState.OPEN if part.closed is None else PartitionState.CLOSED
     return Partition(
-        str(i), _parents(world, i) if with_parents else (), state, min(max(part.born, world.kept), _end(world, i))
+        str(i),
+        _parents(world, i) if with_parents else (),
+        state,
+        min(max(part.born, world.kept), _end(world, i)),
     )
 
 
@@ -439,7 +447,9 @@ def _lost(world: World, expired: Collection[str]) -> World:
         return attrs.evolve(world, consumer=attrs.evolve(world.consumer, over=True), fetched=frozenset())
     lineage = _lineage(world)
     asked = {each.partition_id for each in lineage.listed()}
-    survey = _survey(world, asked | {one for each in lineage.waiting() for one in each.waits if one != "plan"})
+    survey = _survey(
+        world, asked | {one for each in lineage.waiting() for one in each.waits if one != "plan"}
+    )
     try:
         losses = lineage.lost(survey, expired)
     except NotProvableError:
@@ -487,7 +497,9 @@ def _search(world: World) -> World:
 
 def _told(world: World, seeds: Sequence[Seed]) -> set[int]:
     """Return the partitions of which a notice says where reading goes on, after something was lost."""
-    late = {int(seed.partition_id) for seed in seeds if seed.cursor > world.parts[int(seed.partition_id)].born}
+    late = {
+        int(seed.partition_id) for seed in seeds if seed.cursor > world.parts[int(seed.partition_id)].born
+    }
     gone = {j for seed in seeds for j in _ancestors(world, int(seed.partition_id)) if _is_gone(world, j)}
     return late | (gone if late else set())
 
