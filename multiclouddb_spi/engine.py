@@ -29,11 +29,10 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi.abilities import SupportsCommands
 from multiclouddb_spi.batch import Batch
-from multiclouddb_spi.continuation.entry import Plan, Waiting
+from multiclouddb_spi.continuation.entry import Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.session import Finished, Session
 from multiclouddb_spi.continuation.state import Retired
-from multiclouddb_spi.continuation.undiscovered_parents import UndiscoveredParents
 from multiclouddb_spi.continuation.written import WrittenTokens
 from multiclouddb_spi.contract import Feed, PartitionState, Provider
 from multiclouddb_spi.deadline import Deadline
@@ -153,7 +152,7 @@ class Engine:
                     return finished(session)
                 lineage = session.state
                 if isinstance(lineage, Retired):
-                    look = look_again(session, lineage, self._fetcher, self._context.watch_seconds, deadline)
+                    look = look_again(session, lineage, self._context, deadline)
                     return self._pages.ended(session, look)
                 if not isinstance(lineage, Lineage):
                     return self._pages.ended(session, Look(lineage))
@@ -174,7 +173,8 @@ class Engine:
         began: float,
     ) -> Reading[T]:
         scope = request.scope
-        undiscovered = UndiscoveredParents(session.feed, lineage) if lineage.audited is None else None
+        if lineage.waiting():
+            lineage.start_passed()
         poll = Poll(
             self._context, session.feed, lineage, request.max_page_size or self._provider.page_records,
             view, deadline, wait=check.wait, on_expired=request.on_expired,
@@ -183,10 +183,8 @@ class Engine:
         )  # fmt: skip
         try:
             result = poll.run()
-            if result.idle and undiscovered is not None:
-                result.idle = undiscovered.settle()
             in_hand = result.count or result.notices
-            if not in_hand and (lineage.unnamed() or lineage.waiting() or lineage.plan):
+            if not in_hand and (lineage.ends() or lineage.waiting() or lineage.plan):
                 self._fetcher.rest()
         except Exception as error:
             self._pages.forget_if_gone(session, self._fetcher.fault(error))
@@ -211,9 +209,12 @@ class Engine:
         deadline = Deadline.after(options.timeout_seconds)
 
         def listed(feed: Feed) -> tuple[str, ...]:
-            partitions = opened.call("partitions", feed.for_one_call().partitions)
+            asked = feed.for_one_call()
+            survey = opened.call("survey", lambda until: asked.survey({}, until))
             return tuple(
-                feed.public_id(item.partition_id) for item in partitions if item.state is PartitionState.OPEN
+                feed.public_id(item.partition_id)
+                for item in survey.present
+                if item.state is PartitionState.OPEN
             )
 
         with user_errors(self._provider, "list_physical_partitions"):
@@ -242,10 +243,10 @@ class Engine:
                 return ()
             check_plan(session.state.plan)
             segments = self._opener.segment_lineages(session.feed, session.state, deadline)
-            listed = session.state.listed()
-            entries = [entry for entry in session.state if not isinstance(entry, Waiting | Plan)]
             parts = [
-                (each.partition_id, session.alone(each)) for each in entries if each.partition_id in listed
+                (each.partition_id, session.alone(each))
+                for each in session.state.listed()
+                if each.stage is not Stage.WAIT
             ]
             return tuple(
                 (

@@ -260,20 +260,20 @@ class Follow:
 
     def told(self, losses: Iterable[Loss]) -> tuple[tuple[Gap, tuple[str, ...]], ...]:
         """Return the notice of each loss, with the partitions that are read because of it."""
-        describe = self._feed.describe
+        describe, losses = self._feed.describe, tuple(losses)
         gaps = []
-        for loss in losses:
+        all_lost = [loss for loss in losses if loss.everything]
+        for loss in [*(one for one in losses if not one.everything), *all_lost[:1]]:
             before = "its first record (the service never listed it)"
             if loss.position is not None:
                 before = describe(loss.position).text
             left = ", ".join(describe(seed.cursor).text for seed in loss.left[:3])
-            gap = Gap(self._feed.public_id(loss.partition_id), before, left or "nothing left")
+            where = (
+                str(self._feed.spec.address) if loss.everything else self._feed.public_id(loss.partition_id)
+            )
+            gap = Gap(where, before, left or "nothing left")
             gaps.append((gap, tuple(seed.partition_id for seed in loss.left)))
         return tuple(gaps)
-
-    def passed(self) -> tuple[str, ...]:
-        """Start the children whose other parents can no longer appear."""
-        return tuple(self._lineage.start_passed())
 
     # -- Late children
 
@@ -295,9 +295,13 @@ class Follow:
         if gone := lineage.gone(survey):
             self._refuse(gone)
             losses = self.lost(())
-            return Found(tuple(seed.partition_id for loss in losses for seed in loss.left), gaps=self.told(losses))
+            return Found(
+                tuple(seed.partition_id for loss in losses for seed in loss.left), gaps=self.told(losses)
+            )
         counted = [
-            end.partition_id for end in ends if end.partition_id in answered and self._looks.asked(self._feed, end)
+            end.partition_id
+            for end in ends
+            if end.partition_id in answered and self._looks.asked(self._feed, end)
         ]
         children, started = lineage.looked(survey, counted, most_looks(self._watch_seconds))
         over = []

@@ -77,11 +77,14 @@ class Loss:
         partition_id: The partition.
         position: Everything up to this position was delivered; None if the partition was not read yet.
         left: Where reading goes on: the partition's own oldest position, or what may descend from it.
+        everything: True if the whole feed begins again there, because the service does not tell what descends
+            from a lost partition.
     """
 
     partition_id: str
     position: Cursor
     left: tuple[Seed, ...] = ()
+    everything: bool = False
 
 
 class Lineage:
@@ -214,6 +217,11 @@ class Lineage:
         """Return the position of a partition that is read or ended, or the part of a plan that is not cut."""
         return self._entries[partition_id].cursor
 
+    def reads(self, partition_id: str) -> bool:
+        """Return whether a partition or segment is read."""
+        entry = self._entries.get(partition_id)
+        return isinstance(entry, Entry) and entry.stage is _READ
+
     def is_read(self, partition_id: str, cursor: Cursor) -> bool:
         """Return whether a partition is read and stands at this position."""
         entry = self._entries.get(partition_id)
@@ -290,7 +298,9 @@ class Lineage:
         late = not complete or entry.stage is _END
         for child in children:
             if entry.partition_id not in child.parents:
-                raise _broken(f"{entry.partition_id} names {child.partition_id}, but is not among its parents")
+                raise _broken(
+                    f"{entry.partition_id} names {child.partition_id}, but is not among its parents"
+                )
             if late and len(child.parents) > 1:
                 raise _broken(
                     f"{child.partition_id} has several parents, and {entry.partition_id} does not name all "
@@ -376,7 +386,7 @@ class Lineage:
                 kept.append(attrs.evolve(seed, cursor=entry.cursor))
             else:
                 kept.append(seed)
-        losses = [Loss(name, each.cursor, tuple(heirs)) for name, each in gone.items()]
+        losses = [Loss(name, each.cursor, tuple(heirs), everything=True) for name, each in gone.items()]
         for each in self.listed():
             self._remove(each.partition_id)
         self._waiting_for.clear()
@@ -503,7 +513,7 @@ class Lineage:
         name: str,
         parents: Mapping[str, Sequence[str]],
         gone: Mapping[str, Sequence[str] | None],
-        lost: Container[str],
+        lost: Mapping[str, Entry],
         read: Container[str],
     ) -> bool:
         """Return whether a partition that nobody covers belongs to the scope.
@@ -600,8 +610,9 @@ class Lineage:
                 self._put(Entry(name, _END, (seed.cursor,), children=children))
                 continue
             for parent in seed.parents:
-                if parent in self._ends and name not in (end := self._entries[parent]).children:  # type: ignore[union-attr]
-                    self._put(attrs.evolve(end, children=(*end.children, name)))  # type: ignore[union-attr]
+                end = self.ending(parent)
+                if end is not None and name not in end.children:
+                    self._put(attrs.evolve(end, children=(*end.children, name)))
             waits = tuple(
                 one
                 for one in seed.parents

@@ -108,4 +108,6 @@ class Session:
 
     def child_token(self, child: Child) -> str:
         """Make a token for a child partition, at the start position that the parent gave."""
-        return self.partition_token(child.partition_id, self.alone(Entry.read(child.partition_id, child.cursor)))
+        return self.partition_token(
+            child.partition_id, self.alone(Entry.read(child.partition_id, child.cursor))
+        )

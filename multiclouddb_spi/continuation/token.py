@@ -39,7 +39,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.codec import JsonValue, encode_json
 from multiclouddb_spi.continuation.bounds import MAX_BYTES, MAX_LEVELS, beyond_bounds
-from multiclouddb_spi.continuation.moment import is_micros
+from multiclouddb_spi.continuation.plan import is_micros
 
 __all__ = ["Envelope", "decode_token", "encode_token", "scope_text"]
 

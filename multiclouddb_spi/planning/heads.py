@@ -6,7 +6,7 @@ import attrs
 
 from multiclouddb_spi.abilities import Head
 from multiclouddb_spi.batch import Continue, goes_on
-from multiclouddb_spi.continuation.entry import Active
+from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.planning.step import Target
@@ -50,7 +50,7 @@ def added(before: Head | None, head: Head) -> Head:
     return attrs.evolve(head, records=before.records + head.records)
 
 
-def within(feed: Feed, entry: Active, target: Target | None) -> bool:
+def within(feed: Feed, entry: Entry, target: Target | None) -> bool:
     """Return True if a partition may have records between its position and the target."""
     if target is None:
         return True

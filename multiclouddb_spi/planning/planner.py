@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -26,22 +26,19 @@ from multiclouddb_api import (
     AtTime,
     ErrorCategory,
     Fail,
+    Gap,
     OnExpired,
     PartitionFoundLate,
     SkipToOldest,
     Snapshot,
 )
 from multiclouddb_spi.abilities import Head, SupportsHeads
-from multiclouddb_spi.batch import Outcome, goes_on
-from multiclouddb_spi.continuation.coverage import is_audit_due
-from multiclouddb_spi.continuation.entry import Active
+from multiclouddb_spi.batch import goes_on
+from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_spi.continuation.follow import Follow, Looks, apply_end, is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.mover import Mover
-from multiclouddb_spi.continuation.retention import stranded_fault
 from multiclouddb_spi.continuation.starting import check_has_partitions, check_not_ahead, resolve_start
-from multiclouddb_spi.continuation.state import lineage_from_json
-from multiclouddb_spi.continuation.watching import is_due
-from multiclouddb_spi.contract import Feed, FeedStart, Provider, Seed
+from multiclouddb_spi.contract import Feed, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
@@ -70,6 +67,8 @@ class Planner:
         call: The function that sends requests to the service, for example `Tries.call`.
         watch_seconds: How long to search for more children of an ended partition.
         audit_seconds: How often the coverage of a collection is audited.
+        looks: When the client last looked for more children of an ended partition. Pass the same object to all
+            planners of one client, or no search for children ever ends.
         skip_poison: True to continue planning after a record that cannot be fetched. The record counts, so
             the range that contains it is read.
     """
@@ -83,8 +82,10 @@ class Planner:
         call: Call = directly,
         watch_seconds: float = 600.0,
         audit_seconds: float = 600.0,
+        looks: Looks | None = None,
         skip_poison: bool = False,
     ) -> None:
+        self._looks = looks or Looks()
         self._provider, self._feed = provider, feed.for_one_call()
         self._skip_poison = skip_poison
         self._on_expired, self._call = on_expired or Fail(), call
@@ -124,7 +125,7 @@ class Planner:
         Raises:
             InvalidCursor: Raised if the value is not a lineage.
         """
-        return lineage_from_json(value, self._feed.join)
+        return Lineage.from_json(value, self._feed)
 
     def advance(
         self,
@@ -231,44 +232,42 @@ class Planner:
     ) -> Step:
         after = before.copy()
         self._skipped: list[str] = []
-        mover = Mover(self._feed, after, self._call, deadline, self._watch_seconds)
-        if entries := [entry for entry in after.awaiting_children() if is_due(self._feed, entry)]:
-            mover.discover(entries, partial(_end, mover))
-        late = self._audit(after, mover, deadline)
-        heads = self._heads(mover, wanted, max_records, deadline, target)
+        if after.waiting():
+            after.start_passed()
+        follow = Follow(
+            self._feed, after, self._call, deadline, self._on_expired, self._looks, self._watch_seconds
+        )
+        if due := follow.due():
+            self._tell(follow.look(due).gaps)
+        late = self._search(after, follow, deadline)
+        # A partition that a look or the search has lost or moved is not read in this step.
+        wanted = {name: cursor for name, cursor in wanted.items() if after.is_read(name, cursor)}
+        heads = self._heads(follow, after, wanted, max_records, deadline, target)
         moved = {name: head for name, head in heads.items() if head.cursor != after.cursor(name)}
         news = frozenset(name for name, head in heads.items() if is_news(head, name in moved))
         empty = allow_empty and not news and bool(moved)
         if news or empty:
             for name, head in heads.items():
-                after.advance(name, head.cursor)
-                _end(mover, name, head.outcome)
+                after.took(name, head.cursor)
+                apply_end(after, name, head.outcome, names_late=self._feed.names_late)
             after.rotate(heads)
         ends = {name: head.cursor for name, head in heads.items() if name not in after}
         counts = [heads[name].records for name in news]
         records = None if None in counts else sum(count or 0 for count in counts)
         return Step(before, after, ends, empty, late, news, records, tuple(self._skipped))
 
-    def _audit(self, lineage: Lineage, mover: Mover, deadline: Deadline) -> tuple[PartitionFoundLate, ...]:
-        """Compare a lineage with the service's listing, if an audit is due.
-
-        A failed audit does not stop planning.
-        """
-        if not is_audit_due(lineage.audited, self._audit_seconds):
+    def _search(self, lineage: Lineage, follow: Follow, deadline: Deadline) -> tuple[PartitionFoundLate, ...]:
+        """Search for uncovered partitions, if that is due; a failed search does not stop planning."""
+        if not is_search_due(lineage.audited, self._audit_seconds):
             return ()
         try:
-            found = mover.audit(deadline.sooner(_AUDIT_SECONDS))
-        except Exception as error:  # noqa: BLE001 - it is repeated soon
+            found = follow.search(deadline.sooner(_AUDIT_SECONDS))
+        except Exception as error:
+            if fault_of(self._provider, error).category == ErrorCategory.CHECKPOINT_EXPIRED:
+                raise
             self._warn_of_audit(error)
             return ()
-        if found.error is not None:
-            self._warn_of_audit(found.error)
-        for name in found.stranded:
-            lost = stranded_fault(self._feed.public_id(name))
-            if not isinstance(self._on_expired, SkipToOldest):
-                raise lost
-            _log.warning("%s: %s", self._feed.spec.address, lost)
-            lineage.release(name)
+        self._tell(found.gaps)
         for late in found.late:
             what = "%s: the feed did not cover %s, and reads it from now on"
             _log.warning(what, self._feed.spec.address, late.partition_id)
@@ -280,7 +279,8 @@ class Planner:
 
     def _heads(
         self,
-        mover: Mover,
+        follow: Follow,
+        after: Lineage,
         wanted: dict[str, Cursor],
         max_records: int | None,
         deadline: Deadline,
@@ -288,13 +288,13 @@ class Planner:
     ) -> dict[str, Head]:
         """Find the position up to which to read each partition; in total, read at most `max_records`."""
         if max_records is None:
-            return clip(self._feed, self._ask(wanted, None, mover, deadline), target)
+            return clip(self._feed, self._ask(wanted, None, follow, after, deadline), target)
         heads: dict[str, Head] = {}
         left, hungry = max_records, dict(wanted)
         while left > 0 and hungry:
             share = max(1, left // len(hungry))
             asked = dict(islice(hungry.items(), max(left, _AT_ONCE)))
-            answers = clip(self._feed, self._ask(asked, share, mover, deadline), target)
+            answers = clip(self._feed, self._ask(asked, share, follow, after, deadline), target)
             for name, cursor in asked.items():
                 head = answers.get(name)
                 if head is None:
@@ -313,21 +313,27 @@ class Planner:
         return heads
 
     def _goes_on(self, name: str, head: Head, target: Target | None) -> bool:
-        return goes_on(head.outcome) and within(self._feed, Active(name, head.cursor), target)
+        return goes_on(head.outcome) and within(self._feed, Entry.read(name, head.cursor), target)
 
     def _ask(
-        self, cursors: dict[str, Cursor], most: int | None, mover: Mover, deadline: Deadline
+        self,
+        cursors: dict[str, Cursor],
+        most: int | None,
+        follow: Follow,
+        after: Lineage,
+        deadline: Deadline,
     ) -> dict[str, Head]:
         """Find the head of each partition.
 
         If the position of a partition is older than the retention, the partition is replaced in the lineage.
         """
-        left, skips = dict(cursors), Counter[str | None]()
+        left, skips = dict(cursors), Counter[str]()
         found: dict[str, Head] = {}
+        together = isinstance(self._feed, SupportsHeads)
         while True:
             failed: str | None = None
             try:
-                if left and not found and isinstance(self._feed, SupportsHeads):
+                if left and not found and together and isinstance(self._feed, SupportsHeads):
                     with suppress(*([RecordFault] if self._skip_poison else [])):
                         found = dict(self._call(partial(self._feed.heads, left, most, deadline), deadline))
                 for failed in [name for name in left if name not in found]:
@@ -348,40 +354,29 @@ class Planner:
                 expired = fault.category == ErrorCategory.CHECKPOINT_EXPIRED
                 if not expired or not isinstance(self._on_expired, SkipToOldest):
                     raise
-                skips[failed] += 1
-                before = dict(left) if failed is None else {failed: left[failed]}
-                seeds = {seed.partition_id: seed for seed in mover.oldest(*before)}
-                for name in before:
-                    # If all partitions were asked together, their positions show which of them has expired.
-                    kept = failed is None and name in seeds
-                    if not kept or self._feed.compare(left[name], seeds[name].cursor) == -1:
-                        self._skip(name, left, mover, seeds, alone=failed is not None)
-                # The oldest record may expire before it is read, but skipping must not be repeated forever.
-                if before.items() <= left.items() or skips[failed] > MOST_SKIPS:
+                # All were asked together: the positions show which have expired, or each is asked alone.
+                losses = follow.lost(() if failed is None else (failed,))
+                if failed is None and not losses:
+                    together = False
+                    continue
+                # The oldest record may expire before it is read, but skipping must not be repeated for ever.
+                if failed is not None:
+                    skips[failed] += 1
+                if not losses or (failed is not None and skips[failed] > MOST_SKIPS):
                     raise
+                self._tell(follow.told(losses))
+                if any(loss.everything for loss in losses):
+                    return {}  # the feed begins again: this step ends here
+                moved = {name: after.cursor(name) for name in left if after.reads(name)}
+                found = {name: head for name, head in found.items() if moved.get(name) == left[name]}
+                left = moved
 
-    def _skip(
-        self, name: str, left: dict[str, Cursor], mover: Mover, seeds: dict[str, Seed], *, alone: bool
-    ) -> None:
-        """Continue at the oldest remaining record of a partition that has expired.
-
-        `seeds` contains the oldest positions: only of this partition if it was asked `alone`.
-        """
-        lost = left.pop(name)
-        if name in seeds:
-            left[name] = seeds[name].cursor
-        else:
-            found = list(seeds.values()) if alone else mover.oldest(name)
-            mover.replace(name, found, mover.ask_coming(name, found))
-        place = f"{self._feed.public_id(name)} after {self._feed.describe(lost).text}"
-        self._skipped.append(place)
-        _log.warning(
-            "%s: the changes of %s were lost to retention; reading continues after the gap",
-            self._feed.spec.address,
-            place,
-        )
-
-
-def _end(mover: Mover, name: str, outcome: Outcome) -> tuple[str, ...] | None:
-    moved = mover.end(name, outcome, mover.ask_waits(name, outcome))
-    return None if moved is None else moved.started
+    def _tell(self, gaps: Iterable[tuple[Gap, tuple[str, ...]]]) -> None:
+        for gap, _ in gaps:
+            place = f"{gap.partition_id} after {gap.lost_from}"
+            self._skipped.append(place)
+            _log.warning(
+                "%s: the changes of %s were lost to retention; reading continues after the gap",
+                self._feed.spec.address,
+                place,
+            )

@@ -235,10 +235,12 @@ class RangeReading:
         """Continue at the oldest record that is left in the range; False if no record is left."""
         part, deadline, lost = self._part, Deadline.after(_FETCH_SECONDS), self._position
         left = False
-        for seed in self._tries.call(lambda: self._feed.oldest([part.partition_id], deadline), deadline):
-            if seed.partition_id == part.partition_id:
-                self._position = seed.cursor
-                left = part.until is None or self._feed.compare(seed.cursor, part.until) in (-1, None)
+        asked, name = {part.partition_id: lost}, part.partition_id
+        survey = self._tries.call(lambda: self._feed.survey(asked, deadline, expired={name}), deadline)
+        for there in survey.present:
+            if there.partition_id == name and there.oldest is not None:
+                self._position = there.oldest
+                left = part.until is None or self._feed.compare(there.oldest, part.until) in (-1, None)
         if not left or self._position != lost:
             where, text = self._feed.public_id(part.partition_id), self._feed.describe(lost).text
             _log.warning("%s: the changes after %s were lost to retention", where, text)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import attrs
 
 from multiclouddb_api import PartitionFoundLate
-from multiclouddb_spi.continuation.entry import Waiting
+from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.planning.ranges import Range
@@ -76,8 +76,17 @@ def ranges_between(before: Lineage, after: Lineage, ends: Mapping[str, Cursor]) 
         ends: The end positions of the partitions that end between the two lineages, `Step.ends`.
     """
     until = {**ends}
-    until.update({entry.partition_id: entry.cursor for entry in after if not isinstance(entry, Waiting)})
+    until.update(
+        {
+            entry.partition_id: entry.cursor
+            for entry in after
+            if not (isinstance(entry, Entry) and entry.stage is Stage.WAIT)
+        }
+    )
     parts = [
-        Range(entry.partition_id, entry.cursor, until.get(entry.partition_id)) for entry in before.active()
+        Range(entry.partition_id, entry.cursor, until.get(entry.partition_id))
+        for entry in before.active()
+        # A partition that has left without an end was lost; a segment leaves when it is read to its end.
+        if entry.partition_id in until or not entry.listed
     ]
     return [part for part in parts if part.until != part.start]

@@ -14,7 +14,6 @@ from multiclouddb_spi.continuation.follow import Ending, Follow, Found, apply_en
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import Retired, retired
 from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.gc_pause import collector_paused
@@ -78,10 +77,6 @@ class Answers(Generic[T]):
             self._feed, self._lineage, self._fetcher.call, self._deadline, self._on_expired, context.looks,
             context.watch_seconds,
         )  # fmt: skip
-
-    def still_read(self, turn: Turn, cursor: Cursor) -> bool:
-        """Return whether an answer belongs to the lineage; a loss may have moved or removed its partition."""
-        return self._lineage.is_read(turn.partition_id, cursor)
 
     def landed(self, turn: Turn, reader: PartitionReader) -> Batch:
         """Return the batch that a fetch has returned, and add its cost to the result.
@@ -169,10 +164,6 @@ class Answers(Generic[T]):
         for name, outcome in found.over:
             self._tell_end(name, outcome, Ending())
         return self._apply(found)
-
-    def start_passed(self) -> None:
-        """Start the children whose other parents can no longer appear."""
-        self._follow.passed()
 
     def failed(self, turn: Turn, error: Exception) -> list[str]:
         """Handle a read that has failed permanently: record the failure, or skip the expired records."""

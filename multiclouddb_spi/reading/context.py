@@ -6,6 +6,7 @@ import threading
 
 import attrs
 
+from multiclouddb_spi.continuation.follow import Looks
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.reading.fetcher import Fetcher, closed_fault
 from multiclouddb_spi.reading.partition_reader import Budget
@@ -30,6 +31,7 @@ class ReadContext:
         watch_seconds: How long to search for more children of an ended partition.
         audit_seconds: How often the coverage of a collection is audited.
         rates: The object that limits the rates of scans.
+        looks: When the client last looked for more children of an ended partition.
     """
 
     fetcher: Fetcher
@@ -42,6 +44,7 @@ class ReadContext:
     watch_seconds: float
     audit_seconds: float
     rates: ScanRates = attrs.field(factory=ScanRates)
+    looks: Looks = attrs.field(factory=Looks)
 
     def pause(self, seconds: float) -> None:
         """Wait until the time has passed or the client is closed.

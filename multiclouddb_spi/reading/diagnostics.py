@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from multiclouddb_api import OperationDiagnostics
-from multiclouddb_spi.continuation.entry import AwaitingChildren, Plan, Waiting
+from multiclouddb_spi.continuation.entry import Stage
 from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.continuation.state import FeedState, Retired
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.reading.fetcher import Fetcher
@@ -37,9 +38,9 @@ def watermark_micros(
     for entry in lineage:
         if isinstance(entry, Plan):
             continue
-        if isinstance(entry, AwaitingChildren) and entry.children:
+        if entry.stage is Stage.END and entry.children:
             continue  # its known children are in the lineage, and the times of unknown children are unknown
-        if isinstance(entry, Waiting):
+        if entry.stage is Stage.WAIT:
             times = [feed.describe(cursor).time for cursor in entry.said]
         else:
             turn = result.turns.all.get(entry.partition_id)
@@ -113,8 +114,7 @@ def open_watches(state: FeedState) -> int:
     """Return the number of ended partitions for which the engine is still searching for children."""
     match state:
         case Lineage():
-            ended = state.awaiting_children()
-            return sum(bool(entry.children) for entry in ended) if ended else 0
+            return sum(bool(end.children) for end in state.ends())
         case Retired(watch=watch):
             return int(watch is not None)
         case _:

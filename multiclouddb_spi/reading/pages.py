@@ -141,7 +141,7 @@ class Pages:
         self, session: Session, lineage: Lineage, name: str, fault: RecordFault
     ) -> MulticloudDbError:
         where = session.feed.public_id(name)
-        lineage.advance(name, fault.skip_cursor)
+        lineage.took(name, fault.skip_cursor)
         token = encode_token(
             session.envelope(
                 lineage.to_json(), watermark=session.watermark, skipped=((where, fault.position),)
@@ -158,12 +158,23 @@ class Pages:
         oldest: str | None = None
         if fault.category == ErrorCategory.CHECKPOINT_EXPIRED:
             with suppress(Exception):
-                seeds = self._fetcher.call(lambda: session.feed.oldest([name], deadline), deadline)
-                oldest = ", ".join(session.feed.describe(seed.cursor).text for seed in seeds[:3]) or None
+                oldest = self._oldest(session, name, deadline)
         self.forget_if_gone(session, fault)
         where = f"{session.feed.public_id(name)}: {fault.message}"
         fault = attrs.evolve(fault, message=where)
         return to_error(self._provider_id, "read_changes", fault, error, oldest_position=oldest)
+
+    def _oldest(self, session: Session, name: str, deadline: Deadline) -> str | None:
+        """Describe where a refused position could go on; None if the service does not tell."""
+        feed, state = session.feed, session.state
+        entry = state.at(name) if isinstance(state, Lineage) else None
+        asked = {name: None if entry is None else entry.cursor}
+        survey = self._fetcher.call(lambda: feed.survey(asked, deadline, expired={name}), deadline)
+        places = [each.oldest for each in survey.present if each.partition_id == name]
+        if not places:
+            places = [seed.cursor for seed in survey.heirs or ()]
+            places += [each.oldest for each in survey.present if name in each.parents]
+        return ", ".join(feed.describe(each).text for each in places[:3] if each is not None) or None
 
     def forget_if_gone(self, session: Session, fault: Fault) -> None:
         """Forget the feed, because its resource may have been deleted and created again."""

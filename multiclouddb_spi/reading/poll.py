@@ -171,7 +171,7 @@ class Poll(Generic[T]):
             turn = next(iter(turns.due.values()))
             if self._head is not None and self._head.partition_id in fetches.overtaken:
                 self._has_had_turn(self._head, answered=False)
-            if turn.partition_id not in self._lineage:
+            if not self._lineage.reads(turn.partition_id):
                 turns.move(turn, Stage.ANSWERED)
                 continue
             reader = fetches.take(turn.partition_id, self._lineage.cursor(turn.partition_id))
@@ -249,6 +249,12 @@ class Poll(Generic[T]):
 
     def _answer(self, turn: Turn) -> None:
         reader = self._turns.landed(turn)
+        if not self._lineage.is_read(turn.partition_id, reader.cursor):
+            # A loss has moved or removed the partition: what was fetched of it is dropped.
+            reader.discard()
+            if self._lineage.reads(turn.partition_id):
+                self._turns.ask([turn.partition_id])
+            return
         try:
             batch = reader.batch
             if batch is None:

@@ -14,8 +14,8 @@ import attrs
 
 from multiclouddb_api import ChangeFeedPage, ChangeFeedRequest, FeedScope, FromContinuationToken
 from multiclouddb_spi.abilities import SupportsChangeMark
-from multiclouddb_spi.continuation.coverage import is_audit_due
-from multiclouddb_spi.continuation.entry import Active, Audited
+from multiclouddb_spi.continuation.entry import Audited, Entry, Stage
+from multiclouddb_spi.continuation.follow import is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed, FeedSpec
 from multiclouddb_spi.deadline import Deadline
@@ -129,7 +129,10 @@ class QuietFeeds:
             return False
         # In every other state, each call has something to do: a scan, a search for children, or a partition
         # that must be read first.
-        return all(type(entry) is Active and entry.listed and not entry.failed_last for entry in lineage)
+        return all(
+            isinstance(each, Entry) and each.stage is Stage.READ and each.listed and not each.failed_last
+            for each in lineage
+        )
 
     def note(
         self,
@@ -163,7 +166,7 @@ class QuietFeeds:
             known = self._idle.get(position.token)
         if known is None or known.spec != spec or known.scope != request.scope:
             return None
-        return None if is_audit_due(known.audited, self._context.audit_seconds) else known
+        return None if is_search_due(known.audited, self._context.audit_seconds) else known
 
     def _again(self, known: _Idle, requests: int, elapsed: float) -> ChangeFeedPage:
         """Return the previous idle page again, with the same token, because no position has moved."""

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 
 from multiclouddb_api import BackfillDone
 from multiclouddb_spi.batch import Batch, Segment
-from multiclouddb_spi.continuation.entry import Active
+from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.continuation.snapshots import stream_headroom
@@ -108,7 +108,7 @@ class Scanning:
             self._kept, credit = divmod(0 if worn else self._result.limit + plan.credit, _SHARE)
             lineage.change_plan(credit=credit)
 
-    def _age(self, entry: Active) -> datetime:
+    def _age(self, entry: Entry) -> datetime:
         return self._feed.describe(entry.cursor).time or _LATE
 
     # -- Places on the page

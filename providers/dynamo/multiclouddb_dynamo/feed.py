@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from datetime import datetime
 
@@ -11,47 +11,28 @@ import attrs
 from multiclouddb_api import ErrorCategory, Now
 from multiclouddb_dynamo.errors import PROVIDER_ID
 from multiclouddb_dynamo.mapping import View
-from multiclouddb_dynamo.partitions import (
-    end_of,
-    find_table,
-    headroom,
-    lost,
-    oldest_left,
-    seeds_of_missed,
-    to_partition,
-)
-from multiclouddb_dynamo.position import (
-    Horizon,
-    Place,
-    compare,
-    cursor_of,
-    describe,
-    join,
-    place_of,
-    without_trail,
-)
+from multiclouddb_dynamo.partitions import find_table, headroom
+from multiclouddb_dynamo.position import compare, cursor_of, describe, join, place_of, without_trail
 from multiclouddb_dynamo.reader import DynamoReader
 from multiclouddb_dynamo.rows import Part, is_segment
-from multiclouddb_dynamo.shards import Listing, Shard
+from multiclouddb_dynamo.shards import Listing
 from multiclouddb_dynamo.snapshots import SameTable, SegmentReader, cut, plan_scan
 from multiclouddb_dynamo.source import Source
 from multiclouddb_dynamo.start import Resolution
+from multiclouddb_dynamo.survey import survey_of_children, survey_of_listing
 from multiclouddb_spi import (
     Cursor,
     Deadline,
     Feed,
     FeedIdentity,
     FeedStart,
-    Outcome,
-    Partition,
     Position,
     ProviderFault,
     Reader,
     ScanPlan,
     Seed,
     Segment,
-    Tracked,
-    missed_by_parents,
+    Survey,
     plan_id_of,
 )
 
@@ -64,7 +45,7 @@ class _Learned:
 
     Attributes:
         resolution: The partial result of resolving a start.
-        listing: The partial listing of the stream's shards.
+        listing: The listing of the stream's shards.
     """
 
     resolution: Resolution
@@ -78,12 +59,14 @@ class DynamoFeed(Feed):
         source: The objects that all readers of the feed share.
     """
 
+    names_late = True
+
     def __init__(self, source: Source) -> None:
         self.spec = source.spec
         self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, source.arn)
         self._source, self._shards = source, source.shards
         self._learned: _Learned | None = None
-        self._audits: list[Listing] = []
+        self._unfinished: list[Listing] = []
         self._same = SameTable(source)
 
     def for_one_call(self) -> DynamoFeed:
@@ -121,16 +104,6 @@ class DynamoFeed(Feed):
         learned.resolution = Resolution(self._source)
         return seeds
 
-    def partitions(self, deadline: Deadline) -> list[Partition]:
-        """Return every shard that the service lists.
-
-        The service lists closed shards for 24 hours and sometimes longer.
-        """
-        learned = self._learned or _Learned(Resolution(self._source))
-        listed = self._shards.read(deadline, learned.listing).shards
-        learned.listing = Listing()
-        return [to_partition(shard) for shard in listed.values()]
-
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
         """Open a reader of one shard, or of one segment of a scan."""
         spec = self.spec
@@ -148,46 +121,53 @@ class DynamoFeed(Feed):
         bound = place_of(until) if until is not None else None
         return DynamoReader(self._source, view, place_of(cursor), bound)
 
-    def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
-        """Return the children of ended shards, if the rate limit of the stream currently allows the calls.
+    def survey(
+        self,
+        asked: Mapping[str, Cursor],
+        deadline: Deadline,
+        *,
+        expired: Collection[str] = frozenset(),
+        since: datetime | None = None,
+        whole: bool = True,
+    ) -> Survey:
+        """List the shards once in a call, or ask for the children of the ended shards (see `Feed.survey`).
 
-        A shard whose children were requested a moment ago may be left out. On average, a stream gets less
-        than one call for children every two seconds.
+        The service lists closed shards for 24 hours and sometimes longer. A shard whose children were
+        requested a moment ago may be left out: on average, a stream gets less than one call for children
+        every two seconds.
         """
-        return {
-            name: self._end_of(name, children, place_of(awaiting[name]))
-            for name, children in self._shards.discover(awaiting, deadline).items()
-        }
+        if not whole:
+            return survey_of_children(self._source, asked, deadline)
+        bound = None if since is None else int(since.timestamp())
+        shards = self._listing(deadline, continues=bool(asked)).shards
+        return survey_of_listing(self._source, shards, asked, expired, bound, deadline)
 
-    def _end_of(self, name: str, children: tuple[Shard, ...], place: Place) -> Outcome:
-        listed = self._shards.listed()
-        if not children and name not in listed and self._shards.is_gone(name):
-            return lost(name, listed)
-        return end_of(children, place, settled=self._shards.has_settled())
+    def _listing(self, deadline: Deadline, *, continues: bool) -> Listing:
+        """Return the listing of this call.
 
-    def uncovered(
-        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
-    ) -> list[Seed] | None:
-        """List the shards again, and use their parents to find shards that were missed.
-
-        If a deadline interrupts a listing, the next audit continues the listing.
+        Args:
+            deadline: The time limit.
+            continues: True to continue a listing that the deadline of another call has interrupted, because
+                perhaps no call has the time for all pages.
         """
+        learned = self._learned
+        own = Listing() if learned is None else learned.listing
+        if not continues or own.is_whole:
+            return self._shards.read(deadline, own)
         try:
-            listing = self._audits.pop()
+            listing = self._unfinished.pop()
         except IndexError:
-            listing = Listing()
+            listing = own
+        if listing.is_old:
+            listing = own
         try:
             self._shards.read(deadline, listing)
-            shards = listing.shards
-            missed = missed_by_parents(tracked, map(to_partition, shards.values()), self._shards.is_gone)
-            if missed is None:
-                return None
-            bound = None if since is None else int(since.timestamp())
-            seeds = seeds_of_missed(missed, shards, bound, self._shards.is_trimmed)
         except Exception:
-            self._audits.append(listing)
+            self._unfinished.append(listing)
             raise
-        return seeds
+        if learned is not None:
+            learned.listing = listing
+        return listing
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """Return 24 hours minus the age of the position.
@@ -209,20 +189,6 @@ class DynamoFeed(Feed):
     def without_hints(self, cursor: Cursor) -> Cursor:
         """Return the cursor without the iterator of an empty answer."""
         return cursor if is_segment(cursor) else without_trail(cursor)
-
-    def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Return start positions for each shard that still exists, and for the descendants of lost shards."""
-        shards, now = self._shards.read(deadline).shards, self._source.seconds()
-        # A listing may be incomplete, so the service is asked about each shard that is missing from the
-        # listing.
-        hidden = {name for name in partition_ids if name not in shards and not self._shards.is_gone(name)}
-        return [Seed(name, (), cursor_of(Horizon(now))) for name in sorted(hidden)] + oldest_left(
-            shards,
-            set(partition_ids) - hidden,
-            now,
-            # If the service sends its time, the reader detects trimmed records from the age of the seed.
-            lambda shard: now is not None or shard.last is None or self._shards.can_be_read(shard),
-        )
 
     def describe(self, cursor: Cursor) -> Position:
         """Return a text such as `sequence 4711`, and a lower limit on the times of later records."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -10,7 +10,6 @@ from botocore.exceptions import ClientError
 
 from multiclouddb_api import (
     ErrorCategory,
-    FeedEnded,
     NewItemStateMode,
     OldItemStateMode,
     ResourceAddress,
@@ -19,7 +18,6 @@ from multiclouddb_api import (
 from multiclouddb_dynamo.client import Calls, Table
 from multiclouddb_dynamo.errors import GONE, code_of, expired_records
 from multiclouddb_dynamo.position import (
-    EARLY_SECONDS,
     Horizon,
     Latest,
     Place,
@@ -32,30 +30,25 @@ from multiclouddb_spi import (
     Awaiting,
     Child,
     Drained,
-    Ended,
     FeedSpec,
     Outcome,
-    Partition,
-    PartitionState,
     ProviderFault,
     Seed,
     unsupported,
 )
 
 __all__ = [
+    "LIFE_SECONDS",
     "check_table",
     "end_of",
     "find_table",
     "gone",
     "headroom",
-    "lost",
-    "oldest_left",
     "replaced",
     "seed_at_end",
     "seeds_at_oldest",
     "seeds_of_late",
-    "seeds_of_missed",
-    "to_partition",
+    "start_of",
     "with_open_children",
 ]
 
@@ -65,41 +58,35 @@ _ENABLE: Final = (
     "enable it: aws dynamodb update-table --table-name {table} "
     "--stream-specification StreamEnabled=true,StreamViewType=NEW_AND_OLD_IMAGES"
 )
-# A shard is closed after about four hours, so all records of an open shard are younger than this.
-_LIFE_SECONDS: Final = 6 * 3600
+LIFE_SECONDS: Final = 6 * 3600
+"""A shard is closed after about four hours, so all records of an open shard are younger than this."""
+
 _RETENTION_SECONDS: Final = 24 * 3600
-# Every available record is younger than a day. An hour is subtracted, because a reader needs time to start.
-_KEPT_SECONDS: Final = 23 * 3600
-_ENDED: Final = "the stream was disabled or its table deleted; all its records have been read"
 
 
-def end_of(children: Iterable[Shard], place: Place, *, settled: bool = False) -> Outcome:
+def end_of(children: Iterable[Shard], place: Place) -> Outcome:
     """Return the outcome for a shard that was read to its end.
 
-    The outcome contains the known children. If no child is known, the outcome is `Ended` if
-    `settled` is True, and otherwise `Awaiting`. The service does not show whether the list of
-    children is complete, because one child may be listed later than the others.
+    The service does not show whether the list of children is complete, because one child may be
+    listed later than the others.
 
     Args:
         children: The children of the shard, as far as they are known.
         place: The position at which reading the shard ended.
-        settled: True if the stream accepts no more records and no more children will be listed.
     """
     found = tuple(
-        Child(shard.shard_id, (shard.parent,), cursor_of(_start_of(shard, place)))
+        Child(shard.shard_id, (shard.parent,), cursor_of(start_of(shard, place)))
         for shard in children
         if shard.parent is not None
     )
-    if found:
-        return Drained(found, complete=False)
-    return Ended(FeedEnded(_ENDED)) if settled else Awaiting()
+    return Drained(found, complete=False) if found else Awaiting()
 
 
-def _start_of(shard: Shard, place: Place) -> Place:
+def start_of(shard: Shard, place: Place) -> Place:
     """Return the start position of a shard.
 
     The records of the shard cannot be older than the position of its parent. The records of an open
-    shard are also never older than `_LIFE_SECONDS`.
+    shard are also never older than `LIFE_SECONDS`.
     """
     ages = [seconds for seconds in (seconds_at(place), _age(shard)) if seconds is not None]
     if isinstance(place, Horizon) and not ages:
@@ -115,25 +102,7 @@ def _start_of(shard: Shard, place: Place) -> Place:
 def _age(shard: Shard) -> int | None:
     if shard.last is not None or shard.seen is None:
         return None
-    return max(0, shard.seen - _LIFE_SECONDS)
-
-
-def lost(shard_id: str, shards: Mapping[str, Shard]) -> Drained:
-    """Return the outcome for a fully read shard that is no longer listed.
-
-    The children of the shard are unknown, and its descendants may no longer exist. If the
-    descendants no longer exist, the next read reports that the position has expired.
-    """
-    left = _orphans(shards) or set(shards)
-    children = (Child(name, (shard_id,), cursor_of(Start(0))) for name in sorted(left))
-    return Drained(tuple(children), instead=True)
-
-
-def _orphans(shards: Mapping[str, Shard]) -> set[str]:
-    """Return the shards whose parent is no longer listed."""
-    return {
-        shard.shard_id for shard in shards.values() if shard.parent is not None and shard.parent not in shards
-    }
+    return max(0, shard.seen - LIFE_SECONDS)
 
 
 def seeds_at_oldest(
@@ -151,73 +120,34 @@ def seeds_at_oldest(
         Seed(
             shard.shard_id,
             (shard.parent,) if shard.parent in present and shard.parent is not None else (),
-            cursor_of(_start_of(shard, Horizon(since))),
+            cursor_of(start_of(shard, Horizon(since))),
         )
         for shard in shards.values()
     ]
 
 
-def oldest_left(
-    shards: Mapping[str, Shard],
-    shard_ids: Iterable[str],
-    since: int | None,
-    can_be_read: Callable[[Shard], bool],
-) -> list[Seed]:
-    """Return the seeds (start positions) at which reading can resume for expired shards.
-
-    If a shard is no longer listed, its descendants are not known, because its children may be gone
-    too. Therefore every shard with an unlisted parent may be a descendant of the expired shard.
-    Some of these shards may not be descendants. Reading a shard that is not a descendant repeats
-    events, but leaving out a descendant would lose events.
-
-    Args:
-        shards: The shards that the service lists.
-        shard_ids: The expired shards.
-        since: The service's time, or None.
-        can_be_read: A function that asks the service whether a listed shard can be read. A shard
-            that cannot be read is replaced by its children.
-    """
-    found = set(shard_ids)
-    if not found <= shards.keys():
-        found |= _orphans(shards)
-    left, pending = dict(shards), [name for name in found if name in shards]
-    children = by_parent(shards.values())
-    while pending:
-        name = pending.pop()
-        if name in left and not can_be_read(left[name]):
-            del left[name]
-            next_ones = [shard.shard_id for shard in children.get(name, ())]
-            pending += next_ones
-            found.update(next_ones)
-    return [seed for seed in seeds_at_oldest(left, since) if seed.partition_id in found]
-
-
-def seed_at_end(shard: Shard, since: int | None, children: tuple[str, ...] = ()) -> Seed:
+def seed_at_end(shard: Shard, since: int | None, *, ended: bool = False) -> Seed:
     """Return a seed (start position) after the last record of an ended shard.
 
     Args:
         shard: The shard.
         since: Records older than this time are not needed.
-        children: The children of the shard that have their own start positions.
+        ended: True if nothing is read from the shard, because its listed children have their own seeds.
     """
     assert shard.last is not None
-    return Seed(shard.shard_id, (), cursor_of(Latest(since, None, shard.last)), children)
+    return Seed(shard.shard_id, (), cursor_of(Latest(since, None, shard.last)), ended)
 
 
-def with_open_children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]]:
-    """Map each ended shard to its listed children, if these children are all open.
+def with_open_children(shards: Mapping[str, Shard]) -> list[str]:
+    """Return each ended shard whose listed children are all open.
 
     The service may list another child of the ended shard later.
     """
-    children: dict[str, list[Shard]] = {}
-    for shard in shards.values():
-        if shard.parent in shards and shard.parent is not None:
-            children.setdefault(shard.parent, []).append(shard)
-    return {
-        name: tuple(shard.shard_id for shard in found)
-        for name, found in children.items()
-        if shards[name].last is not None and all(shard.last is None for shard in found)
-    }
+    return [
+        name
+        for name, children in by_parent(shards.values()).items()
+        if name in shards and shards[name].last is not None and all(each.last is None for each in children)
+    ]
 
 
 def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, Shard]) -> bool:
@@ -240,67 +170,10 @@ def seeds_of_late(shards: Mapping[str, Shard], later: Mapping[str, Shard], since
     ]
 
 
-def seeds_of_missed(
-    missed: Mapping[str, tuple[str, ...]],
-    shards: Mapping[str, Shard],
-    since: int | None,
-    is_trimmed: Callable[[Shard], bool],
-) -> list[Seed]:
-    """Return the seeds (start positions) of the shards that the feed missed.
-
-    Args:
-        missed: Maps each missed shard to its missed parents.
-        shards: The shards that the service lists.
-        since: Records older than this time are not needed; None means that no bound is known.
-        is_trimmed: A function that asks the service whether the oldest records of a shard no longer
-            exist. The function is called only if the shard's records may be a day old. The number
-            of generations of descendants shows how old the records may be.
-    """
-    heights = _heights(missed)
-    return [
-        Seed(name, parents, cursor_of(_start_of_missed(shards[name], heights[name], since, is_trimmed)))
-        for name, parents in missed.items()
-    ]
-
-
-def _start_of_missed(
-    shard: Shard, height: int, since: int | None, is_trimmed: Callable[[Shard], bool]
-) -> Place:
-    if shard.seen is None:  # the service gives no time, so the shard's age is not known
-        return Start(None)
-    oldest = shard.seen - _LIFE_SECONDS * (height + 1)
-    kept = shard.seen - _KEPT_SECONDS
-    if since is not None and since - EARLY_SECONDS > max(oldest, kept):
-        return Latest(since)
-    if oldest >= kept:
-        return Start(max(0, oldest))
-    return Start(0 if is_trimmed(shard) else max(0, kept))
-
-
-def _heights(missed: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Count the generations of descendants of each missed shard."""
-    heights = dict.fromkeys(missed, 0)
-    pending = list(missed)
-    while pending:
-        name = pending.pop()
-        for parent in missed[name]:
-            if heights[parent] <= heights[name]:
-                heights[parent] = heights[name] + 1
-                pending.append(parent)
-    return heights
-
-
 def headroom(place: Place, now: datetime) -> float | None:
     """Return the seconds until a position expires; None if the position has no time."""
     seconds = seconds_at(place)
     return None if seconds is None else max(0.0, seconds + _RETENTION_SECONDS - now.timestamp())
-
-
-def to_partition(shard: Shard) -> Partition:
-    """Convert a shard to a `Partition`."""
-    parents = (shard.parent,) if shard.parent is not None else ()
-    state = PartitionState.OPEN if shard.last is None else PartitionState.CLOSED
-    return Partition(shard.shard_id, parents, state)
 
 
 def find_table(calls: Calls, address: ResourceAddress) -> tuple[Table, str]:

@@ -6,7 +6,8 @@ import math
 import threading
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
@@ -27,7 +28,10 @@ _LOOKS_AT_ONCE: Final = 6.0
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 10.0
 _MOST_LOOKED: Final = 16384
+_MOST_GONE: Final = 65536
+_ASKED_AT_ONCE: Final = 16
 _LISTING_SECONDS: Final = 5.0
+_OLD_SECONDS: Final = 300.0
 # A shard of a disabled stream has no children if two listings that are this many seconds apart show none.
 _SETTLED_SECONDS: Final = 5.0
 
@@ -74,6 +78,11 @@ class Listing:
     number: int = 0
     began: float = 0.0
     enabled: bool = True
+
+    @property
+    def is_old(self) -> bool:
+        """Return True if too much may have changed since the first page."""
+        return self.pages > 0 and time.monotonic() - self.began > _OLD_SECONDS
 
     @property
     def is_whole(self) -> bool:
@@ -269,38 +278,78 @@ class ShardMap:
         with self._lock:
             return self._children.get(shard_id, ())
 
-    def is_gone(self, shard_id: str) -> bool:
-        """Ask the service whether an unlisted shard no longer exists, because a listing may be incomplete."""
-        if shard_id not in self._gone:
+    def gone(self, shard_ids: Iterable[str], deadline: Deadline) -> set[str]:
+        """Return those of the shards that the service refuses, because they no longer exist.
+
+        A listing may be incomplete, so it cannot answer this. A shard that is gone stays gone.
+        """
+        names = set(shard_ids)
+        if len(self._gone) > _MOST_GONE:
+            self._gone = set()  # it only saves calls
+        gone = self._gone
+
+        def ask(name: str) -> None:
+            self._calls.iterator(self._arn, name, "TRIM_HORIZON")
+
+        self._ask_each(sorted(names - gone), ask, gone, deadline)
+        return names & gone
+
+    def unreadable(self, shard_ids: Iterable[str], deadline: Deadline) -> set[str]:
+        """Return those of the listed shards that cannot be read: DynamoDB Local lists a shard for ever."""
+        found = set[str]()
+
+        def read(name: str) -> None:
+            self._calls.records(self._calls.iterator(self._arn, name, "TRIM_HORIZON"), 1, native=True)
+
+        self._ask_each(list(shard_ids), read, found, deadline)
+        return found
+
+    def trimmed(self, shards: Iterable[Shard], deadline: Deadline) -> set[str]:
+        """Return those of the shards whose oldest records no longer exist."""
+        first = {shard.shard_id: shard.first for shard in shards}
+        found = set[str]()
+
+        def ask(name: str) -> None:
+            self._calls.iterator(self._arn, name, "AT_SEQUENCE_NUMBER", first[name])
+
+        self._ask_each(list(first), ask, found, deadline)
+        return found
+
+    def _ask_each(
+        self, names: Sequence[str], ask: Callable[[str], None], found: set[str], deadline: Deadline
+    ) -> None:
+        """Ask the service about each shard, with several concurrent calls.
+
+        Args:
+            names: The shards.
+            ask: A function that asks about one shard.
+            found: The shards that are refused because they, or their records, no longer exist. The shards are
+                added one by one, so that a failure does not lose the answers before it.
+            deadline: The time limit.
+
+        Raises:
+            TimeoutError: Raised if the deadline has passed.
+            Exception: Any other error of a call.
+        """
+
+        def note(name: str) -> None:
             try:
-                self._calls.iterator(self._arn, shard_id, "TRIM_HORIZON")
+                ask(name)
             except ClientError as error:
                 if code_of(error) not in GONE:
                     raise
-                self._gone.add(shard_id)
-        return shard_id in self._gone
+                found.add(name)
 
-    def can_be_read(self, shard: Shard) -> bool:
-        """Ask the service whether a listed shard can be read. DynamoDB Local never stops listing a shard."""
+        if len(names) <= 1:
+            for name in names:
+                note(name)
+            return
+        pool = ThreadPoolExecutor(_ASKED_AT_ONCE, "multiclouddb-shards")
         try:
-            self._calls.records(
-                self._calls.iterator(self._arn, shard.shard_id, "TRIM_HORIZON"), 1, native=True
-            )
-        except ClientError as error:
-            if code_of(error) not in GONE:
-                raise
-            return False
-        return True
-
-    def is_trimmed(self, shard: Shard) -> bool:
-        """Ask the service whether the oldest records of a shard no longer exist."""
-        try:
-            self._calls.iterator(self._arn, shard.shard_id, "AT_SEQUENCE_NUMBER", shard.first)
-        except ClientError as error:
-            if code_of(error) not in GONE:
-                raise
-            return True
-        return False
+            for _ in pool.map(note, names, timeout=deadline.remaining()):
+                pass
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def discover(self, shard_ids: Iterable[str], deadline: Deadline) -> dict[str, tuple[Shard, ...]]:
         """Request the children of ended shards, as far as the rate limit permits; return all known children.

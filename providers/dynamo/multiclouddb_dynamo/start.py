@@ -87,13 +87,7 @@ class Resolution:
         A listing may be incomplete.
         """
         parents = {shard.parent for shard in shards.values() if shard.parent is not None} - shards.keys()
-        names = sorted(parents)
-        pool = ThreadPoolExecutor(_LATEST_AT_ONCE, "multiclouddb-parents")
-        try:
-            gone = list(pool.map(self._source.shards.is_gone, names, timeout=deadline.remaining()))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-        return [name for name, is_gone in zip(names, gone, strict=True) if not is_gone]
+        return sorted(parents - self._source.shards.gone(parents, deadline))
 
     def _late(self, shards: Mapping[str, Shard], since: int | None, deadline: Deadline) -> list[Seed]:
         """Return the shards that a listing with several pages may have left out."""
@@ -112,7 +106,7 @@ class Resolution:
             for shard in shards.values()
             if shard.last is not None and (alone or shard.shard_id not in parents)
         ]
-        watched = with_open_children(shards) if len(live) <= MOST_ITERATORS else {}
+        watched = with_open_children(shards) if len(live) <= MOST_ITERATORS else []
         self._ask([shard for shard in live if shard.shard_id not in self._iterators], deadline)
         iterators = {shard.shard_id: self._iterators[shard.shard_id] for shard in live}
         # If the service gives no time, nothing else shows where a shard has ended.
@@ -122,10 +116,14 @@ class Resolution:
                 self._source.kept.put(name, since, iterator)
             iterators = {}
         seeds = [
-            Seed(shard.shard_id, (), cursor_of(Latest(since, iterators.get(shard.shard_id))))
+            Seed(
+                shard.shard_id,
+                (shard.parent,) if shard.parent is not None and shard.parent in watched else (),
+                cursor_of(Latest(since, iterators.get(shard.shard_id))),
+            )
             for shard in live
         ]
-        watches = [seed_at_end(shards[name], since, children) for name, children in watched.items()]
+        watches = [seed_at_end(shards[name], since, ended=True) for name in watched]
         return [seed_at_end(shard, since) for shard in ended] + seeds + watches
 
     def _ask(self, shards: Sequence[Shard], deadline: Deadline) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -10,7 +10,7 @@ from multiclouddb_api import AtTime, Beginning, ErrorCategory, NewItemStateMode,
 from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.errors import PROVIDER_ID, is_past
 from multiclouddb_spanner.mapping import View
-from multiclouddb_spanner.partitions import oldest_left, seeds_of_missed
+from multiclouddb_spanner.partitions import survey_of
 from multiclouddb_spanner.position import Place, compare, cursor_of, describe, moment_of, ordered, place_of
 from multiclouddb_spanner.reader import SpannerReader
 from multiclouddb_spanner.records import DataRecord, Item
@@ -34,7 +34,7 @@ from multiclouddb_spi import (
     ScanPlan,
     Seed,
     Segment,
-    Tracked,
+    Survey,
     plan_id_of,
 )
 
@@ -129,14 +129,6 @@ class SpannerFeed(Feed):
         begin, _ = interval
         return [Seed(name, (), cursor_of(Place.at(begin, place.since)))] if begin > place.cut.at else []
 
-    def partitions(self, deadline: Deadline) -> list[Partition]:
-        """Return the partitions that are alive now.
-
-        The service reports neither the parents of these partitions nor any partition that has ended.
-        """
-        names = self._listed(self._now(deadline), deadline)
-        return [Partition(name, (), PartitionState.OPEN) for name in names]
-
     def longest_wait(self) -> float:
         """Return how long a query waits in the service until its window ends.
 
@@ -177,6 +169,31 @@ class SpannerFeed(Feed):
         """Return the next segments, whose bounds the plan contains."""
         return cut(cursor, count)
 
+    def survey(
+        self,
+        asked: Mapping[str, Cursor],
+        deadline: Deadline,
+        *,
+        expired: Collection[str] = frozenset(),
+        since: datetime | None = None,
+        whole: bool = True,
+    ) -> Survey:
+        """Return the partitions that are alive now, and what is left of the asked ones.
+
+        The service reports neither the parents of a partition nor what descends from a partition that no
+        longer exists. If one of the asked partitions no longer exists, the heirs are all partitions that were
+        alive at the oldest time that can be read: together they contain every later change, exactly once.
+        """
+        now = self._now(deadline)
+        if not asked:
+            names = self._listed(now, deadline)
+            return Survey(tuple(Partition(name, (), PartitionState.OPEN) for name in names))
+        bound = 0 if since is None else micros(since)
+        try:
+            return survey_of(self._source, asked, frozenset(expired), now, bound, deadline, CancelScope())
+        except Exception as error:
+            raise self._refused(error, now, deadline) or error from error
+
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
@@ -204,28 +221,6 @@ class SpannerFeed(Feed):
                 heads[name] = Head(end, None if found else 0, Continue())
         return heads
 
-    def uncovered(
-        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
-    ) -> list[Seed] | None:
-        """Compare the partitions of the token with the partitions that are alive at a certain time.
-
-        Every partition of the token was read at least up to this time.
-
-        The service lists partitions without their parents. Therefore the method gives an answer
-        only if all partitions of the token are alive at that time. The partitions that are alive at
-        one time contain all keys. Therefore a live partition that is not in the token was missed.
-        """
-        bound = 0 if since is None else micros(since)
-        places = [place_of(cursor) for entry in tracked.values() for cursor in entry.cursors]
-        if not places or any(entry.parents or entry.drained for entry in tracked.values()):
-            return None
-        at = min(place.cut.at for place in places)
-        names = self._listed(min(at, self._now(deadline)), deadline)
-        if not tracked.keys() <= set(names):
-            return None
-        missed = [name for name in names if name not in tracked]
-        return seeds_of_missed(self._source, missed, at, bound, deadline, self._scope) if missed else []
-
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """Return the time until the position becomes older than the retention period."""
         if is_segment(cursor):
@@ -242,17 +237,9 @@ class SpannerFeed(Feed):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))
 
-    def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Return the positions at which reading of the given partitions can resume.
-
-        For a partition that no longer exists, the result is all partitions that are alive at the oldest
-        readable time.
-
-        The service does not report which partitions are descendants of a partition that no longer
-        exists. If a partition that is not a descendant is read, changes are repeated. If a
-        descendant were left out, changes would be lost.
-        """
-        return oldest_left(self._source, partition_ids, self._now(deadline), deadline, self._scope)
+    def moment(self, cursor: Cursor) -> int | None:
+        """Return the earliest commit time of the changes after a position, in microseconds since 1970."""
+        return None if is_segment(cursor) else place_of(cursor).first
 
     def describe(self, cursor: Cursor) -> Position:
         """Return the commit timestamp of a position."""

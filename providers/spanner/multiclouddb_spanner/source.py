@@ -75,6 +75,9 @@ class Source:
         client: The database.
         info: The stream.
         slots: The slots, which limit the number of answers that the client keeps open.
+
+    Attributes:
+        resume_at: The end of the last period that was found in which the stream did not watch the table.
     """
 
     def __init__(self, client: DatabaseClient, info: ChangeStreamInfo, slots: Slots) -> None:
@@ -86,7 +89,7 @@ class Source:
         self._watched_at = time.monotonic()
         self._times: WatchedTimes | None = None
         self._looked_at = 0.0
-        self._resume_at = 0
+        self.resume_at = 0
 
     def partitions(self, at: int, deadline: Deadline, scope: CancelScope) -> list[str]:
         """Return the partitions that are alive at a given time."""
@@ -189,7 +192,7 @@ class Source:
         """
         kept = self.info.retention * _SECOND
         margin = round(min(max(_MARGIN, 2 * deadline.remaining() * _SECOND), kept / 10))
-        at = max(self.earliest(now, deadline, scope), now - kept + margin, self._resume_at)
+        at = max(self.earliest(now, deadline, scope), now - kept + margin, self.resume_at)
         while True:
             try:
                 return at, self.partitions(at, deadline, scope)
@@ -223,7 +226,7 @@ class Source:
         return earliest > now - self.info.retention * _SECOND + _SLACK
 
     def interval(
-        self, token: str, now: int, deadline: Deadline, scope: CancelScope, alive_at: int | None = None
+        self, token: str, now: int, deadline: Deadline, scope: CancelScope
     ) -> tuple[int, int] | None:
         """Return the start and the end of a partition.
 
@@ -238,8 +241,6 @@ class Source:
             now: The service's time.
             deadline: The time limit.
             scope: An object through which another thread can cancel the call.
-            alive_at: A time at which the partition was alive, or None. If the service does not
-                report the end of a partition, the method returns `alive_at` as the end.
         """
         earliest = self.earliest(now, deadline, scope)
         for at in (earliest, now):
@@ -251,17 +252,16 @@ class Source:
             named = interval_of(error) if error is not None else None
             if named is not None:
                 return micros_of(named[0], up=True), micros_of(named[1])
-        last = now if error is None else alive_at
-        if last is None:
+        if error is not None:
             return None
-        before, after = earliest, last
+        before, after = earliest, now
         while after - before > 1:
             middle = (before + after) // 2
             if self._refusal(token, middle, deadline, scope) is None:
                 after = middle
             else:
                 before = middle
-        return after, last
+        return after, now
 
     def _refusal(self, token: str, at: int, deadline: Deadline, scope: CancelScope) -> Exception | None:
         """Return the reason why a partition cannot be read at a given time.
@@ -303,7 +303,7 @@ class Source:
             if at < begin:
                 return begin
             if at < end:
-                self._resume_at = max(self._resume_at, end)
+                self.resume_at = max(self.resume_at, end)
                 raise expired(
                     f"change stream {self.info.stream!r} did not watch table {self.info.table!r} from about "
                     f"{text_at(begin)} to about {text_at(end)}, so the changes between are not recorded"
