@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,8 +29,6 @@ from multiclouddb_spi import (
     FeedStart,
     Head,
     Mapper,
-    Outcome,
-    Partition,
     Position,
     Provider,
     ProviderPlugin,
@@ -44,7 +42,7 @@ from multiclouddb_spi import (
     SupportsCommands,
     SupportsHeads,
     SupportsSnapshot,
-    Tracked,
+    Survey,
 )
 
 if TYPE_CHECKING:
@@ -155,25 +153,28 @@ class WrappedFeed(Feed):
         """See `Feed.start`."""
         return self.provider.start(self, position, partition_id, deadline)
 
-    def partitions(self, deadline: Deadline) -> list[Partition]:
-        """See `Feed.partitions`."""
-        return self.provider.partitions(self, deadline)
-
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
         """See `Feed.open`."""
         reader = WrappedReader(self.inner.open(partition_id, cursor, until), self, partition_id, cursor)
         self.provider.readers.add(reader)
         return reader
 
-    def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
-        """See `Feed.discover`."""
-        return self.provider.discover(self, awaiting, deadline)
+    @property
+    def names_late(self) -> bool:  # type: ignore[override]  # the wrapped feed's may change while it is open
+        """See `Feed.names_late`."""
+        return self.provider.names_late(self)
 
-    def uncovered(
-        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
-    ) -> list[Seed] | None:
-        """See `Feed.uncovered`."""
-        return self.provider.uncovered(self, tracked, since, deadline)
+    def survey(
+        self,
+        asked: Mapping[str, Cursor],
+        deadline: Deadline,
+        *,
+        expired: Collection[str] = frozenset(),
+        since: datetime | None = None,
+        whole: bool = True,
+    ) -> Survey:
+        """See `Feed.survey`."""
+        return self.provider.survey(self, asked, deadline, expired=expired, since=since, whole=whole)
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """See `Feed.headroom`."""
@@ -191,9 +192,9 @@ class WrappedFeed(Feed):
         """See `Feed.compare`."""
         return self.inner.compare(a, b)
 
-    def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """See `Feed.oldest`."""
-        return self.inner.oldest(partition_ids, deadline)
+    def moment(self, cursor: Cursor) -> int | None:
+        """See `Feed.moment`."""
+        return self.provider.moment(self, cursor)
 
     def describe(self, cursor: Cursor) -> Position:
         """See `Feed.describe`."""
@@ -264,25 +265,26 @@ class WrappedProvider(Provider):
         """Return the answer of `Feed.start`."""
         return feed.inner.start(position, partition_id, deadline)
 
-    def partitions(self, feed: WrappedFeed, deadline: Deadline) -> list[Partition]:
-        """Return the answer of `Feed.partitions`."""
-        return feed.inner.partitions(deadline)
+    def names_late(self, feed: WrappedFeed) -> bool:
+        """Return `Feed.names_late`."""
+        return feed.inner.names_late
 
-    def discover(
-        self, feed: WrappedFeed, awaiting: Mapping[str, Cursor], deadline: Deadline
-    ) -> dict[str, Outcome]:
-        """Return the answer of `Feed.discover`."""
-        return feed.inner.discover(awaiting, deadline)
-
-    def uncovered(
+    def survey(
         self,
         feed: WrappedFeed,
-        tracked: Mapping[str, Tracked],
-        since: datetime | None,
+        asked: Mapping[str, Cursor],
         deadline: Deadline,
-    ) -> list[Seed] | None:
-        """Return the answer of `Feed.uncovered`."""
-        return feed.inner.uncovered(tracked, since, deadline)
+        *,
+        expired: Collection[str] = frozenset(),
+        since: datetime | None = None,
+        whole: bool = True,
+    ) -> Survey:
+        """Return the answer of `Feed.survey`."""
+        return feed.inner.survey(asked, deadline, expired=expired, since=since, whole=whole)
+
+    def moment(self, feed: WrappedFeed, cursor: Cursor) -> int | None:
+        """Return the answer of `Feed.moment`."""
+        return feed.inner.moment(cursor)
 
     def find_heads(
         self,

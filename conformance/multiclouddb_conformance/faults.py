@@ -7,7 +7,8 @@ If a provider has a scripted server, the server produces the faults on the wire:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from typing import Final, TypeAlias, assert_never
 
 import attrs
@@ -22,6 +23,7 @@ from multiclouddb_conformance.delegating import (
 from multiclouddb_spi import (
     Awaiting,
     Batch,
+    Child,
     Cursor,
     Deadline,
     Drained,
@@ -36,6 +38,7 @@ from multiclouddb_spi import (
     ProviderFault,
     ProviderPlugin,
     Seed,
+    Survey,
 )
 
 __all__ = [
@@ -164,7 +167,7 @@ class LateSiblings:
 
 @attrs.frozen
 class LeavesOut:
-    """A start omits the last partition, and every partition that has it as a child."""
+    """A start omits the last partition and its parents."""
 
 
 @attrs.frozen
@@ -209,8 +212,9 @@ def _failure(category: ErrorCategory, message: str, retry_after: float | None = 
     return ProviderFault(Fault(category, message, "scripted", retryable=True, retry_after=retry_after))
 
 
-def _first_child(outcome: Outcome) -> Outcome:
-    return Drained(outcome.children[:1], complete=False) if isinstance(outcome, Drained) else outcome
+def _may_be_late(children: Sequence[Child]) -> bool:
+    """Return False if one has several parents, because such a child is named whole (C1)."""
+    return all(len(child.parents) < 2 for child in children)
 
 
 class FaultyProvider(WrappedProvider):
@@ -234,6 +238,7 @@ class FaultyProvider(WrappedProvider):
         self._closed = threading.Event()
         self._asked = 0
         self._left = 0
+        self._first: dict[str, str] = {}
         match script:
             case Throttle(times=times) | DropMidPage(times=times) | ExpireIterator(times=times):
                 self._left = times
@@ -285,25 +290,48 @@ class FaultyProvider(WrappedProvider):
         """Return the seeds (start positions). `ChildrenFirst` puts children before parents."""
         seeds = super().start(feed, position, partition_id, deadline)
         if isinstance(self._script, LeavesOut) and partition_id is None:
-            missed = [seed for seed in seeds if not seed.children][-1].partition_id
-            return [seed for seed in seeds if seed.partition_id != missed and missed not in seed.children]
+            missed = [seed for seed in seeds if not seed.ended][-1]
+            return [seed for seed in seeds if seed is not missed and seed.partition_id not in missed.parents]
         return seeds[::-1] if isinstance(self._script, ChildrenFirst) else seeds
 
-    def partitions(self, feed: WrappedFeed, deadline: Deadline) -> list[Partition]:
-        """Return the partitions. `ChildrenFirst` puts children before their parents."""
-        listed = super().partitions(feed, deadline)
-        return listed[::-1] if isinstance(self._script, ChildrenFirst) else listed
+    def names_late(self, feed: WrappedFeed) -> bool:
+        """Return True if the script names partitions late, or leaves one out."""
+        return isinstance(self._script, LateChildren | LateSiblings | LeavesOut) or super().names_late(feed)
 
-    def discover(
-        self, feed: WrappedFeed, awaiting: Mapping[str, Cursor], deadline: Deadline
-    ) -> dict[str, Outcome]:
-        """Return the children; `LateChildren` delays them, `LateSiblings` returns only one."""
-        if isinstance(self._script, LateChildren) and self._once():
-            return dict.fromkeys(awaiting, Awaiting())
-        outcomes = super().discover(feed, awaiting, deadline)
-        if isinstance(self._script, LateSiblings):
-            return {name: _first_child(outcome) for name, outcome in outcomes.items()}
-        return outcomes
+    def survey(
+        self,
+        feed: WrappedFeed,
+        asked: Mapping[str, Cursor],
+        deadline: Deadline,
+        *,
+        expired: Collection[str] = frozenset(),
+        since: datetime | None = None,
+        whole: bool = True,
+    ) -> Survey:
+        """State what exists.
+
+        `LateChildren` delays children, `LateSiblings` tells only one of them, and `ChildrenFirst` puts
+        partitions before their parents.
+        """
+        if isinstance(self._script, LateChildren) and not whole and self._once():
+            return Survey()
+        stated = super().survey(feed, asked, deadline, expired=expired, since=since, whole=whole)
+        match self._script:
+            case ChildrenFirst():
+                return attrs.evolve(stated, present=stated.present[::-1])
+            case LateSiblings() if not whole:
+                present = [each for each in stated.present if not self._is_later_sibling(each, asked)]
+                return attrs.evolve(stated, present=tuple(present), final={})
+            case _:
+                return stated
+
+    def _is_later_sibling(self, partition: Partition, asked: Collection[str]) -> bool:
+        match partition.parents:
+            case (parent,) if parent in asked:
+                with self._lock:
+                    return self._first.setdefault(parent, partition.partition_id) != partition.partition_id
+            case _:
+                return False
 
     def find_heads(
         self,
@@ -321,11 +349,13 @@ class FaultyProvider(WrappedProvider):
         match self._script, outcome:
             case ChildrenFirst(), Drained(children):
                 self._note()
-                return Drained(children[::-1])
-            case LateChildren(), Drained():
+                return attrs.evolve(outcome, children=children[::-1])
+            case LateChildren(), Drained(children) if _may_be_late(children):
                 return Awaiting()
-            case LateSiblings(), _:
-                return _first_child(outcome)
+            case LateSiblings(), Drained((first, *_) as children) if _may_be_late(children):
+                with self._lock:
+                    self._first |= dict.fromkeys(first.parents, first.partition_id)
+                return Drained((first,), complete=False)
             case _:
                 return outcome
 

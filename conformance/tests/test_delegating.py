@@ -84,10 +84,13 @@ def wrapped(inner):
 
 def check_passed_on(outer, inner, of, name):
     """Check that the wrapper calls the wrapped object with the same arguments and returns its answer."""
-    asked = list(inspect.signature(getattr(of, name)).parameters)[1:]
-    args = [Answer(each) for each in asked]
+    parameters = list(inspect.signature(getattr(of, name)).parameters.values())[1:]
+    args = [Answer(each.name) for each in parameters]
+    named = {
+        str(arg): arg for arg, each in zip(args, parameters, strict=True) if each.kind is each.KEYWORD_ONLY
+    }
     inner.asked.clear()
-    answer = getattr(outer, name)(*args)
+    answer = getattr(outer, name)(*args[: len(args) - len(named)], **named)
     assert inner.asked == [(name, *args)], f"{type(outer).__name__}.{name} does not call the wrapped object"
     assert all(given is arg for given, arg in zip(inner.asked[0][1:], args, strict=True))
     expected = inner.made[name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -18,11 +18,9 @@ from multiclouddb_spi import (
     Deadline,
     Drained,
     FeedStart,
-    Outcome,
-    Partition,
     Provider,
     Seed,
-    Tracked,
+    Survey,
 )
 
 _PAGE: Final = 4
@@ -125,12 +123,19 @@ class ForgetsChildrenNamedLate(Mutant):
 
     caught_by = ("TestLateChildren::test_children_named_late_lose_nothing",)
 
-    def discover(
-        self, feed: WrappedFeed, awaiting: Mapping[str, Cursor], deadline: Deadline
-    ) -> dict[str, Outcome]:
+    def survey(
+        self,
+        feed: WrappedFeed,
+        asked: Mapping[str, Cursor],
+        deadline: Deadline,
+        *,
+        expired: Collection[str] = frozenset(),
+        since: datetime | None = None,
+        whole: bool = True,
+    ) -> Survey:
         """Never find a child."""
-        del feed, awaiting, deadline
-        return {}
+        stated = super().survey(feed, asked, deadline, expired=expired, since=since, whole=whole)
+        return stated if whole else Survey()
 
 
 class ForgetsWatchAtRestart(Mutant):
@@ -151,29 +156,44 @@ class ForgetsWatchAtRestart(Mutant):
             self._seen.add(reader.partition_id)
         return batch
 
-    def discover(
-        self, feed: WrappedFeed, awaiting: Mapping[str, Cursor], deadline: Deadline
-    ) -> dict[str, Outcome]:
+    def survey(
+        self,
+        feed: WrappedFeed,
+        asked: Mapping[str, Cursor],
+        deadline: Deadline,
+        *,
+        expired: Collection[str] = frozenset(),
+        since: datetime | None = None,
+        whole: bool = True,
+    ) -> Survey:
         """Ignore further children of a partition if this process has not seen the partition end."""
-        outcomes = super().discover(feed, awaiting, deadline)
-        return {name: out if name in self._seen else Drained(()) for name, out in outcomes.items()}
+        stated = super().survey(feed, asked, deadline, expired=expired, since=since, whole=whole)
+        if whole:
+            return stated
+        unseen = {name: None for name in asked if name not in self._seen}
+        present = [each for each in stated.present if unseen.keys().isdisjoint(each.parents)]
+        return attrs.evolve(stated, present=tuple(present), final={**stated.final, **unseen})
 
 
-class NeverAudits(Mutant):
-    """A feed reports that all partitions are covered, without checking this."""
+class NeverSearches(Mutant):
+    """A feed that may name partitions late never finds one that its start left out."""
 
     caught_by = ("TestUncovered::test_a_partition_that_a_start_left_out_is_found_late",)
 
-    def uncovered(
+    def survey(
         self,
         feed: WrappedFeed,
-        tracked: Mapping[str, Tracked],
-        since: datetime | None,
+        asked: Mapping[str, Cursor],
         deadline: Deadline,
-    ) -> list[Seed] | None:
-        """Return an empty list, as if all partitions were covered."""
-        del feed, tracked, since, deadline
-        return []
+        *,
+        expired: Collection[str] = frozenset(),
+        since: datetime | None = None,
+        whole: bool = True,
+    ) -> Survey:
+        """Tell nothing, unless a position was refused."""
+        if asked and whole and not expired:
+            return Survey()
+        return super().survey(feed, asked, deadline, expired=expired, since=since, whole=whole)
 
 
 class ReadsFirstPageOfPartitionList(Mutant):
@@ -190,6 +210,16 @@ class ReadsFirstPageOfPartitionList(Mutant):
         """Return only the first page of the list of partitions."""
         return super().start(feed, position, partition_id, deadline)[:_PAGE]
 
-    def partitions(self, feed: WrappedFeed, deadline: Deadline) -> list[Partition]:
-        """Return only the first page of the list of partitions."""
-        return super().partitions(feed, deadline)[:_PAGE]
+    def survey(
+        self,
+        feed: WrappedFeed,
+        asked: Mapping[str, Cursor],
+        deadline: Deadline,
+        *,
+        expired: Collection[str] = frozenset(),
+        since: datetime | None = None,
+        whole: bool = True,
+    ) -> Survey:
+        """Return only the first page of a listing."""
+        stated = super().survey(feed, asked, deadline, expired=expired, since=since, whole=whole)
+        return stated if asked else attrs.evolve(stated, present=stated.present[:_PAGE])

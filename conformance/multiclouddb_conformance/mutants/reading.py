@@ -134,10 +134,10 @@ class JumpsOverExpiredGap(Mutant):
         try:
             return super().fetch(reader, max_records, max_bytes, wait, deadline)
         except TrimmedError:
-            inner = reader.feed.inner
-            for seed in inner.oldest([reader.partition_id], deadline):
-                if seed.partition_id == reader.partition_id:
-                    reader.inner = inner.open(reader.partition_id, seed.cursor)
+            inner, name = reader.feed.inner, reader.partition_id
+            for each in inner.survey({name: reader.cursor}, deadline, expired={name}).present:
+                if each.partition_id == name:
+                    reader.inner = inner.open(name, each.oldest)
             return super().fetch(reader, max_records, max_bytes, wait, deadline)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from copy import copy
 from datetime import datetime
 
 from multiclouddb_api import AtTime, Beginning, Now
 from multiclouddb_cosmos.errors import PROVIDER_ID
-from multiclouddb_cosmos.partitions import missed_ranges, oldest_place, seed_of, to_partition
+from multiclouddb_cosmos.partitions import listed, oldest_place, seed_of, stated
 from multiclouddb_cosmos.position import compare, cursor_of, describe, place_of
 from multiclouddb_cosmos.ranges import range_of
 from multiclouddb_cosmos.reader import CosmosReader
@@ -24,13 +24,12 @@ from multiclouddb_spi import (
     FeedStart,
     Head,
     InvalidCursor,
-    Partition,
     Position,
     Reader,
     ScanPlan,
     Seed,
     Segment,
-    Tracked,
+    Survey,
     plan_id_of,
     unsupported,
 )
@@ -79,10 +78,32 @@ class CosmosFeed(Feed):
         found = (self._learned or Resolution(source)).at_now(wanted, deadline)
         return [seed_of(each, found[each]) for each in sorted(found)]
 
-    def partitions(self, deadline: Deadline) -> list[Partition]:
-        """Return the current ranges of the partitions."""
-        self._source.check_same(deadline)
-        return [to_partition(each) for each in self._source.current().cut(self._source.scope)]
+    def survey(
+        self,
+        asked: Mapping[str, Cursor],
+        deadline: Deadline,
+        *,
+        expired: Collection[str] = frozenset(),
+        since: datetime | None = None,
+        whole: bool = True,
+    ) -> Survey:
+        """State what has become of the asked ranges; without any, list the ranges of the partitions.
+
+        A range that lies within one partition exists, whatever the service has split or merged. An expired
+        range that lies in several no longer exists, and each of its parts continues it. Only the oldest
+        positions of expired ranges and of their parts are looked for, by trial reads.
+        """
+        del whole
+        source = self._source
+        if not asked:
+            source.check_same(deadline)
+            return Survey(tuple(map(listed, source.current().cut(source.scope))))
+        current = source.current()
+        spans = {name: span for name in asked if (span := range_of(name)) is not None}
+        lost = [span for name, span in spans.items() if name in expired]
+        found = Resolution(source).each(lost, lambda each: oldest_place(source, each, since, deadline))
+        kept = {span: current.cut(span) for name, span in spans.items() if name not in expired}
+        return stated(kept, lost, found)
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
         """Open a reader of one range, or of one segment of a scan."""
@@ -122,19 +143,6 @@ class CosmosFeed(Feed):
                 heads[name] = Head(cursor_of(later), None if later is end else 0, Continue())
         return heads
 
-    def uncovered(
-        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
-    ) -> list[Seed]:
-        """Compare the ranges in the token with a new listing of the ranges.
-
-        If the token does not cover a range, the read of this range starts at the oldest wanted change that is
-        still available.
-        """
-        source = self._source
-        missed = missed_ranges(source, tracked)
-        found = Resolution(source).each(missed, lambda each: oldest_place(source, each, since, deadline))
-        return [seed_of(each, found[each]) for each in sorted(found)]
-
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         """Plan a scan with one segment for each range. The parameter `segments` has no effect."""
         return plan_scan(self.start(Now(), None, deadline), None)
@@ -161,14 +169,6 @@ class CosmosFeed(Feed):
         if is_scan(a) or is_scan(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))
-
-    def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Return the oldest position that the service accepts in each range, or in each part of the range."""
-        source = self._source
-        source.current()
-        wanted = [each for each in map(range_of, partition_ids) if each is not None]
-        found = Resolution(source).each(wanted, lambda each: oldest_place(source, each, None, deadline))
-        return [seed_of(each, found[each]) for each in sorted(found)]
 
     def describe(self, cursor: Cursor) -> Position:
         """Return the LSN of a position, and a lower limit on the times of the records after it."""

@@ -11,7 +11,7 @@ from azure.cosmos.exceptions import CosmosHttpResponseError
 from multiclouddb_api import ErrorCategory
 from multiclouddb_cosmos.errors import GONE
 from multiclouddb_cosmos.position import Place, cursor_of
-from multiclouddb_cosmos.ranges import KeyRange, RangeMap, range_of, uncovered_parts
+from multiclouddb_cosmos.ranges import KeyRange, RangeMap
 from multiclouddb_cosmos.records import seconds_of
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import MovedError
@@ -23,17 +23,17 @@ from multiclouddb_spi import (
     PartitionState,
     ProviderFault,
     Seed,
-    Tracked,
+    Survey,
 )
 
 __all__ = [
     "children_of",
-    "missed_ranges",
+    "listed",
     "oldest_place",
     "pieces_after",
     "read_settled",
     "seed_of",
-    "to_partition",
+    "stated",
 ]
 
 T = TypeVar("T")
@@ -41,9 +41,32 @@ _EARLY_SECONDS: Final = 2
 _TRIES: Final = 4
 
 
-def to_partition(place: KeyRange) -> Partition:
-    """Convert a range to a `Partition`. The service does not list ranges that were split."""
+def listed(place: KeyRange) -> Partition:
+    """Return a range that lies within one partition; the service does not list ranges that were split."""
     return Partition(place.partition_id, (), PartitionState.OPEN)
+
+
+def stated(
+    kept: Mapping[KeyRange, Sequence[KeyRange]], lost: Sequence[KeyRange], oldest: Mapping[KeyRange, Place]
+) -> Survey:
+    """State which ranges exist.
+
+    Args:
+        kept: Ranges whose position is good, with their parts in the current partitions.
+        lost: Expired ranges, which do not overlap.
+        oldest: The parts of the expired ranges, with their oldest positions.
+    """
+    states = {
+        span: PartitionState.OPEN if len(parts) == 1 else PartitionState.CLOSED
+        for span, parts in kept.items()
+    }
+    present = [Partition(span.partition_id, (), state) for span, state in states.items()]
+    whole = RangeMap(lost)
+    for part, place in oldest.items():
+        span = whole.holder(part)
+        parents = () if part == span else (span.partition_id,)
+        present.append(Partition(part.partition_id, parents, PartitionState.OPEN, cursor_of(place)))
+    return Survey(tuple(present), {span.partition_id: None for span in lost if span not in oldest})
 
 
 def children_of(parent: KeyRange, pieces: Sequence[KeyRange], place: Place) -> Drained:
@@ -143,12 +166,6 @@ def _is_before(source: Source, place: KeyRange, lsn: int, since: datetime | None
         return False
     seconds = seconds_of(answer.items[0])
     return seconds is not None and seconds + _EARLY_SECONDS < since.timestamp()
-
-
-def missed_ranges(source: Source, tracked: Mapping[str, Tracked]) -> list[KeyRange]:
-    """Return the ranges of the container that do not overlap with any range in a token."""
-    held = [each for each in map(range_of, tracked) if each is not None]
-    return uncovered_parts(source.current().cut(source.scope), held)
 
 
 def seed_of(place: KeyRange, start: Place) -> Seed:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import attrs
 
-__all__ = ["LEAST", "MOST", "KeyRange", "RangeMap", "range_of", "uncovered_parts"]
+__all__ = ["LEAST", "MOST", "KeyRange", "RangeMap", "range_of"]
 
 LEAST: Final = ""
 MOST: Final = "FF"
@@ -78,25 +78,3 @@ class RangeMap:
     def holder(self, wanted: KeyRange) -> KeyRange:
         """Return the range of the physical partition in which a range begins."""
         return self.ranges[max(0, bisect_right(self._lows, wanted.low) - 1)]
-
-
-def uncovered_parts(wanted: Sequence[KeyRange], covered: Iterable[KeyRange]) -> list[KeyRange]:
-    """Return the parts of `wanted` that do not overlap with any range in `covered`.
-
-    Args:
-        wanted: Ranges that do not overlap each other.
-        covered: Ranges that may overlap each other.
-    """
-    done = sorted(covered)
-    found, first = [], 0
-    reached = LEAST  # everything from here to `done[first].low` is not covered
-    for each in sorted(wanted):
-        low = max(each.low, reached)
-        while first < len(done) and done[first].low < each.high:
-            if done[first].low > low:
-                found.append(KeyRange(low, done[first].low))
-            reached = max(reached, done[first].high)
-            low, first = max(low, reached), first + 1
-        if low < each.high:
-            found.append(KeyRange(low, each.high))
-    return found

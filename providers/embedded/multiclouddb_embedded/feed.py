@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from datetime import datetime
 
 from multiclouddb_api import AtTime, Beginning, LogicalPartition, Now
@@ -12,12 +12,9 @@ from multiclouddb_embedded.mapping import View, describe, from_micros, is_scan, 
 from multiclouddb_embedded.partitions import (
     Family,
     find_head,
-    outcome_of,
     read_family,
     read_head,
     read_shape,
-    standing,
-    to_partition,
 )
 from multiclouddb_embedded.profile import check_start
 from multiclouddb_embedded.reader import EmbeddedReader
@@ -32,16 +29,13 @@ from multiclouddb_spi import (
     FeedIdentity,
     FeedStart,
     Head,
-    Outcome,
-    Partition,
     Position,
     Reader,
     ScanPlan,
     Seed,
     Segment,
-    Tracked,
+    Survey,
     expired,
-    missed_by_parents,
     plan_id_of,
 )
 
@@ -83,11 +77,6 @@ class EmbeddedFeed(Feed):
             return family.one(partition_id, where)
         return family.beginning() if where is None else family.at(*where)
 
-    def partitions(self, deadline: Deadline) -> list[Partition]:
-        """Return every partition that the collection ever had, parents before children."""
-        with self._store.reading(deadline) as connection:
-            return [to_partition(row) for row in read_family(connection, self._scope).all()]
-
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
         """Open a reader of one partition, or of one segment of a snapshot."""
         spec = self.spec
@@ -104,30 +93,21 @@ class EmbeddedFeed(Feed):
         bound = position_of(until) if until is not None else None
         return EmbeddedReader(self._source, partition_id, view, position_of(cursor), bound)
 
-    def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
-        """Return the children of closed partitions.
-
-        Readers have already returned these children to the engine.
-        """
-        found: dict[str, Outcome] = {}
-        with self._store.reading(deadline) as connection:
-            for name, cursor in awaiting.items():
-                position = position_of(cursor)
-                row = standing(connection, self._scope, name, position).row
-                if not row.is_open:
-                    found[name] = outcome_of(connection, self._scope, row, position)
-        return found
-
-    def uncovered(
-        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
-    ) -> list[Seed]:
-        """Find missed partitions through their parents. The store knows every partition that ever existed."""
+    def survey(
+        self,
+        asked: Mapping[str, Cursor],
+        deadline: Deadline,
+        *,
+        expired: Collection[str] = frozenset(),
+        since: datetime | None = None,
+        whole: bool = True,
+    ) -> Survey:
+        """State all partitions, from one read transaction; the store knows those that are gone too."""
+        del expired, whole
         with self._store.reading(deadline) as connection:
             family = read_family(connection, self._scope)
-            listed = [to_partition(row) for row in family.all()]
-            missed = missed_by_parents(tracked, listed, lambda _: True) or {}
-            where = (0, 0) if since is None else _place_at(connection, family, since, 1)
-        return family.missed(missed, where)
+            ts = 0 if since is None else max(0, to_micros(since))
+            return family.survey(asked, (seq_before(connection, ts), ts))
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         """Return the latest of the parents' ends, because all parents end where the child starts."""
@@ -160,13 +140,9 @@ class EmbeddedFeed(Feed):
         with self._store.reading(deadline) as connection:
             return cut(connection, self._scope, cursor, count)
 
-    def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Return starts in the given partitions that can still be read.
-
-        A lost partition is replaced by its first unread descendants.
-        """
-        with self._store.reading(deadline) as connection:
-            return read_family(connection, self._scope).oldest(partition_ids)
+    def moment(self, cursor: Cursor) -> int | None:
+        """Return the sequence number, which counts the changes of the whole store."""
+        return None if is_scan(cursor) else position_of(cursor)[0]
 
     def describe(self, cursor: Cursor) -> Position:
         """Return a text such as `sequence 4711`, and a lower limit for the times of later changes."""

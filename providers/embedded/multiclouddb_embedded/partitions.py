@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Sequence
 
 import attrs
 
@@ -33,6 +33,7 @@ from multiclouddb_spi import (
     PartitionState,
     ProviderFault,
     Seed,
+    Survey,
     expired,
     unsupported,
 )
@@ -47,7 +48,6 @@ __all__ = [
     "read_family",
     "read_head",
     "standing",
-    "to_partition",
 ]
 
 
@@ -199,13 +199,27 @@ class Family:
         self._rows = {row.name: row for row in rows}
         self.created, self.trimmed = created, trimmed
 
-    def all(self) -> list[PartitionRow]:
-        """Return every partition, even if its changes were trimmed long ago.
+    def survey(self, asked: Container[str], since: tuple[int, int]) -> Survey:
+        """State which partitions exist, and which no longer do.
 
-        A reader that lags behind may still have to read a parent. The reader must know whether the
-        parent still exists.
+        A partition is gone if it is closed and the log was trimmed up to its end, whether it had changes or
+        not. All its ancestors ended earlier, so they are gone too.
+
+        Args:
+            asked: The partitions of the engine.
+            since: The position before which no other partition is needed.
         """
-        return list(self._rows.values())
+        there, gone = list[Partition](), dict[str, tuple[str, ...] | None]()
+        for row in self._rows.values():
+            seed = self._oldest(row)
+            if self.trimmed and row.end_seq is not None and row.end_seq <= self.trimmed:
+                gone[row.name] = seed.parents
+                continue
+            oldest = position_of(seed.cursor)
+            cursor = cursor_of(*(oldest if row.name in asked else max(oldest, since)))
+            state = PartitionState.OPEN if row.is_open else PartitionState.CLOSED
+            there.append(Partition(row.name, seed.parents, state, cursor))
+        return Survey(tuple(there), gone)
 
     def unread(self) -> list[PartitionRow]:
         """Return the partitions that contain unread changes or may still receive changes.
@@ -237,42 +251,6 @@ class Family:
         if row is None:
             return []
         return [self._oldest(row) if position is None else self._seed(row, *position)]
-
-    def oldest(self, names: Iterable[str]) -> list[Seed]:
-        """Return the positions from which the given partitions can be read again.
-
-        A lost partition is replaced by its first unread descendants.
-        """
-        asked = set(names)
-        unread = {row.name for row in self.unread()}
-        found: dict[str, Seed] = {}
-        todo = list(asked)
-        while todo:
-            row = self._rows.get(todo.pop())
-            if row is None or row.name in found:
-                continue
-            if row.name in unread or (row.name in asked and not row.removed):
-                found[row.name] = self._oldest(row)
-            else:
-                todo += row.children
-        return [found[name] for name in self._rows if name in found]
-
-    def missed(self, missed: Mapping[str, tuple[str, ...]], position: tuple[int, int]) -> list[Seed]:
-        """Return a start in each missed partition: the later of the given position and the oldest change.
-
-        Args:
-            missed: Maps each missed partition to its missed parents.
-            position: Changes before this position are not needed.
-        """
-        seeds = [self._oldest(row) for name, row in self._rows.items() if name in missed]
-        return [
-            Seed(
-                seed.partition_id,
-                missed[seed.partition_id],
-                cursor_of(*max(position_of(seed.cursor), position)),
-            )
-            for seed in seeds
-        ]
 
     def _oldest(self, row: PartitionRow) -> Seed:
         return self._seed(row, row.trimmed, row.start_ts)
@@ -318,11 +296,6 @@ def read_shape(connection: sqlite3.Connection, scope: Scope) -> tuple[object, ..
         "SELECT * FROM collections WHERE id = ?", (scope.collection.id,)
     ).fetchone()
     return found
-
-
-def to_partition(row: PartitionRow) -> Partition:
-    """Convert a partition to a `Partition`."""
-    return Partition(row.name, row.parents, PartitionState.OPEN if row.is_open else PartitionState.CLOSED)
 
 
 def find_head(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from datetime import datetime
 from typing import Final
@@ -65,7 +65,7 @@ from multiclouddb_spi import (
     ScanPlan,
     Seed,
     Segment,
-    Tracked,
+    Survey,
     plan_id_of,
 )
 
@@ -132,11 +132,26 @@ class MongoFeed(Feed):
                 raise _missing(self._source.address)
         return [Seed(PARTITION_ID, (), self._resolved(position))]
 
-    def partitions(self, deadline: Deadline) -> list[Partition]:
-        """Return the only partition."""
+    def survey(
+        self,
+        asked: Mapping[str, Cursor],
+        deadline: Deadline,
+        *,
+        expired: Collection[str] = frozenset(),
+        since: datetime | None = None,
+        whole: bool = True,
+    ) -> Survey:
+        """Return the only partition, which never goes away; if its position has expired, with the oldest one.
+
+        If the log contains a drop before the start of the feed, an earlier collection with the same
+        name was dropped.
+        """
+        if expired:
+            oldest = cursor_of(self._log.oldest(), ticks_at(self._source.now()))
+            return Survey((Partition(PARTITION_ID, (), PartitionState.OPEN, oldest),))
         if not self._found.there and not self._options.allow_missing:
             raise _missing(self._source.address)
-        return [Partition(PARTITION_ID, (), PartitionState.OPEN)]
+        return Survey((Partition(PARTITION_ID, (), PartitionState.OPEN),))
 
     def open(
         self, partition_id: str, cursor: Cursor, until: Cursor | None = None
@@ -183,26 +198,11 @@ class MongoFeed(Feed):
         heads = {name: self._head(name, cursor, deadline) for name, cursor in cursors.items()}
         return {name: head for name, head in heads.items() if head is not None}
 
-    def uncovered(
-        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
-    ) -> list[Seed]:
-        """Return no partitions, because there is only one partition and every token contains it."""
-        return []
-
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """Compare the texts of the tokens. The texts sort in the order of the changes."""
         if is_scan_cursor(a) or is_scan_cursor(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))
-
-    def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Return the position at the beginning of the oplog.
-
-        If the log contains a drop before the start of the feed, an earlier collection with the same
-        name was dropped.
-        """
-        now = self._source.now()
-        return [Seed(PARTITION_ID, (), cursor_of(self._log.oldest(), ticks_at(now)))]
 
     def describe(self, cursor: Cursor) -> Position:
         """Return the cluster time and the kind of a position."""
