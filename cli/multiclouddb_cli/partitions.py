@@ -90,9 +90,10 @@ def partitions(config: ClientConfig, address: ResourceAddress, *, mermaid: bool,
         MulticloudDbError: An error with a category; see `ErrorCategory`.
     """
     with Session(config, ChangeFeedRequest(address, Now())) as session:
-        listed = session.opened.call("partitions", session.feed.for_one_call().partitions)
+        asked = session.feed.for_one_call()
+        listed = session.opened.call("survey", lambda deadline: asked.survey({}, deadline)).present
         public_id = session.feed.public_id
-    family = Family(listed)
+    family = Family(list(listed))
     if as_json:
         typer.echo(_json(family, public_id))
     elif mermaid:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 
 import attrs
@@ -10,6 +9,7 @@ import attrs
 from multiclouddb_api import MulticloudDbError, PhysicalPartition, invalid_request
 from multiclouddb_spi import Cursor, Feed, InvalidCursor, Lineage
 from multiclouddb_spi.continuation.entry import AnyEntry, Stage
+from multiclouddb_spi.continuation.lineage import INSPECTED
 from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.continuation.state import FeedOver, Retired, state_from_json
 from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_text
@@ -87,7 +87,7 @@ def ending(envelope: Envelope) -> str | None:
 def one_partition(envelope: Envelope, standing: Standing) -> str:
     """Return a token for only one active partition."""
     assert standing.entry is not None
-    alone = Lineage([standing.entry], _INSPECTED)
+    alone = Lineage([standing.entry], INSPECTED)
     return encode_token(
         attrs.evolve(
             envelope,
@@ -99,7 +99,7 @@ def one_partition(envelope: Envelope, standing: Standing) -> str:
 
 def _state(envelope: Envelope) -> Lineage | Retired | FeedOver:
     try:
-        return state_from_json(envelope.state, _INSPECTED)
+        return state_from_json(envelope.state, INSPECTED)
     except InvalidCursor as error:
         raise _damaged(error) from error
 
@@ -113,27 +113,6 @@ def _standing(entry: AnyEntry) -> Standing:
     if entry.stage is Stage.END:
         state = "watched" if entry.children else "drained"
     return Standing(entry.partition_id, state, entry.said, entry=entry)
-
-
-class _Inspected:
-    """The rules of a lineage that is only inspected: no partition of it ends."""
-
-    names_late = False
-
-    def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """Return the first cursor."""
-        return cursors[0]
-
-    def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Return None: the order is not known."""
-        return None
-
-    def moment(self, cursor: Cursor) -> int | None:
-        """Return None: no moment is known."""
-        return None
-
-
-_INSPECTED = _Inspected()
 
 
 def _damaged(error: InvalidCursor) -> MulticloudDbError:

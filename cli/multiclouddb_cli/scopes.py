@@ -32,7 +32,8 @@ def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScop
     if not isinstance(scope, PhysicalPartition) or scope.partition_id.startswith(f"{config.provider}:"):
         return scope
     with Session(config, ChangeFeedRequest(address, Now())) as session:
-        listed = session.opened.call("partitions", session.feed.for_one_call().partitions)
+        asked = session.feed.for_one_call()
+        listed = session.opened.call("survey", lambda deadline: asked.survey({}, deadline)).present
         names = [item.partition_id for item in listed]
         if scope.partition_id in names:
             return attrs.evolve(scope, partition_id=session.feed.public_id(scope.partition_id))

@@ -24,7 +24,7 @@ The three sentences that make this possible are C1, C2 and C3 in `multiclouddb_s
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import attrs
 
@@ -45,7 +45,7 @@ from multiclouddb_spi.contract import PartitionState, Seed, Survey
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import InvalidCursor, ProviderFault
 
-__all__ = ["Lineage", "Loss", "NotProvableError", "Rules"]
+__all__ = ["INSPECTED", "Lineage", "Loss", "NotProvableError", "Rules"]
 
 
 class Rules(Protocol):
@@ -63,6 +63,25 @@ class Rules(Protocol):
 
     def moment(self, cursor: Cursor) -> int | None:
         """See `Feed.moment`."""
+
+
+class _Inspected:
+    """The rules of a lineage that is only looked at: no partition of it starts or is lost."""
+
+    names_late = False
+
+    def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
+        raise AssertionError(f"the partition {child_id} starts while a lineage is only inspected: {cursors}")
+
+    def compare(self, a: Cursor, b: Cursor) -> int | None:
+        return None
+
+    def moment(self, cursor: Cursor) -> int | None:
+        return None
+
+
+INSPECTED: Final[Rules] = _Inspected()
+"""For a lineage that is only looked at."""
 
 
 class NotProvableError(Exception):
@@ -787,5 +806,5 @@ def _late(moment: int | None) -> tuple[bool, int]:
 
 
 def _broken(problem: str) -> ProviderFault:
-    message = f"{problem}; this violates the provider contract and is a defect of the provider: report it"
+    message = f"{problem}; this violates the contract and is a defect of the provider: report it"
     return ProviderFault.of(ErrorCategory.PERMANENT_FAILURE, message)

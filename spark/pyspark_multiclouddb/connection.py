@@ -26,8 +26,8 @@ from multiclouddb_spi import (
     Target,
     open_provider,
 )
-from multiclouddb_spi.errors import fault_of, user_errors
 from multiclouddb_spi.continuation.follow import Looks
+from multiclouddb_spi.errors import fault_of, user_errors
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import Call, Tries, directly

@@ -43,6 +43,7 @@ import attrs
 
 from multiclouddb_api import MulticloudDbError, Snapshot, invalid_request
 from multiclouddb_spi import Cursor, FeedStart, InvalidCursor, Lineage, Range, ranges_between
+from multiclouddb_spi.continuation.lineage import INSPECTED
 from multiclouddb_spi.open_feed import OpenFeed
 from pyspark_multiclouddb.options import Settings, position_from_text, position_text
 
@@ -222,13 +223,9 @@ def _is_snapshot(value: Any) -> bool:
 
 def _lineage(cursors: Cursor) -> Lineage:
     try:
-        return Lineage.from_json(cursors, _no_join)
+        return Lineage.from_json(cursors, INSPECTED)
     except InvalidCursor as error:
         raise _damaged(f"holds a damaged offset ({error})") from None
-
-
-def _no_join(child_id: str, cursors: object) -> Cursor:
-    raise AssertionError(f"the partition {child_id} starts while ranges are only compared")
 
 
 def _modes_text(modes: Any) -> str:

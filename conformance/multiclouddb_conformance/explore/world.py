@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
 from itertools import combinations
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 
@@ -146,6 +146,11 @@ class World:
     token: Consumer | None = None
 
 
+def _at(cursor: Cursor) -> int:
+    assert isinstance(cursor, int)
+    return cursor
+
+
 class Rules:
     """A position is the time of the last delivered record, and its own moment."""
 
@@ -154,15 +159,15 @@ class Rules:
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         """See `Feed.join`."""
-        return max(cursors)
+        return max(map(_at, cursors))
 
     def compare(self, a: Cursor, b: Cursor) -> int:
         """See `Feed.compare`."""
-        return (a > b) - (a < b)
+        return (_at(a) > _at(b)) - (_at(a) < _at(b))
 
     def moment(self, cursor: Cursor) -> int | None:
         """See `Feed.moment`."""
-        return None if self.names_late else cursor
+        return None if self.names_late else _at(cursor)
 
 
 _RULES: Final = {kind: Rules(kind) for kind in Kind}
@@ -350,7 +355,7 @@ def _consumer(world: World) -> Iterator[tuple[str, World]]:
         elif entry.stage is Stage.READ:
             i = int(entry.partition_id)
             yield f"read {i}", _read(world, i)
-            end, position = _end(world, i), entry.cursor
+            end, position = _end(world, i), _at(entry.cursor)
             if bounds.cut and end - position > 1 and not _refused(world, i, position):
                 yield f"read one of {i}", _took(world, i, position, position + 1, False, ())
             if bounds.ahead and not any(each[0] == i for each in world.fetched):
@@ -393,7 +398,7 @@ def _plain(entry: AnyEntry) -> AnyEntry:
     return entry
 
 
-def _with(world: World, lineage: Lineage, **more: object) -> World:
+def _with(world: World, lineage: Lineage, **more: Any) -> World:
     """Return the world after the consumer's lineage has changed; `more` changes the rest of the consumer."""
     entries = _entries(lineage)
     if len(entries) > len(world.parts) + world.bounds.scan:
@@ -419,10 +424,10 @@ def _read(world: World, i: int) -> World:
         if answer[0] == i:
             return _took(world, *answer)
     entry = next(each for each in world.consumer.entries if each.partition_id == str(i))
-    if _refused(world, i, entry.cursor):
+    if _refused(world, i, _at(entry.cursor)):
         return _lost(world, {str(i)})
     closed = world.parts[i].closed is not None
-    return _took(world, i, entry.cursor, _end(world, i), closed, _named(world, i) if closed else ())
+    return _took(world, i, _at(entry.cursor), _end(world, i), closed, _named(world, i) if closed else ())
 
 
 def _took(world: World, i: int, position: int, end: int, is_end: bool, children: tuple[int, ...]) -> World:
@@ -515,7 +520,9 @@ def _search(world: World) -> World:
 def _told(world: World, seeds: Sequence[Seed]) -> set[int]:
     """Return the partitions of which a notice says where reading goes on, after something was lost."""
     late = {
-        int(seed.partition_id) for seed in seeds if seed.cursor > world.parts[int(seed.partition_id)].born
+        int(seed.partition_id)
+        for seed in seeds
+        if _at(seed.cursor) > world.parts[int(seed.partition_id)].born
     }
     gone = {j for seed in seeds for j in _ancestors(world, int(seed.partition_id)) if _is_gone(world, j)}
     return late | (gone if late else set())
@@ -550,7 +557,7 @@ def drained(world: World) -> World:
         if entry.stage is Stage.READ:
             i = int(entry.partition_id)
             ends = world.parts[i].closed is not None
-            if ends or entry.cursor < world.now or any(each[0] == i for each in world.fetched):
+            if ends or _at(entry.cursor) < world.now or any(each[0] == i for each in world.fetched):
                 return _read(world, i)
     if world.bounds.kind is not Kind.LATE:
         return _passed(world)
