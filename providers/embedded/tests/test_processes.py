@@ -147,8 +147,8 @@ def test_writers_lose_nothing_and_agree_on_one_order(store):
         assert [event.order_key for event in changes] == sorted(event.order_key for event in changes)
     assert len(sql(store.path, "SELECT 1 FROM partitions")) > 10
 
-    # Sequence numbers follow the order of commits, and the changes of a batch stay together. Splits and merges
-    # have the numbers that are missing in the log.
+    # Sequence numbers follow the order of commits, and the changes of a batch stay together. A split or merge
+    # has a number too.
     log = sql(store.path, "SELECT seq, ts, doc FROM log ORDER BY seq")
     reshapes = sql(store.path, "SELECT DISTINCT end_seq FROM partitions WHERE end_seq IS NOT NULL")
     numbers = [seq for seq, _, _ in log] + [seq for (seq,) in reshapes]
