@@ -465,6 +465,8 @@ class Lineage:
             name = end.partition_id
             if name in survey.gone and not _is_lost(end):
                 started += self.ended(name, (), complete=True)  # see `gone`
+                if self.audited is not None:
+                    self.audited = attrs.evolve(self.audited, at=0, retired=True)  # search at once
                 continue
             fresh = self.fresh(name, named.get(name, ()))
             looks = end.looks + (name in counted)
