@@ -4,8 +4,9 @@
     [id, cursor, 2]                       it is read first and alone
     [id, cursor, 8]                       it is read, and no listing of the service names it
     [id, cursor, 10]                      it is read first and alone, and no listing names it
+    [id, cursor, 1]                       it was read to its end, and no child is known
     [id, cursor, 1, [child, …], looks]    it was read to its end, and may have more children
-    [id, null, 1, [], looks]              it was lost, and what follows it is not known yet
+    [id, null, 1, …]                      it was lost, and what follows it is not known yet
     [id, [cursor, …], 4, [parent, …]]     it waits for its parents
     [id, [cursor, …], 12, [parent, …]]    it waits, and no listing names it
     [id, cursor, 16 + …, […]]             the plan of a snapshot, see `plan.py`
@@ -125,7 +126,8 @@ def entry_to_json(entry: AnyEntry) -> Cursor:
         return [entry.partition_id, entry.said[0], flags] if flags else [entry.partition_id, entry.said[0]]
     if entry.stage is Stage.WAIT:
         return [entry.partition_id, list(entry.said), _WAIT | unlisted, list(entry.waits)]
-    return [entry.partition_id, entry.cursor, _END, list(entry.children), entry.looks]
+    known = [list(entry.children), entry.looks] if entry.children or entry.looks else []
+    return [entry.partition_id, entry.cursor, _END, *known]
 
 
 def entry_from_json(item: Any) -> AnyEntry:
@@ -147,6 +149,8 @@ def entry_from_json(item: Any) -> AnyEntry:
         case [str() as name, cursor, 2 | 8 | 10 as flags]:
             failed, listed = bool(flags & _SUSPECT), not flags & _UNLISTED
             return Entry(name, Stage.READ, (cursor,), failed_last=failed, listed=listed)
+        case [str() as name, cursor, 1]:
+            return Entry(name, Stage.END, () if cursor is None else (cursor,))
         case [str() as name, cursor, 1, [*children], looks] if _names(children) and _is_count(looks):
             said = () if cursor is None else (cursor,)
             return Entry(name, Stage.END, said, children=tuple(children), looks=looks)

@@ -164,11 +164,11 @@ def _pause_after(looks: int) -> float:
 
 def most_looks(seconds: float) -> int:
     """Return after how many looks a search has lasted so many seconds: fourteen for ten minutes."""
-    looks, lasted = 0, 0.0
+    looks, lasted = 1, _FIRST_PAUSE
     while lasted < seconds:
-        lasted += _pause_after(looks)
+        lasted += min(_MOST_PAUSE, _FIRST_PAUSE * 2.0**looks)
         looks += 1
-    return max(1, looks)
+    return looks
 
 
 def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | None:

@@ -154,6 +154,11 @@ class Answers(Generic[T]):
             return []
         # A look that finds no child must not hide the fact that no read has succeeded.
         self.result.moved = self.result.moved or bool(found.children or found.gaps or found.over)
+        if self._single and found.children:
+            (name,) = (end.partition_id for end in ends)
+            self.result.retired = Retired(name, found.children, self._lineage.ending(name))
+            self._tell_retired(name, found.children)
+            return []
         for child in found.children:
             for parent in child.parents:
                 self._pass_on(parent, (child.partition_id,))

@@ -16,7 +16,7 @@ from multiclouddb_api import (
     SnapshotOrder,
 )
 from multiclouddb_conformance.explore.world import RULES
-from multiclouddb_conformance.simulation import SimulationProvider
+from multiclouddb_conformance.simulation import ServiceBehaviour, SimulationProvider
 from multiclouddb_conformance.simulation.feed import SimulationFeed
 from multiclouddb_spi import Deadline, FeedSpec, Planner, ProviderFault
 from multiclouddb_spi.continuation.plan import to_micros
@@ -119,6 +119,7 @@ def test_a_partition_is_started_alone(bench, feed, number):
 
 
 def test_an_audit_counts_from_the_start_of_the_scan_and_a_partition_has_none(bench):
+    bench.sim.behaviour = ServiceBehaviour(late_children=1)
     page = bench.page(AtTime(bench.sim.now - timedelta(seconds=5)))
     assert lineage(page).audited.since == to_micros(bench.sim.now)
     page = bench.page(Beginning(), scope=PhysicalPartition(bench.partitions()[1]))

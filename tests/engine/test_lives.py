@@ -48,9 +48,15 @@ class HardLife:
         self.sim.write(f"k{self.dice.randrange(12)}", {"n": self.sim.head}, poison=True)
 
     def trim(self):
-        """Remove the older half of the records of one partition or all partitions, as retention would."""
-        names = [None, None, *self.sim.partitions]
-        self.sim.trim(self.dice.choice(names), self.dice.randrange(self.sim.head + 1) // 2)
+        """Remove old records of all partitions, or of one and its ancestors (C2), as retention would."""
+        chosen = self.dice.choice([None, None, *self.sim.partitions])
+        upto = self.dice.randrange(self.sim.head + 1) // 2
+        pending, names = [chosen], []
+        while pending:
+            names.append(pending.pop())
+            pending += self.sim.lineage.get(names[-1], ())
+        for name in dict.fromkeys(names):
+            self.sim.trim(name, upto)
 
     def fail(self):
         name = self.dice.choice(list(self.sim.partitions))

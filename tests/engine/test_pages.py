@@ -490,7 +490,7 @@ class TestDiagnostics:
         bench.sim.split("p0")
         token = bench.page(token).continuation_token
         page = bench.page(token)
-        assert (bench.calls.discovers, page.diagnostics.requests) == (2, 1)
+        assert (bench.calls.surveys, page.diagnostics.requests) == (2, 1)
         assert bench.page(page.continuation_token).diagnostics.requests == 1 + 2
 
     def test_retries_are_counted(self, bench):

@@ -17,10 +17,7 @@ from .test_planner import Headless
 REQUESTS = [
     "clock",
     "start",
-    "partitions",
-    "discover",
-    "uncovered",
-    "oldest",
+    "survey",
     "heads",
     "snapshot",
     "segments",

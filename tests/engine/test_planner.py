@@ -370,7 +370,7 @@ class TestTrouble:
         sim.write("a", {"n": 1})
         (part,) = consumer.planner.advance(consumer.at, None, consumer.deadline).ranges()
         sim.trim()
-        sim.fail_next(None, CorruptError("no oldest"), times=None, operation="oldest")
+        sim.fail_next(None, CorruptError("no oldest"), times=None, operation="survey")
         with pytest.raises(MulticloudDbError, match="no oldest"):
             consumer.read([part])
         consumer.close()

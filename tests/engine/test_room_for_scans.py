@@ -32,7 +32,6 @@ from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.planning.ranges import Range
 
 SOON = Deadline.after(30)
-AUDITED = Audited(since=None, at=1, retired=False)
 forms = pytest.mark.parametrize("form", list(Listing))
 
 

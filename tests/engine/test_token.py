@@ -20,7 +20,8 @@ from multiclouddb_api import (
     PhysicalPartition,
     ResourceAddress,
 )
-from multiclouddb_spi.continuation.lineage import Entry, Lineage
+from multiclouddb_spi.continuation.entry import Entry, Stage
+from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.token import Envelope, decode_token, encode_token, scope_text
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -143,7 +144,11 @@ class TestSize:
         names = [f"shardId-{number:020d}-{number:08x}" for number in range(500)]
         cursors = [f"4957{number:020d}" for number in range(500)]
         state = Lineage(
-            (Entry.read(name, cursor, failed_last) for name, cursor in zip(names, cursors, strict=True)), max
+            (
+                Entry(name, Stage.READ, (cursor,), failed_last=failed_last)
+                for name, cursor in zip(names, cursors, strict=True)
+            ),
+            max,
         ).to_json()
         whole = len(json.dumps(state, separators=(",", ":")))
         theirs = sum(len(json.dumps(text)) for text in [*names, *cursors])

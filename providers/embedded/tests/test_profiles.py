@@ -352,12 +352,12 @@ class TestOnePartition:
         self.write(store, range(30, 60))
         store.merge("items", "p1", "p2")
         self.write(store, range(60, 90))
-        assert [part.partition_id for part in feed.partitions(items.deadline())] == ["0"]
+        survey = feed.survey({"0": [0, 0]}, items.deadline())
+        assert ([part.partition_id for part in survey.present], survey.gone) == (["0"], {})
         events, last = items.drain(reader, most=7)
         assert self.numbers(events) == list(range(90))
         assert isinstance(last.outcome, Continue)
         assert {event.partition_id for event in events} == {feed.public_id("0")}
-        assert feed.discover({"0": last.cursor_after(len(last))}, items.deadline()) == {}
 
     def test_pages_of_every_size_are_whole_and_in_order(self, items, store):
         self.write(store, range(60))
@@ -474,9 +474,9 @@ class TestOnePartition:
             items.fetch(feed.open("0", old.cursor))
         with faulty(LOST, "trimmed"):
             items.fetch(reader)
-        (seed,) = feed.oldest(["0"], items.deadline())
-        assert self.numbers(items.drain(feed.open("0", seed.cursor))[0]) == [6, 7, 8, 9]
-        assert items.start(feed) == [seed]
+        (part,) = feed.survey({"0": old.cursor}, items.deadline(), expired={"0"}).present
+        assert self.numbers(items.drain(feed.open("0", part.oldest))[0]) == [6, 7, 8, 9]
+        assert [seed.cursor for seed in items.start(feed)] == [part.oldest]
 
     def test_a_dropped_collection_ends_its_readers(self, items, store):
         feed = items.feed()
@@ -485,7 +485,7 @@ class TestOnePartition:
         for call in (
             lambda: items.fetch(reader),
             lambda: items.start(feed),
-            lambda: feed.partitions(items.deadline()),
+            lambda: feed.survey({}, items.deadline()),
             lambda: feed.heads({"0": [0, 0]}, None, items.deadline()),
         ):
             with faulty(ErrorCategory.NOT_FOUND, "dropped"):

@@ -235,14 +235,6 @@ def test_another_request_is_read(consumer: Consumer):
     assert page.diagnostics.requests == PARTITIONS
 
 
-def test_a_feed_whose_audit_is_due_is_read(store: EmbeddedStore):
-    with connect(config(store, coverage_audit_seconds=0)) as client:
-        consumer = Consumer(client)
-        consumer.until_idle()
-        for _ in range(6):
-            assert consumer.next().diagnostics.requests >= PARTITIONS
-
-
 def test_a_mark_that_fails_does_not_fail_the_page(consumer: Consumer, monkeypatch: Any):
     consumer.until_quiet()
 

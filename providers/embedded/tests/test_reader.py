@@ -273,14 +273,6 @@ class TestLineage:
     def test_join_takes_the_furthest(self, items):
         assert items.feed().join("p2", [[5, 1], [5, 9], [4, 99]]) == [5, 9]
 
-    def test_discover_names_children_and_waits_for_open_partitions(self, items):
-        feed = items.feed()
-        items.store.split("items", "p0")
-        cursor = feed.open("p0", [10, 0]) and items.drain(feed.open("p0", [0, 0]))[1].cursor_after(0)
-        found = feed.discover({"p0": cursor, "p1": cursor}, items.deadline())
-        assert [child.partition_id for child in found["p0"].children] == ["p1", "p2"]
-        assert "p1" not in found
-
     def test_an_empty_partition_holds_its_children_back(self, world):
         """The partition `p0` has changes, and its child `p1` has none. `p3` must still be read after `p0`."""
         world.store.create_collection("items", partitions=1)
@@ -289,18 +281,15 @@ class TestLineage:
         world.store.split("items", "p1")
         seeds = {seed.partition_id: seed.parents for seed in world.start(world.feed())}
         assert seeds == {"p0": (), "p1": ("p0",), "p2": ("p0",), "p3": ("p1",), "p4": ("p1",)}
-        listed = {part.partition_id: part.state for part in world.feed().partitions(world.deadline())}
+        listed = {part.partition_id: part.state for part in world.feed().survey({}, world.deadline()).present}
         assert listed["p0"] is listed["p1"] is PartitionState.CLOSED
         assert listed["p2"] is listed["p4"] is PartitionState.OPEN
 
-    def test_what_was_trimmed_away_is_no_start_but_stays_in_the_lineage(self, items):
+    def test_what_was_trimmed_away_is_no_start(self, items):
         items.store.split("items", "p0")
         items.store.put("items", "b", {"n": 11})
         items.store.trim("items", max_count=1)
-        feed = items.feed()
-        assert ids(items.start(feed)) == ["p1", "p2"]
-        listed = {part.partition_id: part.parents for part in feed.partitions(items.deadline())}
-        assert listed == {"p0": (), "p1": ("p0",), "p2": ("p0",)}
+        assert ids(items.start(items.feed())) == ["p1", "p2"]
 
     @pytest.mark.parametrize("seed", [7, 28])
     def test_a_far_behind_reader_meets_every_partition_once(self, world, seed):
@@ -474,36 +463,83 @@ class TestExpiry:
             items.store.trim("items", max_count=0)
         assert len(items.fetch(reader)) == 0
 
+
+class TestSurvey:
     def test_oldest_is_the_first_change_that_is_left(self, items):
         items.store.trim("items", max_count=4)
         feed = items.feed()
-        (seed,) = feed.oldest(["p0"], items.deadline())
-        assert numbers(items.drain(feed.open("p0", seed.cursor))[0]) == [7, 8, 9, 10]
-        assert seed == items.start(feed)[0]
+        (part,) = feed.survey({"p0": [2, 0]}, items.deadline(), expired={"p0"}).present
+        assert numbers(items.drain(feed.open("p0", part.oldest))[0]) == [7, 8, 9, 10]
+        assert part.oldest == items.start(feed)[0].cursor
 
-    def test_oldest_of_what_is_gone_are_its_descendants(self, items):
+    def test_what_is_gone_is_told_with_its_parents(self, items):
         items.store.split("items", "p0")  # p1, p2
         items.store.split("items", "p1")  # p3, p4
         items.store.batch("items", [Put(n, {"n": n}) for n in range(30)])
         items.store.merge("items", "p4", "p2")  # p5
-        items.store.trim("items", max_count=30)
-        feed = items.feed()
-        seeds = feed.oldest(["p0", "p7"], items.deadline())
-        assert {seed.partition_id: seed.parents for seed in seeds} == {
-            "p2": ("p0",),
-            "p3": ("p1",),
-            "p4": ("p1",),
+        items.store.put("items", "last", {"n": 30})
+        items.store.trim("items", max_count=31)
+        survey = items.feed().survey({"p0": [2, 0]}, items.deadline(), expired={"p0"})
+        there = {part.partition_id: (part.parents, part.state) for part in survey.present}
+        assert there == {
+            "p0": ((), PartitionState.CLOSED),  # all of its changes were removed, but it ended later
+            "p1": (("p0",), PartitionState.CLOSED),
+            "p2": (("p0",), PartitionState.CLOSED),
+            "p3": (("p1",), PartitionState.OPEN),
+            "p4": (("p1",), PartitionState.CLOSED),
+            "p5": (("p4", "p2"), PartitionState.OPEN),
         }
-        assert ids(feed.oldest(["p4"], items.deadline())) == ["p4"]
-        items.store.trim("items", max_count=0)
-        assert ids(feed.oldest(["p0"], items.deadline())) == ["p3", "p5"]
+        assert not survey.gone
+        items.store.trim("items", max_count=1)
+        survey = items.feed().survey({"p0": [2, 0]}, items.deadline(), expired={"p0"})
+        assert survey.gone == {"p0": (), "p1": ("p0",)}
+        items.store.put("items", "last", {"n": 31})
+        items.store.trim("items", max_count=1)
+        survey = items.feed().survey({"p0": [2, 0]}, items.deadline(), expired={"p0"})
+        assert survey.gone == {"p0": (), "p1": ("p0",), "p2": ("p0",), "p4": ("p1",)}
+        assert survey.heirs is None
 
-    def test_oldest_of_one_that_lost_nothing_is_itself(self, world):
-        """The engine asks for the oldest position of all partitions. If a partition has lost nothing,
-        this position is its current position."""
+    def test_an_empty_partition_goes_before_its_children(self, world):
+        world.store.create_collection("items", partitions=1)
+        world.store.split("items", "p0")  # p1 and p2; p0 never had a change
+        world.store.split("items", "p1")  # p3 and p4
+        world.store.batch("items", [Put(n, {"n": n}) for n in range(30)])
+        for name in ("p2", "p3"):
+            world.store.split("items", name)
+        world.store.put("items", 0, {"n": 30})
+        world.store.trim("items", max_count=0)
+        survey = world.feed().survey({"p2": [3, 0]}, world.deadline(), expired={"p2"})
+        assert survey.gone.keys() == {"p0", "p1", "p2", "p3"}
+
+    def test_nothing_is_gone_before_a_trim(self, world):
         world.store.create_collection("items", partitions=1)
         world.store.split("items", "p0")
-        assert ids(world.feed().oldest(["p0"], world.deadline())) == ["p0"]
+        survey = world.feed().survey({"p0": [0, 0]}, world.deadline())
+        assert not survey.gone
+        assert [part.partition_id for part in survey.present] == ["p0", "p1", "p2"]
+
+    def test_a_partition_that_was_not_asked_for_begins_at_the_wanted_time(self, items):
+        items.store.split("items", "p0")
+        items.store.batch("items", [Put(n, {"n": n}) for n in range(20, 40)])
+        feed = items.feed()
+        since = items.read_all(feed)["p1"][0].timestamp + timedelta(microseconds=1)
+        survey = feed.survey({"p1": [11, 0]}, items.deadline(), since=since)
+        oldest = {part.partition_id: part.oldest for part in survey.present}
+        assert oldest["p1"][0] == 11
+        assert numbers(items.drain(feed.open("p2", oldest["p2"]))[0]) == []
+
+    def test_splits_and_merges_have_moments_of_their_own(self, world):
+        """So a child begins after everything that its ancestors begin, also without any change."""
+        world.store.create_collection("items", partitions=1)
+        for name in ("p0", "p2"):
+            world.store.split("items", name)
+        world.store.merge("items", "p1", "p3")
+        feed = world.feed()
+        oldest = {
+            part.partition_id: feed.moment(part.oldest) for part in feed.survey({}, world.deadline()).present
+        }
+        assert oldest == {"p0": 0, "p1": 1, "p2": 1, "p3": 2, "p4": 2, "p5": 3}
+        assert not feed.names_late
 
 
 class TestCursors:
@@ -754,7 +790,7 @@ class TestWaiting:
         batch = items.fetch(reader, wait=30.0)
         thread.join()
         assert isinstance(batch.outcome, Drained)
-        assert batch.cursor_after(0)[0] == 12
+        assert batch.cursor_after(0)[0] == 13
 
     @pytest.mark.parametrize("end", ["cancel", "close"])
     def test_cancel_and_close_end_it_within_a_second(self, items, end):
@@ -904,10 +940,8 @@ class TestProvisioning:
             lambda: items.fetch(reader),
             lambda: items.start(feed),
             lambda: items.start(feed, Now(), "p0"),
-            lambda: feed.partitions(items.deadline()),
-            lambda: feed.oldest(["p0"], items.deadline()),
+            lambda: feed.survey({}, items.deadline()),
             lambda: feed.heads({"p0": [0, 0]}, None, items.deadline()),
-            lambda: feed.discover({"p0": [0, 0]}, items.deadline()),
         ):
             with faulty(ErrorCategory.NOT_FOUND, "dropped"):
                 call()

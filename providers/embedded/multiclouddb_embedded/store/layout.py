@@ -49,10 +49,9 @@ class PartitionRow:
         high: The first hash after the partition.
         parents: The names of the partitions that this partition replaces.
         children: The names of the partitions that replace this partition.
-        start_seq: The number of the store's newest change when the partition was made.
+        start_seq: The number of the store's newest change, split or merge when the partition was made.
         start_ts: The time at which the partition was made.
-        end_seq: The number of the store's newest change when the partition was closed, or None while it is
-            open.
+        end_seq: The number of the split or merge that closed the partition, or None while it is open.
         end_ts: The time at which the partition was closed.
         last_seq: The number of the partition's last change, or `start_seq`.
         written: The number of changes in the partition so far.

@@ -21,7 +21,8 @@ class Moment:
     """The newest change of the store, including the changes of the current write transaction.
 
     Attributes:
-        seq: The number of the last change. Each further change adds 1.
+        seq: The number of the last change. Each further change, split or merge adds 1, so a partition that
+            ends has a higher number than its ancestors, also if it received no change.
         ts: The time of the transaction's commit, in microseconds since 1970. This time is never
             earlier than the time of the previous commit.
     """
@@ -35,6 +36,11 @@ class Moment:
     def end(self) -> tuple[int, int]:
         """Return the position after the last change."""
         return self.seq, self.ts
+
+    def next(self) -> tuple[int, int]:
+        """Return the position of a split or merge, which comes after every change so far."""
+        self.seq += 1
+        return self.end
 
 
 @contextmanager

@@ -23,7 +23,7 @@ _TABLES: Final = """
 CREATE TABLE store (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     version INTEGER NOT NULL,
-    head_seq INTEGER NOT NULL,            -- the last change of any collection
+    head_seq INTEGER NOT NULL,            -- the last change, split or merge
     head_ts INTEGER NOT NULL              -- the last commit, in microseconds since 1970; never goes back
 );
 CREATE TABLE collections (

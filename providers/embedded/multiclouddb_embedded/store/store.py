@@ -295,7 +295,7 @@ class EmbeddedStore:
                 problem = f"{middle} does not divide [{row.low}, {row.high})"
                 raise invalid_request("at", problem, "give a hash within this range, or leave it out")
             ranges = [(row.low, middle), (middle, row.high)]
-            lower, upper = add_partitions(connection, found.id, ranges, [row], moment.end)
+            lower, upper = add_partitions(connection, found.id, ranges, [row], moment.next())
         return lower, upper
 
     def merge(self, collection: str, a: str, b: str, *, database: str = MAIN) -> str:
@@ -320,7 +320,7 @@ class EmbeddedStore:
                     "see EmbeddedStore.partitions(collection)",
                 )
             ranges = [(low.low, high.high)]
-            (child,) = add_partitions(connection, found.id, ranges, [low, high], moment.end)
+            (child,) = add_partitions(connection, found.id, ranges, [low, high], moment.next())
         return child
 
     def trim(
