@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from multiclouddb_api import Beginning, FeedEnded, Now, PartitionFoundLate
+from multiclouddb_api import Beginning, FeedEnded, Now, OperationOptions, PartitionFoundLate
 from multiclouddb_dynamo import shards as rooms
 from multiclouddb_dynamo.partitions import headroom
 from multiclouddb_dynamo.position import After, Horizon, Latest, Start, cursor_of
@@ -40,8 +40,14 @@ def missed_half(world, start):
     first, late = world.script.split(world.chain())
     world.script.hide(late, seconds=HOUR)
     consumer.until_found(world.put_in(first))
-    consumer.until_idle()
+    until_not_watched(consumer)
     return consumer, late
+
+
+def until_not_watched(consumer):
+    """Read until the search for more children of ended shards is over."""
+    while consumer.read(OperationOptions(wait_seconds=0.05)).diagnostics.open_watches:
+        pass
 
 
 class TestAudit:
@@ -280,7 +286,7 @@ class TestGone:
             consumer.until_found(world.put_everywhere())
             world.script.roll_over(next(name for name in world.open() if name != left))
             consumer.until_found(world.put_everywhere())
-            consumer.until_idle()
+            until_not_watched(consumer)
             world.settings["child_watch_seconds"] = 600.0
             consumer.restart()
             world.script.roll_over(left)
