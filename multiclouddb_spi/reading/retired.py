@@ -37,7 +37,7 @@ def look_again(session: Session, state: Retired, context: ReadContext, deadline:
     """
     if state.watch is None:
         return Look(state)
-    lineage = Lineage([state.watch], session.feed)
+    lineage = Lineage([state.watch], session.feed, root=state.partition_id)
     follow = Follow(
         session.feed, lineage, context.fetcher.call, deadline, Fail(), context.looks, context.watch_seconds
     )

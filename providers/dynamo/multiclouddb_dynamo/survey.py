@@ -22,7 +22,7 @@ _ENDED: Final = "the stream was disabled or its table deleted; all its records h
 def survey_of_listing(
     source: Source,
     shards: Mapping[str, Shard],
-    asked: Collection[str],
+    asked: Mapping[str, Cursor],
     expired: Collection[str],
     since: int | None,
     deadline: Deadline,
@@ -35,7 +35,7 @@ def survey_of_listing(
     Args:
         source: The objects that all readers of the feed share.
         shards: The listing.
-        asked: The shards of the engine; empty if only the listing is wanted.
+        asked: Maps the shards of the engine to their positions; empty if only the listing is wanted.
         expired: Those of `asked` whose position was refused.
         since: Records older than this time are not needed; None means that no bound is known.
         deadline: The time limit.
@@ -50,9 +50,10 @@ def survey_of_listing(
     starts = dict.fromkeys(hidden, cursor_of(Horizon(now)))
     starts |= {name: cursor_of(start_of(shards[name], Horizon(now))) for name in asked if name in shards}
     if asked and (gone or lost or not expired):
-        heights = _uncovered(shards, asked)
+        there = {name: shard for name, shard in shards.items() if name not in lost}
+        heights = _uncovered(there, asked.keys() - gone - lost.keys())
         gone |= source.shards.gone((name for name in heights if name not in shards), deadline)
-        starts |= _oldest(source.shards, shards, heights, gone | lost.keys(), since, deadline)
+        starts |= _oldest(source.shards, there, heights, gone | lost.keys(), since, deadline)
     present = [_partition(shard, starts.get(name)) for name, shard in shards.items() if name not in lost]
     present += [_hidden(source.shards, name, starts[name]) for name in hidden]
     told = {name: _parents(shard) for name, shard in lost.items()}
@@ -81,28 +82,33 @@ def survey_of_children(source: Source, asked: Mapping[str, Cursor], deadline: De
     return Survey(tuple(present.values()), dict.fromkeys(gone), final=final, answered=found.keys())
 
 
-def _uncovered(shards: Mapping[str, Shard], asked: Collection[str]) -> dict[str, int]:
-    """Walk from each open shard up to an asked shard, or to an ancestor of one.
+def _uncovered(shards: Mapping[str, Shard], held: Collection[str]) -> dict[str, int]:
+    """Walk from each open shard that descends from no held one up to an ancestor of a held one, or to a root.
 
     Returns:
         Maps each shard on the way to the smallest number of generations below it. The last shard of a way may
         be unlisted.
     """
-    covered = set(asked)
-    for name in asked:
-        while (shard := shards.get(name)) is not None and shard.parent is not None:
-            name = shard.parent
-            if name in covered:
-                break
-            covered.add(name)
+    read = set[str]()
+    for name in held:
+        above = _parent(shards, name)
+        while above is not None and above not in read and above not in held:
+            read.add(above)
+            above = _parent(shards, above)
     heights: dict[str, int] = {}
     for shard in shards.values():
-        above: str | None = shard.shard_id if shard.last is None else None
-        height = 0
-        while above is not None and above not in covered and height < heights.get(above, height + 1):
-            heights[above] = height
-            above, height = shards[above].parent if above in shards else None, height + 1
+        way, above = list[str](), shard.shard_id if shard.last is None else None
+        while above is not None and above not in held and above not in read:
+            way.append(above)
+            above = _parent(shards, above)
+        if above is None or above in read:
+            for height, name in enumerate(way):
+                heights[name] = min(height, heights.get(name, height))
     return heights
+
+
+def _parent(shards: Mapping[str, Shard], name: str) -> str | None:
+    return shards[name].parent if name in shards else None
 
 
 def _oldest(

@@ -1,18 +1,18 @@
 """Tests audits of coverage, the cost of searching for children, and parents that no longer exist."""
 
+import math
 from collections import Counter
 from datetime import UTC, datetime
-from typing import ClassVar
 
 import pytest
 
-from multiclouddb_api import Beginning, FeedEnded, Now, PartitionFoundLate
+from multiclouddb_api import Beginning, FeedEnded, Now, OperationOptions, PartitionFoundLate
 from multiclouddb_dynamo import shards as rooms
-from multiclouddb_dynamo.partitions import headroom, oldest_left, seeds_of_missed
-from multiclouddb_dynamo.position import After, Horizon, Latest, Start, cursor_of, place_of
-from multiclouddb_dynamo.shards import Shard, ShardMap
-from multiclouddb_spi import Deadline, ProviderFault, Tracked
-from multiclouddb_spi.continuation.watching import pause_after
+from multiclouddb_dynamo.partitions import headroom
+from multiclouddb_dynamo.position import After, Horizon, Latest, Start, cursor_of
+from multiclouddb_dynamo.shards import ShardMap
+from multiclouddb_spi import Deadline, Lineage, ProviderFault
+from multiclouddb_spi.continuation.entry import Entry
 
 from .world import TABLE, World, soon
 
@@ -40,8 +40,14 @@ def missed_half(world, start):
     first, late = world.script.split(world.chain())
     world.script.hide(late, seconds=HOUR)
     consumer.until_found(world.put_in(first))
-    consumer.until_idle()
+    until_not_watched(consumer)
     return consumer, late
+
+
+def until_not_watched(consumer):
+    """Read until the search for more children of ended shards is over."""
+    while consumer.read(OperationOptions(wait_seconds=0.05)).diagnostics.open_watches:
+        pass
 
 
 class TestAudit:
@@ -116,8 +122,7 @@ class TestAudit:
                 world.script.hide(hidden, seconds=HOUR)
                 assert consumer.again().read() is not None
                 _, feed = world.feed()
-                tracked = {world.chain(): Tracked(world.chain(), (cursor_of(After("1" * 21, None)),))}
-                assert not feed.uncovered(tracked, None, soon())
+                assert missing(feed, [world.chain()]) == []
                 world.script.hide(hidden)
             consumer.until_idle()
             assert sorted(consumer.markers) == sorted(set(consumer.markers))
@@ -125,12 +130,11 @@ class TestAudit:
     def test_it_goes_on_where_an_earlier_one_was_cut_off(self):
         with World(shards=30, shards_per_page=1) as world:
             _, feed = world.feed()
-            tracked = {name: Tracked(name, (cursor_of(Start(0)),)) for name in world.open()}
             tries = 0
             while True:
                 tries += 1
                 try:
-                    found = feed.uncovered(tracked, None, Deadline.after(1.2))
+                    found = missing(feed.for_one_call(), world.open(), Deadline.after(1.2))
                     break
                 except ProviderFault:  # at ten calls per second
                     assert tries < 10
@@ -143,79 +147,20 @@ class TestAudit:
             world.roll_over()
             world.script.drop_oldest(TABLE, 5)
             _, feed = world.feed()
-            tracked = {name: Tracked(name, (cursor_of(Start(0)),)) for name in world.open()}
-            assert feed.uncovered(tracked, None, soon()) == []
+            assert missing(feed, world.open()) == []
             assert world.journal.count("GetShardIterator") == 0
-            missed = tracked.popitem()[0]
-            assert [seed.partition_id for seed in feed.uncovered(tracked, None, soon())] == [missed]
-            assert world.journal.count("GetShardIterator") == 5
-            feed.uncovered(tracked, None, soon())
-            assert world.journal.count("GetShardIterator") == 5
+            *rest, missed = world.open()
+            for _ in range(2):
+                assert missing(feed, rest) == [missed]
+                assert world.journal.count("GetShardIterator") == 1
 
 
-def listed(name, parent=None, *, last=None):
-    return Shard(name, parent, last, "1", NOW)
-
-
-class Visited(dict):
-    """The listed shards; counts the shards in all loops over them."""
-
-    visits = 0
-
-    def values(self):
-        self.visits += len(self)
-        return super().values()
-
-
-def test_shards_that_cannot_be_read_are_replaced_without_a_search_of_all_shards_for_each():
-    names = [f"shardId-{number:03}" for number in range(300)]
-    shards = Visited({name: listed(name, last="9") for name in names})
-    shards |= {f"{name}-child": listed(f"{name}-child", name) for name in names}
-    found = oldest_left(shards, names, NOW, lambda each: each.last is None)
-    assert {seed.partition_id for seed in found} == {f"{name}-child" for name in names}
-    assert shards.visits < 10 * len(shards)
-
-
-class TestStartOfAMissedShard:
-    """Tests the start of a missed shard: every wanted change is read, and an expired position is reported."""
-
-    CHAIN: ClassVar = {
-        "a": listed("a", last="2"), "b": listed("b", "a", last="2"), "c": listed("c", "b", last="2"),
-        "d": listed("d", "c", last="2"), "e": listed("e", "d"),
-    }  # fmt: skip
-    MISSED: ClassVar = {"a": (), "b": ("a",), "c": ("b",), "d": ("c",), "e": ("d",)}
-
-    def places(self, since, *, trimmed):
-        asked = []
-
-        def is_trimmed(shard):
-            asked.append(shard.shard_id)
-            return trimmed
-
-        seeds = seeds_of_missed(self.MISSED, self.CHAIN, since, is_trimmed)
-        assert {seed.partition_id: seed.parents for seed in seeds} == self.MISSED
-        return {seed.partition_id: place_of(seed.cursor) for seed in seeds}, asked
-
-    def test_without_a_bound_it_is_the_oldest_record(self):
-        places, asked = self.places(None, trimmed=False)
-        assert places == {
-            "a": Start(NOW - 23 * HOUR), "b": Start(NOW - 23 * HOUR), "c": Start(NOW - 18 * HOUR),
-            "d": Start(NOW - 12 * HOUR), "e": Start(NOW - 6 * HOUR),
-        }  # fmt: skip
-        assert asked == ["a", "b"]
-
-    def test_what_was_trimmed_has_expired(self):
-        places, _ = self.places(None, trimmed=True)
-        assert places["a"] == places["b"] == Start(0)
-
-    def test_a_start_that_is_older_than_a_shard_is_no_bound(self):
-        places, _ = self.places(NOW - 48 * HOUR, trimmed=False)
-        assert not [place for place in places.values() if isinstance(place, Latest)]
-
-    def test_a_start_that_may_be_younger_is_one(self):
-        places, asked = self.places(NOW - 60, trimmed=True)
-        assert set(places.values()) == {Latest(NOW - 60)}
-        assert asked == []
+def missing(feed, names, deadline=None):
+    """Return the shards that a search finds in addition to `names`."""
+    cursor = cursor_of(After("1" * 21, None))
+    survey = feed.survey(dict.fromkeys(names, cursor), deadline or soon())
+    lineage = Lineage([Entry.read(name, cursor) for name in names], feed)
+    return [seed.partition_id for seed in lineage.found(survey)[0]]
 
 
 @pytest.mark.parametrize(
@@ -296,13 +241,14 @@ class TestCost:
         service, shards = served(
             [entry(name, closed=True) for name in parents] + [entry(f"c{name}", name) for name in parents]
         )
-        watched, looked = dict.fromkeys(parents, 0), dict.fromkeys(parents, -1.0)
+        looks, looked = dict.fromkeys(parents, 0), dict.fromkeys(parents, -math.inf)
         answered = {}
         while service.clock < 600:
-            due = [name for name in parents if service.clock - looked[name] >= pause_after(watched[name])]
+            # As in the engine, each pause is as long as all pauses before it.
+            due = [name for name in parents if service.clock - looked[name] >= 0.1 * 2 ** looks[name]]
             for name in shards.discover(due, Deadline.after(30)) if due else ():
                 answered.setdefault(name, service.clock)
-                watched[name], looked[name] = int(service.clock * 10), service.clock
+                looks[name], looked[name] = looks[name] + 1, service.clock
             service.clock += 0.1
         assert len(answered) == 1000
         assert max(answered.values()) < 3
@@ -340,7 +286,7 @@ class TestGone:
             consumer.until_found(world.put_everywhere())
             world.script.roll_over(next(name for name in world.open() if name != left))
             consumer.until_found(world.put_everywhere())
-            consumer.until_idle()
+            until_not_watched(consumer)
             world.settings["child_watch_seconds"] = 600.0
             consumer.restart()
             world.script.roll_over(left)

@@ -38,7 +38,7 @@ def test_a_number_far_behind_the_shard_is_an_invalid_request(code, listed):
         shard = world.chain()
         provider, feed = world.feed()
         if listed:
-            feed.partitions(soon())
+            feed.survey({}, soon())
         world.troubles.fail("GetShardIterator", code, None)
         found = fault_of(provider, feed.open(shard, [HUGE, None]))
         assert found.category == ErrorCategory.INVALID_REQUEST

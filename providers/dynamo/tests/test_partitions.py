@@ -153,7 +153,6 @@ class TestLateChildren:
         with pytest.raises(MulticloudDbError) as caught:
             consumer.until_idle(10)
         assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
-        assert "24 hours" in str(caught.value)
 
     def test_and_skipping_goes_on_with_their_descendants(self, world):
         consumer = self.left_for_two_days(world)
@@ -449,6 +448,8 @@ class TestIncarnations:
             written += world.put_everywhere()
             disable(world)
             assert sorted(markers(consumer.events) + consumer.restart().until_idle()) == written
+            while not consumer.notices:
+                consumer.read()
             assert {type(notice) for notice in consumer.notices} == {FeedEnded}
             assert consumer.read().idle
 

@@ -99,7 +99,7 @@ class TestEnds:
         shard = world.chain()
         children = set(world.script.split(shard))
         _, feed = world.feed()
-        feed.partitions(soon())
+        feed.survey({}, soon())
         reader = feed.open(shard, ["h", int(time.time())])
         first, second = fetch(reader), fetch(reader)
         assert isinstance(first.outcome, Drained)

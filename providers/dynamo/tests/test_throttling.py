@@ -232,9 +232,9 @@ class TestListing:
         call = feed.for_one_call()
         world.troubles.fail(LISTING, REFUSAL, every=2, retry_after=0.5)
         with pytest.raises(ClientError, match=REFUSAL):
-            call.partitions(soon(LONG))
+            call.survey({}, soon(LONG))
         assert world.journal.count(LISTING) == 2
-        assert len(call.partitions(soon(LONG))) == SHARDS
+        assert len(call.survey({}, soon(LONG)).present) == SHARDS
         assert world.journal.count(LISTING) == PAGES + 1
 
     def test_a_refusal_for_good_ends_it(self, world):
@@ -256,7 +256,7 @@ class TestListing:
 
         def ask(call):
             listed = what == "partitions"
-            found = call.partitions(deadline) if listed else call.start(Beginning(), None, deadline)
+            found = call.survey({}, deadline).present if listed else call.start(Beginning(), None, deadline)
             assert len(found) == SHARDS
 
         call = feed.for_one_call()
@@ -266,7 +266,7 @@ class TestListing:
         if ended:
             ask(call)
         world.journal.clear()
-        ask(call if ended else feed.for_one_call())
+        ask(feed.for_one_call())
         assert world.journal.count(LISTING) == PAGES
         world.journal.clear()
         ask(feed)
@@ -275,7 +275,11 @@ class TestListing:
     @pytest.mark.parametrize("what", ["start", "partitions"])
     def test_the_feed_itself_keeps_nothing_between_two_calls(self, world, what):
         _, feed = world.feed()
-        ask = feed.partitions if what == "partitions" else lambda until: feed.start(Beginning(), None, until)
+
+        def ask(until):
+            listed = what == "partitions"
+            return feed.survey({}, until).present if listed else feed.start(Beginning(), None, until)
+
         refuse_twice(world, 4)
         deadline = soon()
         with pytest.raises(ClientError):
@@ -298,7 +302,7 @@ class TestListing:
         call = feed.for_one_call()
         refuse_twice(world, 4)
         with pytest.raises(ClientError):
-            call.partitions(soon())
+            call.survey({}, soon())
         kept = weakref.ref(call)
         del call
         gc.collect()
@@ -314,7 +318,8 @@ class TestListing:
                 reader.fetch(10, 1 << 20, 0.0, soon())
             world.journal.clear()
             world.troubles.fail(LISTING, REFUSAL, every=2)
-            feed.discover({seed.partition_id: seed.cursor for seed in seeds[:3]}, soon())
+            ended = {seed.partition_id: seed.cursor for seed in seeds[:3]}
+            assert len(feed.survey(ended, soon(), whole=False).present) == 3
             assert world.journal.count(LISTING) == 3 + 1
 
 

@@ -1,0 +1,115 @@
+"""Tests reads after retention has removed shards: nothing that is left is missed, and the calls are few."""
+
+import time
+
+import pytest
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    FromContinuationToken,
+    Gap,
+    MulticloudDbError,
+    OperationOptions,
+    PhysicalPartition,
+    SkipToOldest,
+)
+
+from .world import ADDRESS, World
+
+SKIPS = {"on_expired": SkipToOldest()}
+LONG = OperationOptions(timeout_seconds=120)
+
+
+@pytest.fixture(autouse=True)
+def hasty_readers(monkeypatch):
+    """Make the reader poll shards often, but search for children at the normal rate."""
+    monkeypatch.setattr("multiclouddb_dynamo.reader._FIRST_PAUSE", 0.005)
+    monkeypatch.setattr("multiclouddb_dynamo.reader._MOST_PAUSE", 0.02)
+
+
+@pytest.mark.parametrize("calls", range(9))
+def test_a_shard_that_is_listed_after_its_child_is_read_first(calls):
+    """A → B → C: a feed stands in A when A expires, and the listing shows C some calls before it shows B."""
+    with World() as world:
+        world.settings["coverage_audit_seconds"] = 0.2
+        a = world.chain()
+        consumer = world.consumer(**SKIPS)
+        consumer.until_found(world.put("k1", "k2"))
+        b = world.script.roll_over(a)
+        middle = world.put("k1", "k2", "k3")
+        last = world.put_in(world.script.roll_over(b), 2)
+        world.script.drop_shards([a])
+        if calls:
+            world.script.hide(b, calls=calls)
+        consumer.restart()
+        del consumer.events[:]
+        consumer.until_found(middle + last)
+        assert consumer.markers == middle + last
+        assert [type(notice) for notice in consumer.notices].count(Gap) == 1
+
+
+def lose_all(world):
+    """Let a consumer read every shard, lose each of them, and check that it reads all that is left, once."""
+    consumer = world.consumer(**SKIPS)
+    old = world.open()
+    for shard in old:
+        world.script.fill(shard, 1)
+    while len(consumer.events) < len(old):
+        consumer.read(LONG)
+    for shard in world.roll_over():
+        world.script.fill(shard, 1)
+    world.script.drop_shards(old)
+    consumer.restart()
+    world.journal.clear()
+    del consumer.events[:]
+    while len(consumer.events) < len(old):
+        consumer.read(LONG)
+    consumer.until_idle()
+    assert len({event.event_id for event in consumer.events}) == len(consumer.events) == len(old)
+    assert sum(isinstance(notice, Gap) for notice in consumer.notices) == len(old)
+
+
+def test_forty_lost_shards_on_four_pages_take_few_listings():
+    with World(shards=40, shards_per_page=10) as world:
+        lose_all(world)
+        assert world.journal.count("DescribeStream") <= 8
+
+
+@pytest.mark.soak
+def test_a_thousand_lost_shards_on_ten_pages_end_in_thirty_seconds():
+    with World(shards=1000) as world:
+        began = time.monotonic()
+        lose_all(world)
+        assert world.journal.count("DescribeStream") <= 20
+        assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("skips", [False, True], ids=["fail", "skip"])
+def test_a_worker_with_descendants_is_planned_again_after_a_loss(skips):
+    """What remains may descend from the partition of another worker."""
+    with World(shards=2) as world:
+        client = world.client()
+        parts = client.plan_partitions(ChangeFeedRequest(ADDRESS, Beginning()), with_descendants=True)
+        workers = [
+            world.consumer(
+                FromContinuationToken(token),
+                scope=PhysicalPartition(name, with_descendants=True),
+                **(SKIPS if skips else {}),
+            )
+            for name, token in parts
+        ]
+        old = world.open()
+        mine = [world.put_in(shard) for shard in old]
+        for worker, marker in zip(workers, mine, strict=True):
+            worker.until_found(marker)
+        world.roll_over()
+        world.put_everywhere()
+        world.script.drop_shards(old)
+        later = world.put_everywhere()
+        for worker in workers:
+            with pytest.raises(MulticloudDbError) as caught:
+                worker.restart().until_found(later, at_most=5)
+            assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
+            assert not set(worker.markers) & set(later)

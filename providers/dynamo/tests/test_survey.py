@@ -1,0 +1,265 @@
+"""Tests what a survey states: the service says which shards are gone, and no listing does."""
+
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+import pytest
+
+from multiclouddb_api import FeedEnded
+from multiclouddb_dynamo import shards as shards_module
+from multiclouddb_dynamo.position import After, Horizon, Latest, Start, cursor_of, place_of
+from multiclouddb_dynamo.shards import Shard
+from multiclouddb_dynamo.survey import survey_of_listing
+from multiclouddb_dynamo_emulator import Remains
+from multiclouddb_spi import PartitionState
+
+from .world import TABLE, World, soon
+
+HOUR = 3600
+NOW = 1_800_000_000
+OLD = cursor_of(After("1" * 21, None))
+
+
+@contextmanager
+def chain(length=3, **habits):
+    """Provide a world with one chain of shards, and the ids of the shards in this order."""
+    with World(**habits) as world:
+        names = [world.chain()]
+        while len(names) < length:
+            world.put("k")
+            names += world.roll_over()
+        world.put("k")
+        yield world, names, world.feed()[1]
+
+
+def places(survey):
+    return {each.partition_id: each.oldest and place_of(each.oldest) for each in survey.present}
+
+
+class TestWhole:
+    def test_a_listing_names_all_shards_and_asks_about_none(self):
+        with chain() as (world, (a, b, c), feed):
+            world.script.drop_shards([a])
+            survey = feed.survey({}, soon())
+            assert [(each.partition_id, each.parents, each.state) for each in survey.present] == [
+                (b, (a,), PartitionState.CLOSED),
+                (c, (b,), PartitionState.OPEN),
+            ]
+            assert survey.gone == {}
+            assert world.journal.count("GetShardIterator") == 0
+
+    @pytest.mark.parametrize("expired", [False, True])
+    def test_only_the_service_says_that_a_shard_is_gone(self, expired):
+        with chain() as (world, (a, b, c), feed):
+            world.script.hide(b, seconds=HOUR)
+            survey = feed.survey({a: OLD}, soon(), expired={a} if expired else ())
+            assert survey.gone == {}
+            world.script.drop_shards([a])
+            survey = feed.survey({a: OLD}, soon(), expired={a} if expired else ())
+            assert survey.gone == {a: None}
+            assert [each.partition_id for each in survey.present] == [c]
+
+    def test_a_refused_position_in_a_shard_that_is_not_listed_moves_to_its_oldest_record(self):
+        with chain() as (world, (_a, b, _c), feed):
+            world.script.hide(b, seconds=HOUR)
+            survey = feed.survey({b: OLD}, soon(), expired={b})
+            assert survey.gone == {}
+            assert isinstance(places(survey)[b], Horizon)
+
+    def test_every_refused_position_that_can_be_read_gets_a_place(self):
+        with chain() as (_, names, feed):
+            survey = feed.survey(dict.fromkeys(names, OLD), soon(), expired=set(names))
+            assert None not in places(survey).values()
+
+    def test_what_is_gone_is_asked_once_in_a_process(self):
+        with chain(6) as (world, names, feed):
+            world.script.drop_shards(names[:4])
+            for _ in range(3):
+                survey = feed.survey(dict.fromkeys(names[:4], OLD), soon(), expired={names[0]})
+                assert survey.gone == dict.fromkeys(names[:4])
+            assert world.journal.count("GetShardIterator") == 4
+
+    def test_parents_are_not_asked_about_while_every_refused_shard_exists(self):
+        with World(shards=5) as world:
+            world.roll_over()
+            world.script.drop_oldest(TABLE, 5)
+            feed, (mine, *_) = world.feed()[1], world.open()
+            feed.survey({mine: OLD}, soon(), expired={mine})
+            assert world.journal.count("GetShardIterator") == 0
+
+    def test_one_call_lists_once(self):
+        with chain() as (world, (a, b, c), feed):
+            call = feed.for_one_call()
+            for asked in ({a: OLD}, {a: OLD, b: OLD}, {c: OLD}):
+                call.survey(asked, soon(), expired=asked.keys())
+            assert world.journal.count("DescribeStream") == 1
+            feed.for_one_call().survey({a: OLD}, soon())
+            assert world.journal.count("DescribeStream") == 2
+
+    def test_a_call_that_wants_a_listing_does_not_continue_an_earlier_one(self):
+        with World(shards=4, shards_per_page=1) as world:
+            feed = world.feed()[1]
+            world.troubles.fail("DescribeStream", "AccessDeniedException", 1, every=3)
+            with pytest.raises(Exception, match="AccessDenied"):
+                feed.survey({world.open()[0]: OLD}, soon())
+            world.journal.clear()
+            feed.survey({}, soon())
+            assert world.journal.count("DescribeStream") == 4
+
+    def test_an_old_listing_is_not_continued(self, monkeypatch):
+        monkeypatch.setattr(shards_module, "_OLD_SECONDS", 0.0)
+        with World(shards=4, shards_per_page=1) as world:
+            feed = world.feed()[1]
+            world.troubles.fail("DescribeStream", "AccessDeniedException", 1, every=3)
+            with pytest.raises(Exception, match="AccessDenied"):
+                feed.survey({world.open()[0]: OLD}, soon())
+            world.journal.clear()
+            feed.survey({world.open()[0]: OLD}, soon())
+            assert world.journal.count("DescribeStream") == 4
+
+    @pytest.mark.parametrize("remains", [Remains.LISTED, Remains.VANISHED])
+    def test_without_a_clock_listed_shards_that_cannot_be_read_are_gone(self, remains):
+        """DynamoDB Local lists such shards for ever, and its answers contain no time."""
+        with chain(4, tells_time=False, remains=remains, retention_seconds=HOUR) as (world, names, feed):
+            a, b, c, d = names
+            assert world.chain() == d
+            world.script.advance(2 * HOUR)
+            world.put("k")
+            survey = feed.survey({b: OLD}, soon(), expired={b})
+            assert survey.gone == {a: (), b: (a,), c: (b,)}
+            assert places(survey) == {d: Start(None)}
+
+
+class TestChildren:
+    def test_only_children_are_asked_for(self):
+        with chain() as (_world, (a, b, c), feed):
+            feed.survey({}, soon())
+            end = cursor_of(After("2" * 21, NOW))
+            survey = feed.survey({a: end, b: end}, soon(), whole=False)
+            assert {each.partition_id: each.parents for each in survey.present} == {b: (a,), c: (b,)}
+            assert places(survey)[b] == Start(NOW)
+            assert set(survey.answered) == {a, b}
+            assert survey.gone == survey.final == {}
+
+    def test_after_a_lost_shard_they_begin_at_their_oldest_record(self):
+        with chain() as (_world, (a, b, _c), feed):
+            assert isinstance(places(feed.survey({a: None}, soon(), whole=False))[b], Horizon)
+
+    def test_a_shard_without_children_that_is_gone_is_told(self):
+        with chain() as (world, (a, b, c), feed):
+            world.script.drop_shards([a, b])
+            world.script.hide(c, seconds=HOUR)
+            assert feed.survey({b: OLD}, soon(), whole=False).gone == {b: None}
+
+    def test_an_unlisted_shard_without_children_is_not_gone(self):
+        with chain() as (world, (_a, b, c), feed):
+            for name in (b, c):
+                world.script.hide(name, seconds=HOUR)
+            survey = feed.survey({b: OLD}, soon(), whole=False)
+            assert survey.gone == survey.final == {}
+            assert set(survey.answered) == {b}
+
+    def test_those_that_the_rate_limit_leaves_out_are_not_answered(self):
+        with chain() as (world, (_a, b, c), feed):
+            world.script.hide(c, seconds=HOUR)
+            answered = [set(feed.survey({b: OLD}, soon(), whole=False).answered) for _ in range(20)]
+            assert answered[0] == {b}
+            assert set() in answered
+
+    def test_nothing_follows_in_a_stream_that_was_disabled(self, monkeypatch):
+        monkeypatch.setattr(shards_module, "_SETTLED_SECONDS", 0.0)
+        with chain() as (world, (_a, b, c), feed):
+            world.server.client().update_table(TableName=TABLE, StreamSpecification={"StreamEnabled": False})
+            for _ in range(2):
+                feed.survey({}, soon())
+            survey = feed.survey({b: OLD, c: OLD}, soon(), whole=False)
+            assert {name: type(notice) for name, notice in survey.final.items()} == {c: FeedEnded}
+
+
+def listed(name, parent=None, *, last=None, seen=NOW):
+    return Shard(name, parent, last, "1", seen)
+
+
+class Refusing:
+    """Stands for the source of a feed and for its shards; knows which shards are gone and which trimmed."""
+
+    def __init__(self, gone=(), trimmed=()):
+        self.shards, self._gone, self._trimmed, self.asked = self, set(gone), set(trimmed), []
+
+    def seconds(self):
+        return NOW
+
+    def gone(self, names, deadline):
+        return self._gone & set(names)
+
+    def trimmed(self, shards, deadline):
+        self.asked += [shard.shard_id for shard in shards]
+        return self._trimmed & {shard.shard_id for shard in shards}
+
+
+CHAIN = {
+    "a": listed("a", "z", last="2"), "b": listed("b", "a", last="2"), "c": listed("c", "b", last="2"),
+    "d": listed("d", "c", last="2"), "e": listed("e", "d"), "r": listed("r", last="2"),
+}  # fmt: skip
+
+
+class TestStart:
+    """Tests where a shard begins that nobody has read: every wanted change is read, and a loss is told."""
+
+    def places(self, source, asked=("x",), since=None, shards=CHAIN):
+        survey = survey_of_listing(source, shards, dict.fromkeys(asked), (), since, soon())
+        return {name: place for name, place in places(survey).items() if place is not None}
+
+    def test_it_is_the_life_of_one_shard_for_each_generation(self):
+        source = Refusing(gone={"x"})
+        assert self.places(source, shards={name: CHAIN[name] for name in "cde"}) == {
+            "c": Start(NOW - 18 * HOUR), "d": Start(NOW - 12 * HOUR), "e": Start(NOW - 6 * HOUR)
+        }  # fmt: skip
+        assert source.asked == []
+
+    @pytest.mark.parametrize("parent", [None, "r"])
+    @pytest.mark.parametrize("trimmed", [False, True])
+    def test_what_was_trimmed_has_expired_if_no_parent_shows_it(self, parent, trimmed):
+        shards = {**CHAIN, "a": listed("a", parent, last="2"), "q": listed("q", "r")}  # `r` was read
+        source = Refusing(gone={"x"}, trimmed={"a"} if trimmed else ())
+        found = self.places(source, asked=("x", "q"), shards=shards)
+        assert source.asked == ["a"]
+        assert found["a"] == (Start(0) if trimmed else Start(NOW - 23 * HOUR))
+
+    def test_a_parent_that_is_gone_shows_it(self):
+        source = Refusing(gone={"x", "z"}, trimmed={"a"})
+        assert self.places(source)["a"] == Horizon(NOW)
+        assert source.asked == []
+
+    def test_a_start_that_is_older_than_a_shard_is_no_bound(self):
+        found = self.places(Refusing(gone={"z"}), since=NOW - 48 * HOUR)
+        assert not [place for place in found.values() if isinstance(place, Latest)]
+
+    def test_a_start_that_may_be_younger_is_one(self):
+        source = Refusing(gone={"z"}, trimmed={"a"})
+        assert set(self.places(source, since=NOW - 60).values()) == {Latest(NOW - 60)}
+        assert source.asked == []
+
+    def test_what_descends_from_an_asked_shard_or_is_above_one_has_no_start(self):
+        source = Refusing()
+        assert self.places(source, asked=("c",)).keys() == {"c"}
+        assert source.asked == []
+
+    def test_the_youngest_descendant_decides(self):
+        shards = {**CHAIN, "f": listed("f", "a")}
+        assert self.places(Refusing(gone={"z"}), shards=shards)["a"] == Start(NOW - 12 * HOUR)
+
+    def test_a_time_before_1970_is_not_a_time(self):
+        shards = {"e": listed("e", seen=HOUR)}
+        assert self.places(Refusing(), shards=shards) == {"e": Start(0)}
+
+    def test_without_the_time_of_the_service_no_age_is_known(self):
+        shards = {"e": listed("e", seen=None)}
+        assert self.places(Refusing(), shards=shards) == {"e": Start(None)}
+
+
+def test_the_times_are_those_of_the_service():
+    with World() as world:
+        feed = world.feed()[1]
+        survey = feed.survey({"shardId-0" + "0" * 30: None}, soon(), since=datetime.now(UTC))
+        assert [type(place) for place in places(survey).values()] == [Latest]
