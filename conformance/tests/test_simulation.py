@@ -31,6 +31,7 @@ from multiclouddb_conformance.simulation import (
     CorruptError,
     DeniedError,
     IteratorExpiredError,
+    Listing,
     MissingError,
     ServerError,
     ServiceBehaviour,
@@ -545,9 +546,12 @@ class TestLineage:
         batch = fetch(feed.open("p0", 0))
         assert (len(batch), batch.outcome) == (4, Awaiting())
         assert fetch(feed.open("p0", batch.cursor_after(4))).outcome == Awaiting()
-        answers = [feed.discover({"p0": 5}, SOON)["p0"] for _ in range(4)]
-        assert [type(answer) for answer in answers] == [Awaiting, Awaiting, Drained, Drained]
-        assert fetch(feed.open("p0", 5)).outcome == answers[-1]
+        answers = [feed.survey({"p0": 5}, SOON, whole=False) for _ in range(4)]
+        assert [len(answer.present) for answer in answers] == [0, 0, 2, 2]
+        assert [answer.final for answer in answers] == [{}, {}, {"p0": None}, {"p0": None}]
+        named = {part.partition_id: (part.parents, part.oldest) for part in answers[-1].present}
+        children = fetch(feed.open("p0", 5)).outcome.children
+        assert named == {child.partition_id: (child.parents, child.cursor) for child in children}
 
     def test_weather_decides_how_late(self):
         sim = Simulation(partitions=40, behaviour=ServiceBehaviour(late_children=3))
@@ -557,8 +561,7 @@ class TestLineage:
         left, asked = {f"p{number}": 40 for number in range(40)}, 0
         waits = {}
         while left:
-            answers = feed.discover(left, SOON)
-            waits.update({name: asked for name, answer in answers.items() if isinstance(answer, Drained)})
+            waits.update(dict.fromkeys(feed.survey(left, SOON, whole=False).final, asked))
             left = {name: 40 for name in left if name not in waits}
             asked += 1
         assert set(waits.values()) == {0, 1, 2, 3}
@@ -575,7 +578,7 @@ class TestLineage:
     def test_children_are_listed_before_their_parent_is_drained(self, sim):
         fill(sim)
         children = sim.split("p0")
-        listed = {partition.partition_id: partition for partition in opened(sim).partitions(SOON)}
+        listed = {partition.partition_id: partition for partition in opened(sim).survey({}, SOON).present}
         assert {name: partition.state for name, partition in listed.items()} == {
             "p0": PartitionState.CLOSED,
             **dict.fromkeys(children, PartitionState.OPEN),
@@ -586,9 +589,113 @@ class TestLineage:
         sim = Simulation(partitions=9, behaviour=ServiceBehaviour(jumble=True))
         names = [f"p{number}" for number in range(9)]
         feed = opened(sim)
-        assert [partition.partition_id for partition in feed.partitions(SOON)] != names
+        assert [partition.partition_id for partition in feed.survey({}, SOON).present] != names
         assert list(seeds(feed)) != names
         assert set(seeds(feed)) == set(names)
+
+
+class TestSurvey:
+    """No form of the listing says more than the services for which it stands."""
+
+    @pytest.fixture
+    def sim(self):
+        """A collection whose first partitions are gone: p0 → p2 and p3; p1 and p3 → p4, p2 → p5."""
+        sim = Simulation(partitions=2)
+        sim.merge(sim.split("p0")[1], "p1")
+        fill(sim, 2)
+        sim.roll("p2")
+        fill(sim, 2)
+        sim.trim(upto=3)
+        return sim
+
+    def survey(self, sim, listing, *asked, **more):
+        sim.behaviour = attrs.evolve(sim.behaviour, listing=listing)
+        return opened(sim).survey(dict.fromkeys(asked, 0), SOON, expired=asked, **more)
+
+    def test_parents_are_listed_and_what_is_gone_is_told_with_its_parents(self, sim):
+        survey = self.survey(sim, Listing.ALL, "p0")
+        assert {part.partition_id: (part.parents, part.oldest) for part in survey.present} == {
+            "p2": (("p0",), 3),
+            "p4": (("p3", "p1"), 3),
+            "p5": (("p2",), 5),
+        }
+        assert survey.gone == {"p0": (), "p1": (), "p3": ("p0",)}
+        assert survey.heirs is None
+
+    def test_a_service_that_lists_late_does_not_tell_the_parents_of_what_is_gone(self, sim):
+        sim.hide("p5", 1)
+        survey = self.survey(sim, Listing.ALL, "p0")
+        assert {part.partition_id for part in survey.present} == {"p2", "p4"}
+        assert survey.gone == {"p0": None, "p1": None, "p3": None}
+        assert opened(sim).names_late
+
+    def test_without_parents_heirs_are_what_existed_at_the_oldest_moment(self, sim):
+        survey = self.survey(sim, Listing.OPEN, "p0", "p4")
+        assert [(part.partition_id, part.parents) for part in survey.present] == [("p4", ())]
+        assert survey.gone == {"p0": None}
+        assert [(seed.partition_id, seed.parents, seed.cursor) for seed in survey.heirs] == [
+            ("p2", (), 3),
+            ("p4", (), 3),
+        ]
+        assert self.survey(sim, Listing.OPEN, "p4").heirs is None
+
+    def test_ranges_tell_what_follows_a_partition_that_is_gone(self, sim):
+        survey = self.survey(sim, Listing.OPEN_WITH_RANGES, "p0")
+        assert {part.partition_id: part.parents for part in survey.present} == {
+            "p2": ("p0",),
+            "p4": ("p0",),
+            "p5": ("p2",),
+        }
+        assert survey.gone == {"p0": None}
+
+    @pytest.mark.parametrize("listing", [Listing.OPEN, Listing.OPEN_WITH_RANGES])
+    def test_a_listing_of_open_partitions(self, sim, listing):
+        assert {part.partition_id for part in self.survey(sim, listing).present} == {"p4", "p5"}
+
+    def test_what_can_still_be_read_is_not_moved(self, sim):
+        feed = opened(sim)
+        oldest = {part.partition_id: part.oldest for part in feed.survey({"p2": 3, "p5": 5}, SOON).present}
+        assert oldest == {"p2": None, "p4": 3, "p5": None}
+
+    def test_what_was_not_asked_for_begins_at_the_wanted_time(self, sim):
+        since = sim.history[-1].timestamp
+        survey = opened(sim).survey({"p2": 3}, SOON, since=since)
+        assert {part.partition_id: part.oldest for part in survey.present} == {"p2": None, "p4": 6, "p5": 6}
+
+    def test_a_partition_that_never_existed_is_not_gone(self, sim):
+        survey = self.survey(sim, Listing.ALL, "p99")
+        assert "p99" not in survey.gone
+        assert "p99" not in {part.partition_id for part in survey.present}
+
+    @pytest.mark.parametrize("late", ["late_children", "late_siblings", "late_listing", "incomplete_listing"])
+    def test_a_child_with_several_parents_is_never_late(self, late):
+        sim = Simulation(partitions=2, behaviour=ServiceBehaviour(**{late: 1.0 if "inc" in late else 9}))
+        sim.reshape(["p0", "p1"], 2)
+        feed = opened(sim)
+        assert feed.names_late
+        outcome = fetch(feed.open("p0", 0)).outcome
+        assert (len(outcome.children), outcome.complete) == (2, True)
+        assert {"p2", "p3"} <= {part.partition_id for part in feed.survey({}, SOON).present}
+
+    def test_a_service_that_lists_no_parents_is_never_late(self):
+        behaviour = ServiceBehaviour(late_children=9, late_listing=9, listing=Listing.OPEN)
+        sim = Simulation(behaviour=behaviour)
+        children = sim.split("p0")
+        feed = opened(sim)
+        assert not feed.names_late
+        assert len(fetch(feed.open("p0", 0)).outcome.children) == 2
+        assert {part.partition_id for part in feed.survey({}, SOON).present} == set(children)
+
+    def test_an_idle_position_moves_where_partitions_merge(self):
+        sim = Simulation(partitions=3, behaviour=ServiceBehaviour(heartbeats=False, strict_retention=False))
+        fill(sim)
+        feed = opened(sim)
+        before = [feed.moment(fetch(feed.open(name, 20)).cursor_after(0)) for name in sim.open_partitions]
+        assert before == [20, 20, 20]
+        sim.split("p0")
+        assert feed.moment(fetch(feed.open("p1", 20)).cursor_after(0)) == 20
+        sim.merge("p1", "p2")
+        assert feed.moment(fetch(feed.open("p3", 21)).cursor_after(0)) == 22
 
 
 class TestRetention:
@@ -618,24 +725,17 @@ class TestRetention:
         fill(sim, 4)
         sim.trim(upto=5)
         feed = opened(sim)
-        assert {partition.partition_id for partition in feed.partitions(SOON)} == set(children)
+        assert {partition.partition_id for partition in feed.survey({}, SOON).present} == set(children)
         assert isinstance(fetch(feed.open("p0", 5)).outcome, Drained)
         with pytest.raises(TrimmedError):
             fetch(feed.open("p0", 4))
 
-    def test_the_oldest_position_of_a_partition(self, sim):
-        fill(sim, 9)
-        sim.trim(upto=4)
-        (seed,) = opened(sim).oldest(["p0"], SOON)
-        assert (seed.partition_id, seed.cursor) == ("p0", 4)
-
-    def test_the_oldest_of_one_that_is_gone_are_its_descendants(self):
-        sim = Simulation(partitions=2)
-        left, right = sim.split("p0")
-        merged = sim.merge(right, "p1")
-        sim.trim(upto=sim.head)
-        found = {seed.partition_id: seed.parents for seed in opened(sim).oldest(["p0", "p1", "p99"], SOON)}
-        assert found == {left: ("p0",), merged: (right, "p1")}
+    def test_what_is_gone_takes_its_ancestors(self, sim):
+        (left, _) = sim.split("p0")
+        sim.write("a", {})
+        sim.roll(left)
+        sim.trim(left)
+        assert {name for name, part in sim.partitions.items() if part.gone} == {"p0", left}
 
     def test_older_than_some_time(self, sim):
         fill(sim, 3)
@@ -768,8 +868,7 @@ class TestIncarnations:
         for call in (
             lambda: fetch(reader),
             lambda: feed.start(Now(), None, SOON),
-            lambda: feed.partitions(SOON),
-            lambda: feed.discover({"p0": 0}, SOON),
+            lambda: feed.survey({}, SOON),
             lambda: opened(sim),
         ):
             with pytest.raises(MissingError):
@@ -959,9 +1058,10 @@ class TestTroubles:
             name, cursor = pending.popitem()
             events, batches = drain(feed, name, cursor, most=4)
             order += events
-            outcome = batches[-1].outcome
-            while isinstance(outcome, Awaiting):
-                outcome = feed.discover({name: 0}, SOON)[name]
+            outcome, named = batches[-1].outcome, ()
+            while isinstance(outcome, Awaiting) and not named:
+                named = feed.survey({name: 0}, SOON, whole=False).present
+            pending.update({part.partition_id: part.oldest for part in named})
             if isinstance(outcome, Drained):
                 pending.update({child.partition_id: child.cursor for child in outcome.children})
         got = {event.event_id for event in order}
@@ -999,9 +1099,7 @@ class TestScript:
         ("operation", "call"),
         [
             ("start", lambda feed: feed.start(Now(), None, SOON)),
-            ("partitions", lambda feed: feed.partitions(SOON)),
-            ("discover", lambda feed: feed.discover({"p0": 0}, SOON)),
-            ("oldest", lambda feed: feed.oldest(["p0"], SOON)),
+            ("survey", lambda feed: feed.survey({}, SOON)),
             ("heads", lambda feed: feed.heads({"p0": 0}, None, SOON)),
             ("clock", lambda feed: feed.clock(SOON)),
         ],

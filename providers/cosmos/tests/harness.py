@@ -59,7 +59,8 @@ class CosmosHarness(Harness):
     can_interleaved = False  # each row contains the order_key of the item's last change
     precision_seconds = 1
     rounding = timedelta(seconds=1)
-    can_other_options = can_notices = can_late_children = False
+    can_other_options = can_notices = False
+    can_late_children = can_audit = False  # the service names all ranges at once
     key_types = frozenset({"text"})
     # Numbers are doubles, and there are no types beyond those of JSON.
     value_types = frozenset(

@@ -77,7 +77,7 @@ class TestAnswers:
         _, feed = world.feed()
         monkeypatch.setitem(service._CALLS, LIST, changed)
         with pytest.raises(CosmosClientTimeoutError):
-            feed.partitions(soon())
+            feed.survey({}, soon())
 
     def test_a_listing_without_an_answer_is_given_up(self, world, monkeypatch):
         """azure-cosmos passes no time limit to the requests of a listing."""
@@ -86,7 +86,7 @@ class TestAnswers:
         world.server.faults.add(Slow(8), LIST)
         begun = time.monotonic()
         with pytest.raises(AzureError):
-            feed.partitions(soon())
+            feed.survey({}, soon())
         assert time.monotonic() - begun < 6
 
     def test_a_container_may_be_called_like_a_page(self, world):
@@ -170,7 +170,7 @@ class TestThreads:
         Meanwhile, the thread of that call may still copy the headers.
         """
         provider, feed = world.feed()
-        feed.partitions(soon())
+        feed.survey({}, soon())
         headers = provider._calls._connected().client_connection.last_response_headers
         copied = {}
         for name in headers:

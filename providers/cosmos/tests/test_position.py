@@ -1,14 +1,12 @@
 """Tests positions, ranges and the order of changes within one LSN (logical sequence number)."""
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from multiclouddb_api import ResourceAddress
 from multiclouddb_cosmos.position import Place, compare, cursor_of, describe, place_of
-from multiclouddb_cosmos.ranges import KeyRange, RangeMap, range_of, uncovered_parts
+from multiclouddb_cosmos.ranges import KeyRange, RangeMap, range_of
 from multiclouddb_cosmos.records import View, place_after, records_of
 from multiclouddb_cosmos.snapshots import Scan, cut_segments, is_scan, scan_of
 from multiclouddb_spi import InvalidCursor
@@ -127,33 +125,6 @@ class TestRanges:
         assert found.cut(KeyRange("10", "30")) == [KeyRange("10", "20"), KeyRange("20", "30")]
         assert found.cut(KeyRange("20", "FF")) == [KeyRange("20", "FF")]
         assert found.cut(KeyRange("05", "20")) == [KeyRange("05", "20")]
-
-    def test_a_merged_partition_covers_more_than_was_read(self):
-        assert uncovered_parts([KeyRange("", "FF")], [KeyRange("", "20")]) == [KeyRange("20", "FF")]
-        assert uncovered_parts([KeyRange("", "FF")], [KeyRange("20", "30"), KeyRange("", "10")]) == [
-            KeyRange("10", "20"),
-            KeyRange("30", "FF"),
-        ]
-        assert uncovered_parts([KeyRange("", "20"), KeyRange("20", "FF")], [KeyRange("", "FF")]) == []
-
-    @given(st.sets(bounds, max_size=8), st.lists(st.tuples(bounds, bounds), max_size=8))
-    def test_exactly_what_nothing_covers_is_found(self, cuts, spans):
-        lows = sorted(cuts)
-        wanted = [KeyRange(low, high) for low, high in zip(lows[::2], lows[1::2], strict=False)]
-        covered = [KeyRange(min(span), max(span)) for span in spans if span[0] != span[1]]
-        found = uncovered_parts(wanted[::-1], covered)
-        for place in EDGES:
-            holds = [each for each in found if each.low <= place < each.high]
-            is_wanted = any(each.low <= place < each.high for each in wanted)
-            is_covered = any(each.low <= place < each.high for each in covered)
-            assert len(holds) == (is_wanted and not is_covered)
-
-    def test_the_work_grows_with_the_number_of_ranges_and_not_with_its_square(self):
-        edges = [Compared(f"{number:04X}") for number in range(301)]
-        ranges = [KeyRange(low, high) for low, high in pairwise(edges)]
-        Compared.count = 0
-        assert uncovered_parts(ranges, ranges[::2]) == ranges[1::2]
-        assert Compared.count < 40 * len(ranges)
 
     def test_a_range_is_cut_without_a_copy_of_all_ranges_after_it(self):
         ranges = Sliced(KeyRange(f"{number:04X}", f"{number + 1:04X}") for number in range(300))

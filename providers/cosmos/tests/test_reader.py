@@ -27,7 +27,7 @@ from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos import client as client_room
 from multiclouddb_cosmos_emulator import documents
 from multiclouddb_cosmos_emulator.faults import Fail
-from multiclouddb_spi import Continue, Drained, Reached, Tracked
+from multiclouddb_spi import Continue, Drained, PartitionState, Reached
 
 from .harness import close_client
 from .world import ADDRESS, READ, seconds, soon
@@ -148,17 +148,88 @@ class TestMerges:
         assert "merge" in error.message
         assert not error.retryable
 
-    def test_an_audit_sees_that_a_merged_partition_is_wider_than_what_was_read(self, world):
+
+class TestSurvey:
+    """A range exists while it lies within one partition, and it never has two parents."""
+
+    def test_a_listing_has_the_range_of_each_partition(self, world):
+        _, feed = world.feed()
+        before = {part.partition_id for part in feed.survey({}, soon()).present}
+        world.split("0")
+        listed = feed.survey({}, soon())
+        assert len(before) == 2
+        assert len(listed.present) == 3
+        assert len(before & {part.partition_id for part in listed.present}) == 1
+        assert {(part.parents, part.state) for part in listed.present} == {((), PartitionState.OPEN)}
+        assert not feed.names_late
+
+    def test_both_ranges_of_a_merged_partition_stay(self, world):
+        _, feed = world.feed()
+        seeds = {seed.partition_id: seed.cursor for seed in feed.start(Now(), None, soon())}
+        world.fill(20)
+        world.merge("0", "1")
+        survey = feed.survey(seeds, soon())
+        assert {(part.partition_id, part.parents, part.state) for part in survey.present} == {
+            (name, (), PartitionState.OPEN) for name in seeds
+        }
+        assert not survey.gone
+        assert sum(len(drained(feed.open(name, cursor))[0]) for name, cursor in seeds.items()) == 20
+
+    def test_a_range_that_was_split_is_closed_while_its_position_is_good(self, world):
+        _, feed = world.feed()
+        seeds = {seed.partition_id: seed.cursor for seed in feed.start(Now(), None, soon())}
+        world.split("0")
+        survey = feed.survey(seeds, soon())
+        assert sorted(part.state.value for part in survey.present) == ["closed", "open"]
+        assert {part.partition_id for part in survey.present} == seeds.keys()
+        assert not survey.gone
+
+    def test_an_expired_range_goes_on_at_its_oldest_position(self, world):
         _, feed = world.feed()
         seed, other = feed.start(Now(), None, soon())
         world.fill(20)
-        world.merge("0", "1")
-        held = {seed.partition_id: Tracked(seed.partition_id, (seed.cursor,))}
-        (missed,) = feed.uncovered(held, None, soon())
-        assert missed.partition_id == other.partition_id
-        alone = drained(feed.open(missed.partition_id, missed.cursor))[0]
-        assert len(alone) + len(drained(feed.open(seed.partition_id, seed.cursor))[0]) == 20
-        assert feed.uncovered({**held, other.partition_id: held[seed.partition_id]}, None, soon()) == []
+        world.trim()
+        world.fill(20)
+        survey = feed.survey(
+            {seed.partition_id: seed.cursor, other.partition_id: other.cursor},
+            soon(),
+            expired={seed.partition_id},
+        )
+        oldest = {part.partition_id: part.oldest for part in survey.present}
+        assert oldest.keys() == {seed.partition_id, other.partition_id}
+        assert oldest[other.partition_id] is None  # nobody has looked: trial reads cost calls
+        assert feed.compare(oldest[seed.partition_id], seed.cursor) == 1
+        assert 0 < len(drained(feed.open(seed.partition_id, oldest[seed.partition_id]))[0]) < 20
+        assert not survey.gone
+
+    def test_an_expired_range_that_was_split_is_gone_and_its_parts_follow(self, world):
+        _, feed = world.feed()
+        seeds = {seed.partition_id: seed.cursor for seed in feed.start(Now(), None, soon())}
+        world.fill(20)
+        world.trim()
+        world.split("0")
+        survey = feed.survey(seeds, soon(), expired=set(seeds))
+        (gone,) = survey.gone
+        assert survey.gone[gone] is None
+        parts = [part for part in survey.present if part.partition_id not in seeds]
+        assert [part.parents for part in parts] == [(gone,), (gone,)]
+        assert {part.partition_id for part in survey.present} - {part.partition_id for part in parts} == (
+            seeds.keys() - {gone}
+        )
+        assert all(part.oldest is not None for part in survey.present)
+
+    def test_the_oldest_position_is_not_before_what_is_wanted(self, world):
+        _, feed = world.feed()
+        seeds = {seed.partition_id: seed.cursor for seed in feed.start(Now(), None, soon())}
+        world.fill(30)
+        world.server.advance(3600)
+        since = world.server.clock.now()
+        world.server.advance(60)
+        world.fill(30)
+        survey = feed.survey(seeds, soon(), expired=set(seeds), since=since)
+        assert (
+            sum(len(drained(feed.open(part.partition_id, part.oldest))[0]) for part in survey.present) == 30
+        )
 
 
 class TestExpiry:
@@ -185,16 +256,6 @@ class TestExpiry:
         consumer.until_idle()
         assert sorted(consumer.markers) == written
         assert any(isinstance(notice, Gap) for notice in consumer.notices)
-
-    def test_an_audit_starts_at_the_oldest_change_that_is_wanted(self, world):
-        _, feed = world.feed()
-        world.fill(30)
-        world.server.advance(3600)
-        since = world.server.clock.now()
-        world.server.advance(60)
-        world.fill(30)
-        found = [drained(feed.open(s.partition_id, s.cursor))[0] for s in feed.uncovered({}, since, soon())]
-        assert sum(map(len, found)) == 30
 
 
 class TestMode:

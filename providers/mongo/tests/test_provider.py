@@ -329,8 +329,11 @@ class TestRecreated:
         try:
             deadline = Deadline.after(30)
             feed = provider.open_feed(FeedSpec(room.address(), options=MongoOptions()), deadline)
-            (seed,) = feed.oldest(["0"], deadline)
-            with closing(feed.open("0", seed.cursor)) as reader:
+            asked = {"0": feed.start(Now(), None, deadline)[0].cursor}
+            survey = feed.survey(asked, deadline, expired={"0"})
+            (part,) = survey.present
+            assert not survey.gone
+            with closing(feed.open("0", part.oldest)) as reader:
                 seen = []
                 while 2 not in seen:
                     batch = reader.fetch(100, 1 << 20, 0.0, deadline)
@@ -997,7 +1000,7 @@ def test_a_fault_is_a_fault_of_ours(room):
             feed.start(Now(), None, Deadline.after(30))
         assert caught.value.fault.category == ErrorCategory.NOT_FOUND
         with pytest.raises(ProviderFault):
-            feed.partitions(Deadline.after(30))
+            feed.survey({}, Deadline.after(30))
     finally:
         provider.close()
 
