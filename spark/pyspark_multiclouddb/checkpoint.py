@@ -60,20 +60,26 @@ class Checkpoint:
         path = url2pathname(url.path) if url.scheme == "file" else where
         self._folder = path if os.path.isdir(os.path.join(path, "offsets")) else None
 
-    def scan(self, batch_id: int, query_id: str | None) -> Scan | None:
-        """Return the snapshot of a batch, or None if the query did not start with a snapshot.
+    def query(self, running: str | None) -> str | None:
+        """Return the id of the query to which the checkpoint belongs; None if the checkpoint has no id.
 
         Args:
-            batch_id: The number of the batch.
-            query_id: The id of the query that runs the batch, or None if the id is not known.
+            running: The id of the query that runs the batch, or None if the id is not known.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the checkpoint belongs to another query.
         """
-        if query_id is not None:
-            stored = json.loads(self._read("metadata") or "{}").get("id")
-            if stored != query_id:
-                raise self._wrong(f"belongs to the query {stored}, but this query is {query_id}")
+        stored = json.loads(self._read("metadata") or "{}").get("id")
+        if running is not None and stored != running:
+            raise self._wrong(f"belongs to the query {stored}, but this query is {running}")
+        return stored if isinstance(stored, str) else None
+
+    def scan(self, batch_id: int) -> Scan | None:
+        """Return the snapshot of a batch, or None if the query did not start with a snapshot.
+
+        Args:
+            batch_id: The number of the batch.
+        """
         after = self._snapshot(batch_id)
         if after is None:
             return None
@@ -147,10 +153,10 @@ class Checkpoint:
         return invalid_request("checkpoint", f"{self._where} {problem}", _THIS_QUERY)
 
 
-def query_of(batch: DataFrame) -> str | None:
-    """Return the id of the query that runs a batch.
+def query_of(batch: DataFrame) -> tuple[str | None, bool]:
+    """Return the id of the query that runs a batch, and whether Spark reports such ids at all.
 
-    Return None if Spark does not report the id, for example over Spark Connect.
+    The id is None if no query runs, or if Spark does not report it, as over Spark Connect.
 
     Args:
         batch: The DataFrame that `foreachBatch` passes.
@@ -158,8 +164,8 @@ def query_of(batch: DataFrame) -> str | None:
     try:
         query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     except Exception:  # noqa: BLE001 - the error depends on the version of Connect
-        return None
-    return query_id or None
+        return None, False
+    return query_id or None, True
 
 
 def _offsets_in(line: str) -> Iterator[dict[str, Any]]:

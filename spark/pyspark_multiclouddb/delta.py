@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Literal
 
+import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from multiclouddb_api import MulticloudDbError, invalid_request
 from pyspark_multiclouddb.columns import check_cases, check_kinds, in_backticks, stored_fields
+from pyspark_multiclouddb.outage import REPAIR
 from pyspark_multiclouddb.table import DELETED_AT, committed, missing, opened
 
 if TYPE_CHECKING:
@@ -17,8 +21,9 @@ if TYPE_CHECKING:
 
     from pyspark_multiclouddb.checkpoint import Scan
 
-__all__ = ["Target"]
+__all__ = ["Numbered", "Target"]
 
+_LOG: Final = logging.getLogger("multiclouddb.spark")
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _TEXT: Final = ("key", "order_key")
 _DOCUMENT: Final = "new_item_state"
@@ -27,9 +32,33 @@ _SNAPSHOT: Final = "multiclouddb-snapshot"
 
 Another transaction records how far the snapshot was merged; its name also contains the id of the snapshot.
 """
+_QUERY: Final = "multiclouddb-query:"
+"""The beginning of the name of the transaction that records which query uses an `app_id`."""
 _BEGUN: Final = 0
 _ENDED: Final = 1
 _NEW_QUERY: Final = "with startingPosition=snapshot, this table, and a checkpointLocation of its own"
+
+
+@attrs.frozen
+class Numbered:
+    """The number of a batch, as a table stores it.
+
+    Attributes:
+        app_id: The name under which the number is stored.
+        batch_id: The number.
+        query: The id of the query that numbers the batches, or None if no query does.
+    """
+
+    app_id: str
+    batch_id: int
+    query: str | None
+
+    @property
+    def digest(self) -> int | None:
+        """The query's id as a number, because a table stores only a number beside a name."""
+        if self.query is None:
+            return None
+        return int.from_bytes(hashlib.blake2b(self.query.encode(), digest_size=8).digest()) >> 1
 
 
 class Target:
@@ -49,10 +78,25 @@ class Target:
         if self._table is None and not create:
             raise missing(where)
 
-    def has(self, app_id: str, batch_id: int) -> bool:
-        """Return True if the table already contains all changes of this batch or of a later batch."""
-        last = None if self._table is None else self._table.transaction_version(app_id)
-        return last is not None and last >= batch_id
+    def has(self, batch: Numbered) -> bool:
+        """Return True if the table already contains all changes of this batch or of a later batch.
+
+        If it is not known which query has merged the stored number, the result is False. A batch that is
+        merged a second time changes nothing, but a batch that is left out by mistake would be lost.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if another query has stored batches under the same `app_id`.
+        """
+        last = None if self._table is None else self._table.transaction_version(batch.app_id)
+        if last is None or self._table is None:
+            return False
+        if batch.query is not None:
+            stored = self._table.transaction_version(_QUERY + batch.app_id)
+            if stored is None:
+                return False
+            if stored != batch.digest:
+                raise self._used(batch)
+        return last >= batch.batch_id
 
     def prepare(self, schema: pa.Schema) -> None:
         """Prepare the table for rows with the given schema.
@@ -188,23 +232,26 @@ class Target:
             )
         self._ensure(plan, _BEGUN)
 
-    def check_unused(self, scan: Scan, app_id: str) -> None:
+    def check_unused(self, scan: Scan, batch: Numbered) -> None:
         """Refuse a batch that is recorded as merged although its snapshot has not begun.
 
         Args:
             scan: The snapshot.
-            app_id: The name under which merged batches are recorded.
+            batch: The number of the batch.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if another query has used `app_id` for this table.
+            MulticloudDbError: `INVALID_REQUEST` if another query has used the `app_id` for this table.
         """
         if scan.is_first and self._stage(scan.plan) is None:
-            raise invalid_request(
-                "app_id",
-                f"is {app_id!r}, under which another query has merged batches with these numbers into "
-                f"{self._where}",
-                "use another app_id for each checkpoint",
-            )
+            raise self._used(batch)
+
+    def _used(self, batch: Numbered) -> MulticloudDbError:
+        return invalid_request(
+            "app_id",
+            f"is {batch.app_id!r}, under which another query has merged batches into {self._where}; their "
+            f"numbers do not count for the batches of this query",
+            f"use another app_id for each checkpoint directory; {REPAIR}",
+        )
 
     def _known(self) -> DeltaTable:
         assert self._table is not None, "there is no table yet"
@@ -243,18 +290,18 @@ class Target:
         if missing := [field for field in fields if field.name not in names]:
             self._known().alter.add_columns(missing)
 
-    def merge(self, rows: pa.Table, done: Transaction | None) -> None:
+    def merge(self, rows: pa.Table, done: Numbered | None) -> None:
         """Merge the last changes of some keys in one commit. If nothing changes, there is no commit.
 
         Args:
             rows: The rows in the prepared schema, with the column `type`; at most one row per key.
-            done: The data to store with the commit that completes a batch.
+            done: The number to store with the commit that completes a batch.
         """
         from deltalake import CommitProperties
 
         table, source = self._known(), _with_tombstones(rows)
         columns = {name: f"s.{name}" for name in map(in_backticks, source.column_names)}
-        properties = CommitProperties(app_transactions=None if done is None else [done])
+        properties = CommitProperties(app_transactions=None if done is None else self._marks(done))
 
         def commit() -> None:
             merger = table.merge(
@@ -272,6 +319,25 @@ class Target:
             merger.when_not_matched_insert(columns).execute()
 
         committed(table, commit)
+
+
+    def _marks(self, done: Numbered) -> list[Transaction]:
+        """Return what a commit stores about a completed batch."""
+        from deltalake import Transaction
+
+        marks = [Transaction(done.app_id, done.batch_id)]
+        if done.digest is None:
+            return marks
+        last = self._known().transaction_version(done.app_id)
+        name = _QUERY + done.app_id
+        if last is not None and self._known().transaction_version(name) is None:
+            _LOG.warning(
+                "app_id %r: %s contains its batches up to %d, but does not say which query has merged them. "
+                "Batch %d is merged, and from now on only the query with this checkpoint can use this app_id. "
+                "If the checkpoint directory is new, changes may be missing; %s",
+                done.app_id, self._where, last, done.batch_id, REPAIR,
+            )  # fmt: skip
+        return [*marks, Transaction(name, done.digest)]
 
 
 def _created(where: str, schema: pa.Schema) -> DeltaTable:

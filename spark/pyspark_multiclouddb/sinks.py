@@ -38,7 +38,7 @@ from multiclouddb_spi.scan import plan_id_of
 from pyspark_multiclouddb.arguments import CHANGE_TYPES, check_merge, check_rows, incomplete_rows
 from pyspark_multiclouddb.checkpoint import Checkpoint, Scan, query_of
 from pyspark_multiclouddb.columns import check_cases, in_backticks
-from pyspark_multiclouddb.delta import Target
+from pyspark_multiclouddb.delta import Numbered, Target
 from pyspark_multiclouddb.pieces import PLAN, Piece, collected_in_pieces, latest_rows
 from pyspark_multiclouddb.tombstones import drop_tombstones, live_rows
 
@@ -159,19 +159,17 @@ def merge_into_delta(
             and again; merge the batch again.
         ImportError: Raised if `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
-    from deltalake import Transaction
-
     check_merge(
         batch, table_path, batch_id=batch_id, app_id=app_id, checkpoint=checkpoint, create=create,
         new_columns=new_columns, max_bytes=max_bytes,
     )  # fmt: skip
-    scan = None if checkpoint is None else _scan_of(batch, batch_id, os.fspath(checkpoint))
+    query, scan = _query_and_scan(batch, batch_id, app_id, checkpoint)
     target = Target(os.fspath(table_path), create=create, new_columns=new_columns)
-    done = None if batch_id is None or app_id is None else Transaction(app_id, batch_id)
+    done = None if batch_id is None or app_id is None else Numbered(app_id, batch_id, query)
     merged = False
-    if batch_id is not None and app_id is not None and target.has(app_id, batch_id):
+    if done is not None and target.has(done):
         if scan is not None:
-            target.check_unused(scan, app_id)
+            target.check_unused(scan, done)
     else:
         is_frame = not isinstance(batch, pa.Table | ChangeFeedPage)
         with closing(_pieces(batch, max_bytes)) as pieces:
@@ -193,17 +191,34 @@ def _end(target: Target, scan: Scan | None) -> None:
             target.end(scan)
 
 
-def _scan_of(
-    batch: DataFrame | pa.Table | ChangeFeedPage, batch_id: int | None, checkpoint: str
-) -> Scan | None:
-    """Return the snapshot to which the batch belongs."""
-    if batch_id is None:
+def _query_and_scan(
+    batch: DataFrame | pa.Table | ChangeFeedPage,
+    batch_id: int | None,
+    app_id: str | None,
+    checkpoint: str | os.PathLike[str] | None,
+) -> tuple[str | None, Scan | None]:
+    """Return the id of the query and the snapshot to which the batch belongs; None for what does not exist.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if the batch has a number, but it is not known of which query.
+    """
+    is_frame = not isinstance(batch, pa.Table | ChangeFeedPage)
+    query, is_reported = query_of(batch) if is_frame else (None, True)
+    scan = None
+    if checkpoint is not None:
+        if batch_id is None:
+            raise invalid_request(
+                "checkpoint", "must be given together with batch_id", "give both, or leave both out"
+            )
+        told = Checkpoint(os.fspath(checkpoint), batch.sparkSession if is_frame else None)
+        query, scan = told.query(query), told.scan(batch_id)
+    if app_id is not None and query is None and not is_reported:
         raise invalid_request(
-            "checkpoint", "must be given together with batch_id", "give both, or leave both out"
+            "app_id",
+            "is given, but over Spark Connect the sink does not know which query numbers its batches so",
+            "also pass checkpoint=, the checkpointLocation of the query",
         )
-    if isinstance(batch, pa.Table | ChangeFeedPage):
-        return Checkpoint(checkpoint).scan(batch_id, None)
-    return Checkpoint(checkpoint, batch.sparkSession).scan(batch_id, query_of(batch))
+    return query, scan
 
 
 def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool, strict: bool) -> None:
