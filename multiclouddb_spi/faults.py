@@ -29,8 +29,8 @@ AFTER_AN_OUTAGE: Final = f"{DOCS_URL}how-to/after-an-outage/"
 
 START_AGAIN: Final = (
     "read with on_expired=Resnapshot(), which delivers every row again and repairs what you have written; "
-    "SkipToOldest(), Beginning() and Now() never deliver the lost changes, so deleted rows stay, changed rows "
-    f"stay old and new rows are missing: {AFTER_AN_OUTAGE}"
+    "SkipToOldest(), Beginning() and Now() never deliver the lost changes, so deleted rows stay, changed "
+    f"rows stay old and new rows are missing: {AFTER_AN_OUTAGE}"
 )
 """The advice for `CHECKPOINT_EXPIRED`."""
 

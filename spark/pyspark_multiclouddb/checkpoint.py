@@ -37,6 +37,7 @@ class Scan:
         is_first: True if no earlier batch of the query belongs to this snapshot.
         was_over: True if the scan was over before the batch.
         is_over: True if the scan is over when the batch is merged.
+        whole: True if the scan reads every row of the collection.
     """
 
     plan: str
@@ -44,6 +45,7 @@ class Scan:
     is_first: bool
     was_over: bool
     is_over: bool
+    whole: bool = True
 
 
 class Checkpoint:

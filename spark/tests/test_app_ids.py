@@ -113,7 +113,9 @@ def test_spark_with_a_new_checkpoint_directory_and_the_same_app_id(spark, source
         def merge(frame, batch_id):
             merge_into_delta(frame, batch_id, tmp_path / "table", app_id)
 
-        stream = spark.readStream.format("multiclouddb").options(**source.options(startingPosition="beginning"))
+        stream = spark.readStream.format("multiclouddb").options(
+            **source.options(startingPosition="beginning")
+        )
         writer = stream.load().writeStream.foreachBatch(merge)
         writer = writer.option("checkpointLocation", str(tmp_path / name))
         writer.trigger(availableNow=True).start().awaitTermination()
