@@ -121,6 +121,15 @@ class TestWidening:
         with pytest.raises(MovedError):
             calls.read(ADDRESS, rid, KeyRange("10", "30"), 1, 100, soon())
 
+    def test_ours_stops_after_the_first_partition_of_a_wide_range(self, world):
+        """If a partition has nothing new, azure-cosmos asks the next partition in the same call."""
+        _, feed = world.feed()
+        _, rid = moved(world)
+        world.server.journal.clear()
+        with pytest.raises(MovedError):
+            feed._source.calls.read(ADDRESS, rid, KeyRange("10", "30"), 1, 100, soon())
+        assert len(world.requests()) == 1
+
     def test_a_merge_and_a_split_elsewhere_give_every_event_once(self, world):
         consumer = world.consumer()
         written = world.fill(30)

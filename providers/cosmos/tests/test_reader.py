@@ -214,6 +214,14 @@ class TestMode:
         world.server.all_versions(False)
         refused(consumer.read, ErrorCategory.INVALID_REQUEST)
 
+    def test_an_account_that_loses_the_mode_on_one_gateway(self, world):
+        """The service answers 400 as for an expired position, although the position is still valid."""
+        consumer = world.consumer()
+        world.fill(3)
+        text = "Change Feed 'All Versions and Deletes' mode must be enabled."
+        world.server.faults.add(Fail(400, message=text), READ)
+        refused(consumer.read, ErrorCategory.INVALID_REQUEST)
+
     def test_a_start_in_the_past_names_the_option(self, world):
         client = world.client()
         for start in (Beginning(), AtTime(world.server.clock.now())):
@@ -347,6 +355,15 @@ class TestKeys:
         consumer.until_idle()
         assert len({event.key for event in consumer.events}) == 5
         assert {event.type for event in consumer.events} == {ChangeType.CREATE, ChangeType.DELETE}
+
+    def test_two_deletes_of_a_key_in_one_transaction_are_two_events(self, make_world):
+        world = make_world(1)
+        consumer = world.consumer()
+        item = {"id": "x", "pk": "a", "n": 1}
+        world.batch("a", ("create", (item,)), ("delete", ("x",)), ("create", (item,)), ("delete", ("x",)))
+        consumer.until_idle()
+        assert [event.type for event in consumer.events] == 2 * [ChangeType.CREATE, ChangeType.DELETE]
+        assert len({event.event_id for event in consumer.events}) == 4
 
     def test_a_nested_path_and_a_document_without_its_key(self, make_world):
         world = make_world(1, key="/a/b")
