@@ -24,13 +24,13 @@ __all__ = [
     "unwritten",
 ]
 
-AFTER_AN_OUTAGE: Final = f"{DOCS_URL}how-to/after-an-outage/"
+AFTER_AN_OUTAGE: Final = f"{DOCS_URL}reference/after-an-outage/"
 """The page that compares the ways to continue after changes were lost."""
 
 START_AGAIN: Final = (
     "read with on_expired=Resnapshot(), which delivers every row again and repairs what you have written; "
-    "SkipToOldest(), Beginning() and Now() never deliver the lost changes, so deleted rows stay, changed "
-    f"rows stay old and new rows are missing: {AFTER_AN_OUTAGE}"
+    "SkipToOldest(), and a new start at the beginning or now, never deliver the lost changes: deleted rows "
+    f"stay, changed rows stay old and new rows are missing; see {AFTER_AN_OUTAGE}"
 )
 """The advice for `CHECKPOINT_EXPIRED`."""
 

@@ -6,11 +6,24 @@ from typing import Final
 
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 
-__all__ = ["REPAIR"]
+__all__ = ["EXPIRED", "REPAIR"]
+
+_NEW_QUERY: Final = (
+    "start a query with startingPosition=snapshot, a new checkpointLocation and a new app_id, and pass "
+    "checkpoint= to merge_into_delta"
+)
 
 REPAIR: Final = (
-    "to also repair what changes that were never read have left wrong, start the query with "
-    "startingPosition=snapshot, a new checkpointLocation and a new app_id, and pass checkpoint= to "
-    f"merge_into_delta; see {AFTER_AN_OUTAGE}"
+    "rows that were deleted or changed while no query read the feed stay wrong; to repair the table, "
+    f"{_NEW_QUERY}; see {AFTER_AN_OUTAGE}"
 )
-"""The way out that repairs a table, for messages."""
+"""The way out if a query has missed changes, or may have missed them."""
+
+EXPIRED: Final = (
+    "set failOnDataLoss=resnapshot, which reads every row again and repairs the table of "
+    f"merge_into_delta(…, checkpoint=…); if the failed batch was planned before the changes expired, "
+    f"{_NEW_QUERY}; failOnDataLoss=false, and any other start of a new query, never deliver the lost "
+    "changes: deleted rows stay, changed rows stay old and new rows are missing; see "
+    f"{AFTER_AN_OUTAGE}"
+)
+"""The advice for `CHECKPOINT_EXPIRED`."""

@@ -29,6 +29,7 @@ from multiclouddb_spanner.records import DataRecord, Item, Shapes
 from multiclouddb_spanner.statements import how_to_create, how_to_watch
 from multiclouddb_spanner.watched import WatchedColumns
 from multiclouddb_spi import Deadline, ProviderFault, Reader
+from multiclouddb_spi.faults import START_AGAIN
 
 __all__ = ["Slots", "Source"]
 
@@ -355,8 +356,7 @@ class Source:
         return ProviderFault.of(
             ErrorCategory.CHECKPOINT_EXPIRED,
             f"change stream {name!r} keeps nothing before {text_at(earliest)}, and this position is at "
-            f"{text_at(at)}; start again, or read with on_expired=SkipToOldest() to continue after the gap; "
-            "a longer retention_period keeps more",
+            f"{text_at(at)}; a longer retention_period keeps more; {START_AGAIN}",
         )
 
 
