@@ -58,6 +58,8 @@ class Checkpoint:
 
     def __init__(self, where: str, spark: SparkSession | None = None) -> None:
         self._where, self._spark = where.rstrip("/"), spark
+        self._ends: dict[int, list[dict[str, Any]]] = {}
+        self._sources: dict[int, int] = {}
         url = urlsplit(where)
         path = url2pathname(url.path) if url.scheme == "file" else where
         self._folder = path if os.path.isdir(os.path.join(path, "offsets")) else None
@@ -90,6 +92,20 @@ class Checkpoint:
         was_over = before is not None and same and bool(before["over"])
         return Scan(after["plan"], after["floor"], not same, was_over, bool(after["over"]))
 
+    def notes(self, batch_id: int) -> dict[str, str]:
+        """Return what the end of a batch says about changes that it lacks, for the commit of the table.
+
+        Args:
+            batch_id: The number of the batch.
+        """
+        found: dict[str, str] = {}
+        for offset in self._offsets(batch_id):
+            if offset.get("lost") is True:
+                found["multiclouddb.warning"] = str(offset.get("warning"))
+            if isinstance(poison := offset.get("poison"), dict):
+                found["multiclouddb.poison"] = json.dumps(poison)
+        return found
+
     def is_scanned(self) -> bool:
         """Return True if a batch after the end of the scan was completed, or if the query has no scan."""
         last = max(self._completed(), default=None)
@@ -100,17 +116,24 @@ class Checkpoint:
 
     def _snapshot(self, batch_id: int) -> dict[str, Any] | None:
         """Return the snapshot that was stored with the end of a batch, if its scan reads every row."""
-        text = self._read(f"offsets/{batch_id}")
-        if text is None:
-            raise self._wrong(f"has no offsets/{batch_id}")
-        lines = text.splitlines()[2:]
-        offsets = [offset for line in lines for offset in _offsets_in(line)]
+        offsets = self._offsets(batch_id)
         found = [offset["s"] for offset in offsets if offset.get("s", {}).get("whole")]
-        if found and (len(lines) > 1 or len(offsets) > 1):
+        if found and (self._sources[batch_id] > 1 or len(offsets) > 1):
             raise invalid_request(
                 "checkpoint", "belongs to a query that reads a snapshot and another source", _OWN
             )
         return found[0] if found else None
+
+    def _offsets(self, batch_id: int) -> list[dict[str, Any]]:
+        """Return the offsets of this source that were stored with the end of a batch."""
+        if batch_id not in self._ends:
+            text = self._read(f"offsets/{batch_id}")
+            if text is None:
+                raise self._wrong(f"has no offsets/{batch_id}")
+            lines = text.splitlines()[2:]
+            self._sources[batch_id] = len(lines)
+            self._ends[batch_id] = [offset for line in lines for offset in _offsets_in(line)]
+        return self._ends[batch_id]
 
     def _completed(self) -> Iterator[int]:
         """Return the numbers of the completed batches that the checkpoint still contains."""

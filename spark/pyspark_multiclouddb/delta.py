@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -38,6 +39,8 @@ _QUERY: Final = "multiclouddb-query:"
 """The beginning of the name of the transaction that records which query uses an `app_id`."""
 _BEGUN: Final = 0
 _ENDED: Final = 1
+_SAID: Final = set[tuple[str, str]]()
+"""The tables and names about which a warning was logged."""
 _NEW_QUERY: Final = "with startingPosition=snapshot, this table, and a checkpointLocation of its own"
 
 
@@ -49,11 +52,13 @@ class Numbered:
         app_id: The name under which the number is stored.
         batch_id: The number.
         query: The id of the query that numbers the batches, or None if no query does.
+        notes: What the commit says about changes that the batch lacks.
     """
 
     app_id: str
     batch_id: int
     query: str | None
+    notes: Mapping[str, str] = attrs.field(factory=dict)
 
     @property
     def digest(self) -> int | None:
@@ -231,14 +236,36 @@ class Target:
         if not self._is_empty():
             raise invalid_request(
                 "batch",
-                f"belongs to a snapshot of which {self._where} has no mark, and the table contains older "
-                "rows, which cannot be distinguished from the rows of the snapshot: checkpoint= was not "
+                f"contains rows of a snapshot, of which {self._where} has no mark, and the table contains "
+                "older rows, which cannot be distinguished from those of the snapshot: checkpoint= was not "
                 "given when the snapshot began, or its page with SnapshotStarted was not passed, or the "
                 "snapshot does not deliver every row",
                 f"start a query {_NEW_QUERY}, and pass checkpoint= from its first batch on; without Spark, "
                 "read the whole collection from Snapshot(), and pass every page; or use a new table; see "
                 f"{AFTER_AN_OUTAGE}",
             )
+
+    def noted(self, batch: Numbered) -> Numbered:
+        """Return the batch of a query that does not begin with a snapshot, with a note if it is new here.
+
+        The note is also logged, once in this process. A table that has rows may be wrong if it gets
+        the changes of a new query, because nobody knows which changes lie between the rows and the
+        new query.
+
+        Args:
+            batch: The number of the batch.
+        """
+        is_new = batch.query is not None and self._known().transaction_version(batch.app_id) is None
+        if not is_new or self._is_empty():
+            return batch
+        text = (
+            f"app_id {batch.app_id!r} is new in {self._where}, which has rows, and its query does not begin "
+        )
+        text += f"with a snapshot; if the query replaces another one, then {REPAIR}"
+        if (self._where, batch.app_id) not in _SAID:
+            _SAID.add((self._where, batch.app_id))
+            _LOG.warning("%s", text)
+        return attrs.evolve(batch, notes={"multiclouddb.warning": text, **batch.notes})
 
     def check_unused(self, scan: Scan, batch: Numbered) -> None:
         """Refuse a batch that is recorded as merged although its snapshot has not begun.
@@ -316,7 +343,9 @@ class Target:
         is_newer, has_state = "s.order_key > t.order_key", f"s.{STALE_SINCE} IS NULL"
         moved = {name: f"s.{name}" for name in ("order_key", DELETED_AT)}
         moved[STALE_SINCE] = f"coalesce(t.{STALE_SINCE}, s.{STALE_SINCE})"
-        properties = CommitProperties(app_transactions=None if done is None else self._marks(done))
+        properties = None
+        if done is not None:
+            properties = CommitProperties(dict(done.notes) or None, app_transactions=self._marks(done))
 
         def commit() -> None:
             merger = table.merge(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from multiclouddb_api import Snapshot
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 
-__all__ = ["EXPIRED", "REPAIR"]
+if TYPE_CHECKING:
+    from pyspark_multiclouddb.options import Settings
+
+__all__ = ["EXPIRED", "REPAIR", "start_warning"]
 
 _NEW_QUERY: Final = (
     "start a query with startingPosition=snapshot, a new checkpointLocation and a new app_id, and pass "
@@ -27,3 +31,14 @@ EXPIRED: Final = (
     f"{AFTER_AN_OUTAGE}"
 )
 """The advice for `CHECKPOINT_EXPIRED`."""
+
+
+def start_warning(settings: Settings) -> str | None:
+    """Return what a query that does not begin with a snapshot leaves wrong in a table that has rows.
+
+    Args:
+        settings: The options of the query.
+    """
+    if isinstance(settings.start, Snapshot):
+        return None
+    return f"the query does not begin with a snapshot; if its table already has rows, then {REPAIR}"

@@ -66,7 +66,7 @@ def latest_rows(frame: DataFrame) -> DataFrame:
 
 
 def collected_in_pieces(
-    frame: DataFrame, max_bytes: int, missing_state: MissingState
+    frame: DataFrame, max_bytes: int, missing_state: MissingState = "refuse"
 ) -> Generator[Piece, None, None]:
     """Collect the last change of each key.
 

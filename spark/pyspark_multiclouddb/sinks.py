@@ -181,10 +181,10 @@ def merge_into_delta(
         batch, table_path, batch_id=batch_id, app_id=app_id, checkpoint=checkpoint, create=create,
         new_columns=new_columns, missing_state=missing_state, max_bytes=max_bytes,
     )  # fmt: skip
-    query, scan = _query_and_scan(batch, batch_id, app_id, checkpoint)
+    query, scan, notes = _told(batch, batch_id, app_id, checkpoint)
     begun, ended = ([], []) if checkpoint is not None else _scans_in(batch)
     target = Target(os.fspath(table_path), create=create, new_columns=new_columns)
-    done = None if batch_id is None or app_id is None else Numbered(app_id, batch_id, query)
+    done = None if batch_id is None or app_id is None else Numbered(app_id, batch_id, query, notes)
     merged = False
     if done is not None and target.has(done):
         for each in begun if scan is None else [scan]:
@@ -198,6 +198,8 @@ def merge_into_delta(
             for piece in pieces:
                 if not merged:
                     target.prepare(piece.rows.drop_columns("type").schema, may_be_stale=piece.is_incomplete)
+                    if scan is None and done is not None:
+                        done = target.noted(done)
                     _begin(target, scan, piece.plan, is_told=checkpoint is not None)
                 target.merge(piece.rows, done if piece.is_last else None)
                 merged = True
@@ -234,20 +236,22 @@ def _plan_of(partition_id: str) -> str:
     return plan_id_of(partition_id.split(":", 2)[-1]) or partition_id
 
 
-def _query_and_scan(
+def _told(
     batch: DataFrame | pa.Table | ChangeFeedPage,
     batch_id: int | None,
     app_id: str | None,
     checkpoint: str | os.PathLike[str] | None,
-) -> tuple[str | None, Scan | None]:
-    """Return the id of the query and the snapshot to which the batch belongs; None for what does not exist.
+) -> tuple[str | None, Scan | None, dict[str, str]]:
+    """Return the id of the query, the snapshot to which the batch belongs, and notes for the commit.
+
+    The id or the snapshot is None if it does not exist.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the batch has a number, but it is not known of which query.
     """
     frame = None if isinstance(batch, pa.Table | ChangeFeedPage) else batch
     query, is_reported = (None, True) if frame is None else query_of(frame)
-    scan = None
+    scan, notes = None, dict[str, str]()
     if checkpoint is not None:
         if batch_id is None:
             raise invalid_request(
@@ -255,13 +259,14 @@ def _query_and_scan(
             )
         told = Checkpoint(os.fspath(checkpoint), None if frame is None else frame.sparkSession)
         query, scan = told.query(query), told.scan(batch_id)
+        notes = told.notes(batch_id)
     if app_id is not None and query is None and not is_reported:
         raise invalid_request(
             "app_id",
             "is given, but over Spark Connect the sink does not know which query numbers its batches so",
             "also pass checkpoint=, the checkpointLocation of the query",
         )
-    return query, scan
+    return query, scan, notes
 
 
 def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool) -> None:

@@ -1,11 +1,13 @@
 """Measures what each way to continue after an outage leaves wrong, for the page *After an outage*."""
 
 import json
+import logging
 import tomllib
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from multiclouddb_api import (
     Beginning,
@@ -18,13 +20,15 @@ from multiclouddb_api import (
     Snapshot,
     connect,
 )
+from multiclouddb_embedded import EmbeddedStore
+from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 from pyspark_multiclouddb import merge_into_delta
 from pyspark_multiclouddb.errors import SourceError
 
-from .conftest import COLLECTION
+from .conftest import COLLECTION, Source
 from .test_sinks import documents, rows
 from .test_snapshot_pages import ADDRESS, Pages
-from .test_snapshot_sink import Query
+from .test_snapshot_sink import Killed, Query
 
 COUNT = 100
 LATER = 10
@@ -34,11 +38,11 @@ PAGE = tomllib.loads((Path(__file__).parents[2] / "docs" / "outage.toml").read_t
 class Outage:
     """A collection that is copied into a table, and changed while the consumer is stopped."""
 
-    def __init__(self, source, folder):
+    def __init__(self, source, folder, count=COUNT * 3):
         self.source, self.store, self.folder, self.table = source, source.store, folder, folder / "table"
         self.documents = {}
         self.number = 0
-        for _ in range(COUNT * 3):
+        for _ in range(count):
             self.create()
 
     def create(self):
@@ -210,3 +214,95 @@ def test_page_says_what_is_measured(outage, kind, row):
     found = globals()[f"{kind}_{row['id']}"](outage)
     told = None if row.get("refused") else {name: row[name] for name in ("ghosts", "missing", "stale")}
     assert found == told, "correct docs/outage.toml, and run: python docs/generate.py"
+
+
+class TestWarning:
+    """A way that leaves the table wrong says so, and names the way that repairs it."""
+
+    def test_skipped_changes_are_named_in_log_offset_and_commit(self, outage, caplog):
+        query = outage.query("first", failOnDataLoss="false")
+        query.drain()
+        outage.lose()
+        query.restart()
+        with caplog.at_level(logging.WARNING, "multiclouddb.spark"):
+            query.drain()
+            outage.change(1)
+            query.drain()
+        [said] = {each.getMessage() for each in caplog.records if each.name == "multiclouddb.spark"}
+        assert "startingPosition=snapshot" in said
+        assert AFTER_AN_OUTAGE in said
+        last = query.offset(query.numbers("offsets")[-1])
+        assert last["lost"] is True
+        assert last["warning"] in said
+        commits = DeltaTable(query.table).history(2)
+        assert [each.get("multiclouddb.warning") for each in commits] == [last["warning"]] * 2
+
+    def test_warning_outlives_the_process(self, outage):
+        query = outage.query("first", failOnDataLoss="false")
+        query.drain()
+        outage.lose()
+        query.restart()
+        query.drain()
+        before = query.offset(query.numbers("offsets")[-1])["warning"]
+        query.restart()
+        outage.change(1)
+        query.drain()
+        assert query.offset(query.numbers("offsets")[-1])["warning"] == before
+
+    @pytest.mark.parametrize("is_planned", [True, False], ids=["planned", "not planned"])
+    def test_loss_that_only_the_tasks_meet(self, tmp_path, caplog, is_planned):
+        """The next process reads a batch that was planned before its changes expired."""
+        with EmbeddedStore(tmp_path / "kept.db", durable=False) as store:
+            source = Source(store)
+            outage = Outage(source, tmp_path, 5)
+            query = outage.query("first", failOnDataLoss="false")
+            query.drain()
+            outage.change(2)
+            if is_planned:
+                query.run = lambda number: (_ for _ in ()).throw(Killed)
+                with pytest.raises(Killed):
+                    query.step()
+                del query.run
+            store.trim(COLLECTION, max_count=0)
+            outage.change(2)
+            query.restart()
+            with caplog.at_level(logging.WARNING, "multiclouddb.spark"):
+                query.drain()
+            assert query.offset(query.numbers("offsets")[-1])["lost"] is True
+        assert AFTER_AN_OUTAGE in caplog.text
+
+    def test_first_offset_of_a_query_that_does_not_begin_with_a_snapshot(self, outage):
+        query = outage.query("first", startingPosition="beginning")
+        query.drain()
+        assert AFTER_AN_OUTAGE in query.offset(0)["warning"]
+        outage.change(1)
+        query.drain()
+        assert "warning" not in query.offset(query.numbers("offsets")[-1])
+        snapshot = outage.query("second")
+        snapshot.drain()
+        assert "warning" not in snapshot.offset(0)
+
+    def test_new_query_on_a_table_with_rows(self, outage, caplog):
+        first_query(outage)
+        with caplog.at_level(logging.WARNING, "multiclouddb.spark"):
+            outage.query("second", startingPosition="beginning").drain()
+            outage.change(1)
+            outage.query("third").drain()
+        [said] = [each.getMessage() for each in caplog.records if each.name == "multiclouddb.spark"]
+        assert "app_id 'second' is new" in said
+        assert AFTER_AN_OUTAGE in said
+        commits = [each.get("multiclouddb.warning") for each in DeltaTable(outage.table).history()]
+        assert said in commits
+
+    def test_nothing_is_said_about_a_healthy_query(self, outage, caplog):
+        with caplog.at_level(logging.WARNING, "multiclouddb.spark"):
+            query = outage.query("first", startingPosition="beginning")
+            for _ in range(3):
+                query.drain()
+                outage.change(2)
+                query.restart()
+            with outage.pages() as pages:
+                for _ in range(3):
+                    merge_into_delta(pages.page(), None, outage.table, None)
+        assert [each for each in caplog.records if each.name == "multiclouddb.spark"] == []
+        assert not any("multiclouddb.warning" in each for each in DeltaTable(outage.table).history())

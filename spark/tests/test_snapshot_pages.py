@@ -203,9 +203,7 @@ class TestMarks:
         follow(source, table)
         version = DeltaTable(table).version()
         for page in pages_of(source)[1:]:
-            with pytest.raises(
-                MulticloudDbError, match=r"batch: belongs to a snapshot of which .* has no mark"
-            ):
+            with pytest.raises(MulticloudDbError, match=r"batch: .* of which .* has no mark"):
                 merge_into_delta(page, None, table, None)
         assert DeltaTable(table).version() == version
 
