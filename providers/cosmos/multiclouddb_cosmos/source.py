@@ -15,7 +15,7 @@ from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.ranges import LEAST, MOST, KeyRange, RangeMap
 from multiclouddb_cosmos.records import View, lsn_of, seconds_of
 from multiclouddb_cosmos.transport import LATEST, start_of
-from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired
+from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired, unsupported
 
 __all__ = ["Source"]
 
@@ -57,8 +57,17 @@ class Source:
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the key of the scope does not fit this container.
+            ProviderFault: `UNSUPPORTED_CAPABILITY` if a delete would not tell the levels of the key apart.
         """
         definition = calls.define(spec.address, deadline)
+        if len({path[-1] for path in definition.paths}) < len(definition.paths):
+            # The service names the components of a deleted item's key by the last names of their paths.
+            names = [f"/{'/'.join(path)}" for path in definition.paths]
+            raise unsupported(
+                f"the paths {names} of the container's partition key end in the same name, so that a delete "
+                "does not tell its key",
+                "copy the items into a container whose levels have different last names, and read that one",
+            )
         source = cls(calls, spec, definition)
         if isinstance(spec.scope, LogicalPartition):
             source.wanted = _wanted(spec.scope.key, definition)

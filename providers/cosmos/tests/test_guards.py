@@ -267,6 +267,19 @@ class TestEndlessRetries:
         world.server.faults.clear()
         close_client(native)
 
+    @pytest.mark.parametrize("delay", [0.01, 0.3, 20])
+    @pytest.mark.parametrize("operation", [READ, "ReadContainer"])
+    def test_the_application_s_own_client_that_is_throttled_is_told(self, world, delay, operation):
+        native = CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False)
+        client = connect(world.config(), native_client=native)
+        consumer = world.consumer(Now(), client)
+        world.server.faults.add(Fail(429, 3200, delay), operation, times=None)
+        with pytest.raises(MulticloudDbError) as caught:
+            consumer.read(seconds(1))
+        assert caught.value.category == ErrorCategory.THROTTLED
+        client.close()
+        close_client(native)
+
 
 class TestForeignAnswers:
     """Cosmos DB never sends these statuses, but a proxy between the client and the service can send them."""
