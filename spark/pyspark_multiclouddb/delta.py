@@ -92,10 +92,9 @@ class Target:
         merged a second time changes nothing, but a batch that is left out by mistake would be lost.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if another query has stored batches under the same `app_id`.
+            MulticloudDbError: `INVALID_REQUEST` if another query uses the same `app_id` for this table.
         """
-        last = None if self._table is None else self._table.transaction_version(batch.app_id)
-        if last is None or self._table is None:
+        if self._table is None:
             return False
         if batch.query is not None:
             stored = self._table.transaction_version(_QUERY + batch.app_id)
@@ -103,7 +102,8 @@ class Target:
                 return False
             if stored != batch.digest:
                 raise self._used(batch)
-        return last >= batch.batch_id
+        last = self._table.transaction_version(batch.app_id)
+        return last is not None and last >= batch.batch_id
 
     def prepare(self, schema: pa.Schema, *, may_be_stale: bool = False) -> None:
         """Prepare the table for rows with the given schema.
@@ -255,8 +255,8 @@ class Target:
         Args:
             batch: The number of the batch.
         """
-        is_new = batch.query is not None and self._known().transaction_version(batch.app_id) is None
-        if not is_new or self._is_empty():
+        marks = map(self._known().transaction_version, (batch.app_id, _QUERY + batch.app_id))
+        if batch.query is None or any(mark is not None for mark in marks) or self._is_empty():
             return batch
         text = (
             f"app_id {batch.app_id!r} is new in {self._where}, which has rows, and its query does not begin "
@@ -324,13 +324,14 @@ class Target:
         if missing := [field for field in fields if field.name not in names]:
             self._known().alter.add_columns(missing)
 
-    def merge(self, rows: pa.Table, done: Numbered | None) -> None:
+    def merge(self, rows: pa.Table, batch: Numbered | None, *, is_last: bool) -> None:
         """Merge the last changes of some keys in one commit. If nothing changes, there is no commit.
 
         Args:
             rows: The rows in the prepared schema, with the column `type`; at most one row per key. If a
                 change has no document, its row keeps its columns, and becomes stale.
-            done: The number to store with the commit that completes a batch.
+            batch: The number of the batch. Each commit stores the query, the last one also the number.
+            is_last: True if these rows complete the batch.
         """
         from deltalake import CommitProperties
 
@@ -344,8 +345,9 @@ class Target:
         moved = {name: f"s.{name}" for name in ("order_key", DELETED_AT)}
         moved[STALE_SINCE] = f"coalesce(t.{STALE_SINCE}, s.{STALE_SINCE})"
         properties = None
-        if done is not None:
-            properties = CommitProperties(dict(done.notes) or None, app_transactions=self._marks(done))
+        if batch is not None:
+            marks = self._marks(batch, is_last=is_last)
+            properties = CommitProperties(dict(batch.notes) or None, app_transactions=marks)
 
         def commit() -> None:
             merger = table.merge(
@@ -368,23 +370,25 @@ class Target:
 
         committed(table, commit)
 
-    def _marks(self, done: Numbered) -> list[Transaction]:
-        """Return the marks that a commit stores about a completed batch."""
+    def _marks(self, batch: Numbered, *, is_last: bool) -> list[Transaction]:
+        """Return the marks that a commit stores about a batch."""
         from deltalake import Transaction
 
-        marks = [Transaction(done.app_id, done.batch_id)]
-        if done.digest is None:
+        marks = [Transaction(batch.app_id, batch.batch_id)] if is_last else []
+        if batch.digest is None:
             return marks
-        last = self._known().transaction_version(done.app_id)
-        name = _QUERY + done.app_id
-        if last is not None and self._known().transaction_version(name) is None:
+        name = _QUERY + batch.app_id
+        last, stored = map(self._known().transaction_version, (batch.app_id, name))
+        if last is not None and stored is None:
+            if not is_last:
+                return []  # the stored number must not count for this query before the batch is complete
             _LOG.warning(
                 "app_id %r: %s contains its batches up to %d, but does not say which query has merged them. "
                 "Batch %d is merged, and from now on only the query with this checkpoint can use the app_id. "
                 "If the checkpoint directory is new, changes may be missing; %s",
-                done.app_id, self._where, last, done.batch_id, REPAIR,
+                batch.app_id, self._where, last, batch.batch_id, REPAIR,
             )  # fmt: skip
-        return [*marks, Transaction(name, done.digest)]
+        return [*marks, Transaction(name, batch.digest)]
 
 
 def _created(where: str, schema: pa.Schema) -> DeltaTable:

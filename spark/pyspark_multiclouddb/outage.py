@@ -26,8 +26,8 @@ REPAIR: Final = (
 EXPIRED: Final = (
     "set failOnDataLoss=resnapshot, which reads every row again and repairs the table of "
     f"merge_into_delta(…, checkpoint=…); if the failed batch was planned before the changes expired, "
-    f"{_NEW_QUERY}; failOnDataLoss=false, and any other start of a new query, never deliver the lost "
-    "changes: deleted rows stay, changed rows stay old and new rows are missing; see "
+    f"{_NEW_QUERY}; or set failOnDataLoss=false, which, like any other start of a new query, never delivers "
+    "the lost changes: deleted rows stay, changed rows stay old and new rows are missing; see "
     f"{AFTER_AN_OUTAGE}"
 )
 """The advice for `CHECKPOINT_EXPIRED`."""

@@ -201,7 +201,7 @@ def merge_into_delta(
                     if scan is None and done is not None:
                         done = target.noted(done)
                     _begin(target, scan, piece.plan, is_told=checkpoint is not None)
-                target.merge(piece.rows, done if piece.is_last else None)
+                target.merge(piece.rows, done, is_last=piece.is_last)
                 merged = True
     _end(target, ended if scan is None else [scan])
     return merged

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 from deltalake import DeltaTable
@@ -10,6 +11,9 @@ from multiclouddb_api import ErrorCategory, MulticloudDbError
 from pyspark_multiclouddb import merge_into_delta
 
 from .test_sinks import documents, rows
+from .test_snapshot_sink import Killed, kills
+
+assert kills
 
 A, B, C = ("a", 1, {"n": 1}), ("b", 2, {"n": 2}), ("c", 3, {"n": 3})
 
@@ -80,6 +84,25 @@ class TestOlderTable:
         assert not merge_into_delta(rows(C), number + 1, path, "app", checkpoint=query)
         with pytest.raises(MulticloudDbError, match="app_id: is 'app'"):
             merge_into_delta(rows(C), 0, path, "app", checkpoint=second)
+
+    def test_process_that_dies_between_two_pieces(self, spark, path, tmp_path, kills):
+        """The old number must not count for the new query while its batch is incomplete."""
+        merge_into_delta(rows(A), 4, path, "app")
+        query = checkpoint(tmp_path / "query", "query-1")
+        changes = rows(*((f"k{number}", number, {"n": number}) for number in range(10, 20)))
+
+        def merge():
+            frame = spark.createDataFrame(changes)
+            return merge_into_delta(frame, 0, path, "app", checkpoint=query, max_bytes=1)
+
+        kills(dice=SimpleNamespace(random=iter([1, 0, 1]).__next__), chance=0.5)  # at the second commit
+        version = DeltaTable(path).version()
+        with pytest.raises(Killed):
+            merge()
+        assert DeltaTable(path).version() > version
+        kills(dice=None)
+        assert merge()
+        assert len(documents(path)) == 11
 
 
 class TestWithoutAQuery:
