@@ -17,6 +17,7 @@ __all__ = [
     "BAD_COMMAND",
     "BAD_TOKEN",
     "CODES",
+    "CONVERSION_FAILURE",
     "EVENT_TOO_LARGE",
     "FIRST_LOCATION",
     "HISTORY_LOST",
@@ -45,6 +46,7 @@ Opening the stream again shows whether the token is lost.
 """
 INVALIDATED_TOKEN: Final = 260
 TOKEN_NOT_FOUND: Final = 280
+CONVERSION_FAILURE: Final = 241
 HISTORY_LOST: Final = 286
 EVENT_TOO_LARGE: Final = 10334
 
