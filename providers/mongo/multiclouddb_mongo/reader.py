@@ -346,6 +346,9 @@ class MongoReader(Reader):
 
     def _unsent(self, place: Place, error: PyMongoError) -> tuple[str, Place]:
         """Return what to call the change after `place`, which the server cannot send, and where it ends."""
+        moment = self._source.oversized(place)
+        if moment is None and code_of(error) is None:  # the network has failed twice
+            raise error
         try:
             with closing(self._source.open(place, 1, _SHORT_AWAIT_MS, slim=True)) as stream:
                 for _ in range(_CAREFUL_LOOKS):
@@ -354,10 +357,10 @@ class MongoReader(Reader):
                         found = place_of_change(change.raw)
                         return f"{time_text(found)} in {namespace_of(decoded(change.raw))}", found
         except (OperationFailure, AutoReconnect):
-            moment = self._source.oversized(place)
-            if moment is not None:
-                after = At.of((ticks_at(moment) or 0) + 1)
-                return f"{time_text(moment)} (and what follows it in the same transaction)", after
+            if moment is None:
+                raise
+            after = At.of((ticks_at(moment) or 0) + 1)
+            return f"{time_text(moment)} (and what follows it in the same transaction)", after
         raise error
 
     # -- Processing the changes
