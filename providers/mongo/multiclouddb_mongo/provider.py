@@ -29,7 +29,16 @@ from multiclouddb_mongo.partitions import (
     list_collections,
     resolve,
 )
-from multiclouddb_mongo.pymongo_internals import Closer, fail_soon, flush, hushed, interrupt, reach, retried
+from multiclouddb_mongo.pymongo_internals import (
+    Closer,
+    bounded_pool,
+    fail_soon,
+    flush,
+    hushed,
+    interrupt,
+    reach,
+    retried,
+)
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.segment_reader import SegmentReader
 from multiclouddb_mongo.source import Source
@@ -127,7 +136,14 @@ class MongoProvider(Provider):
         check_provisioned(spec, address, found)
         splits, sharded = self._server()
         source = Source(
-            self._client, spec, address, self._closer, images=found.images, splits=splits, sharded=sharded
+            self._client,
+            spec,
+            address,
+            self._closer,
+            images=found.images,
+            splits=splits,
+            sharded=sharded,
+            bounded=self._ours,
         )
         return MongoFeed(source, found, self._readers)
 
@@ -229,7 +245,7 @@ class MongoPlugin(ProviderPlugin):
         if native_client is None:
             checked = MongoConfig.from_client(config)
             try:
-                client = checked.client(config.max_concurrency)
+                client = checked.client(config.max_concurrency, **bounded_pool())
             except PyMongoError as error:
                 raise ProviderFault(classify(error)) from None
             return MongoProvider(client, checked.database, ours=True)

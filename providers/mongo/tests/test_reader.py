@@ -268,6 +268,12 @@ class Server:
     def reach(self, deadline):
         pass
 
+    def begin(self, await_ms):
+        pass
+
+    calm = be_patient = lambda self: None
+    bounded, longest_fetch = True, lambda self: 60.0
+
     def answers(self, stream):
         return True
 
