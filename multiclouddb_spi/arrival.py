@@ -11,7 +11,7 @@ import io
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -20,9 +20,9 @@ __all__ = [
     "CALL_SILENT_SECONDS",
     "SILENT_SECONDS",
     "Arrival",
-    "BoundedResponse",
     "TooSlow",
     "arriving",
+    "bounded_pools",
     "current",
 ]
 
@@ -134,9 +134,20 @@ def current() -> Arrival | None:
     return found
 
 
-class BoundedResponse(http.client.HTTPResponse):
-    """An HTTP answer that `Arrival` can give up; to use it, set the `response_class` of a connection."""
+def bounded_pools(pools: Mapping[str, Any]) -> dict[str, Any]:
+    """Return classes of connection pools whose answers `Arrival` can give up.
 
+    Args:
+        pools: Maps `http` and `https` to pool classes of urllib3, as in `PoolManager.pool_classes_by_scheme`.
+    """
+    found: dict[str, Any] = {}
+    for scheme, pool in pools.items():
+        connection = type("BoundedConnection", (pool.ConnectionCls,), {"response_class": _Response})
+        found[scheme] = type("BoundedPool", (pool,), {"ConnectionCls": connection})
+    return found
+
+
+class _Response(http.client.HTTPResponse):
     def __init__(self, sock: Any, *args: Any, **kwargs: Any) -> None:
         arrival = current()
         if arrival is not None:

@@ -121,7 +121,7 @@ class DynamoReader(Reader):
         return self._taken(answer, deadline)
 
     def cancel(self) -> None:
-        """Prevent another fetch. A running call ends after boto3's read timeout of 10 s at the latest."""
+        """Prevent another fetch. A call of the application's own clients ends after boto3's read timeout."""
         self._cancelled.set()
 
     def close(self) -> None:
