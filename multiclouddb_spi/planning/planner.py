@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -44,6 +45,7 @@ from multiclouddb_spi.contract import Feed, FeedStart, Provider, Seed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
+from multiclouddb_spi.faults import RecordFault
 from multiclouddb_spi.planning.heads import added, clip, is_news, records_before, within
 from multiclouddb_spi.planning.ranges import read_head
 from multiclouddb_spi.planning.scan_step import plan_snapshot, scan_beside, scan_step, stream_limit
@@ -68,6 +70,8 @@ class Planner:
         call: The function that sends requests to the service, for example `Tries.call`.
         watch_seconds: How long to search for more children of an ended partition.
         audit_seconds: How often the coverage of a collection is audited.
+        skip_poison: True to continue planning after a record that cannot be fetched. The record counts, so
+            the range that contains it is read.
     """
 
     def __init__(
@@ -79,8 +83,10 @@ class Planner:
         call: Call = directly,
         watch_seconds: float = 600.0,
         audit_seconds: float = 600.0,
+        skip_poison: bool = False,
     ) -> None:
         self._provider, self._feed = provider, feed.for_one_call()
+        self._skip_poison = skip_poison
         self._on_expired, self._call = on_expired or Fail(), call
         self._watch_seconds, self._audit_seconds = watch_seconds, audit_seconds
 
@@ -322,9 +328,19 @@ class Planner:
             failed: str | None = None
             try:
                 if left and not found and isinstance(self._feed, SupportsHeads):
-                    found = dict(self._call(partial(self._feed.heads, left, most, deadline), deadline))
+                    with suppress(*([RecordFault] if self._skip_poison else [])):
+                        found = dict(self._call(partial(self._feed.heads, left, most, deadline), deadline))
                 for failed in [name for name in left if name not in found]:
-                    ask = partial(read_head, self._provider, self._feed, failed, left[failed], most, deadline)
+                    ask = partial(
+                        read_head,
+                        self._provider,
+                        self._feed,
+                        failed,
+                        left[failed],
+                        most,
+                        deadline,
+                        skip_poison=self._skip_poison,
+                    )
                     found[failed] = self._call(ask, deadline)
                 return {name: found[name] for name in left}
             except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Final, assert_never
 
@@ -38,6 +38,7 @@ _STILL_SECONDS: Final = 120.0
 _PAUSE_SECONDS: Final = 0.1
 _SPARE_SECONDS: Final = 30.0
 _RECORDS: Final = 10_000
+_DELIVER_FIRST: Final = (ErrorCategory.PROVIDER_ERROR, ErrorCategory.CHECKPOINT_EXPIRED)
 _BYTES: Final = 8 * 1024 * 1024
 _log = logging.getLogger("multiclouddb.planner")
 _ENDED: Final = (
@@ -68,7 +69,11 @@ class Range:
 
 
 def read_range(
-    provider: Provider, feed: Feed, part: Range, on_expired: OnExpired | None = None
+    provider: Provider,
+    feed: Feed,
+    part: Range,
+    on_expired: OnExpired | None = None,
+    on_poison: Callable[[RecordFault], None] | None = None,
 ) -> Iterator[Batch]:
     """Read a range in the caller's thread, with retries; no batch is empty.
 
@@ -78,12 +83,15 @@ def read_range(
         part: The range to read.
         on_expired: `SkipToOldest()` to continue after records of the range that the retention has removed;
             `Fail()` by default.
+        on_poison: Called for each record that cannot be fetched; reading continues after the record. None
+            to raise an error. A record that is fetched but cannot be mapped is left to the caller, because
+            the caller maps the batch.
 
     Raises:
         MulticloudDbError: An error with a category; `CHECKPOINT_EXPIRED` if a part of the range is older than
             the retention.
     """
-    reading = RangeReading(provider, feed, part)
+    reading = RangeReading(provider, feed, part, on_poison)
     try:
         with user_errors(provider, "read"):
             yield from reading.batches(on_expired or Fail())
@@ -98,10 +106,18 @@ class RangeReading:
         provider: Classifies failures.
         feed: The opened feed.
         part: The range to read.
+        on_poison: Called for each record that cannot be fetched; None to raise an error.
     """
 
-    def __init__(self, provider: Provider, feed: Feed, part: Range) -> None:
+    def __init__(
+        self,
+        provider: Provider,
+        feed: Feed,
+        part: Range,
+        on_poison: Callable[[RecordFault], None] | None = None,
+    ) -> None:
         self._provider, self._feed, self._part = provider, feed, part
+        self._on_poison = on_poison
         self._tries = Tries(provider, pause=lambda seconds: _sleep(seconds))
         self._position = part.start
         self._reader: Reader | None = None
@@ -117,6 +133,13 @@ class RangeReading:
             before = self._position
             try:
                 batch = self.fetch(_RECORDS, Deadline.after(_FETCH_SECONDS))
+            except RecordFault as poison:
+                if self._on_poison is None:
+                    raise
+                self._on_poison(poison)
+                self.continue_at(poison.skip_cursor)
+                still, skips = Deadline.after(_STILL_SECONDS), 0
+                continue
             except Exception as error:  # noqa: BLE001 - raised below, or skipped
                 fault = fault_of(self._provider, error)
                 if not self._may_skip(on_expired, fault) or skips == MOST_SKIPS:
@@ -133,7 +156,7 @@ class RangeReading:
                 self.close()
                 for piece in batch.outcome.pieces:
                     part = Range(piece.segment_id, piece.cursor, None)
-                    with closing(RangeReading(self._provider, self._feed, part)) as rest:
+                    with closing(RangeReading(self._provider, self._feed, part, self._on_poison)) as rest:
                         yield from rest.batches(on_expired)
             if self._is_over(batch.outcome):
                 return
@@ -149,6 +172,11 @@ class RangeReading:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
+
+    def continue_at(self, position: Cursor) -> None:
+        """Continue at another position, for example after a record that cannot be fetched."""
+        self.close()
+        self._position = position
 
     def _is_over(self, outcome: Outcome) -> bool:
         """Return whether the range ends with a batch; raise if the partition has ended too early."""
@@ -218,7 +246,14 @@ class RangeReading:
 
 
 def read_head(
-    provider: Provider, feed: Feed, name: str, cursor: Cursor, most: int | None, deadline: Deadline
+    provider: Provider,
+    feed: Feed,
+    name: str,
+    cursor: Cursor,
+    most: int | None,
+    deadline: Deadline,
+    *,
+    skip_poison: bool = False,
 ) -> Head:
     """Find a partition's head by reading, if the feed offers no cheaper way.
 
@@ -230,21 +265,28 @@ def read_head(
         most: The maximum number of records; None means up to the current end.
         deadline: The time limit. If records arrive faster than they are read, the head is the
             position that was reached shortly before the deadline.
+        skip_poison: True to continue after a record that cannot be fetched; the record counts.
     """
     reading = RangeReading(provider, feed, Range(name, cursor, None))
-    count, outcome = 0, Continue()
+    start, count, outcome = cursor, 0, Continue()
     try:
         while (most is None or count < most) and not (count and deadline.remaining() < _SPARE_SECONDS):
             wanted = _RECORDS if most is None else min(_RECORDS, most - count)
-            batch = reading.fetch(wanted, deadline)
+            try:
+                batch = reading.fetch(wanted, deadline)
+            except Exception as error:
+                if skip_poison and isinstance(error, RecordFault):
+                    count, cursor = count + 1, error.skip_cursor
+                    reading.continue_at(cursor)
+                    continue
+                # What is before a poison record, or before lost changes, is delivered first.
+                if cursor != start and fault_of(provider, error).category in _DELIVER_FIRST:
+                    break
+                raise
             count += len(batch)
             cursor = batch.cursor_after(len(batch))
             if not goes_on(batch.outcome) or (not len(batch) and batch.caught_up is not False):
                 return Head(cursor, count, batch.outcome)
-    except RecordFault:
-        # The records before a poison record are delivered first.
-        if not count:
-            raise
     finally:
         reading.close()
     return Head(cursor, count, outcome)

@@ -46,7 +46,10 @@ class ChangeFeedReader(DataSourceReader):
                 steps = planner.steps(start, deadline, target)
                 return [part for step in steps for part in step.ranges()]
 
-            return work_of(self._settings, connection.incarnation, connection.plan("plan", ranges))
+            found = connection.plan("plan", ranges)
+            return work_of(
+                self._settings, connection.incarnation, found, skip_poison=self._settings.skip_poison
+            )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task."""

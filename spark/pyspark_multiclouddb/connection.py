@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final, TypeVar
 
-from multiclouddb_api import AtTime, Snapshot
+from multiclouddb_api import AtTime, OnExpired, Snapshot
 from multiclouddb_spi import (
     Deadline,
     Feed,
@@ -22,6 +22,7 @@ from multiclouddb_spi import (
     Lineage,
     Planner,
     Provider,
+    RecordFault,
     Target,
     open_provider,
 )
@@ -29,6 +30,7 @@ from multiclouddb_spi.errors import fault_of, user_errors
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import Call, Tries, directly
+from pyspark_multiclouddb.errors import poisoned
 from pyspark_multiclouddb.options import Settings
 
 __all__ = ["Connection", "close_connections", "connection_for"]
@@ -70,6 +72,11 @@ class Connection:
         """The incarnation of the feed's resource."""
         return self.feed.identity.incarnation
 
+    @property
+    def on_expired(self) -> OnExpired:
+        """What a planned read does if its position has expired."""
+        return self._settings.on_expired
+
     def start(self, position: FeedStart | Snapshot) -> Lineage:
         """Resolve a start position, if the database can start from it."""
         self.opened.check_start(position)
@@ -95,17 +102,21 @@ class Connection:
         """
         planner = self._planner(self._tries.call)
         with user_errors(self.provider, operation):
-            return ask(planner, Deadline.after(_CALL_SECONDS))
+            try:
+                return ask(planner, Deadline.after(_CALL_SECONDS))
+            except RecordFault as fault:
+                raise poisoned(str(self._settings.address), fault) from fault
 
     def _planner(self, call: Call) -> Planner:
         config = self._settings.config
         return Planner(
             self.provider,
             self.feed,
-            self._settings.on_expired,
+            self.on_expired,
             call=call,
             watch_seconds=config.child_watch_seconds,
             audit_seconds=config.coverage_audit_seconds,
+            skip_poison=self._settings.skip_poison,
         )
 
     def close(self) -> None:

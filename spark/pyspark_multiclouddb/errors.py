@@ -18,7 +18,7 @@ from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_api.validators import check_type
 from multiclouddb_spi import ProviderFault, RecordFault
 
-__all__ = ["SourceError", "error_from_query", "source_errors"]
+__all__ = ["SourceError", "error_from_query", "poisoned", "source_errors"]
 
 _MARKER: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)\]")
 _SKIP_TO_OLDEST: Final = (
@@ -82,8 +82,24 @@ def source_errors() -> Iterator[None]:
         raise _marked(error.category, error.message) from error.__cause__
     except ProviderFault as error:
         raise _marked(error.fault.category, error.fault.message) from None
-    except RecordFault as error:
-        raise _marked(ErrorCategory.PROVIDER_ERROR, str(error)) from error
+
+
+def poisoned(where: str, fault: RecordFault, *, is_row: bool = False) -> ProviderFault:
+    """Return the fault for a record that cannot be decoded; its message names the way out.
+
+    Args:
+        where: The partition of the record, or the collection.
+        fault: The record.
+        is_row: True for a row of a snapshot. Such a row is never skipped, because a sink would take the
+            document for a deleted one.
+    """
+    way_out = (
+        "onPoison=skip does not apply to rows of a snapshot; change or delete the document in the database"
+        if is_row
+        else "set onPoison=skip to leave this change out; then the sink keeps the document's earlier state "
+        "until its next change"
+    )
+    return ProviderFault.of(ErrorCategory.PROVIDER_ERROR, f"{where}: {fault}; {way_out}", fault.code)
 
 
 def _marked(category: ErrorCategory, message: str) -> SourceError:

@@ -37,7 +37,7 @@ _LINES_PER_HEAD: Final = 20
 class ProgressTable(StreamingQueryListener):
     """Prints one line for each micro-batch.
 
-    If changes were skipped, an additional line shows the last place. If an audit found partitions
+    If changes were skipped or could not be decoded, an additional line shows the last place. If an audit found partitions
     late, an additional line shows the number of these partitions.
 
     Before Spark 4.2, a source cannot report its progress, so `events` and the columns after it stay empty.
@@ -82,6 +82,9 @@ class ProgressTable(StreamingQueryListener):
             )
             if skipped.get("count"):
                 self._write(f"  skipped, last: {skipped.get('last')}")
+            poison = report.get("poison") or {}
+            if poison.get("count"):
+                self._write(f"  left out, cannot be decoded: {poison['count']}, last: {poison.get('last')}")
             if report.get("foundLate"):
                 self._write(f"  partitions that an audit found late: {report['foundLate']}")
 

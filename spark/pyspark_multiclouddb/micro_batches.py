@@ -8,6 +8,7 @@ import time
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Final
 
+import attrs
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
@@ -21,11 +22,12 @@ from pyspark_multiclouddb.offsets import (
     Symbolic,
     offset_from_json,
     offset_to_json,
+    poison_state,
     ranges_of,
 )
 from pyspark_multiclouddb.options import Settings
 from pyspark_multiclouddb.progress import Reports, snapshot_state
-from pyspark_multiclouddb.rows import read_work, work_of
+from pyspark_multiclouddb.rows import find_poison, read_work, work_of
 
 __all__ = ["MicroBatches"]
 
@@ -72,6 +74,9 @@ class MicroBatches:
         self._reports = Reports()
         self._still: tuple[dict[str, Any], Hashable, float] | None = None
         self._planned = -math.inf
+        # With onPoison=skip: the changes that the next offset names, and the last offset that was searched.
+        self._poison: list[tuple[str, str]] = []
+        self._searched: dict[str, Any] | None = None
 
     def initial(self) -> dict[str, Any]:
         """Return the start of a new query.
@@ -99,6 +104,7 @@ class MicroBatches:
                 # would have no rows.
                 start, step = step.after, self._step(connection, step.after, max_records)
                 state = snapshot_state(state, start, step.after)
+            self._search(connection, step)
             offset = Pinned(connection.incarnation, start.to_json(), snapshot=state)
             if step.moved and not step.empty:
                 offset = Pinned(
@@ -110,7 +116,7 @@ class MicroBatches:
                     snapshot=state,
                 )
             self._saved = time.monotonic()
-            return offset_to_json(self.settings, offset)
+            return self._named(offset)
 
     def after(
         self, start: dict[str, Any], max_records: int | None, *, tell_more: bool = False
@@ -146,7 +152,9 @@ class MicroBatches:
     def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the work of a micro-batch.
 
-        The same offsets always give the same work. This method does not contact the database.
+        The same offsets always give the same work. This method contacts the database only with
+        `onPoison=skip`, and only for a batch that another process planned: to name the changes that the batch
+        leaves out.
 
         Args:
             start: The start of the batch.
@@ -159,7 +167,13 @@ class MicroBatches:
             if not ranges:
                 return []
             assert isinstance(after, Pinned)
-            return work_of(self.settings, after.incarnation, ranges)
+            if self.settings.skip_poison and after.poison is None and end != self._searched:
+                self._searched = end
+                connection = connection_for(self.settings)
+                after.check_incarnation(connection.opened)
+                self._leave_out(find_poison(connection, ranges))
+            skip = self.settings.skip_poison or after.poison is not None
+            return work_of(self.settings, after.incarnation, ranges, skip_poison=skip)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task.
@@ -194,6 +208,7 @@ class MicroBatches:
         try:
             self._check_kept(connection, before)
             step = self._step(connection, self._standing(start, before), max_records)
+            self._search(connection, step)
         except MulticloudDbError as error:
             again = self.settings.on_loss
             if not isinstance(again, Resnapshot) or error.category != ErrorCategory.CHECKPOINT_EXPIRED:
@@ -221,7 +236,7 @@ class MicroBatches:
         state = snapshot_state(offset.snapshot, before, step.after)
         self.report = self._reports.report(connection, step.after, step, idle=nothing, snapshot=state)
         due = time.monotonic() - self._saved >= self.settings.idle_checkpoint_seconds or bool(step.skipped)
-        if nothing and not _is_worth_saving(before, step.after, due):
+        if nothing and not self._poison and not _is_worth_saving(before, step.after, due):
             # The next call begins here, so that the same records are not scanned again.
             self._ahead = start, step.after
             if mark is not None and not step.after.awaiting_children():
@@ -229,12 +244,35 @@ class MicroBatches:
             return start
         stands = step.after if nothing or due else _without_idle_moves(before, step)
         more = tell_more and not nothing and _may_have_more(before, step.after, max_records)
-        pinned = Pinned(offset.incarnation, stands.to_json(), step.ends, nothing, more=more, snapshot=state)
-        end = offset_to_json(self.settings, pinned)
+        end = self._named(
+            Pinned(offset.incarnation, stands.to_json(), step.ends, nothing, more=more, snapshot=state)
+        )
         self._ahead = end, step.after
         if stands is step.after:
             self._saved = time.monotonic()
         return end
+
+    def _search(self, connection: Connection, step: Step) -> None:
+        """With `onPoison=skip`, find the changes of a step that cannot be decoded.
+
+        The tasks cannot report what they leave out, so it is found before the end of the step is stored.
+        """
+        if self.settings.skip_poison:
+            parts = [part for part in step.ranges() if part.partition_id in step.news]
+            self._leave_out(find_poison(connection, parts))
+
+    def _leave_out(self, poison: list[tuple[str, str]]) -> None:
+        for where, position in poison:
+            what = "%s: the change of %s at %s cannot be decoded, and is left out (onPoison=skip)"
+            _LOG.warning(what, self.settings.address, where, position)
+        self._reports.leave_out(poison)
+        self._poison += poison
+
+    def _named(self, offset: Pinned) -> dict[str, Any]:
+        """Return an offset as JSON; it names the changes that its step leaves out."""
+        named = attrs.evolve(offset, poison=poison_state(self._poison))
+        self._poison, self._searched = [], offset_to_json(self.settings, named)
+        return self._searched
 
     def _check_kept(self, connection: Connection, before: Lineage) -> None:
         """With `failOnDataLoss=resnapshot`, find expired positions before ranges are planned."""

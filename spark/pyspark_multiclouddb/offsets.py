@@ -22,6 +22,10 @@ end of a first micro-batch with rows contains `o`, the lineage of the resolved s
 and 4.1, an offset contains `more` if its step has records and more records may follow (see
 `caught_up`).
 
+With `onPoison=skip`, `poison` names the changes that the step to this offset leaves out because they cannot
+be decoded: their number (`count`), and partition and position of the first ones (`first`). A repeated step
+leaves out the same changes, even if `onPoison` has been changed to `fail`.
+
 After a snapshot has begun, the offset also contains `s` for the sink. The field `s` contains the id
 of the plan (`plan`), the floor (`floor`), and the state of the scan (`over` is true after the end
 of the scan). The field `s` also contains `whole` if the scan reads every existing row. If the
@@ -32,7 +36,7 @@ after the scan is over.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -42,9 +46,18 @@ from multiclouddb_spi import Cursor, FeedStart, InvalidCursor, Lineage, Range, r
 from multiclouddb_spi.open_feed import OpenFeed
 from pyspark_multiclouddb.options import Settings, position_from_text, position_text
 
-__all__ = ["Offset", "Pinned", "Symbolic", "offset_from_json", "offset_to_json", "ranges_of"]
+__all__ = [
+    "Offset",
+    "Pinned",
+    "Symbolic",
+    "offset_from_json",
+    "offset_to_json",
+    "poison_state",
+    "ranges_of",
+]
 
 _VERSION: Final = 1
+_PLACES: Final = 20
 _NEW_CHECKPOINT: Final = "use a checkpointLocation of its own"
 
 
@@ -72,6 +85,8 @@ class Pinned:
             if the step starts at a `Symbolic` offset.
         more: True if more records may follow this offset. `more` is set only on Spark 4.0 and 4.1.
         snapshot: The query's last snapshot, with the fields `plan`, `floor`, `over` and `whole`.
+        poison: The changes that the step to this offset leaves out, in the form of `poison_state`; None if
+            there are none.
     """
 
     incarnation: str | None
@@ -81,6 +96,7 @@ class Pinned:
     origin: Cursor | None = None
     more: bool = False
     snapshot: Mapping[str, Any] | None = None
+    poison: Mapping[str, Any] | None = None
 
     def check_incarnation(self, opened: OpenFeed) -> None:
         """Refuse an offset of a resource that was deleted and created again.
@@ -104,10 +120,10 @@ def offset_to_json(settings: Settings, offset: Offset) -> dict[str, Any]:
     match offset:
         case Symbolic(position):
             value["from"] = position_text(position)
-        case Pinned(incarnation, cursors, ends, empty, origin, more, snapshot):
+        case Pinned(incarnation, cursors, ends, empty, origin, more, snapshot, poison):
             value |= {"inc": incarnation, "c": cursors}
             optional = {"e": dict(ends), "empty": empty, "o": origin, "more": more, "s": snapshot}
-            optional |= {"modes": settings.modes}
+            optional |= {"modes": settings.modes, "poison": poison}
             value |= {name: each for name, each in optional.items() if each}
     canonical: dict[str, Any] = json.loads(json.dumps(value, sort_keys=True))
     return canonical
@@ -146,6 +162,7 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
             isinstance(value.get("e", {}), dict)
             and isinstance(value.get("o"), dict | None)
             and _is_snapshot(value.get("s"))
+            and isinstance(value.get("poison"), dict | None)
         ):
             return Pinned(
                 incarnation,
@@ -155,9 +172,20 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
                 value.get("o"),
                 value.get("more") is True,
                 value.get("s"),
+                value.get("poison"),
             )
         case _:
             raise _damaged("holds an offset that is not of this source")
+
+
+def poison_state(left_out: Sequence[tuple[str, str]]) -> Mapping[str, Any] | None:
+    """Return what an offset stores about the changes that its step leaves out.
+
+    Args:
+        left_out: Partition and position of each change.
+    """
+    first = [list(place) for place in left_out[:_PLACES]]
+    return {"count": len(left_out), "first": first} if left_out else None
 
 
 def ranges_of(start: Offset, end: Offset) -> list[Range]:

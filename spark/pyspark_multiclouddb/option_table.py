@@ -73,6 +73,12 @@ OPTIONS: Final = (
         "`merge_into_delta(…, checkpoint=…)`",
         "`true`",
     ),
+    Option(
+        "onPoison",
+        "`fail` or `skip`: what happens to a change that cannot be decoded; with `skip`, the driver reads "
+        "each micro-batch before its tasks do",
+        "`fail`",
+    ),
     Option("newItemState", "`omit`, `include_if_available`, `require`", "`include_if_available`"),
     Option("oldItemState", "the same values", "`omit`"),
     Option(

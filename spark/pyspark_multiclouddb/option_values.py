@@ -29,6 +29,7 @@ __all__ = [
     "mode",
     "moment_of_millis",
     "on_loss",
+    "on_poison",
     "position",
     "snapshot_order",
 ]
@@ -128,6 +129,18 @@ def on_loss(name: str, text: str) -> OnExpired:
     if text.lower() not in ("true", "false"):
         raise invalid_request(name, f"is {text!r}", "write true, false or resnapshot")
     return Fail() if text.lower() == "true" else SkipToOldest()
+
+
+def on_poison(name: str, text: str) -> bool:
+    """Return True if changes that cannot be decoded are left out.
+
+    Args:
+        name: The option, as the user spelled it.
+        text: Its value.
+    """
+    if text.lower() not in ("fail", "skip"):
+        raise invalid_request(name, f"is {text!r}", "write fail or skip")
+    return text.lower() == "skip"
 
 
 def _moment(name: str, text: str) -> datetime:

@@ -95,6 +95,7 @@ class Settings:
         max_records: The hard limit on the rows of a micro-batch, or None.
         max_tasks: The maximum number of tasks of a batch.
         on_loss: What to do if changes have expired: `Fail()`, `SkipToOldest()` or `Resnapshot(…)`.
+        skip_poison: True to leave out changes that cannot be decoded.
         new_item_state: Whether rows contain the new document.
         old_item_state: Whether rows contain the old document.
         poll_seconds: The time between two polls of an idle feed.
@@ -109,6 +110,7 @@ class Settings:
     max_records: int | None
     max_tasks: int
     on_loss: OnExpired
+    skip_poison: bool
     new_item_state: NewItemStateMode
     old_item_state: OldItemStateMode
     poll_seconds: float
@@ -261,6 +263,7 @@ def parse_options(options: Mapping[str, str]) -> Settings:
         max_records=values.count(*given["maxRecordsPerTrigger"]) if "maxRecordsPerTrigger" in given else None,
         max_tasks=_tasks(given),
         on_loss=_on_loss(given),
+        skip_poison=values.on_poison(*text("onPoison", "fail")),
         new_item_state=values.mode(*text("newItemState", "include_if_available"), NewItemStateMode),
         old_item_state=values.mode(*text("oldItemState", "omit"), OldItemStateMode),
         poll_seconds=values.duration(*text("pollInterval", "1 second")),

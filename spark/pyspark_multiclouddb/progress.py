@@ -4,8 +4,9 @@ From Spark 4.2 on, the field `sources[].latestOffset` of a query's progress cont
 an offset. An example of a report:
 
     {"events": 20, "foundLate": 0, "headroomSeconds": 86012.0, "idle": false, "lagSeconds": 1.2,
-     "openWatches": 0, "partitions": 8, "readUntil": "2026-01-31T12:00:00Z",
-     "skipped": {"count": 0, "last": null}, "snapshot": null, "v": 1, "waiting": 0}
+     "openWatches": 0, "partitions": 8, "poison": {"count": 0, "last": null},
+     "readUntil": "2026-01-31T12:00:00Z", "skipped": {"count": 0, "last": null}, "snapshot": null, "v": 1,
+     "waiting": 0}
 
 `events` is the number of records in the step. `events` is null if the service does not report this
 number before the records are read. All changes that are older than `readUntil` have been read.
@@ -13,7 +14,7 @@ number before the records are read. All changes that are older than `readUntil` 
 idle. `headroomSeconds` is the time until the first position expires. With `failOnDataLoss=false`, a
 query leaves out expired changes. `skipped.count` is the number of places where this run of the
 query left out changes. `skipped.last` is the last place where this run of the query left out
-changes.
+changes. With `onPoison=skip`, `poison` contains the same for changes that cannot be decoded.
 
 For a query that began with a snapshot, `snapshot` contains:
 
@@ -32,7 +33,7 @@ from __future__ import annotations
 import json
 import time
 from ast import literal_eval
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -63,7 +64,16 @@ class Reports:
     def __init__(self) -> None:
         self._clock: tuple[datetime | None, float] | None = None
         self._skipped: list[str] = []
+        self._poison: list[str] = []
         self._found_late = 0
+
+    def leave_out(self, poison: Sequence[tuple[str, str]]) -> None:
+        """Count changes that this run leaves out because they cannot be decoded.
+
+        Args:
+            poison: Partition and position of each change.
+        """
+        self._poison += [f"{where} at {position}" for where, position in poison]
 
     def report(
         self,
@@ -99,8 +109,9 @@ class Reports:
             "lagSeconds": 0.0 if idle else lag,
             "openWatches": sum(bool(entry.children) for entry in awaiting),
             "partitions": sum(not lineage.is_segment(entry.partition_id) for entry in active),
+            "poison": _told(self._poison),
             "readUntil": None if until is None else rfc3339(until),
-            "skipped": {"count": len(self._skipped), "last": self._skipped[-1] if self._skipped else None},
+            "skipped": _told(self._skipped),
             "snapshot": None if snapshot is None else {**_shown(snapshot), **_scan(lineage)},
             "v": 1,
             "waiting": sum(isinstance(entry, Waiting) for entry in lineage),
@@ -133,6 +144,10 @@ def snapshot_state(
         return known
     state = {"plan": plan_id_of(plan.partition_id), "floor": plan.floor, "over": after.plan is None}
     return state | ({"whole": True} if whole or (known is not None and known.get("whole")) else {})
+
+
+def _told(places: Sequence[str]) -> dict[str, Any]:
+    return {"count": len(places), "last": places[-1] if places else None}
 
 
 def _events(step: Step | None) -> int | None:

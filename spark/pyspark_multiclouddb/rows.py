@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import attrs
@@ -18,14 +19,17 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from multiclouddb_spi import Batch, Range, collector_paused, read_range
+from multiclouddb_spi import Batch, Range, RecordFault, collector_paused, read_range
 from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
-from pyspark_multiclouddb.connection import connection_for
-from pyspark_multiclouddb.errors import source_errors
+from multiclouddb_spi.scan import plan_id_of
+from pyspark_multiclouddb.connection import Connection, connection_for
+from pyspark_multiclouddb.errors import poisoned, source_errors
 from pyspark_multiclouddb.offsets import Pinned
 from pyspark_multiclouddb.options import Settings
 
-__all__ = ["ROW_SCHEMA", "SPARK_SCHEMA", "Work", "read_work", "with_sequence", "work_of"]
+__all__ = ["ROW_SCHEMA", "SPARK_SCHEMA", "Work", "find_poison", "read_work", "with_sequence", "work_of"]
+
+_LOG: Final = logging.getLogger("multiclouddb.spark")
 
 ROW_SCHEMA: Final = EVENT_SCHEMA.append(pa.field("sequence", pa.int64()))
 """The columns of an event, and `sequence`, the number of a row in its partition and batch."""
@@ -48,16 +52,21 @@ class Work:
     Attributes:
         incarnation: The incarnation of the resource for which the work was planned.
         ranges: The ranges to read, in this order.
+        skip_poison: True to leave out changes that cannot be decoded.
     """
 
     incarnation: str | None
     ranges: tuple[Range, ...]
+    skip_poison: bool = False
 
 
-def work_of(settings: Settings, incarnation: str | None, ranges: Sequence[Range]) -> list[InputPartition]:
+def work_of(
+    settings: Settings, incarnation: str | None, ranges: Sequence[Range], *, skip_poison: bool
+) -> list[InputPartition]:
     """Assign ranges to tasks. The maximum number of tasks does not depend on the cores of the machine."""
     tasks = min(len(ranges), settings.max_tasks)
-    return [InputPartition(Work(incarnation, tuple(ranges[first::tasks]))) for first in range(tasks)]
+    parts = [tuple(ranges[first::tasks]) for first in range(tasks)]
+    return [InputPartition(Work(incarnation, part, skip_poison)) for part in parts]
 
 
 def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -78,22 +87,67 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
         Pinned(work.incarnation, []).check_incarnation(connection.opened)
         for part in work.ranges:
             done = 0
-            batches = read_range(connection.provider, connection.feed, part, settings.on_expired)
-            while (rows := _next_rows(batches, done)) is not None:
-                yield rows
-                done += rows.num_rows
+            parts = _events(connection, part, skip_poison=work.skip_poison, on_poison=_warn)
+            while (events := _next(parts)) is not None:
+                yield with_sequence(events, range(done, done + events.num_rows))
+                done += events.num_rows
 
 
-def _next_rows(batches: Iterator[Batch], done: int) -> pa.RecordBatch | None:
-    """Return the next rows of a range, or None at the end of the range.
+def find_poison(connection: Connection, ranges: Sequence[Range]) -> list[tuple[str, str]]:
+    """Read ranges, and return partition and position of each change that cannot be decoded.
 
-    `done` is the number of rows that the caller has already read from this range.
+    A task that skips poison leaves out exactly these changes. Segments of a snapshot are not read.
     """
+    found: list[tuple[str, str]] = []
+
+    def note(where: str, fault: RecordFault) -> None:
+        found.append((where, fault.position))
+
+    for part in ranges:
+        if plan_id_of(part.partition_id) is None:
+            for _ in _events(connection, part, skip_poison=True, on_poison=note):
+                pass
+    return found
+
+
+def _events(
+    connection: Connection, part: Range, *, skip_poison: bool, on_poison: Callable[[str, RecordFault], None]
+) -> Iterator[pa.RecordBatch]:
+    """Return the events of a range; `on_poison` is called with each change that is left out."""
+    where = connection.feed.public_id(part.partition_id)
+    is_row = plan_id_of(part.partition_id) is not None
+
+    def skip(fault: RecordFault) -> None:
+        if is_row or not skip_poison:
+            raise poisoned(where, fault, is_row=is_row) from fault
+        on_poison(where, fault)
+
+    batches = read_range(connection.provider, connection.feed, part, connection.on_expired, skip)
+    for batch in batches:
+        first = 0
+        while first < len(batch):
+            stop, poison = len(batch), None
+            while stop > first:
+                try:
+                    events = _to_arrow(batch, first, stop)
+                except RecordFault as fault:
+                    stop, poison = max(first, min(fault.index, stop - 1)), fault
+                else:
+                    yield events
+                    break
+            if poison is not None:
+                skip(poison)
+                stop += 1
+            first = stop
+
+
+def _warn(where: str, fault: RecordFault) -> None:
+    _LOG.warning("%s: %s; the change is left out (onPoison=skip)", where, fault)
+
+
+def _next(parts: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
     with collector_paused():
-        batch = next(batches, None)
-        if batch is None:
-            return None
-        return with_sequence(_to_arrow(batch), range(done, done + len(batch)))
+        return next(parts, None)
 
 
 def with_sequence(events: pa.RecordBatch, sequence: Sequence[int]) -> pa.RecordBatch:
@@ -101,6 +155,6 @@ def with_sequence(events: pa.RecordBatch, sequence: Sequence[int]) -> pa.RecordB
     return pa.RecordBatch.from_arrays([*events.columns, pa.array(sequence, pa.int64())], schema=ROW_SCHEMA)
 
 
-def _to_arrow(batch: Batch) -> pa.RecordBatch:
-    arrow = batch.arrow(0, len(batch))
-    return events_to_arrow(batch.events(0, len(batch))) if arrow is None else arrow
+def _to_arrow(batch: Batch, first: int, stop: int) -> pa.RecordBatch:
+    arrow = batch.arrow(first, stop)
+    return events_to_arrow(batch.events(first, stop)) if arrow is None else arrow

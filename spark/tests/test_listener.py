@@ -54,6 +54,12 @@ def test_what_was_skipped_has_a_line_with_its_place():
     ]
 
 
+def test_what_cannot_be_decoded_has_a_line_with_its_place():
+    lines = table(event({**REPORT, "poison": {"count": 2, "last": "p0 at sequence 7"}}))
+    assert "2" in lines[-1]
+    assert lines[-1].endswith("p0 at sequence 7")
+
+
 def test_source_that_reports_nothing_has_rows_alone():
     for other in (None, "no json", '{"c": 1}'):
         assert table(event(other))[-1].split() == ["orders", "7", "3"]

@@ -56,7 +56,7 @@ class Headless:
 class Consumer:
     """Plans steps over a simulation and reads the ranges between them."""
 
-    def __init__(self, sim, position=BEGINNING, *, heads=True, on_expired=None):
+    def __init__(self, sim, position=BEGINNING, *, heads=True, on_expired=None, skip_poison=False):
         self.sim = sim
         self.provider = SimulationProvider(sim)
         self.deadline = Deadline.after(60)
@@ -65,7 +65,9 @@ class Consumer:
         self.feed = feed if heads else Headless(feed)
         assert isinstance(self.feed, SupportsHeads) == heads
         self.on_expired = on_expired
-        self.planner = Planner(self.provider, self.feed, on_expired)
+        self.planner = Planner(self.provider, self.feed, on_expired, skip_poison=skip_poison)
+        self.poison = []
+        self._on_poison = self.poison.append if skip_poison else None
         self.position = self.attempt(lambda: self.planner.start(position, self.deadline))
         self.steps = []
 
@@ -97,7 +99,7 @@ class Consumer:
     def read(self, parts):
         found = []
         for part in random.sample(parts, len(parts)):
-            for batch in read_range(self.provider, self.feed, part, self.on_expired):
+            for batch in read_range(self.provider, self.feed, part, self.on_expired, self._on_poison):
                 found += batch.events(0, len(batch))
         return found
 
@@ -268,6 +270,18 @@ def test_what_lies_before_a_poison_record_is_planned_first():
     assert len(consumer.step()) == 1
     with pytest.raises(RecordFault):
         consumer.step()
+
+
+@pytest.mark.parametrize("heads", [False, True])
+@pytest.mark.parametrize("limit", [None, 1, 3])
+def test_what_lies_behind_a_record_that_cannot_be_fetched_is_planned_and_read(heads, limit):
+    sim = Simulation(partitions=2, behaviour=ServiceBehaviour(poison_at_fetch=True))
+    consumer = Consumer(sim, heads=heads, skip_poison=True)
+    for number in range(12):
+        sim.write(f"k{number}", {"n": number}, poison=number in (0, 3, 4, 11))
+    left = [record.event_id for record in sim.truth if not record.poison]
+    assert ids(consumer.drain(max_records=limit)) == sorted(left)
+    assert len(consumer.poison) == 4
 
 
 class TestSkipToOldest:

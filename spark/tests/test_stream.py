@@ -513,7 +513,7 @@ class TestReport:
         assert report["lagSeconds"] >= 0
         assert set(report) == {
             "events", "foundLate", "headroomSeconds", "idle", "lagSeconds", "openWatches", "partitions",
-            "readUntil", "skipped", "snapshot", "v", "waiting",
+            "poison", "readUntil", "skipped", "snapshot", "v", "waiting",
         }  # fmt: skip
 
     def test_summary_is_small_and_tells_how_far(self, source):
@@ -654,7 +654,7 @@ class TestTroubles:
         reader = simulated()
         pinned = self.pinned(reader)
         end = reader.latestOffset(pinned, ALL)
-        with pytest.raises(SourceError, match=r"^\[MULTICLOUDDB:PROVIDER_ERROR\] record at commit 1"):
+        with pytest.raises(SourceError, match=r"^\[MULTICLOUDDB:PROVIDER_ERROR\] \S+: record at commit 1"):
             rows(reader, pinned, end)
 
     def test_expired_position_names_the_way_out(self, source):

@@ -14,7 +14,7 @@ shared code, both could have the same error, and the tests would not find this e
 """
 
 from multiclouddb_cosmos_emulator.auth import WELL_KNOWN_KEY
-from multiclouddb_cosmos_emulator.faults import Act, Drop, Fail, Fault, Faults, Slow
+from multiclouddb_cosmos_emulator.faults import Act, Drop, Fail, Fault, Faults, Lag, Slow
 from multiclouddb_cosmos_emulator.journal import Entry, Journal
 from multiclouddb_cosmos_emulator.server import CosmosEmulator
 
@@ -28,5 +28,6 @@ __all__ = [
     "Fault",
     "Faults",
     "Journal",
+    "Lag",
     "Slow",
 ]

@@ -57,12 +57,12 @@ class Call:
 
     def seen(self, reply: Reply, container: Container, partitions: Sequence[Partition]) -> Reply:
         """Add headers to an answer, such as a session token with the LSN of each partition."""
-        reply.headers["x-ms-session-token"] = session_token(partitions)
+        reply.headers["x-ms-session-token"] = session_token(partitions, self.request.lag)
         reply.headers["x-ms-alt-content-path"] = "/".join(self.route.segments[:4])
         reply.headers["x-ms-content-path"] = container.rid
         if len(partitions) == 1:
             reply.headers["x-ms-documentdb-partitionkeyrangeid"] = partitions[0].range_id
-            reply.headers["lsn"] = str(partitions[0].lsn)
+            reply.headers["lsn"] = str(partitions[0].lsn_of_replica(self.request.lag))
         return reply
 
     def item(self, item: Item, status: int, container: Container, partition: Partition) -> Reply:

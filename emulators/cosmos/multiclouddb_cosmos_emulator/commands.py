@@ -11,7 +11,7 @@ from typing import Any
 
 from multiclouddb_cosmos_emulator.account import Account
 from multiclouddb_cosmos_emulator.container import Container
-from multiclouddb_cosmos_emulator.faults import Drop, Fail, Fault, Faults, Slow
+from multiclouddb_cosmos_emulator.faults import Action, Drop, Fail, Fault, Faults, Lag, Slow
 from multiclouddb_cosmos_emulator.journal import Journal
 from multiclouddb_cosmos_emulator.keys import KeyDefinition
 
@@ -40,6 +40,7 @@ class Commands:
             "clear_faults": self.faults.clear,
             "expire": self.expire,
             "fault": self._fault,
+            "lose": self.lose,
             "merge": self.merge,
             "partitions": self.partitions,
             "requests": self._requests,
@@ -131,6 +132,14 @@ class Commands:
                 if partition in (None, each.range_id):
                     each.trim_to(each.lsn)
 
+    def lose(self, database: str, container: str, partition: str, transactions: int) -> None:
+        """Undo the last transactions of a partition, like an unplanned failover that loses them.
+
+        The partition gives the LSNs of these transactions to the next transactions.
+        """
+        with self._lock:
+            self._container(database, container).lose(partition, transactions)
+
     def all_versions(self, enabled: bool) -> None:
         """Enable or disable the change feed with all versions and deletes."""
         with self._lock:
@@ -148,7 +157,12 @@ class Commands:
         after: int = 0,
         **details: Any,
     ) -> None:
-        actions: dict[str, Callable[..., Fail | Drop | Slow]] = {"fail": Fail, "drop": Drop, "slow": Slow}
+        actions: dict[str, Callable[..., Action]] = {
+            "fail": Fail,
+            "drop": Drop,
+            "slow": Slow,
+            "lag": Lag,
+        }
         if action not in actions:
             raise ValueError(f"there is no action {action!r}; the actions are {', '.join(actions)}")
         made: Fault = self.faults.add(

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import attrs
+import orjson
 
 from multiclouddb_cosmos_emulator.clock import Clock
 from multiclouddb_cosmos_emulator.errors import bad_request, gone
@@ -167,16 +168,49 @@ class Container:
             self._forget(key, some.item_id)
             return
         new.change = change
-        partition.items[new.number] = new
-        self.logical.setdefault(key.name, {})[new.item_id] = new
-        if new.expires is not None:
-            heappush(self._expiring, (new.expires, new.number, new))
+        self._keep(partition, new)
 
     def _forget(self, key: Key, item_id: str) -> None:
         items = self.logical[key.name]
         del items[item_id]
         if not items:
             del self.logical[key.name]
+
+    def lose(self, range_id: str, transactions: int) -> None:
+        """Undo the last transactions of a partition, as if they had never happened."""
+        _, partition = self._place(range_id)
+        lost, left = partition.lose(transactions)
+        for key, item_id in {(change.key, change.item_id) for change in lost}:
+            item = self.item(key, item_id)
+            if item is not None:
+                del partition.items[item.number]
+                self._forget(key, item_id)
+            before = left.get((key.name, item_id))
+            if before is not None and before.kind != "delete":
+                self._restore(partition, before)
+
+    def _restore(self, partition: Partition, change: Change) -> None:
+        document = orjson.loads(change.head + b"}")
+        expires = self.expiry(document.get("ttl", UNDEFINED), document["_ts"])
+        number, change.latest = self.next_number(), True
+        item = Item(
+            change.key,
+            change.item_id,
+            number,
+            document,
+            change.head,
+            document["_etag"],
+            document["_ts"],
+            expires,
+            change,
+        )
+        self._keep(partition, item)
+
+    def _keep(self, partition: Partition, item: Item) -> None:
+        partition.items[item.number] = item
+        self.logical.setdefault(item.key.name, {})[item.item_id] = item
+        if item.expires is not None:
+            heappush(self._expiring, (item.expires, item.number, item))
 
     # -- Time to live
 

@@ -176,7 +176,7 @@ def _read_change_feed(call: Call) -> Reply:
         raise bad_request("The change feed is read from one partition, which the request has to name.")
     (partition,) = reach.partitions
     all_versions = headers["a-im"] == "Full-Fidelity Feed"
-    after, since = _position(headers.get("if-none-match"), partition.lsn), _since(headers)
+    after, since = _position(headers.get("if-none-match")), _since(headers)
     if all_versions:
         _check_all_versions(call, container, headers.get("if-none-match"), since)
         partition.refuse_merged()
@@ -185,8 +185,10 @@ def _read_change_feed(call: Call) -> Reply:
     low, high = reach.low, reach.high
     if reach.key is not None:
         low, high = max(low, reach.key.epk), min(high, reach.key.epk + "0")
+    newest = partition.lsn_of_replica(call.request.lag)
     page = read_feed(
-        container, FeedRequest(partition, after, page_size(call.request), low, high, since, all_versions)
+        container,
+        FeedRequest(partition, newest, after, page_size(call.request), low, high, since, all_versions),
     )
     etag = {"etag": f'"{page.lsn}"', "x-ms-item-count": str(page.count)}
     if not page.count:
@@ -195,7 +197,7 @@ def _read_change_feed(call: Call) -> Reply:
     return call.seen(Reply(200, body, etag, charge(len(body), 1.0)), container, [partition])
 
 
-def _position(text: str | None, newest: int) -> int | None:
+def _position(text: str | None) -> int | None:
     """Return the LSN in a request's position, or None for the current time.
 
     The feed returns only changes with a higher LSN.

@@ -10,7 +10,7 @@ import attrs
 
 from multiclouddb_cosmos_emulator.errors import ServiceError
 
-__all__ = ["Act", "Action", "Drop", "Fail", "Fault", "Faults", "Slow"]
+__all__ = ["Act", "Action", "Drop", "Fail", "Fault", "Faults", "Lag", "Slow"]
 
 _MESSAGES: Final = {
     400: "The request is not valid.",
@@ -70,7 +70,20 @@ class Act:
     act: Callable[[], object]
 
 
-Action: TypeAlias = Fail | Drop | Slow | Act
+@attrs.frozen
+class Lag:
+    """Answers a read of the change feed like a replica that does not have the newest transactions yet.
+
+    The replica answers with its own LSN as the position, even if the read began at a later position.
+
+    Attributes:
+        transactions: The number of the partition's last transactions that the replica lacks.
+    """
+
+    transactions: int
+
+
+Action: TypeAlias = Fail | Drop | Slow | Act | Lag
 
 
 @attrs.define(eq=False)

@@ -25,6 +25,7 @@ class FeedRequest:
 
     Attributes:
         partition: The partition to read.
+        newest: The LSN of the replica that answers.
         after: Only changes with a higher LSN are returned; None to start at the current time.
         limit: The maximum number of items. A page may contain more items than this number, because
             a transaction is never divided between pages.
@@ -35,6 +36,7 @@ class FeedRequest:
     """
 
     partition: Partition
+    newest: int
     after: int | None
     limit: int
     low: str
@@ -60,14 +62,18 @@ class FeedPage:
 
 def read_feed(container: Container, request: FeedRequest) -> FeedPage:
     """Read one page."""
-    partition, after = request.partition, request.after
+    partition, after, newest = request.partition, request.after, request.newest
     if after is None:
-        return FeedPage(b"", 0, partition.lsn)
+        return FeedPage(b"", 0, newest)
     wanted, all_versions, limit = _filter(request), request.all_versions, request.limit
     parts: list[bytes] = []
     size, count, last, tail = 0, 0, after, b""
+    latest = None if newest == partition.lsn else partition.latest_at(newest)
     for change in partition.after(after):
-        if not (all_versions or change.latest) or (wanted is not None and not wanted(change)):
+        if change.lsn > newest:
+            break
+        is_latest = change.latest if latest is None else id(change) in latest
+        if not (all_versions or is_latest) or (wanted is not None and not wanted(change)):
             continue
         if change.lsn != last:
             # Changes with the same LSN stay on the same page, because a position is an LSN.
@@ -76,7 +82,7 @@ def read_feed(container: Container, request: FeedRequest) -> FeedPage:
             last, tail = change.lsn, b',"_lsn":%d},' % change.lsn
         parts += _version(container, change) if all_versions else (change.head, tail)
         size, count = size + len(change.head), count + 1
-    return FeedPage(b"".join(parts)[:-1], count, max(partition.lsn, after))
+    return FeedPage(b"".join(parts)[:-1], count, max(partition.lsn, after) if latest is None else newest)
 
 
 def _filter(request: FeedRequest) -> Callable[[Change], bool] | None:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from multiclouddb_cosmos_emulator.control import Control
 from multiclouddb_cosmos_emulator.errors import ServiceError
-from multiclouddb_cosmos_emulator.faults import Act, Drop, Fail, Faults, Slow
+from multiclouddb_cosmos_emulator.faults import Act, Drop, Fail, Faults, Lag, Slow
 from multiclouddb_cosmos_emulator.journal import Journal
 from multiclouddb_cosmos_emulator.message import Reply, Request
 from multiclouddb_cosmos_emulator.routing import CONTROL, Route
@@ -129,6 +129,8 @@ class Front:
                     return True
                 case Act(act):
                     act()
+                case Lag(transactions):
+                    request.lag = transactions
         return False
 
     def _note(self, request: Request, route: Route | None, reply: Reply | None) -> None:

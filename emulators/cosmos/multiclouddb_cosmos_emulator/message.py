@@ -23,6 +23,7 @@ class Request:
         headers: The headers, whose names may be in upper or lower case.
         body: The bytes of the body, as they were received.
         base: The URL of the server, as the client wrote it, such as `http://localhost:8081`.
+        lag: The number of transactions that the replica which answers lacks in each partition.
     """
 
     method: str
@@ -30,6 +31,7 @@ class Request:
     headers: Mapping[str, str]
     body: bytes
     base: str
+    lag: int = 0
 
     def json(self) -> Any:
         """Return the body as JSON."""

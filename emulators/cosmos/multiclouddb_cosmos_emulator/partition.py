@@ -112,6 +112,10 @@ class Partition:
     items: dict[int, Item] = attrs.Factory(dict)
     changes: list[Change] = attrs.Factory(list)
 
+    def lsn_of_replica(self, lag: int) -> int:
+        """Return the LSN of a replica that does not have the last `lag` transactions."""
+        return max(1, self.lsn - lag)
+
     def covers(self, epk: str) -> bool:
         """Return True if this partition contains the key."""
         return self.low <= epk < self.high
@@ -124,6 +128,23 @@ class Partition:
         """Return the part of the log after an LSN."""
         for place in range(bisect_right(self.changes, lsn, key=_lsn), len(self.changes)):
             yield self.changes[place]
+
+    def latest_at(self, lsn: int) -> set[int]:
+        """Return the identities of the changes that were the newest of their items at an LSN."""
+        newest = {(change.key.name, change.item_id): change for change in self.changes if change.lsn <= lsn}
+        return {id(change) for change in newest.values() if change.kind != "delete"}
+
+    def lose(self, transactions: int) -> tuple[list[Change], dict[tuple[bytes, str], Change]]:
+        """Remove the last transactions, and return their changes and the last change of each item left.
+
+        The partition continues with the LSNs of the removed transactions.
+        """
+        left = self.lsn - transactions
+        if left < max(1, self.trimmed):
+            raise ValueError(f"partition {self.range_id!r} cannot go back by {transactions} transactions")
+        place = bisect_right(self.changes, left, key=_lsn)
+        lost, self.changes, self.lsn = self.changes[place:], self.changes[:place], left
+        return lost, {(change.key.name, change.item_id): change for change in self.changes}
 
     def trim(self, before: float) -> None:
         """Expire the changes that are older than a given time.

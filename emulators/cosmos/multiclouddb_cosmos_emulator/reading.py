@@ -83,7 +83,7 @@ class Reach:
         else:
             partitions = [container.partition_of(key.epk)]
         if token := headers.get("x-ms-session-token"):
-            check_session(token, partitions)
+            check_session(token, partitions, request.lag)
         return cls(partitions, low, high, key, range_id is not None)
 
     def pinned(self, container: Container, equal: dict[tuple[str, ...], Any]) -> Reach:

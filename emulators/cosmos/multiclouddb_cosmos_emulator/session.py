@@ -10,17 +10,17 @@ from multiclouddb_cosmos_emulator.partition import Partition
 __all__ = ["check_session", "session_token"]
 
 
-def session_token(partitions: Iterable[Partition]) -> str:
+def session_token(partitions: Iterable[Partition], lag: int = 0) -> str:
     """Return a session token.
 
     The token contains `range:version#lsn#region=lsn` for each given partition.
     """
-    return ",".join(f"{each.range_id}:0#{each.lsn}#1={each.lsn}" for each in partitions)
+    return ",".join(f"{each.range_id}:0#{(lsn := each.lsn_of_replica(lag))}#1={lsn}" for each in partitions)
 
 
-def check_session(text: str, partitions: Iterable[Partition]) -> None:
+def check_session(text: str, partitions: Iterable[Partition], lag: int = 0) -> None:
     """Refuse a read if the client has already seen a later state of a partition."""
-    there = {partition.range_id: partition.lsn for partition in partitions}
+    there = {partition.range_id: partition.lsn_of_replica(lag) for partition in partitions}
     for part in text.split(","):
         range_id, _, vector = part.partition(":")
         if range_id in there and _lsn(vector) > there[range_id]:

@@ -40,6 +40,15 @@ class TestControl:
         assert control("merge", first="1", second="2", **there) == "3"
         assert [each["parents"] for each in control("partitions", **there)] == [["0", "1", "2"]]
 
+    def test_a_replica_lags_and_transactions_are_lost(self, control, container, there):
+        container.create_item({"id": "1", "pk": "a"})
+        assert control("fault", action="lag", transactions=1, operation="ReadChangeFeed") is None
+        (before,) = control("partitions", **there)
+        control("lose", partition="0", transactions=1, **there)
+        (after,) = control("partitions", **there)
+        assert (before["lsn"], before["items"]) == (after["lsn"] + 1, 1)
+        assert after["items"] == 0
+
     def test_time_passes_and_items_expire(self, shop, control, there):
         container = shop.create(default_ttl=30)
         container.create_item({"id": "1", "pk": "a"})

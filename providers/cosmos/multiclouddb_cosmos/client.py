@@ -31,7 +31,9 @@ from multiclouddb_cosmos.transport import (
     Watch,
     close_client,
     continuation_of,
+    end_if_throttled,
     ranges_in,
+    unwrapped,
 )
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused
 from multiclouddb_spi.arrival import ANSWER_SECONDS
@@ -168,7 +170,7 @@ class Calls:
         """Run a call of azure-cosmos; if azure-cosmos cannot handle the service's error, raise this error."""
         transport = self._transport
         try:
-            with contextlib.nullcontext() if transport is None else transport.watching(deadline) as watch:
+            with unwrapped() if transport is None else transport.watching(deadline) as watch:
                 yield watch
         except (TypeError, AttributeError) as error:
             # For example, azure-cosmos expects that only a query is answered with 500.
@@ -182,6 +184,16 @@ class Calls:
                 ) from error
             raise
 
+    def _limits(self, deadline: Deadline) -> dict[str, Any]:
+        # azure-cosmos discards a complete answer that has taken longer than `timeout`.
+        limits: dict[str, Any] = {
+            "timeout": deadline.remaining() + ANSWER_SECONDS,
+            "read_timeout": _READ_SECONDS,
+        }
+        if self._make is None:
+            limits["raw_response_hook"] = end_if_throttled(deadline)
+        return limits
+
     # -- Containers
 
     def define(self, address: ResourceAddress, deadline: Deadline) -> Definition:
@@ -191,7 +203,9 @@ class Calls:
         """
         container = self.container(address)
         with self._guarded(deadline):
-            found = container.read(response_hook=lambda headers, _: self._hear(headers), **_limits(deadline))
+            found = container.read(
+                response_hook=lambda headers, _: self._hear(headers), **self._limits(deadline)
+            )
         key = found.get("partitionKey") or {}
         return Definition(
             str(found["_rid"]),
@@ -205,11 +219,11 @@ class Calls:
         names = [database]
         with self._guarded(deadline):
             if database is None:
-                names = [each["id"] for each in client.list_databases(**_limits(deadline))]
+                names = [each["id"] for each in client.list_databases(**self._limits(deadline))]
             return [
                 ResourceAddress(name, each["id"])
                 for name in names
-                for each in client.get_database_client(str(name)).list_containers(**_limits(deadline))
+                for each in client.get_database_client(str(name)).list_containers(**self._limits(deadline))
             ]
 
     def ranges(self, address: ResourceAddress) -> list[KeyRange]:
@@ -269,7 +283,7 @@ class Calls:
                 continuation=token,
                 max_item_count=min(limit, _LARGEST_PAGE),
                 response_hook=hook,
-                **_limits(deadline),
+                **self._limits(deadline),
             )
             .by_page()
         )
@@ -350,11 +364,6 @@ def _closed() -> ProviderFault:
 def names_in(path: str) -> tuple[str, ...]:
     """Return the property names in a path such as `/a/b` or `/"a b"`. A quoted name may contain a slash."""
     return tuple(quoted or plain for quoted, plain in _NAME.findall(path))
-
-
-def _limits(deadline: Deadline) -> dict[str, Any]:
-    # azure-cosmos discards a complete answer that has taken longer than `timeout`, so this time is longer.
-    return {"timeout": deadline.remaining() + ANSWER_SECONDS, "read_timeout": _READ_SECONDS}
 
 
 def _after(key: str) -> str:

@@ -29,6 +29,7 @@ __all__ = [
     "is_disabled",
     "not_enabled",
     "recreated",
+    "retry_after",
 ]
 
 PROVIDER_ID: Final = "cosmos"
@@ -36,6 +37,7 @@ PROVIDER_ID: Final = "cosmos"
 BAD_REQUEST: Final = 400
 GONE: Final = 410
 TOO_MANY: Final = 429
+_IDENTITY: Final = (401, 403)
 RECREATED: Final = 1024
 """The substatus of a 400 answer to a request that names an earlier container with the same name."""
 
@@ -48,6 +50,8 @@ _DENIED: Final = (
     f"grant the roles in {DOCS_URL}how-to/cosmos/ to the identity, and check the account's firewall"
 )
 _MERGED: Final = "more than two children"
+_UNTIMELY: Final = "not valid at the current time"
+_UNPROVEN: Final = "407 Proxy Authentication Required"
 
 _NOT_FOUND: Final = Row(ErrorCategory.NOT_FOUND, "check the account, the database and the container")
 _DENIED_ROW: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _DENIED)
@@ -55,6 +59,15 @@ _MOVED: Final = Row(ErrorCategory.TRANSIENT_FAILURE, "a partition is being split
 _REFUSED: Final = Row(ErrorCategory.INVALID_REQUEST, "pass a token or partition id unchanged")
 _NETWORK: Final = Row(
     ErrorCategory.TRANSIENT_FAILURE, "check the account's address and the network (proxy, private endpoint)"
+)
+_CLOCK: Final = Row(
+    ErrorCategory.AUTHENTICATION_FAILED,
+    "set the clock of this machine, which differs too much from the service's clock",
+    confidential=True,
+)
+_PROXY: Final = Row(
+    ErrorCategory.AUTHENTICATION_FAILED,
+    "a proxy asks for a user and a password; check the environment variables HTTPS_PROXY and NO_PROXY",
 )
 _MERGE_ROW: Final = Row(
     ErrorCategory.PERMANENT_FAILURE,
@@ -74,6 +87,7 @@ _STATUSES: Final[dict[tuple[int, int | None], Row]] = {
     (404, 1002): UNAVAILABLE,
     (404, 1013): UNAVAILABLE,
     (405, None): Row(ErrorCategory.INVALID_REQUEST, REPORT),
+    (407, None): _PROXY,
     (408, None): UNAVAILABLE,
     (409, None): Row(ErrorCategory.CONFLICT, REPORT),
     (410, None): _MOVED,
@@ -133,7 +147,8 @@ def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
         case ClientAuthenticationError():
             row, said = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True), name
         case ServiceRequestError() | ServiceResponseError():
-            row, said = _NETWORK, one_line(f"{name}: {error}")
+            said = one_line(f"{name}: {error}")
+            row = _PROXY if _UNPROVEN in said else _NETWORK
         case DecodeError():
             row, said = UNAVAILABLE, "the service's answer was incomplete or damaged"
         case RecursionError():
@@ -155,12 +170,14 @@ def _answered(error: CosmosHttpResponseError, vendor_retried: bool) -> Fault:
         row = _NETWORK if status < BAD_REQUEST else Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
     if status >= 500 and _MERGED in text:
         row = _MERGE_ROW
+    if status in _IDENTITY and _UNTIMELY in text:
+        row = _CLOCK
     said = "" if row.confidential else one_line(text)
     code = f"{status}/{substatus}" if substatus else str(status)
     return row.fault(
         f"Cosmos DB answered {code}" + (f" ({said})" if said else ""),
         code,
-        retry_after=_retry_after(error),
+        retry_after=retry_after(error),
         vendor_retried=vendor_retried,
     )
 
@@ -169,7 +186,7 @@ def _text(error: CosmosHttpResponseError) -> str:
     return str(getattr(error, "http_error_message", None) or error.message or "")
 
 
-def _retry_after(error: CosmosHttpResponseError) -> float | None:
+def retry_after(error: CosmosHttpResponseError) -> float | None:
     """Return the number of seconds that the service asked the client to wait."""
     headers = getattr(error, "headers", None) or {}
     try:

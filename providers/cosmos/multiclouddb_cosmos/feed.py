@@ -9,7 +9,7 @@ from datetime import datetime
 from multiclouddb_api import AtTime, Beginning, Now
 from multiclouddb_cosmos.errors import PROVIDER_ID
 from multiclouddb_cosmos.partitions import missed_ranges, oldest_place, seed_of, to_partition
-from multiclouddb_cosmos.position import Place, compare, cursor_of, describe, place_of
+from multiclouddb_cosmos.position import compare, cursor_of, describe, place_of
 from multiclouddb_cosmos.ranges import range_of
 from multiclouddb_cosmos.reader import CosmosReader
 from multiclouddb_cosmos.snapshots import ScanReader, cut_segments, is_scan, plan_scan, scan_of
@@ -101,7 +101,8 @@ class CosmosFeed(Feed):
     ) -> dict[str, Head]:
         """Return the end of each range, without a limit on the number of records.
 
-        A range that was split is omitted.
+        A range is omitted if it was split, or if its end lies before the position. The engine then reads it,
+        and the reader tells why.
         """
         if max_records is not None:
             return {}
@@ -114,9 +115,9 @@ class CosmosFeed(Feed):
         found = Resolution(self._source).at_now(list(whole.values()), deadline)
         heads = {}
         for name, span in whole.items():
-            if span in found:
-                here = place_of(cursors[name])
-                end = Place(found[span].lsn, here.seconds)
+            here = place_of(cursors[name])
+            if span in found and span not in self._source.behind and found[span].lsn >= here.etag:
+                end = found[span]
                 later = end if compare(end, here) > 0 else here
                 heads[name] = Head(cursor_of(later), None if later is end else 0, Continue())
         return heads

@@ -18,7 +18,8 @@ __all__ = ["LEAST", "MOST", "KeyRange", "RangeMap", "range_of", "uncovered_parts
 
 LEAST: Final = ""
 MOST: Final = "FF"
-_FORM: Final = re.compile(r"([0-9A-F]{0,200})-([0-9A-F]{1,200})", re.ASCII)
+# With version 1 of the hash, a key contains the first 100 bytes of a text, and is the longest of all keys.
+_FORM: Final = re.compile(r"([0-9A-F]{0,218})-([0-9A-F]{1,218})", re.ASCII)
 
 
 @attrs.frozen(order=True)

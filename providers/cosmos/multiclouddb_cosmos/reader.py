@@ -149,13 +149,14 @@ class CosmosReader(Reader):
             at = strands.index(strand)
             strands[at : at + 1] = [_Strand(piece, strand.place) for piece in pieces]
             return False
+        self._source.check_kept(strand.span, strand.place.etag, strand.place.seconds, deadline)
         self._note(answer.nbytes, len(answer.items), answer.charge, answer.requests)
         items = answer.items
         if self._source.wanted:
             items = [item for item in items if is_of(item, self._mapper.view, self._source.wanted)]
         exact = len(strands) > 1 or (self._until is not None and self._until.inner is not None)
         records = records_of(items, strand.place, self._mapper.view, placed=exact)
-        end = Place(max(answer.etag, strand.place.etag), strand.place.seconds)
+        end = Place(answer.etag, strand.place.seconds)
         if len(records):
             end = attrs.evolve(end, seconds=place_after(records, len(records)).seconds or end.seconds)
         if strand.place.inner is not None and end.lsn < strand.place.lsn:
@@ -164,7 +165,7 @@ class CosmosReader(Reader):
             records, cut = _before(records, self._until)
             strand.done = cut or end.order >= self._until.order
         # A page without items whose position has moved may be only a part of what the service searches.
-        still = not answer.items and answer.etag <= strand.place.etag
+        still = not answer.items and answer.etag == strand.place.etag
         strand.quiet = still or (answer.newest is not None and answer.etag >= answer.newest)
         strand.records, strand.place = records, end
         return False

@@ -26,6 +26,7 @@ __all__ = [
     "is_after",
     "is_of",
     "key_of",
+    "lsn_of",
     "name_of",
     "order_key",
     "place_after",
@@ -201,12 +202,13 @@ def _lsns(items: list[Any], etag: int) -> list[int]:
         pass
     found, last = [], etag + 1
     for item in items:
-        last = last if (lsn := _lsn_of(item)) is None else lsn
+        last = last if (lsn := lsn_of(item)) is None else lsn
         found.append(last)
     return found
 
 
-def _lsn_of(item: Any) -> int | None:
+def lsn_of(item: Any) -> int | None:
+    """Return the LSN of an item, or None if the item contains no LSN."""
     try:
         lsn = item["metadata"]["lsn"]
     except (LookupError, TypeError):
@@ -240,7 +242,7 @@ def _placed(items: list[Any], lsns: list[int], view: View) -> Iterable[tuple[int
 
 def _digest_of(item: Any, view: View) -> str | None:
     try:
-        if _lsn_of(item) is None or item["metadata"]["operationType"] not in KINDS:
+        if lsn_of(item) is None or item["metadata"]["operationType"] not in KINDS:
             return None
         return name_of(key_of(item, view))
     except DAMAGED_ERRORS:

@@ -268,6 +268,7 @@ class ScanReader(Reader):
             try:
                 etag = scan.place.etag or None
                 answer = self._source.read_latest(self._span, etag, limit, scan.since, deadline)
+                self._source.check_kept(self._span, scan.place.etag, scan.moment, deadline)
             except (MovedError, CosmosHttpResponseError) as error:
                 pieces = pieces_after(self._source, seen, self._span, error)
                 if pieces == [self._span]:
@@ -288,11 +289,11 @@ class ScanReader(Reader):
         found = records_of(items, scan.place, view)
         kept = [index for index in range(len(found)) if _is_wanted(found, index, scan)]
         self._rest = found.chosen(kept)
-        reached = max(answer.etag, scan.place.etag)
+        reached = answer.etag
         # Another replica may lag behind, so a page without rows is no proof. Only the LSN of the page proves
         # that no rows are left up to the bound. If the position has moved, the page may be only a part of
         # what the service searches.
-        still = not answer.items and answer.etag <= scan.place.etag
+        still = not answer.items and answer.etag == scan.place.etag
         self._over = reached >= scan.bound or (still and (answer.newest or 0) >= scan.bound)
         self._next = Place(reached) if reached >= scan.place.lsn or scan.place.inner is None else scan.place
         if answer.items:

@@ -13,13 +13,15 @@ from multiclouddb_cosmos.client import Answer, Calls, Definition
 from multiclouddb_cosmos.errors import BAD_REQUEST, classify, is_disabled
 from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.ranges import LEAST, MOST, KeyRange, RangeMap
-from multiclouddb_cosmos.records import View
+from multiclouddb_cosmos.records import View, lsn_of, seconds_of
 from multiclouddb_cosmos.transport import LATEST, start_of
-from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired
+from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired, unsupported
 
 __all__ = ["Source"]
 
 _WHOLE = KeyRange(LEAST, MOST)
+# The time of a position at the present moment is the time before the request, which takes at most 10 s.
+_SLACK_SECONDS = 20
 
 
 @attrs.define(eq=False)
@@ -33,6 +35,7 @@ class Source:
         scope: The range of keys that the feed reads.
         wanted: The partition key of the feed, or its first components; empty for all keys.
         readers: The readers that are currently in use.
+        behind: The ranges whose last answer came from before the position, and the newest LSN in this answer.
         item_bytes: The memory size of one item, measured on the last page; an estimate before the first page.
             The service itself limits the size of a page.
     """
@@ -43,6 +46,7 @@ class Source:
     scope: KeyRange = _WHOLE
     wanted: tuple[object, ...] = ()
     readers: WeakSet[Reader] = attrs.field(factory=WeakSet)
+    behind: dict[KeyRange, int] = attrs.field(factory=dict)
     item_bytes: int = 1024
     _map: RangeMap | None = None
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
@@ -53,8 +57,17 @@ class Source:
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the key of the scope does not fit this container.
+            ProviderFault: `UNSUPPORTED_CAPABILITY` if a delete would not tell the levels of the key apart.
         """
         definition = calls.define(spec.address, deadline)
+        if len({path[-1] for path in definition.paths}) < len(definition.paths):
+            # The service names the components of a deleted item's key by the last names of their paths.
+            names = [f"/{'/'.join(path)}" for path in definition.paths]
+            raise unsupported(
+                f"the paths {names} of the container's partition key end in the same name, so that a delete "
+                "does not tell its key",
+                "copy the items into a container whose levels have different last names, and read that one",
+            )
         source = cls(calls, spec, definition)
         if isinstance(spec.scope, LogicalPartition):
             source.wanted = _wanted(spec.scope.key, definition)
@@ -139,11 +152,13 @@ class Source:
                 again.
         """
         try:
-            return self.calls.read(self.spec.address, self.definition.rid, place, etag, limit, deadline)
+            answer = self.calls.read(self.spec.address, self.definition.rid, place, etag, limit, deadline)
         except CosmosHttpResponseError as error:
             if error.status_code != BAD_REQUEST or etag is None or is_disabled(error):
                 raise
             refusal = error
+        else:
+            return self._reached(place, etag, answer)
         self.calls.read(self.spec.address, self.definition.rid, place, None, 1, deadline)
         raise expired(
             f"LSN {etag} is older than the account's continuous backup ({classify(refusal).message})"
@@ -162,7 +177,7 @@ class Source:
                 omitted.
             deadline: The time limit.
         """
-        return self.calls.read(
+        answer = self.calls.read(
             self.spec.address,
             self.definition.rid,
             place,
@@ -172,6 +187,54 @@ class Source:
             LATEST,
             start_of(since),
         )
+        return self._reached(place, etag, answer)
+
+    def _reached(self, span: KeyRange, etag: int | None, answer: Answer) -> Answer:
+        """Return the answer, unless it comes from before the position at which the read began.
+
+        Raises:
+            ProviderFault: `TRANSIENT_FAILURE`, because a replica that lags catches up.
+        """
+        newest = answer.etag if answer.newest is None else min(answer.etag, answer.newest)
+        if etag is None or newest >= etag:
+            return answer
+        self.behind[span] = min(newest, self.behind.get(span, newest))
+        raise ProviderFault.of(
+            ErrorCategory.TRANSIENT_FAILURE,
+            f"the newest change of range {span.partition_id} has LSN {newest}, and the position is after LSN "
+            f"{etag}: the replica that answered lags behind, or a failover has lost changes that were read "
+            "before; if this does not end, read the container again with Snapshot()",
+            retryable=True,
+        )
+
+    def check_kept(self, span: KeyRange, etag: int, seconds: int | None, deadline: Deadline) -> None:
+        """Refuse a position if the service has given its LSN again to a later change.
+
+        This can happen only after a failover that has lost changes, and then the newest LSN was lower than
+        the position. If it never was lower, no request is sent.
+
+        Args:
+            span: The range.
+            etag: The LSN of the position.
+            seconds: The time of the last change before the position, or a later time; None if it is unknown.
+            deadline: The time limit.
+
+        Raises:
+            ProviderFault: `CHECKPOINT_EXPIRED`.
+        """
+        low = self.behind.get(span)
+        if low is None:
+            return
+        for item in self.read(span, low, 1, deadline).items if seconds is not None else ():
+            lsn, written = lsn_of(item), seconds_of(item)
+            if lsn is None or lsn > etag or written is None or seconds is None:
+                continue
+            if written > seconds + _SLACK_SECONDS:
+                raise expired(
+                    f"after a failover, the service has given LSN {lsn} of range {span.partition_id} again, "
+                    f"so that later changes have LSNs up to the position's LSN {etag}"
+                )
+        self.behind.pop(span, None)
 
     def end(self, place: KeyRange, deadline: Deadline) -> int:
         """Return the LSN of the last change in a range.

@@ -12,7 +12,7 @@ import base64
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
@@ -27,7 +27,7 @@ from azure.cosmos.exceptions import CosmosClientTimeoutError, CosmosHttpResponse
 from urllib3.util.retry import Retry
 
 from multiclouddb_cosmos.config import CosmosConfig
-from multiclouddb_cosmos.errors import BAD_REQUEST, GONE, RECREATED, TOO_MANY
+from multiclouddb_cosmos.errors import BAD_REQUEST, GONE, RECREATED, TOO_MANY, retry_after
 from multiclouddb_cosmos.http_session import Adapter, SameThread, Session
 from multiclouddb_cosmos.listing_locks import renew_locks, separate_locks
 from multiclouddb_cosmos.ranges import KeyRange
@@ -41,9 +41,11 @@ __all__ = [
     "Watch",
     "close_client",
     "continuation_of",
+    "end_if_throttled",
     "make_client",
     "ranges_in",
     "start_of",
+    "unwrapped",
 ]
 
 ALL_VERSIONS: Final = "AllVersionsAndDeletes"
@@ -55,6 +57,7 @@ _SPARE_CONNECTIONS: Final = 8
 _CONNECT_SECONDS: Final = 5
 _READ_SECONDS: Final = 10
 _CLOSE_SECONDS: Final = 0.5
+_LATEST_SECONDS: Final = 0.1
 _EARLY_SECONDS: Final = 10
 _NO_ITEMS: Final = b'{"Documents":[]}'
 _THREAD: Final = "cosmos-endpoint-refresh"
@@ -81,6 +84,34 @@ class _EndedError(Exception):
     def __init__(self, reason: Exception) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+@contextmanager
+def unwrapped() -> Iterator[None]:
+    """Raise the reason for which a call was ended."""
+    try:
+        yield
+    except _EndedError as ended:
+        raise ended.reason from None
+
+
+def end_if_throttled(deadline: Deadline) -> Callable[[Any], None]:
+    """Return a hook for each answer that the application's own client gets.
+
+    The hook ends the call if the service asks the client to wait until after the deadline. Otherwise
+    azure-cosmos would still be waiting at the deadline, and the caller would not learn the reason.
+
+    Args:
+        deadline: The time limit of the call.
+    """
+
+    def hook(response: Any) -> None:
+        if response.http_response.status_code == TOO_MANY:
+            refusal = _refusal(response.http_response)
+            if (retry_after(refusal) or 0.0) + _LATEST_SECONDS >= deadline.remaining():
+                raise _EndedError(refusal)
+
+    return hook
 
 
 @attrs.define
@@ -135,9 +166,8 @@ class Transport(RequestsTransport):  # type: ignore[misc]
         """
         self._local.watch = watch = Watch(deadline)
         try:
-            yield watch
-        except _EndedError as ended:
-            raise ended.reason from None
+            with unwrapped():
+                yield watch
         finally:
             self._local.watch = None
 

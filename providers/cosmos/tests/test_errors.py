@@ -36,6 +36,7 @@ ANSWERS = [
     (410, 1007, C.TRANSIENT_FAILURE),
     (410, 1008, C.TRANSIENT_FAILURE),
     (412, 0, C.CONFLICT),
+    (407, 0, C.AUTHENTICATION_FAILED),
     (413, 0, C.PROVIDER_ERROR),
     (418, 0, C.PERMANENT_FAILURE),
     (429, 3200, C.THROTTLED),
@@ -104,6 +105,30 @@ def test_a_missing_mode_names_the_setting():
     fault = classify(answer(400, message=text))
     assert fault.category == C.INVALID_REQUEST
     assert "enableAllVersionsAndDeletesChangeFeed" in fault.message
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_wrong_clock_is_named(status):
+    text = (
+        "The authorization token is not valid at the current time. Please create another token and retry "
+        "(token start time: Thu, 01 Jan 2026 00:00:00 GMT)."
+    )
+    fault = classify(answer(status, message=text))
+    assert (fault.category, fault.retryable) == (C.AUTHENTICATION_FAILED, False)
+    assert "clock" in fault.message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        answer(407, message="who are you"),
+        ServiceRequestError("Tunnel connection failed: 407 Proxy Authentication Required"),
+    ],
+)
+def test_a_proxy_that_asks_for_a_password(error):
+    fault = classify(error)
+    assert (fault.category, fault.retryable) == (C.AUTHENTICATION_FAILED, False)
+    assert "HTTPS_PROXY" in fault.message
 
 
 def test_merged_partitions_are_no_passing_failure():

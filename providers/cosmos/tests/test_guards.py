@@ -121,6 +121,15 @@ class TestWidening:
         with pytest.raises(MovedError):
             calls.read(ADDRESS, rid, KeyRange("10", "30"), 1, 100, soon())
 
+    def test_ours_stops_after_the_first_partition_of_a_wide_range(self, world):
+        """If a partition has nothing new, azure-cosmos asks the next partition in the same call."""
+        _, feed = world.feed()
+        _, rid = moved(world)
+        world.server.journal.clear()
+        with pytest.raises(MovedError):
+            feed._source.calls.read(ADDRESS, rid, KeyRange("10", "30"), 1, 100, soon())
+        assert len(world.requests()) == 1
+
     def test_a_merge_and_a_split_elsewhere_give_every_event_once(self, world):
         consumer = world.consumer()
         written = world.fill(30)
@@ -256,6 +265,19 @@ class TestEndlessRetries:
         assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
         client.close()
         world.server.faults.clear()
+        close_client(native)
+
+    @pytest.mark.parametrize("delay", [0.01, 0.3, 20])
+    @pytest.mark.parametrize("operation", [READ, "ReadContainer"])
+    def test_the_application_s_own_client_that_is_throttled_is_told(self, world, delay, operation):
+        native = CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False)
+        client = connect(world.config(), native_client=native)
+        consumer = world.consumer(Now(), client)
+        world.server.faults.add(Fail(429, 3200, delay), operation, times=None)
+        with pytest.raises(MulticloudDbError) as caught:
+            consumer.read(seconds(1))
+        assert caught.value.category == ErrorCategory.THROTTLED
+        client.close()
         close_client(native)
 
 

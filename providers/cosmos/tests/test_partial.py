@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+import attrs
 import pytest
 
 from multiclouddb_api import Beginning, LogicalPartition, MulticloudDbKey, Now
@@ -27,15 +28,8 @@ def searching(monkeypatch):
 
     def searched(container, request):
         partition = request.partition
-        changes, lsn = partition.changes, partition.lsn
-        later = [] if request.after is None else [change.lsn for change in partition.after(request.after)]
-        if later:
-            partition.changes = [change for change in changes if change.lsn <= later[0]]
-            partition.lsn = later[0]
-        try:
-            return read_feed(container, request)
-        finally:
-            partition.changes, partition.lsn = changes, lsn
+        later = None if request.after is None else next(partition.after(request.after), None)
+        return read_feed(container, request if later is None else attrs.evolve(request, newest=later.lsn))
 
     monkeypatch.setattr(documents, "read_feed", searched)
 

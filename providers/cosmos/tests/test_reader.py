@@ -214,6 +214,14 @@ class TestMode:
         world.server.all_versions(False)
         refused(consumer.read, ErrorCategory.INVALID_REQUEST)
 
+    def test_an_account_that_loses_the_mode_on_one_gateway(self, world):
+        """The service answers 400 as for an expired position, although the position is still valid."""
+        consumer = world.consumer()
+        world.fill(3)
+        text = "Change Feed 'All Versions and Deletes' mode must be enabled."
+        world.server.faults.add(Fail(400, message=text), READ)
+        refused(consumer.read, ErrorCategory.INVALID_REQUEST)
+
     def test_a_start_in_the_past_names_the_option(self, world):
         client = world.client()
         for start in (Beginning(), AtTime(world.server.clock.now())):
@@ -339,6 +347,27 @@ class TestKeys:
         error = refused(lambda: world.client().read_changes(request), ErrorCategory.INVALID_REQUEST)
         assert "tenant" in error.message
 
+    @pytest.mark.parametrize("text", ["a" * 91, "a" * 92, "b" * 100, "c" * 300, "\U0001f600" * 200])
+    def test_a_long_key_with_the_first_version_of_the_hash(self, make_world, text):
+        world = make_world(2, version=1)
+        consumer = world.consumer(scope=LogicalPartition(MulticloudDbKey({"pk": text})))
+        for number in range(3):
+            world.container.upsert_item({"id": "x", "pk": text, "n": number})
+            world.container.upsert_item({"id": "x", "pk": text + "x", "n": 9})
+        consumer.until_idle()
+        assert consumer.markers == [0, 1, 2]
+        world.container.delete_item("x", text)
+        consumer.restart().until_idle()
+        assert consumer.events[-1].key == MulticloudDbKey({"pk": text, "id": "x"}, 1)
+
+    @pytest.mark.parametrize("paths", [["/a/id", "/b/id"], ["/t", "/x/t", "/s"]])
+    def test_levels_whose_last_names_are_equal(self, make_world, paths):
+        """A delete names the components of its key by the last names of their paths."""
+        world = make_world(1, key=paths)
+        error = refused(lambda: world.consumer(), ErrorCategory.UNSUPPORTED_CAPABILITY)
+        for path in paths[:2]:
+            assert path[1:] in error.message
+
     def test_a_key_on_every_kind_of_change(self, world):
         consumer = world.consumer()
         for key in ("a", 7, 1.5, True, None):
@@ -347,6 +376,15 @@ class TestKeys:
         consumer.until_idle()
         assert len({event.key for event in consumer.events}) == 5
         assert {event.type for event in consumer.events} == {ChangeType.CREATE, ChangeType.DELETE}
+
+    def test_two_deletes_of_a_key_in_one_transaction_are_two_events(self, make_world):
+        world = make_world(1)
+        consumer = world.consumer()
+        item = {"id": "x", "pk": "a", "n": 1}
+        world.batch("a", ("create", (item,)), ("delete", ("x",)), ("create", (item,)), ("delete", ("x",)))
+        consumer.until_idle()
+        assert [event.type for event in consumer.events] == 2 * [ChangeType.CREATE, ChangeType.DELETE]
+        assert len({event.event_id for event in consumer.events}) == 4
 
     def test_a_nested_path_and_a_document_without_its_key(self, make_world):
         world = make_world(1, key="/a/b")

@@ -42,18 +42,18 @@ class World:
         container: The container as an object of azure-cosmos.
     """
 
-    def __init__(self, partitions=1, key="/pk", server=None, **settings):
+    def __init__(self, partitions=1, key="/pk", server=None, version=2, **settings):
         self.server = server or CosmosEmulator()
         self.native = CosmosClient(self.server.endpoint, self.server.key, enable_endpoint_discovery=False)
         self.database = self.native.create_database(DATABASE)
-        self.key = key
+        self.key, self.version = key, version
         self.create(partitions, **settings)
         self._clients = []
         self.written = 0
 
     def create(self, partitions=1, **settings):
         kind = {"kind": "MultiHash"} if isinstance(self.key, list) else {}
-        definition = PartitionKey(path=self.key, **kind)
+        definition = PartitionKey(path=self.key, version=self.version, **kind)
         throughput = max(400, 10_000 * partitions)
         self.container = self.database.create_container(
             NAME, definition, offer_throughput=throughput, **settings

@@ -1,0 +1,179 @@
+"""Tests answers of replicas that lag, and failovers after which the service gives LSNs again."""
+
+import pytest
+
+from multiclouddb_api import (
+    ErrorCategory,
+    Gap,
+    LogicalPartition,
+    MulticloudDbError,
+    MulticloudDbKey,
+    Now,
+    SkipToOldest,
+    Snapshot,
+)
+from multiclouddb_cosmos_emulator import Lag
+from multiclouddb_spi import ProviderFault
+
+from .world import DATABASE, NAME, READ, markers, seconds, soon
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+HOUR = 3600
+
+
+@pytest.fixture
+def lone(make_world):
+    """Provide a container with one partition."""
+    return make_world(1)
+
+
+def failing(consumer):
+    """Return the error of the next read."""
+    with pytest.raises(MulticloudDbError) as caught:
+        consumer.read(seconds(1))
+    return caught.value
+
+
+def lose(world, transactions):
+    world.server.lose(DATABASE, NAME, "0", transactions)
+    world.server.advance(HOUR)
+
+
+class TestLoss:
+    """An unplanned failover has lost transactions, and later transactions get their LSNs."""
+
+    def test_a_position_that_the_service_has_lost_is_told(self, lone):
+        consumer = lone.consumer()
+        lone.fill(30)
+        consumer.until_idle()
+        lose(lone, 20)
+        for written in (0, 10):
+            lone.fill(written)
+            error = failing(consumer)
+            assert error.category == ErrorCategory.TRANSIENT_FAILURE
+            assert "failover" in error.message
+            assert "Snapshot()" in error.message
+
+    def test_changes_with_lsns_that_were_read_are_not_skipped(self, lone):
+        consumer = lone.consumer()
+        lone.fill(30)
+        consumer.until_idle()
+        lose(lone, 20)
+        lone.fill(10)
+        assert failing(consumer).retryable
+        lone.fill(20)
+        error = failing(consumer)
+        assert error.category == ErrorCategory.CHECKPOINT_EXPIRED
+        assert not error.retryable
+        assert "failover" in error.message
+
+    def test_skipping_delivers_every_change_that_is_left(self, lone):
+        consumer = lone.consumer(on_expired=SkipToOldest())
+        lone.fill(30)
+        consumer.until_idle()
+        lose(lone, 20)
+        written = lone.fill(10)
+        assert failing(consumer).retryable
+        written += lone.fill(20)
+        assert set(consumer.until_idle()) >= set(written)
+        assert any(isinstance(notice, Gap) for notice in consumer.notices)
+
+    def test_other_partitions_are_read_and_the_feed_is_not_idle(self, world):
+        consumer = world.consumer()
+        world.fill(20)
+        consumer.until_idle()
+        lose(world, 2)
+        keys = [f"o{number}" for number in range(20)]
+        written = world.put(*(key for key in keys if world.server.partition_of(DATABASE, NAME, key) == "1"))
+        page = consumer.read(seconds(1))
+        assert markers(page.events) == written
+        assert not page.idle
+        page = consumer.read(seconds(1))
+        assert not page.idle
+        (text,) = page.diagnostics.partition_errors.values()
+        assert "failover" in text
+
+    def test_a_bounded_read_is_not_planned(self, lone):
+        """Without a head, the engine reads the range itself, and so gets the reader's error."""
+        _, feed = lone.feed()
+        (seed,) = feed.start(Now(), None, soon())
+        lone.fill(30)
+        here = {
+            seed.partition_id: feed.heads({seed.partition_id: seed.cursor}, None, soon())[
+                seed.partition_id
+            ].cursor
+        }
+        lose(lone, 20)
+        assert feed.heads(here, None, soon()) == {}
+        for fresh, category in ((0, ErrorCategory.TRANSIENT_FAILURE), (30, ErrorCategory.CHECKPOINT_EXPIRED)):
+            lone.fill(fresh)
+            assert feed.heads(here, None, soon()) == {}
+            with pytest.raises(ProviderFault) as caught:
+                feed.open(seed.partition_id, here[seed.partition_id]).fetch(10, 1 << 20, 0.0, soon())
+            assert caught.value.fault.category == category
+
+    def test_one_partition_key(self, lone):
+        consumer = lone.consumer(scope=LogicalPartition(MulticloudDbKey({"pk": "k"})))
+        for _ in range(10):
+            lone.put("k", "other")
+        consumer.until_idle()
+        lose(lone, 10)
+        lone.put("other", "k")
+        assert failing(consumer).retryable
+        for _ in range(10):
+            lone.put("k", "other")
+        assert failing(consumer).category == ErrorCategory.CHECKPOINT_EXPIRED
+
+    def test_a_scan_starts_again(self, lone):
+        lone.fill(40)
+        consumer = lone.consumer(Snapshot(), max_page_size=10)
+        while len(consumer.events) < 20:
+            consumer.read()
+        lose(lone, 30)
+        assert failing(consumer.restart()).retryable
+        lone.fill(40)
+        assert failing(consumer).category == ErrorCategory.CHECKPOINT_EXPIRED
+
+
+class TestLag:
+    """Replicas lag, as they do with eventual consistency."""
+
+    def test_a_replica_before_the_position_neither_moves_the_feed_nor_makes_it_idle(self, lone):
+        consumer = lone.consumer()
+        lone.fill(10)
+        consumer.until_idle()
+        lone.server.faults.add(Lag(5), READ, times=None)
+        assert failing(consumer).category == ErrorCategory.TRANSIENT_FAILURE
+        lone.server.faults.clear()
+        assert consumer.until_idle() == []
+        written = lone.fill(10)
+        assert consumer.until_idle() == written
+
+    def test_a_lag_that_passes_costs_one_try(self, lone):
+        consumer = lone.consumer()
+        for _ in range(5):
+            written = lone.fill(3)
+            assert consumer.until_idle() == written
+            lone.server.faults.add(Lag(2), READ)
+            page = consumer.read()
+            assert page.idle
+            assert page.diagnostics.retries == 1
+
+    @pytest.mark.parametrize("quiet", [0, HOUR])
+    def test_a_start_at_now_is_not_taken_for_a_loss(self, lone, quiet):
+        lone.fill(10)
+        lone.server.advance(quiet)
+        consumer = lone.consumer()
+        lone.server.advance(quiet)
+        lone.server.faults.add(Lag(4), READ)
+        written = lone.fill(3)
+        assert consumer.until_idle() == written
+
+    def test_a_scan_reads_on_while_a_replica_lags(self, lone):
+        """The first page comes from a replica that does not have all rows of the snapshot yet."""
+        written = lone.fill(20)
+        consumer = lone.consumer(Snapshot())
+        lone.server.faults.add(Lag(15), READ, after=1, times=3)
+        consumer.until_idle()
+        assert sorted(consumer.markers) == written
