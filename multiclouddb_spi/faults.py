@@ -42,6 +42,8 @@ class Fault:
             retry it again.
         confidential: True if the vendor's text may quote a secret; the user's error then does not show that
             text.
+        unknown_host: True if the host of the service has no address. As long as a client has not opened any
+            feed, the engine regards this as a mistake in the connection, and does not retry.
     """
 
     category: ErrorCategory
@@ -51,6 +53,7 @@ class Fault:
     retry_after: float | None = None
     vendor_retried: bool = False
     confidential: bool = False
+    unknown_host: bool = False
 
 
 class ProviderFault(Exception):  # noqa: N818

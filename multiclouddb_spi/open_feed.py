@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+import attrs
+
 from multiclouddb_api import ErrorCategory, MulticloudDbError, Snapshot, invalid_request
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.errors import fault_of, user_errors
+from multiclouddb_spi.errors import cause_of, fault_of, user_errors
+from multiclouddb_spi.faults import ProviderFault
 from multiclouddb_spi.request_check import require_start
 from multiclouddb_spi.retry import Call
 
@@ -19,6 +22,9 @@ T = TypeVar("T")
 
 class Keeper(Protocol):
     """Keeps opened feeds, so that callers with the same spec can share them."""
+
+    is_new: bool
+    """True if no feed was opened yet; an unknown host is then a mistake in the connection."""
 
     def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
         """Return the feed for this spec, and whether this call opened it; the caller must release it."""
@@ -166,7 +172,17 @@ class OpenFeed:
         return self._feed, fresh
 
     def _open(self) -> Feed:
-        return self.call("open", lambda deadline: self.provider.open_feed(self.spec, deadline))
+        return self.call("open", self._opened)
+
+    def _opened(self, deadline: Deadline) -> Feed:
+        try:
+            return self.provider.open_feed(self.spec, deadline)
+        except Exception as error:
+            fault = fault_of(self.provider, error)
+            if not (fault.unknown_host and self._keeper.is_new):
+                raise
+            wrong = attrs.evolve(fault, category=ErrorCategory.INVALID_REQUEST, retryable=False)
+            raise ProviderFault(wrong) from cause_of(fault, error)
 
 
 def recreated(feed: Feed, field: str, way_out: str) -> MulticloudDbError:
@@ -180,6 +196,8 @@ def recreated(feed: Feed, field: str, way_out: str) -> MulticloudDbError:
 
 class _Alone:
     """A keeper that keeps no feed."""
+
+    is_new = False
 
     def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
         del spec

@@ -53,6 +53,7 @@ class FeedCache:
         self._mute: dict[int, float] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self.is_new = True
 
     def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
         """Return the feed for this spec, and whether this call has opened it.
@@ -65,6 +66,7 @@ class FeedCache:
                 self._use(feed, 1)
                 return feed, False
         feed = open_feed()
+        self.is_new = False
         with self._lock:
             old = self._unused_since(time.monotonic() - _RESTING_SECONDS, _MOST_FEEDS - 1)
             is_kept = not self._closed and len(self._feeds) < _MOST_FEEDS

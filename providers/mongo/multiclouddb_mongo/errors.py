@@ -48,7 +48,7 @@ from multiclouddb_mongo.codes import (
 )
 from multiclouddb_spi import Fault
 from multiclouddb_spi.error_table import REPORT as DEFECT
-from multiclouddb_spi.error_table import one_line, unexpected
+from multiclouddb_spi.error_table import one_line, row_of_connection, unexpected
 
 __all__ = [
     "EVENT_TOO_LARGE",
@@ -62,6 +62,8 @@ __all__ = [
     "TOKEN_NOT_FOUND",
     "classify",
     "code_of",
+    "is_logged_out",
+    "login_lost",
 ]
 
 PROVIDER_ID: Final = "mongo"
@@ -91,6 +93,20 @@ def code_of(error: BaseException) -> int | None:
         return error.code
     code = _details(error).get("code")
     return code if isinstance(code, int) else None
+
+
+def is_logged_out(error: BaseException) -> bool:
+    """Return True if the server knows no user of this connection."""
+    return code_of(error) == NOT_AUTHORIZED and "requires authentication" in _text(error)
+
+
+def login_lost(error: BaseException) -> Fault:
+    """Return the fault for a connection that did log in, but whose user was dropped since.
+
+    Someone may have made the user again, so the engine tries again with a new login.
+    """
+    message = "the user of this connection was dropped after its login; log in again"
+    return Fault(ErrorCategory.TRANSIENT_FAILURE, message, str(code_of(error)), retryable=True)
 
 
 def classify(error: Exception) -> Fault:
@@ -137,7 +153,8 @@ def _of_connection(error: Exception, code: int | None) -> Fault | None:
                 retryable=True,
             )
         case ConnectionFailure() | ProtocolError() | OSError():
-            return _said(UNAVAILABLE, error, code)
+            refused = row_of_connection(error)
+            return _said(UNAVAILABLE, error, code) if refused is None else refused.fault(_brief(error))
         case ConfigurationError():
             return _configuration(error)
         case _:
@@ -184,7 +201,7 @@ def _of_use(error: Exception, code: int | None) -> Fault | None:
 def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> Row:
     text = _text(error)
     row = CODES.get(code) if code is not None else None
-    if code == NOT_AUTHORIZED and "requires authentication" in text:
+    if is_logged_out(error):
         return attrs.evolve(
             AUTHENTICATION, way_out="the server requires a login; put a user into the connection"
         )
@@ -286,6 +303,5 @@ def _text(error: BaseException) -> str:
 
 def _brief(error: Exception) -> str:
     """Return PyMongo's message about the servers, without its list of all servers."""
-    text = str(error).partition(", Topology Description")[0]
-    text = re.sub(r" \(configured timeouts: [^)]*\)", "", text)
-    return one_line(re.sub(r"(Timeout: \d+\.\d)\d+s", r"\1s", text))
+    text = re.sub(r", Timeout: [\d.]+s, Topology Description.*", "", str(error), flags=re.DOTALL)
+    return one_line(re.sub(r" \(configured timeouts: [^)]*\)", "", text))

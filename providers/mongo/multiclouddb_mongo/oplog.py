@@ -14,7 +14,6 @@ from multiclouddb_mongo.position import At, ticks_at
 from multiclouddb_mongo.source import Source
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import ProviderFault
-from multiclouddb_spi.errors import classified
 
 __all__ = ["Entry", "Log"]
 
@@ -86,9 +85,7 @@ class Log:
         try:
             entry = log.find_one({}, {"ts": 1, "o.msg": 1}, sort=[("$natural", 1)], max_time_ms=_LOOK_MS)
         except OperationFailure as error:
-            self._readable = classified(
-                classify, error
-            ).retryable  # an election is temporary, a missing role is not
+            self._readable = classify(error).retryable  # an election is temporary, a missing role is not
             return None
         stamp = None if entry is None else entry.get("ts")
         if entry is None or not isinstance(stamp, Timestamp):

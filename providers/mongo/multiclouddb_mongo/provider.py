@@ -20,7 +20,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_mongo.commands import Commands
 from multiclouddb_mongo.config import MongoConfig
-from multiclouddb_mongo.errors import PROVIDER_ID, classify
+from multiclouddb_mongo.errors import PROVIDER_ID, classify, is_logged_out, login_lost
 from multiclouddb_mongo.feed import MongoFeed
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.partitions import (
@@ -29,7 +29,16 @@ from multiclouddb_mongo.partitions import (
     list_collections,
     resolve,
 )
-from multiclouddb_mongo.pymongo_internals import Closer, fail_soon, flush, hushed, interrupt, reach, retried
+from multiclouddb_mongo.pymongo_internals import (
+    Closer,
+    flush,
+    give_up_soon,
+    hushed,
+    interrupt,
+    log_in_again,
+    reach,
+    retried,
+)
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.segment_reader import SegmentReader
 from multiclouddb_mongo.source import Source
@@ -42,7 +51,6 @@ from multiclouddb_spi import (
     ProviderPlugin,
 )
 from multiclouddb_spi.connection import checked_native
-from multiclouddb_spi.errors import classified
 
 __all__ = ["CAPABILITIES", "PLUGIN", "MongoPlugin", "MongoProvider"]
 
@@ -121,8 +129,7 @@ class MongoProvider(Provider):
         still reads the last changes and the drop of a missing collection from the log.
         """
         address = resolve(spec, self._database)
-        fail_soon(self._client, deadline)
-        reach(self._client, deadline)
+        self._reach(deadline)
         found = find(self._client, spec, address)
         check_provisioned(spec, address, found)
         splits, sharded = self._server()
@@ -137,13 +144,15 @@ class MongoProvider(Provider):
         If neither the argument nor the connection string names a database, return the collections
         of all databases. See `SupportsCollections`.
         """
-        fail_soon(self._client, deadline)
-        reach(self._client, deadline)
+        self._reach(deadline)
         return retried(self._client, lambda: list_collections(self._client, database or self._database))
 
     def classify(self, error: Exception) -> Fault:
-        """Classify an exception of PyMongo."""
-        return classify(error)
+        """Classify an exception of PyMongo.
+
+        If the server has forgotten the login of a connection, the next call uses new connections.
+        """
+        return login_lost(error) if is_logged_out(error) and log_in_again(self._client) else classify(error)
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
         """Run one command once: see `Commands.run_command`."""
@@ -179,6 +188,11 @@ class MongoProvider(Provider):
                 interrupt(self._client)
                 self._client.close()
 
+    def _reach(self, deadline: Deadline) -> None:
+        if self._ours:
+            give_up_soon(self._client)
+        reach(self._client, deadline, opening=True)
+
     def _server(self) -> tuple[bool, bool]:
         """Return whether the server splits large events, and whether it is a `mongos`.
 
@@ -195,7 +209,7 @@ class MongoProvider(Provider):
         try:
             version = retried(self._client, self._client.server_info)["versionArray"]
         except OperationFailure as error:
-            if classified(classify, error).retryable:
+            if classify(error).retryable:
                 raise
             return False  # the Stable API does not include this command
         return bool(tuple(version[:3]) >= _SPLITS_SINCE)

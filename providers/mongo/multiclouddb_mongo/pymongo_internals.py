@@ -25,24 +25,25 @@ from pymongo.change_stream import (
 from pymongo.collection import Collection
 from pymongo.cursor import Cursor
 from pymongo.database import Database
-from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
+from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError, ServerSelectionTimeoutError
+from pymongo.synchronous.topology import Topology
 
 from multiclouddb_api import EntireCluster, EntireDatabase, ErrorCategory, FeedScope
 from multiclouddb_mongo.errors import classify
 from multiclouddb_mongo.raw_change import RawChange
 from multiclouddb_spi import Deadline, ProviderFault
-from multiclouddb_spi.errors import classified
 
 __all__ = [
     "Closer",
     "Rows",
     "Stream",
     "buffered",
-    "fail_soon",
     "flush",
+    "give_up_soon",
     "hushed",
     "inner_cursor",
     "interrupt",
+    "log_in_again",
     "next_answer",
     "reach",
     "retried",
@@ -60,6 +61,9 @@ _REFUSED_SECONDS: Final = 3.0
 _NO_SECONDS: Final = 0.001
 # PyMongo checks twice a second whether the time is over.
 _TELL_SECONDS: Final = 0.75
+_LOOK_SECONDS: Final = 0.1
+# The attribute of an error whose server is already being checked again.
+_WOKEN: Final = "_multiclouddb_woken"
 
 
 class Closer:
@@ -162,60 +166,102 @@ def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
     try:
         return ask()
     except PyMongoError as error:
-        final = isinstance(error, ServerSelectionTimeoutError) or not classified(classify, error).retryable
+        final = isinstance(error, ServerSelectionTimeoutError) or not classify(error).retryable
         if final or not client.options.retry_reads:
             raise
     return ask()
 
 
-def reach(client: MongoClient[Any], deadline: Deadline) -> None:
-    """If no server is known, wait until PyMongo has found a server.
-
-    The wait ends slightly before the time limit of the call.
+def reach(client: MongoClient[Any], deadline: Deadline, *, opening: bool = False) -> None:
+    """Wait until PyMongo has found a server, but only until slightly before the time limit of the call.
 
     PyMongo reports the problem only after `serverSelectionTimeoutMS`, which is too late for a call with a
     shorter time limit.
 
+    Args:
+        client: The client.
+        deadline: The time limit of the call.
+        opening: True for the first call of a feed. Then the wait is also short if no server is running, or if
+            no host has an address. During the election of a primary, the other servers still answer.
+
     Raises:
         ServerSelectionTimeoutError: Raised if no server is found; the error contains the reason.
+        AutoReconnect: Raised if every server refuses the connection.
     """
     remaining = deadline.remaining()
-    if remaining > client.options.server_selection_timeout:
-        return
-    if client.topology_description.has_readable_server(client.read_preference):
-        return
-    limit = max(_NO_SECONDS, remaining / 2, remaining - _TELL_SECONDS)
-    try:
-        with pymongo.timeout(limit):
-            client.admin.command("ping", read_preference=client.read_preference)
-    except ServerSelectionTimeoutError:
-        raise
-    except PyMongoError:
-        return  # the call itself reports what else is wrong
+    seconds = min(client.options.server_selection_timeout, max(remaining / 2, remaining - _TELL_SECONDS))
+    topology, preference = client._get_topology(), client.read_preference
+    _awaited(topology, lambda: topology.select_servers(preference, "reach", 0), seconds, opening=opening)
 
 
-def fail_soon(client: MongoClient[Any], deadline: Deadline) -> None:
-    """Do not wait long before the first call if every server refuses connections or is unknown.
+def give_up_soon(client: MongoClient[Any]) -> None:
+    """Let PyMongo not wait for a server if every server refuses the connection.
 
-    During the election of a primary, the other servers still answer. Therefore, if no server answers at all,
-    an early error with the reason is more useful than a long wait.
-
-    Raises:
-        ServerSelectionTimeoutError: Raised if every server refuses connections or is unknown; the error
-            contains the reason.
+    PyMongo would wait for `serverSelectionTimeoutMS`, whatever the reason is.
     """
-    seconds = min(_REFUSED_SECONDS, client.options.server_selection_timeout)
-    if client.topology_description.has_known_servers or deadline.remaining() < 2 * seconds:
+    topology = client._get_topology()
+    select = topology.select_servers
+    if not hasattr(select, "__func__"):  # this function has already replaced it
         return
-    try:
-        with pymongo.timeout(seconds):
-            client.admin.command("ping", read_preference=client.read_preference)
-    except ServerSelectionTimeoutError:
-        servers = client.topology_description.server_descriptions().values()
-        if all(server.error is not None for server in servers):
-            raise
-    except PyMongoError:
-        return  # the call itself reports what else is wrong
+
+    def chosen(selector: Any, operation: str, seconds: float | None = None, *args: Any, **rest: Any) -> Any:
+        seconds = topology.get_server_selection_timeout() if seconds is None else seconds
+        return _awaited(topology, lambda: select(selector, operation, 0, *args, **rest), seconds)
+
+    topology.select_servers = chosen  # type: ignore[assignment,method-assign]
+
+
+def _awaited(topology: Topology, select: Callable[[], T], seconds: float, *, opening: bool = False) -> T:
+    """Wait until a server can be selected, or until it is clear that no server will accept a connection."""
+    before = list(_errors(topology).values())  # they may be older than the servers' present state
+    began = time.monotonic()
+    while True:
+        try:
+            return select()
+        except ServerSelectionTimeoutError:
+            errors = _errors(topology)
+            _recheck(topology, errors)
+            if None not in errors.values():
+                fresh = [error for error in errors.values() if error is not None and error not in before]
+                if fresh and len(fresh) == len(errors) and all(_refuses(error, opening) for error in fresh):
+                    raise AutoReconnect(str(fresh[0])) from None
+                seconds = min(seconds, _REFUSED_SECONDS) if opening else seconds
+            if time.monotonic() - began >= seconds:
+                raise
+        topology.request_check_all(_LOOK_SECONDS)  # type: ignore[arg-type]
+
+
+def _errors(topology: Topology) -> dict[Any, Exception | None]:
+    """Return for the address of each server why PyMongo could not use it, or None."""
+    servers = topology.description.server_descriptions()
+    return {address: server.error for address, server in servers.items()}
+
+
+def _refuses(error: Exception, opening: bool) -> bool:
+    fault = classify(error)
+    return not fault.retryable or (opening and fault.unknown_host)
+
+
+def _recheck(topology: Topology, errors: Mapping[Any, Exception | None]) -> None:
+    """Let PyMongo check the servers again that have refused a login.
+
+    PyMongo would regard such a server as unknown until its next heartbeat. But the server does answer, and
+    may accept the next login.
+    """
+    for address, error in errors.items():
+        server = topology._servers.get(address)
+        if server is not None and isinstance(error, OperationFailure) and _WOKEN not in vars(error):
+            vars(error)[_WOKEN] = True
+            server._monitor.cancel_check()
+
+
+def log_in_again(client: MongoClient[Any]) -> bool:
+    """Let all later calls use new connections, which log in; return False if the client has no user."""
+    if client.options.pool_options._credentials is None:
+        return False
+    for server in list(client._get_topology()._servers.values()):
+        server.pool.reset_without_pause()
+    return True
 
 
 def watch_otherwise(

@@ -17,6 +17,7 @@ from multiclouddb_mongo.errors import EVENT_TOO_LARGE, IMAGE_MISSING, OVERTAKEN
 from multiclouddb_mongo.mapping import MongoMapper, View
 from multiclouddb_mongo.position import (
     Place,
+    compare,
     cursor_of,
     describe,
     is_reached,
@@ -58,6 +59,9 @@ _CLOCKS_SECONDS: Final = 1
 # After this many consecutive answers without a change of a document, a fetch returns without changes.
 _LOOKS: Final = 50
 _RESUMES: Final = 3
+# How long a read waits behind a `mongos` for shards without writes. They write an empty operation every 10 s.
+_SHARDS_SECONDS: Final = 15.0
+_SPARE_SECONDS: Final = 0.5
 
 
 class MongoReader(Reader):
@@ -97,6 +101,7 @@ class MongoReader(Reader):
         self._overtaken = False
         self._await_ms = _SHORT_AWAIT_MS
         self._outcome: Outcome = Continue()
+        self._asked: Place | None = None
         self._deadline = Deadline.after(0)
         self._cancelled = threading.Event()
 
@@ -116,7 +121,7 @@ class MongoReader(Reader):
         """
         taken = Taken(self._place)
         self._stop_at_bound(taken)
-        self._deadline = deadline
+        self._deadline, self._asked = deadline, None
         if isinstance(self._outcome, Continue):
             self._hurry(wait)
             self._read(taken, max_records, min(wait, max(0.0, deadline.remaining())))
@@ -179,7 +184,7 @@ class MongoReader(Reader):
         The waiting time of an open stream cannot be changed.
         """
         self._hurried = 0 if wait > 0 else self._hurried + 1
-        if self._await_ms == _LONG_AWAIT_MS and self._hurried >= _HURRIED:
+        if self._await_ms == _LONG_AWAIT_MS and self._hurried >= _HURRIED and not self._source.sharded:
             self._exchange(_SHORT_AWAIT_MS)
 
     def _exchange(self, await_ms: int) -> None:
@@ -196,7 +201,9 @@ class MongoReader(Reader):
 
         If there are no changes, wait for the next answer.
         """
-        until = time.monotonic() + wait
+        began = time.monotonic()
+        until = began + wait
+        shards_until = began + min(_SHARDS_SECONDS, self._deadline.remaining() - _SPARE_SECONDS)
         looks = resumes = 0
         self._overtaken = False
         while not taken.enough():
@@ -221,12 +228,29 @@ class MongoReader(Reader):
                 continue
             # A stream that another thread closed also returns nothing.
             self._look()
-            taken.at_end = True
+            taken.at_end = self._is_at_end(taken)
+            taken.caught_up = None if taken.at_end else False
             self._check()
-            if time.monotonic() >= until:
+            waits = self._asked is not None and not taken.at_end
+            if time.monotonic() >= (max(until, shards_until) if waits else until):
                 return
-            if self._await_ms == _SHORT_AWAIT_MS and 1000 * wait >= _LONG_AWAIT_MS:
+            if self._await_ms == _SHORT_AWAIT_MS and (waits or 1000 * wait >= _LONG_AWAIT_MS):
                 self._exchange(_LONG_AWAIT_MS)
+
+    def _is_at_end(self, taken: Taken) -> bool:
+        """Return True if an empty answer shows that every earlier change was delivered.
+
+        A `mongos` also answers so while it waits for a shard that may have an earlier change. Behind a
+        `mongos`, the stream has to pass the end that the log had during this fetch. The end of a bounded read
+        is its bound.
+        """
+        if not self._source.sharded:
+            return True
+        if self._until is not None:
+            return False
+        if self._asked is None:
+            self._asked = self._source.now()
+        return compare(taken.place, self._asked) in (0, 1)
 
     def _answer(self, taken: Taken, max_records: int) -> tuple[bool, bool] | None:
         """Read the changes of one answer, or the changes left from an earlier answer.

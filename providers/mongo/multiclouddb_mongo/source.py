@@ -115,12 +115,14 @@ class Source:
         return server is not None and server.is_server_type_known
 
     def now(self) -> After:
-        """Return the end of the log, which is immediately durable.
+        """Return the end of the log, which is immediately durable. It is later than every acknowledged write.
 
-        The position comes from the first answer of a stream that requests no changes.
+        The position comes from the first answer of a stream that requests no changes. A `mongos` learns from
+        the answers of the shards how late it is, so only the second stream begins late enough.
         """
-        with self.opening(), self._watch(0, self._awaiting(1)) as stream:
-            token = stream.resume_token
+        for _ in range(2 if self.sharded else 1):
+            with self.opening(), self._watch(0, self._awaiting(1)) as stream:
+                token = stream.resume_token
         assert token is not None  # every supported server sends a token, even with an empty batch
         return After("h", token_text(token))
 

@@ -95,14 +95,18 @@ def here(native):
     return ResourceAddress(native.name, "c")
 
 
+def make_reader(server):
+    server.client()["mine"].command(
+        "createUser", READER, pwd=READER_PASSWORD, roles=["read"], mechanisms=["SCRAM-SHA-256"]
+    )
+
+
 @pytest.fixture(scope="module")
 def guarded():
     """Provide a server with users, one of whom may read the database `mine`."""
     server = shared("us8 one", 1, **SMALL)
     admin = server.client()
-    admin["mine"].command(
-        "createUser", READER, pwd=READER_PASSWORD, roles=["read"], mechanisms=["SCRAM-SHA-256"]
-    )
+    make_reader(server)
     admin["mine"]["c"].insert_one({"_id": "mine"})
     admin["theirs"]["c"].insert_one({"_id": "theirs"})
     yield server
@@ -202,6 +206,27 @@ class TestTheIdentity:
                     if page.idle:
                         break
                 assert seen[-1] == "mine"
+
+    def test_a_user_that_was_dropped_and_made_again_needs_no_new_client(self, guarded):
+        """The server closes no connection of a dropped user, but it forgets their logins."""
+        here = ResourceAddress("mine", "c")
+        with self.reader(guarded) as client:
+            page = read(client, here, Now())
+            for place in (page.continuation_token, Now()):
+                guarded.client()["mine"].command("dropUser", READER)
+                make_reader(guarded)
+                assert read(client, here, place).events == ()
+
+    def test_a_user_that_was_dropped_cannot_read(self, guarded):
+        here = ResourceAddress("mine", "c")
+        with self.reader(guarded) as client:
+            page = read(client, here, Now())
+            guarded.client()["mine"].command("dropUser", READER)
+            try:
+                refused(ErrorCategory.AUTHENTICATION_FAILED, reading(client, here, page.continuation_token))
+            finally:
+                make_reader(guarded)
+            assert read(client, here, page.continuation_token).events == ()
 
     @pytest.mark.parametrize(
         ("address", "asked"),

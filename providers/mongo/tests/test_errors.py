@@ -294,7 +294,7 @@ class TestText:
     def test_the_table_of_servers_is_left_out(self):
         text = "a:1: refused (configured timeouts: timeoutMS: 20.0ms), Timeout: 1s, Topology Description: <a>"
         message = classify(vendor.ServerSelectionTimeoutError(text)).message
-        assert "(a:1: refused, Timeout: 1s)" in message
+        assert "(a:1: refused)" in message
 
     @pytest.mark.parametrize(
         "details", [None, {}, {"code": "x"}, {"errmsg": 7, "codeName": 7, "errorLabels": []}]

@@ -101,13 +101,14 @@ class DatabaseClient:
     """One database.
 
     Args:
-        database: The library's `Database`.
-        ours: True if the library made the client, so that `close` must close the client's channel.
+        name: The full name of the database.
+        transport: The vendor's transport, with its channel.
+        ours: True if the library made the channel, so that `close` must close it.
     """
 
-    def __init__(self, database: Any, *, ours: bool) -> None:
-        self._name, self._ours = str(database.name), ours
-        self._transport = database.spanner_api.transport
+    def __init__(self, name: str, transport: Any, *, ours: bool) -> None:
+        self._name, self._ours = name, ours
+        self._transport = transport
         self._lock = threading.RLock()  # a signal handler may fork
         self._session: tuple[str, bool, float] | None = None
         self._creating = threading.Lock()

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
 import attrs
-from google.auth.credentials import AnonymousCredentials
+import grpc
+from google.auth.credentials import AnonymousCredentials, Scoped
 from google.cloud import spanner
+from google.cloud.spanner_v1 import SpannerClient
+from google.cloud.spanner_v1.database import SPANNER_DATA_SCOPE
+from google.cloud.spanner_v1.services.spanner.transports import SpannerGrpcTransport, SpannerTransport
 
 from multiclouddb_api import ClientConfig, invalid_request
 from multiclouddb_api.secret import settled
 from multiclouddb_api.validators import suggestion, unknown_name
 
-__all__ = ["STREAM_NAME", "SpannerConfig"]
+__all__ = ["ALIVE", "STREAM_NAME", "SpannerConfig"]
 
 _OPTIONS: Final = ("change_stream", "emulator_host", "instance", "project", "url")
 _IN_URL: Final = ("change_stream", "emulator_host")
@@ -24,6 +29,16 @@ _URL: Final = (
 )
 _SECRET: Final = ("key", "secret", "token", "password", "credential")
 _CHAIN: Final = "credentials come from Google's own chain (gcloud auth application-default login)"
+
+ALIVE: Final = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+)
+"""The settings of our channels. If nothing arrives for 30 seconds during a call, gRPC sends a ping. If it has
+no answer within 10 seconds, it opens another connection. The last setting is the same bound for a ping that
+gRPC had sent for another reason when the connection became silent. Without these settings, every later call
+would wait on a connection that a firewall or proxy has dropped in silence."""
 
 STREAM_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 """A pattern for the names that Spanner allows for a change stream. Queries contain the name as plain text, so
@@ -73,6 +88,28 @@ class SpannerConfig:
             client_options={"api_endpoint": self.emulator_host},
             disable_builtin_metrics=True,
         )
+
+    def transport(self, client: Any) -> SpannerTransport:
+        """Make the transport for one database. Its channel notices a connection that has become silent.
+
+        Args:
+            client: The client that `client` returned.
+        """
+        host = client.instance(self.instance).emulator_host
+        if host is not None:
+            return SpannerGrpcTransport(channel=grpc.insecure_channel(host, options=list(ALIVE)))
+        credentials = client.credentials
+        if isinstance(credentials, Scoped):
+            credentials = credentials.with_scopes((SPANNER_DATA_SCOPE,))  # type: ignore[no-untyped-call]
+        make = partial(SpannerGrpcTransport, channel=_channel)
+        return SpannerClient(credentials=credentials, transport=make).transport
+
+
+def _channel(*args: Any, **settings: Any) -> grpc.Channel:
+    """Make a channel as the vendor's transport does, with our settings instead of the vendor's."""
+    ours = dict(ALIVE)
+    theirs = [option for option in settings.pop("options", ()) if option[0] not in ours]
+    return SpannerGrpcTransport.create_channel(*args, **settings, options=[*theirs, *ALIVE])
 
 
 def _checked(cls: type[SpannerConfig], config: ClientConfig) -> SpannerConfig:

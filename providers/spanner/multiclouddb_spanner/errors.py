@@ -105,10 +105,15 @@ _TEXTS: Final[tuple[tuple[grpc.StatusCode, str, Row], ...]] = (
     (_Code.INVALID_ARGUMENT, "read_json_", _NO_STREAM),
     (_Code.OUT_OF_RANGE, "too far in the past", _EXPIRED),
     (_Code.NOT_FOUND, "Session not found", _INTERRUPTED),
-    (_Code.INTERNAL, "RST_STREAM", _INTERRUPTED),
-    (_Code.INTERNAL, "EOS", _INTERRUPTED),
-    (_Code.UNKNOWN, "Stream removed", _INTERRUPTED),
     (_Code.UNAVAILABLE, "Getting metadata from plugin failed", _AUTHENTICATION),
+)
+# What gRPC and Google's front ends say about a broken connection, with a status that also stands for lasting
+# failures. Google's own clients try these calls again.
+_BROKEN: Final = re.compile(
+    r"RST_STREAM|Rst Stream|unexpected EOS|HTTP/2 error code|Connection closed|Connection reset|Broken pipe"
+    r"|Stream removed|Stream closed|Socket closed|Channel closed|Transport closed|GOAWAY"
+    r"|Authentication backend internal server error|retriable error could not be retried",
+    re.IGNORECASE,
 )
 _EARLIEST: Final = re.compile(r"earliest read timestamp: ([0-9T:.+Z-]+?)\.?(?:\s|$)")
 _INTERVAL: Final = re.compile(r"start_timestamp within ([0-9T:.+Z-]+) and ([0-9T:.+Z-]+?)\.?(?:\s|$)")
@@ -204,6 +209,8 @@ def _row(status: grpc.StatusCode | None, text: str) -> Row:
     for code, words, row in _TEXTS:
         if code is status and words in text:
             return row
+    if status in (_Code.INTERNAL, _Code.UNKNOWN) and _BROKEN.search(text):
+        return _INTERRUPTED
     return STATUSES.get(status, _UNKNOWN) if status is not None else _UNKNOWN
 
 

@@ -159,7 +159,11 @@ class SpannerProvider(Provider):
             database = self._databases.get(name)
             if database is None:
                 instance = self._client.instance(self._config.instance)
-                database = DatabaseClient(instance.database(name), ours=self._ours)
+                found = instance.database(name)
+                transport = (
+                    self._config.transport(self._client) if self._ours else found.spanner_api.transport
+                )
+                database = DatabaseClient(str(found.name), transport, ours=self._ours)
                 self._databases[name] = database
             return database
 

@@ -418,23 +418,15 @@ class Transport:
         pass
 
 
-class Database:
-    """The part of the library's `Database` that the provider uses."""
-
-    name = "projects/p/instances/i/databases/d"
-
-    def __init__(self, model):
-        self.spanner_api = self
-        self.transport = Transport(model)
-
-
 class ModelProvider(SpannerProvider):
     """The provider, except that it finds a table's stream without a query."""
 
     def __init__(self, model, config):
         super().__init__(None, config, ours=True)
         self._model = model
-        self._databases["d"] = DatabaseClient(Database(model), ours=True)
+        self._databases["d"] = DatabaseClient(
+            "projects/p/instances/i/databases/d", Transport(model), ours=True
+        )
 
     def open_feed(self, spec, deadline):
         found = ChangeStreamInfo("items_stream", TABLE, ("id",), False, True, "NEW_ROW", DAY)

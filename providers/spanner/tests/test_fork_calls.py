@@ -3,7 +3,6 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 from google.auth.credentials import AnonymousCredentials
@@ -144,8 +143,7 @@ class TestEachCall:
 def one_column():
     """Return a client of a transport without a server, and its transport."""
     transport = FakeTransport()
-    api = SimpleNamespace(transport=transport)
-    return DatabaseClient(SimpleNamespace(name="d", spanner_api=api), ours=False), transport
+    return DatabaseClient("d", transport, ours=False), transport
 
 
 def test_a_fork_that_begins_while_a_call_is_being_started_interrupts_that_call(monkeypatch):

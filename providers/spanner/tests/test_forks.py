@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -272,8 +271,7 @@ class FakeTransport:
 
 def test_calls_that_a_fork_cancels_are_made_again_without_an_error():
     transport = FakeTransport()
-    api = SimpleNamespace(transport=transport)
-    client = DatabaseClient(SimpleNamespace(name="d", spanner_api=api), ours=False)
+    client = DatabaseClient("d", transport, ours=False)
     with ThreadPoolExecutor(1) as pool:
         rows = pool.submit(client.rows, "SELECT 'x'", 1, Deadline.after(SECONDS), CancelScope())
         for method in transport.methods:
@@ -286,8 +284,7 @@ def test_calls_that_a_fork_cancels_are_made_again_without_an_error():
 
 def test_a_call_that_the_caller_cancels_is_not_made_again():
     transport = FakeTransport()
-    api = SimpleNamespace(transport=transport)
-    client, scope = DatabaseClient(SimpleNamespace(name="d", spanner_api=api), ours=False), CancelScope()
+    client, scope = DatabaseClient("d", transport, ours=False), CancelScope()
     with ThreadPoolExecutor(1) as pool:
         rows = pool.submit(client.rows, "SELECT 'x'", 1, Deadline.after(SECONDS), scope)
         assert transport.create_session.first.waiting.wait(SECONDS)

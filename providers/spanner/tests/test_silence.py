@@ -1,0 +1,102 @@
+"""Tests a connection that a firewall or proxy has dropped in silence: later calls must use another one."""
+
+import socket
+import threading
+import time
+from contextlib import suppress
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from google.auth.credentials import AnonymousCredentials
+
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    FromContinuationToken,
+    MulticloudDbError,
+    Now,
+    OperationOptions,
+    connect,
+)
+from multiclouddb_spanner import config
+from multiclouddb_spanner.config import ALIVE, SpannerConfig
+
+from .test_scripted_attacks import feed
+
+SOON = tuple((name, value // 20) for name, value in ALIVE)
+MOST = 15.0
+
+
+class Link:
+    """A proxy that can swallow all bytes of the connections that exist, without closing them."""
+
+    def __init__(self, host):
+        self._target = host.rpartition(":")[0], int(host.rpartition(":")[2])
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.host = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._sockets, self._silent = [], set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def swallow(self):
+        self._silent.update(self._sockets)
+
+    def _accept(self):
+        with suppress(OSError):
+            while True:
+                here, _ = self._listener.accept()
+                there = socket.create_connection(self._target)
+                self._sockets += [here, there]
+                for pair in ((here, there), (there, here)):
+                    threading.Thread(target=self._copy, args=pair, daemon=True).start()
+
+    def _copy(self, source, sink):
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if source not in self._silent:
+                    sink.sendall(data)
+            if source not in self._silent:
+                sink.shutdown(socket.SHUT_WR)
+
+    def close(self):
+        for each in (self._listener, *self._sockets):
+            each.close()
+
+
+@pytest.fixture
+def link():
+    with feed(initial_partitions=1) as items:
+        link = Link(items.server.host)
+        yield SimpleNamespace(items=items, host=link.host, swallow=link.swallow)
+        link.close()
+
+
+def test_a_client_reads_on_over_another_connection(link, monkeypatch):
+    monkeypatch.setattr(config, "ALIVE", SOON)
+    with connect(f"spanner://tests/tests?emulator_host={link.host}") as client:
+        request = ChangeFeedRequest(link.items.address, Now())
+        token = client.read_changes(request).continuation_token
+        link.items.put(("a", 1))
+        link.swallow()
+        events, until = [], time.monotonic() + MOST
+        while not events and time.monotonic() < until:
+            with suppress(MulticloudDbError):
+                request = ChangeFeedRequest(link.items.address, FromContinuationToken(token))
+                page = client.read_changes(request, OperationOptions(1.0))
+                token, events = page.continuation_token, page.events
+        assert [event.new_item_state["n"] for event in events] == [1]
+
+
+def test_a_channel_to_the_service_has_the_same_settings(monkeypatch):
+    seen = []
+
+    def create_channel(*args, options=(), **settings):
+        seen.append(dict(options))
+        return grpc.insecure_channel("localhost:1")
+
+    monkeypatch.setattr(config.SpannerGrpcTransport, "create_channel", create_channel)
+    monkeypatch.delenv("SPANNER_EMULATOR_HOST", raising=False)
+    instance = SimpleNamespace(emulator_host=None)
+    client = SimpleNamespace(credentials=AnonymousCredentials(), instance=lambda name: instance)
+    SpannerConfig("my-project", "my-instance").transport(client).close()
+    assert [{**found, **dict(ALIVE)} == found for found in seen] == [True]
+    assert seen[0]["grpc.max_receive_message_length"] == -1
