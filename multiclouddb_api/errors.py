@@ -112,16 +112,22 @@ class ErrorDetail:
     None if the service does not report it."""
     skip_token: str | None = attrs.field(default=None, repr=shorten)
     """For `PROVIDER_ERROR` caused by a record, a continuation token for the position after that record."""
+    retry_after_seconds: float | None = None
+    """The number of seconds that the service asked to wait before the next call, or None. An iterator waits
+    at least this long."""
 
     def __attrs_post_init__(self) -> None:
         check_type("ErrorDetail.category", self.category, ErrorCategory)
         check_type("ErrorDetail.retryable", self.retryable, bool)
+        check_type("ErrorDetail.retry_after_seconds", self.retry_after_seconds, float, int, type(None))
         for name in _TEXTS:
             check_type(f"ErrorDetail.{name}", getattr(self, name), str, type(None))
 
 
 _TEXTS: Final = tuple(
-    field.name for field in attrs.fields(ErrorDetail) if field.name not in ("category", "retryable")
+    field.name
+    for field in attrs.fields(ErrorDetail)
+    if field.name not in ("category", "retryable", "retry_after_seconds")
 )
 
 

@@ -61,7 +61,8 @@ class ChangeFeedIterator:
     the same checkpoint, starts after the last page that is done. After a failed read, the iterator
     also continues after the last page that is done.
 
-    Retryable failures are retried after random waits that grow. An outage is reported within 2 seconds, and
+    Retryable failures are retried after random waits that grow, and not before the time for which the service
+    asks (`ErrorDetail.retry_after_seconds`). An outage is reported within 2 seconds, and
     then every 30 seconds. Each report goes to the log (`multiclouddb.iterator`, WARNING) and to
     `Observer.outage`. `CONFLICT` means that another worker has saved the checkpoint in the meantime.
 
@@ -297,7 +298,7 @@ class ChangeFeedIterator:
         except MulticloudDbError as error:
             if self._step_over(position, error):
                 return None
-            if not (error.retryable and schedule.failed()):
+            if not (error.retryable and schedule.failed(error.detail.retry_after_seconds)):
                 raise
             self._outage.failed(error.message)
             return None

@@ -100,10 +100,12 @@ class PollSchedule:
         self._failing_since: float | None = None
         self._partition_failing_since: dict[str, float] = {}
 
-    def failed(self) -> bool:
-        """Record that a read failed with a retryable error.
+    def failed(self, retry_after: float | None = None) -> bool:
+        """Record that a read failed with a retryable error; return False if reads have failed for too long.
 
-        Return False if reads have failed for too long.
+        Args:
+            retry_after: The number of seconds that the service asked to wait, or None. The next read is not
+                earlier, except for the last one, when the time limit is reached.
         """
         now = self._timer.now()
         self.idle = False
@@ -113,7 +115,8 @@ class PollSchedule:
         if left <= 0:
             return False
         # The last attempt is made when the time limit is reached, not after one more backoff.
-        self.due = now + min(self._retry_waits.next(), left)
+        pause = self._retry_waits.next()
+        self.due = now + min(retry_after + pause / 4 if retry_after else pause, left)
         return True
 
     def succeeded(self, page: ChangeFeedPage, waited: float) -> None:

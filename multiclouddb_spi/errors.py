@@ -28,7 +28,13 @@ def fault_of(provider: Provider, error: Exception) -> Fault:
     if isinstance(error, RecordFault):
         return Fault(ErrorCategory.PROVIDER_ERROR, str(error), error.code)
     if isinstance(error, MulticloudDbError):
-        return Fault(error.category, error.message, retryable=error.retryable, vendor_retried=True)
+        return Fault(
+            error.category,
+            error.message,
+            retryable=error.retryable,
+            retry_after=error.detail.retry_after_seconds,
+            vendor_retried=True,
+        )
     if isinstance(error, InvalidCursor):
         return Fault(
             ErrorCategory.INVALID_REQUEST,
@@ -98,6 +104,7 @@ def to_error(
         native_code=fault.code,
         native_text=None if native is None or fault.confidential else str(native),
         oldest_position=oldest_position,
+        retry_after_seconds=fault.retry_after,
     )
     return MulticloudDbError(message, detail)
 

@@ -25,6 +25,7 @@ DETAIL = ErrorDetail(
     native_text="too much",
     oldest_position="sequence 7",
     skip_token="t" * 100,
+    retry_after_seconds=2.5,
 )
 
 SECRET = "hunter2"

@@ -665,6 +665,24 @@ class TestOutage:
         assert moments >= set(itertools.accumulate([0.5, 1, 2, 4, 8, 16, 30, 30, 30]))
         assert max(moments) == 121.5
 
+    def test_what_the_service_asks_for_is_waited_in_full(self):
+        service = Service({"P": [1]})
+        detail = ErrorDetail(ErrorCategory.THROTTLED, retryable=True, retry_after_seconds=30)
+        service.faults = [MulticloudDbError("it failed", detail) for _ in range(3)]
+        changes = iterator(service, until_idle=True)
+        assert ids(changes) == ["P0"]
+        assert 90 <= sum(changes._timer.waits) < 100
+
+    def test_what_the_service_asks_for_does_not_make_an_outage_longer(self):
+        service = Service({"P": [1]})
+        detail = ErrorDetail(ErrorCategory.THROTTLED, retryable=True, retry_after_seconds=1e9)
+        service.faults = [MulticloudDbError("it failed", detail) for _ in range(3)]
+        changes = iterator(service, max_outage_seconds=20)
+        began = changes._timer.now()
+        with pytest.raises(MulticloudDbError):
+            list(changes)
+        assert changes._timer.now() - began == 20
+
     def test_waits_are_fully_jittered(self):
         service = Service({"P": [1]})
         service.faults = [throttled() for _ in range(30)]

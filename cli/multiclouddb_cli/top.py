@@ -113,7 +113,7 @@ class Board:
                 if not error.retryable or not self._waits:
                     raise
                 self._troubles = {"": scrub(error.message)}
-                time.sleep(min(left, 1.0))
+                time.sleep(min(left, max(1.0, error.detail.retry_after_seconds or 0.0)))
                 continue
             self._take(page)
             if page.idle:

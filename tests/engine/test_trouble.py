@@ -121,6 +121,7 @@ class TestRetry:
         bench.sim.fail_next("p0", ThrottledError("slow down", retry_after=60), times=FOREVER)
         error = bench.refused(ErrorCategory.THROTTLED, timeout=5)
         assert error.retryable
+        assert error.detail.retry_after_seconds == 60
         assert pauses.seconds == []
         assert bench.calls.fetches["p0"] == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -27,6 +28,7 @@ from multiclouddb_dynamo.position import (
     seconds_at,
     without_iterator,
 )
+from multiclouddb_dynamo.quiet import DELAY_SECONDS, EMPTY_ANSWERS, EmptyAnswers
 from multiclouddb_dynamo.shards import Shard
 from multiclouddb_dynamo.source import MOST_ITERATORS, START_SECONDS, Source
 from multiclouddb_spi import (
@@ -45,12 +47,12 @@ __all__ = ["DynamoReader"]
 _MOST_RECORDS: Final = 1000  # the service's maximum for Limit
 _RETENTION_SECONDS: Final = 24 * 3600
 # An answer without records may be followed by an answer with records. Therefore a new reader immediately
-# makes a few more calls, and even more if earlier readers have found nothing. From the fourth reader on, only
-# some readers make many calls, because most shards without records are in fact empty. The position stores the
+# makes more calls, and even more if earlier readers have found nothing. From the fourth reader on, only some
+# readers make many calls, because most shards without records are in fact empty. The position stores the
 # number of readers.
-_LOOKS: Final = (3, 15, 63, 511, 3, 15, 3, 63, 3, 511)
-_FEW: Final = _LOOKS[0]
-_AGAIN: Final = 4
+_FEW: Final = EMPTY_ANSWERS - 1
+_LOOKS: Final = (_FEW, 63, 511, _FEW, _FEW, _FEW, 63, _FEW, _FEW, 511)
+_AGAIN: Final = 3
 # If there are many shards, a process reads at most this many answers in total, in addition to the first few
 # answers of each shard.
 _MOST_LOOKS_OF_ALL: Final = 16384
@@ -90,7 +92,7 @@ class DynamoReader(Reader):
         self._iterator: str | None = None
         self._walks = self._fresh = self._closed = False
         self._outcome: Outcome = Continue()
-        self._requests = self._empty = 0
+        self._requests, self._asked, self._empty = 0, 0.0, EmptyAnswers()
         self._found_nothing = looks_at(place)
         self._looks: int | None = _BOUND_LOOKS if until is not None else None
         self._record_bytes = _RECORD_BYTES
@@ -121,12 +123,14 @@ class DynamoReader(Reader):
         return self._taken(answer, deadline)
 
     def cancel(self) -> None:
-        """Prevent another fetch. A running call ends after boto3's read timeout of 10 s at the latest."""
+        """Prevent another fetch. A call of the application's own clients ends after boto3's read timeout."""
         self._cancelled.set()
 
     def close(self) -> None:
-        """Keep the iterator of an unread `Now` position for the next reader of this shard."""
+        """Keep the empty answers, and the iterator of an unread `Now`, for the next reader of this shard."""
         self._source.readers.discard(self)
+        if self._iterator is not None and self._empty.count:
+            self._source.empty.put(self._iterator, self._empty)
         if not isinstance(self._place, Latest) or self._place.iterator is not None or self._walks:
             return
         if self._iterator is not None and self._place.since is not None:
@@ -146,13 +150,14 @@ class DynamoReader(Reader):
             try:
                 if self._iterator is None:
                     self._iterator = self._open()
-                self._requests += 1
+                self._requests, self._asked = self._requests + 1, time.monotonic()
                 answer = self._source.calls.records(self._iterator, limit, native=self._view.native)
                 if self._fresh and self._is_old(self._place):  # this answer has set the service's clock
                     raise expired_records(_UNREAD.format(self._view.shard_id))
                 return answer
             except (ClientError, ParamValidationError) as error:
-                code, self._iterator = code_of(error), None
+                code, iterator, self._iterator = code_of(error), self._iterator, None
+                answers, self._empty = self._empty, EmptyAnswers()
                 if isinstance(error, ClientError):
                     self._source.calls.hear(error.response)
                 if (code in _STALE and not self._fresh) or (code in REJECTED and self._is_hinted()):
@@ -168,6 +173,8 @@ class DynamoReader(Reader):
                 else:
                     ours = self._translated(code, deadline)
                     if ours is None:
+                        if iterator is not None and answers.count:  # the same iterator is used again later
+                            self._source.empty.put(iterator, answers)
                         raise
                     raise ours from error
 
@@ -182,6 +189,7 @@ class DynamoReader(Reader):
         trail = self._place.trail
         match self._place:
             case Latest(_, str() as iterator):
+                self._empty = self._source.empty.take(iterator)
                 return iterator
             case Latest(since, _, walked):
                 kept = None
@@ -195,6 +203,7 @@ class DynamoReader(Reader):
             case _:
                 pass
         if trail is not None:
+            self._empty = self._source.empty.take(trail.iterator)
             return trail.iterator
         if self._is_old(self._place):
             raise expired_records(_UNREAD.format(shard_id))
@@ -270,12 +279,14 @@ class DynamoReader(Reader):
             self._outcome = Reached()
         elif self._iterator is None:
             self._outcome = self._end()
-        self._empty = 0 if found else self._empty + 1
         assert self._looks is not None
-        if found:
+        if not found:
+            self._empty.add(self._asked)
+        else:
+            self._empty = EmptyAnswers()
             self._found_nothing = -1  # for the next reader, this is a new position
             self._looks = self._looks if self._until is not None else min(self._looks, _FEW)
-        if self._empty > self._looks and not self._closed:
+        if self._empty.count > self._looks and not self._closed:
             self._closed = self._source.is_closed(self._view.shard_id, seconds_at(self._place), deadline)
         return self._batch(records, begin, nbytes)
 
@@ -321,7 +332,9 @@ class DynamoReader(Reader):
         """Return the number of answers without records after which a shard is treated as empty."""
         looks = _LOOKS[readers]
         if isinstance(self._place, Latest) and not readers:
-            return 0  # an iterator that has just been made points to the end
+            age = self._source.age_of(self._place.since)
+            if age is None or age <= DELAY_SECONDS:
+                return 0  # an iterator that has just been made points to the end
         if looks > _FEW and not self._source.may_look_far(self._view.shard_id):
             return _FEW
         return min(looks, max(_FEW, _MOST_LOOKS_OF_ALL // len(self._source.readers)))
@@ -330,8 +343,9 @@ class DynamoReader(Reader):
         return end_of(self._source.shards.children(self._view.shard_id), self._place)
 
     def _batch(self, records: list[Record], begin: Place, nbytes: int = 0) -> Batch:
-        looked = self._empty - (self._looks or 0)
+        looked = self._empty.count - (self._looks or 0)
         waits = isinstance(self._outcome, Continue) and not records
+        is_quiet = looked > 0 and self._empty.are_recent(self._longest_pause())
         seconds = seconds_at(self._place)
         return Batch(
             records,
@@ -341,9 +355,9 @@ class DynamoReader(Reader):
             self._outcome,
             nbytes,
             # A shard that has ended gets no new records, so continue to its end without a pause.
-            caught_up=False if waits and (looked <= 0 or self._closed) else None,
+            caught_up=False if waits and (self._closed or not is_quiet) else None,
             poll_after=self._pause(looked)
-            if waits and looked > (_CLOSED_LOOKS if self._closed else 0)
+            if waits and (looked > _CLOSED_LOOKS if self._closed else is_quiet)
             else 0.0,
             watermark=None if seconds is None else datetime.fromtimestamp(seconds, UTC),
             headroom=self._left(seconds),
@@ -360,11 +374,13 @@ class DynamoReader(Reader):
     def _pause(self, empty: int) -> float:
         """Return the pause before the next call to an empty shard.
 
-        The pause becomes longer with each call, up to a maximum. The maximum pause is longer if the
-        feed has many readers.
+        The pause becomes longer with each call, up to a maximum.
         """
-        most = max(_MOST_PAUSE, len(self._source.readers) / _IDLE_CALLS_A_SECOND)
-        return min(most, _FIRST_PAUSE * (1 << min(empty - 1, 8)))
+        return min(self._longest_pause(), _FIRST_PAUSE * (1 << min(empty - 1, 8)))
+
+    def _longest_pause(self) -> float:
+        """Return the maximum pause, which is longer if the feed has many readers."""
+        return max(_MOST_PAUSE, len(self._source.readers) / _IDLE_CALLS_A_SECOND)
 
 
 def _most_of(shard: Shard) -> int:

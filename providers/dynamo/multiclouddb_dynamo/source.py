@@ -13,6 +13,7 @@ import attrs
 from botocore.exceptions import BotoCoreError, ClientError
 
 from multiclouddb_dynamo.client import Calls, Table
+from multiclouddb_dynamo.quiet import KeptAnswers
 from multiclouddb_dynamo.shards import Shard, ShardMap
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader
 
@@ -84,6 +85,7 @@ class Source:
         arn: The stream of the table; every other stream of the same table has another ARN.
         shards: The stream's shards.
         kept: Iterators of `Now` positions. No token contains these iterators.
+        empty: The empty answers of readers that are no longer in use.
         readers: The readers that are currently in use.
     """
 
@@ -93,6 +95,7 @@ class Source:
     arn: str
     shards: ShardMap
     kept: KeptIterators = attrs.field(factory=KeptIterators)
+    empty: KeptAnswers = attrs.field(factory=KeptAnswers)
     readers: WeakSet[Reader] = attrs.field(factory=WeakSet)
     _starts: deque[float] = attrs.field(factory=lambda: deque(maxlen=1))
     _looked: dict[str, float] = attrs.field(factory=dict)

@@ -3,15 +3,19 @@
 AWS returns such pages.
 """
 
+import itertools
+
 import pytest
 
 from multiclouddb_api import Beginning, Now
+from multiclouddb_dynamo.client import Calls
 from multiclouddb_dynamo.position import place_of
+from multiclouddb_dynamo.quiet import EMPTY_ANSWERS
 from multiclouddb_dynamo.source import MOST_ITERATORS
 from multiclouddb_spi import Planner, Range, read_range
 from multiclouddb_spi.continuation.token import decode_token
 
-from .world import World, markers, soon
+from .world import World, markers, seconds, soon
 
 READ = "GetRecords"
 HOUR = 3600
@@ -76,7 +80,7 @@ class TestRuns:
             consumer = world.consumer()
             consumer.until_idle()
             _, calls = cron(world, consumer, 3)
-            assert max(calls) <= 4 * shards
+            assert max(calls) <= EMPTY_ANSWERS * shards
             assert len(consumer.token) <= 40 * shards
 
     def test_the_start_of_a_shard(self):
@@ -129,6 +133,86 @@ class TestRuns:
             written = world.put("b")
             assert consumer.until_idle() == written
             assert world.consumer(first).until_idle() == written
+
+
+class TestIdleMeansRead:
+    """Tests that no page is idle before an open shard has answered without records many times in a row."""
+
+    @pytest.mark.parametrize("count", [4, 9, EMPTY_ANSWERS - 1])
+    def test_one_run_reads_what_is_behind_empty_pages(self, count):
+        with World() as world:
+            consumer, written = waiting(world, count)
+            assert consumer.restart().until_idle() == written
+
+    @pytest.mark.parametrize("count", [4, 9, EMPTY_ANSWERS - 1])
+    def test_the_first_run_does(self, count):
+        with World(empty_pages=count) as world:
+            written = world.put("a")
+            assert world.consumer().until_idle() == written
+
+    @pytest.mark.parametrize("count", [4, 9, EMPTY_ANSWERS - 1])
+    def test_a_run_that_ends_by_itself_does(self, count):
+        with World(empty_pages=count) as world:
+            provider, feed = world.feed()
+            planner = Planner(provider, feed)
+            written = world.put("a")
+            before = planner.start(Beginning(), soon())
+            target = planner.target(before, soon())
+            (part,) = planner.advance(before, None, soon(), target).ranges()
+            batches = list(read_range(provider, feed, part))
+            assert [marker for batch in batches for marker in markers(batch.events(0, len(batch)))] == written
+
+    def test_a_call_that_ends_before_is_not_idle(self):
+        with World() as world:
+            consumer, written = waiting(world, EMPTY_ANSWERS - 1)
+            consumer.restart()
+            world.troubles.delay(READ, 0.1)
+            page = consumer.read(seconds(0.5))
+            assert (page.events, page.idle) == ((), False)
+            world.troubles.end()
+            assert consumer.until_idle() == written
+
+    def test_a_plan_and_the_next_share_what_they_have_looked_through(self):
+        with World() as world:
+            provider, feed = world.feed()
+            planner = Planner(provider, feed)
+            world.put("a")
+            before = planner.start(Beginning(), soon())
+            for _ in range(8):
+                before = planner.advance(before, None, soon(), allow_empty=True).after
+            world.journal.clear()
+            planner.advance(before, None, soon(), allow_empty=True)
+            assert world.journal.count(READ) <= 2
+
+    @pytest.mark.parametrize("count", [1, 4])
+    def test_empty_answers_of_an_iterator_that_is_gone_prove_nothing(self, count):
+        """A new iterator begins at the last record, and may pass empty pages again."""
+        with World() as world:
+            consumer = world.consumer()
+            world.put("a")
+            consumer.until_idle()
+            world.script.expire_iterators()
+            world.habits.empty_pages = count
+            written = world.put("b", "c")
+            assert consumer.until_idle() == written
+
+    @pytest.mark.parametrize("every", [5, 8])
+    def test_throttled_calls_do_not_make_a_shard_busy_for_ever(self, every, monkeypatch):
+        """The empty answers before a throttled call count together with those after it."""
+        records, calls = Calls.records, itertools.count(1)
+
+        def throttled(*arguments, **settings):
+            if next(calls) % every == 0:
+                world.troubles.fail(READ, "ThrottlingException", 1)
+            return records(*arguments, **settings)
+
+        with World() as world:
+            consumer = world.consumer()
+            world.put("a")
+            consumer.until_idle()
+            consumer.restart()
+            monkeypatch.setattr(Calls, "records", throttled)
+            assert consumer.until_idle(most=50) == []
 
 
 def test_who_does_not_keep_the_token_of_an_idle_page_is_paced_as_well():

@@ -207,7 +207,7 @@ class TestEmptyAnswers:
         world.roll_over()
         world.put("lost")
         world.script.advance(3.5 * HOUR)  # about the time that a shard stays open
-        world.troubles.empty_pages(12, shard=world.chain())
+        world.troubles.empty_pages(100, shard=world.chain())
         consumer.restart()
         while not consumer.read().idle:
             pass

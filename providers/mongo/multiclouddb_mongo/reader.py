@@ -26,7 +26,7 @@ from multiclouddb_mongo.position import (
     ticks_at,
     time_text,
 )
-from multiclouddb_mongo.pymongo_internals import Stream, buffered, inner_cursor
+from multiclouddb_mongo.pymongo_internals import GivenUp, Stream, buffered, inner_cursor
 from multiclouddb_mongo.raw_change import decoded, place_of_change
 from multiclouddb_mongo.source import Source
 from multiclouddb_spi import (
@@ -63,6 +63,7 @@ _RESUMES: Final = 3
 # How long a read waits behind a `mongos` for shards without writes. They write an empty operation every 10 s.
 _SHARDS_SECONDS: Final = 15.0
 _SPARE_SECONDS: Final = 0.5
+_CLOSED: Final = "connection closed"  # PyMongo's words
 
 
 class MongoReader(Reader):
@@ -100,31 +101,34 @@ class MongoReader(Reader):
         self._stream: Stream | None = None
         self._batch_size = self._hurried = 0
         self._overtaken = False
+        # True unless the server's last answer came from the end of its log.
+        self._searches = True
         self._await_ms = _SHORT_AWAIT_MS
         self._outcome: Outcome = Continue()
         self._asked: Place | None = None
         self._deadline = Deadline.after(0)
         self._cancelled = threading.Event()
 
-    def outlasts(self) -> bool:
-        """Return True, because a fetch may outlast a call: the server first scans its log.
+    def longest_fetch(self) -> float:
+        """Return no limit for the library's own client, whose connections give up silent servers.
 
-        Such a fetch is not cancelled at the deadline of a call. Otherwise, the next call would have to start
-        the fetch from its beginning, and the fetch would never finish.
+        A server first searches its log, which may take minutes, and sends nothing meanwhile. If it is given
+        up, the next search may take twice as long.
         """
-        return True
+        return self._source.longest_fetch()
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """Return the next changes: the rest of the server's last answer, or one more answer.
 
-        PyMongo resumes a broken stream once; this reader does not retry. A fetch may continue after
-        its deadline; see `outlasts`. `max_bytes` has no effect, but one answer has at most 16 MB.
+        PyMongo resumes a broken stream once; this reader does not retry. `max_bytes` has no effect, but one
+        answer has at most 16 MB.
         """
         taken = Taken(self._place)
         self._stop_at_bound(taken)
         self._deadline, self._asked = deadline, None
         if isinstance(self._outcome, Continue):
             self._hurry(wait)
+            self._source.begin(_LONG_AWAIT_MS)
             self._read(taken, max_records, min(wait, max(0.0, deadline.remaining())))
             if taken.gone is not None:
                 self._over(taken, taken.gone)
@@ -134,11 +138,14 @@ class MongoReader(Reader):
     def cancel(self) -> None:
         """Close the stream that a running fetch is reading.
 
-        After the stream is closed, the wait for the server's answer ends within half a second.
+        The wait for the server's answer ends within half a second. With a client of the application, this
+        needs an answer of the server.
 
-        PyMongo cannot be interrupted while it opens a stream or looks for a server. A fetch that
-        cannot be interrupted ends when the server answers, or after `serverSelectionTimeoutMS`.
+        PyMongo cannot be interrupted while it looks for a server. Such a fetch ends after
+        `serverSelectionTimeoutMS`.
         """
+        if not self._source.bounded:
+            self._be_patient()
         self.halt()
         stream = self._stream
         if stream is not None:
@@ -166,6 +173,7 @@ class MongoReader(Reader):
             taken.requests += 1
             with self._source.opening():
                 self._look()
+                self._searches = True
                 self._source.reach(self._deadline)
                 self._stream = self._source.open(taken.place, self._batch_size, self._await_ms)
                 if self._cancelled.is_set():  # a stream cannot be closed while it is being opened
@@ -268,6 +276,8 @@ class MongoReader(Reader):
                 if self._cancelled.is_set():  # PyMongo may have resumed a stream that was already closed
                     self.close()
             self._overtaken = False
+            self._searches = looked
+            self._source.calm()
             return looked, inner_cursor(stream) is not cursor
         except OperationFailure as error:
             self.close()
@@ -280,18 +290,26 @@ class MongoReader(Reader):
                 self._take_carefully(taken, error, max_records)
             else:
                 raise
-        except PyMongoError as error:
+        except (PyMongoError, GivenUp) as error:
+            if isinstance(error, GivenUp):
+                self._be_patient()
             self.close()
             taken.keep_up()
             if taken.changes:
                 return None
             # The server also closes the connection if its answer would be larger than 16 MB.
-            again = isinstance(error, AutoReconnect) and self._source.closed_at == taken.place
-            self._source.closed_at = taken.place
-            if not again:
+            if not (isinstance(error, AutoReconnect) and _CLOSED in str(error)):
+                raise
+            before, self._source.closed_at = self._source.closed_at, taken.place
+            if before != taken.place:
                 raise
             self._take_carefully(taken, error, max_records)
         return None
+
+    def _be_patient(self) -> None:
+        """If the server may have been searching its log, give the next search more time."""
+        if self._searches and not self._cancelled.is_set():
+            self._source.be_patient()
 
     def _take_carefully(self, taken: Taken, error: PyMongoError, max_records: int) -> None:
         """Take changes one by one, because the server cannot send an answer that contains one of them.

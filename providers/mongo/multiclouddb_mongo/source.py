@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
@@ -27,6 +28,7 @@ from multiclouddb_mongo.pymongo_internals import Closer, Rows, Stream, inner_cur
 from multiclouddb_mongo.raw_change import RAW_CODEC, RawChange
 from multiclouddb_mongo.values import CODEC, to_bson
 from multiclouddb_spi import Deadline, FeedSpec
+from multiclouddb_spi.arrival import ANSWER_SECONDS, SILENT_SECONDS, current
 
 __all__ = ["ENDINGS", "Source"]
 
@@ -46,6 +48,7 @@ _SHARDED_PROBE_MS: Final = 400
 _LARGE_KEY: Final = 2 * 1024 * 1024
 _QUOTE: Final = "cluster time "
 _QUOTED: Final = re.compile(_QUOTE + "([0-9A-F]{16})")
+_MOST_PATIENCE: Final = 3600.0
 
 
 class Source:
@@ -62,8 +65,10 @@ class Source:
         closer: Closes the streams of this client.
         splits: True if the server supports `$changeStreamSplitLargeEvent`.
         sharded: True if the server is a `mongos`.
+        bounded: True if the client gives up answers that do not arrive (`bounded_pool`).
 
     Attributes:
+        patience: For how many seconds a server may send nothing while it searches its log.
         closed_at: The position at which the server has closed the connection instead of an answer, or None.
     """
 
@@ -77,12 +82,14 @@ class Source:
         images: bool = False,
         splits: bool = False,
         sharded: bool = False,
+        bounded: bool = False,
     ) -> None:
         assert isinstance(spec.options, MongoOptions)
         self._closer = closer or Closer()
         self.at_work, self.opening = self._closer.at_work, self._closer.opening
         self.client, self.spec, self.address, self.options = client, spec, address, spec.options
-        self.splits, self.sharded, self.images = splits, sharded, images
+        self.splits, self.sharded, self.images, self.bounded = splits, sharded, images, bounded
+        self.patience = self._calm = SILENT_SECONDS if bounded else ANSWER_SECONDS
         limits = (client.options.timeout, client.options.pool_options.socket_timeout)
         self.closed_at: Place | None = None
         self._limit_ms = min((int(limit * 1000) for limit in limits if limit is not None), default=None)
@@ -102,6 +109,24 @@ class Source:
             PyMongoError: Raised if the server refuses the request, or for a network error.
         """
         return self._watch(batch_size, self._awaiting(await_ms), slim=slim, **_start(place))
+
+    def begin(self, await_ms: int) -> None:
+        """Begin a call of this thread; the server may delay an empty answer by `await_ms`."""
+        arrival = current()
+        if arrival is not None:
+            arrival.begin_call(self._awaiting(await_ms) / 1000, self.patience)
+
+    def be_patient(self) -> None:
+        """Give the server twice as much time for its next search; perhaps it was still searching."""
+        self.patience = min(_MOST_PATIENCE, 2 * self.patience)
+
+    def longest_fetch(self) -> float:
+        """Return `Reader.longest_fetch`."""
+        return math.inf if self.bounded else self.patience
+
+    def calm(self) -> None:
+        """Record that the server has answered."""
+        self.patience = self._calm
 
     def reach(self, deadline: Deadline) -> None:
         """Wait for a server, but no longer than the call may take; see `pymongo_internals.reach`."""

@@ -269,6 +269,12 @@ class Server:
     def reach(self, deadline):
         pass
 
+    def begin(self, await_ms):
+        pass
+
+    calm = be_patient = staticmethod(lambda: None)
+    bounded, longest_fetch = True, lambda self: 60.0
+
     def answers(self, stream):
         return True
 
