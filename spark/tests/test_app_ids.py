@@ -8,6 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 from pyspark_multiclouddb import merge_into_delta
 
 from .test_sinks import documents, rows
@@ -156,7 +157,9 @@ def test_spark_with_a_new_checkpoint_directory_and_the_same_app_id(spark, source
         )
         writer = stream.load().writeStream.foreachBatch(merge)
         writer = writer.option("checkpointLocation", str(tmp_path / name))
-        writer.trigger(availableNow=True).start().awaitTermination()
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        return query
 
     source.write(30)
     run("first", "app")
@@ -166,5 +169,6 @@ def test_spark_with_a_new_checkpoint_directory_and_the_same_app_id(spark, source
     source.write(30)
     with pytest.raises(Exception, match=r"INVALID_REQUEST.*app_id: is 'app'"):
         run("second", "app")
-    run("third", "another")
+    [first, *_] = run("third", "another").recentProgress
+    assert AFTER_AN_OUTAGE in str(first["sources"][0]["endOffset"])
     assert documents(tmp_path / "table") == source.documents
