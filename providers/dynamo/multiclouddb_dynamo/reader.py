@@ -357,9 +357,20 @@ class DynamoReader(Reader):
             if waits and (looked > _CLOSED_LOOKS if self._closed else is_quiet)
             else 0.0,
             watermark=None if seconds is None else datetime.fromtimestamp(seconds, UTC),
+            likely_read_until=self._read_until(),
             headroom=self._left(seconds),
             requests=self._requests,
         )
+
+    def _read_until(self) -> datetime | None:
+        """Return the moment up to which the shard was probably read.
+
+        A start at `Now` needs no earlier change.
+        """
+        if isinstance(self._place, Latest) and self._place.since is not None:
+            least = datetime.fromtimestamp(self._place.since, UTC)
+            return max(least, self._empty.read_until(self._source.calls.now()) or least)
+        return self._empty.read_until(self._source.calls.now())
 
     def _left(self, seconds: int | None) -> float | None:
         """Return the seconds until a position with the given time expires."""
