@@ -35,9 +35,9 @@ CAPABILITIES: Final = CapabilitySet(
     {
         Capability.CHANGE_FEED: CapabilityNote(
             _NATIVE,
-            "enable the table's stream (StreamSpecification); new items need NEW_IMAGE or NEW_AND_OLD_IMAGES; "
-            f"{EMPTY_ANSWERS} answers in a row without records count as the end of an open shard, and then "
-            f"`read_until` is an estimate: {DELAY_SECONDS:.0f} seconds before the last of them",
+            "enable the table's stream (StreamSpecification); new items need NEW_IMAGE or "
+            f"NEW_AND_OLD_IMAGES; {EMPTY_ANSWERS} answers in a row without records count as the end "
+            f"of an open shard, and then `read_until` is an estimate: {DELAY_SECONDS:.0f} seconds before the last of them",
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
             _NATIVE, "starts at the oldest record; a stream keeps records for 24 hours"

@@ -62,7 +62,7 @@ class EmbeddedFeed(Feed):
 
     def visible_after(self) -> float:
         """Return how long a writer usually waits for another writer at most, after it has read the clock."""
-        return 1.0
+        return 5.0
 
     def clock(self, deadline: Deadline) -> datetime:
         """Return the store's time: the time that a commit would get now."""
