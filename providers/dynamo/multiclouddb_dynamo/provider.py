@@ -37,7 +37,8 @@ CAPABILITIES: Final = CapabilitySet(
             _NATIVE,
             "enable the table's stream (StreamSpecification); new items need NEW_IMAGE or "
             f"NEW_AND_OLD_IMAGES; {EMPTY_ANSWERS} answers in a row without records count as the end "
-            f"of an open shard, and then `read_until` is an estimate: {DELAY_SECONDS:.0f} seconds before the last of them",
+            f"of an open shard, and then `read_until` is an estimate: {DELAY_SECONDS:.0f} seconds before "
+            "the last of them",
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
             _NATIVE, "starts at the oldest record; a stream keeps records for 24 hours"
