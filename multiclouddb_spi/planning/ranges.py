@@ -38,6 +38,7 @@ _STILL_SECONDS: Final = 120.0
 _PAUSE_SECONDS: Final = 0.1
 _SPARE_SECONDS: Final = 30.0
 _RECORDS: Final = 10_000
+_DELIVER_FIRST: Final = (ErrorCategory.PROVIDER_ERROR, ErrorCategory.CHECKPOINT_EXPIRED)
 _BYTES: Final = 8 * 1024 * 1024
 _log = logging.getLogger("multiclouddb.planner")
 _ENDED: Final = (
@@ -267,18 +268,19 @@ def read_head(
         skip_poison: True to continue after a record that cannot be fetched; the record counts.
     """
     reading = RangeReading(provider, feed, Range(name, cursor, None))
-    count, outcome = 0, Continue()
+    start, count, outcome = cursor, 0, Continue()
     try:
         while (most is None or count < most) and not (count and deadline.remaining() < _SPARE_SECONDS):
             wanted = _RECORDS if most is None else min(_RECORDS, most - count)
             try:
                 batch = reading.fetch(wanted, deadline)
-            except RecordFault as fault:
-                if skip_poison:
-                    count, cursor = count + 1, fault.skip_cursor
+            except Exception as error:
+                if skip_poison and isinstance(error, RecordFault):
+                    count, cursor = count + 1, error.skip_cursor
                     reading.continue_at(cursor)
                     continue
-                if count:  # the records before a poison record are delivered first
+                # What is before a poison record, or before lost changes, is delivered first.
+                if cursor != start and fault_of(provider, error).category in _DELIVER_FIRST:
                     break
                 raise
             count += len(batch)

@@ -123,7 +123,7 @@ class DynamoReader(Reader):
         return self._taken(answer, deadline)
 
     def cancel(self) -> None:
-        """Prevent another fetch. A running call ends after boto3's read timeout of 10 s at the latest."""
+        """Prevent another fetch. A call of the application's own clients ends after boto3's read timeout."""
         self._cancelled.set()
 
     def close(self) -> None:
@@ -156,7 +156,8 @@ class DynamoReader(Reader):
                     raise expired_records(_UNREAD.format(self._view.shard_id))
                 return answer
             except (ClientError, ParamValidationError) as error:
-                code, self._iterator = code_of(error), None
+                code, iterator, self._iterator = code_of(error), self._iterator, None
+                answers, self._empty = self._empty, EmptyAnswers()
                 if isinstance(error, ClientError):
                     self._source.calls.hear(error.response)
                 if (code in _STALE and not self._fresh) or (code in REJECTED and self._is_hinted()):
@@ -172,6 +173,8 @@ class DynamoReader(Reader):
                 else:
                     ours = self._translated(code, deadline)
                     if ours is None:
+                        if iterator is not None and answers.count:  # the same iterator is used again later
+                            self._source.empty.put(iterator, answers)
                         raise
                     raise ours from error
 

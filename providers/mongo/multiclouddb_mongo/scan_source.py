@@ -49,6 +49,8 @@ class ScanSource:
     def __init__(self, source: Source) -> None:
         self.client, self._source = source.client, source
         self.at_work, self.opening = source.at_work, source.opening
+        self.begin, self.calm, self.be_patient = source.begin, source.calm, source.be_patient
+        self.bounded, self.longest_fetch = source.bounded, source.longest_fetch
         spec = source.spec
         self._key = spec.scope.key if isinstance(spec.scope, LogicalPartition) else None
         self._keys_only = spec.new_item_state_mode is NewItemStateMode.OMIT and not spec.include_native

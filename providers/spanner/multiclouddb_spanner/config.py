@@ -35,8 +35,8 @@ ALIVE: Final = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
 )
-"""The settings of our channels. If nothing arrives for 30 seconds during a call, gRPC sends a ping. If it gets
-no answer within 10 seconds, gRPC opens another connection. The last setting is the same bound for a ping that
+"""The settings of our channels. If nothing arrives for 30 seconds during a call, gRPC sends a ping. If it has
+no answer within 10 seconds, it opens another connection. The last setting is the same bound for a ping that
 gRPC had sent for another reason when the connection became silent. Without these settings, every later call
 would wait on a connection that a firewall or proxy has dropped in silence."""
 

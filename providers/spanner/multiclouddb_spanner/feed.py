@@ -89,6 +89,8 @@ class SpannerFeed(Feed):
                     place = Place.at(at if names is None else at - 1, wanted)
                 case Beginning():
                     at, names = self._source.oldest(now, deadline, self._scope)
+                    if (first := self._source.first_watched(at, deadline, self._scope)) > at:
+                        at, names = first, None  # the stream existed, but did not watch the table yet
                     place = Place.at(at)
             if names is None:
                 names = self._source.partitions(at, deadline, self._scope)
@@ -195,8 +197,10 @@ class SpannerFeed(Feed):
         for name, cursor in cursors.items():
             place = place_of(cursor)
             if name in alive and place.first <= now:
-                found = found or self._has_change(name, place, now, deadline)
-                end = cursor_of(Place.at(now + 1, place.since))
+                lost_at = self._source.check_watched(place.cut.at, deadline, CancelScope())
+                last = now if lost_at is None else lost_at - 1
+                found = found or self._has_change(name, place, last, deadline)
+                end = cursor_of(Place.at(last + 1, place.since))
                 heads[name] = Head(end, None if found else 0, Continue())
         return heads
 

@@ -169,9 +169,11 @@ class SpannerReader(Reader):
             self._end_window()
 
     def _open_window(self, wait: float, deadline: Deadline) -> Window:
-        self._source.check_watched(deadline, self._scope)
         client, start = self._source.client, self._place.cut.at
+        hole = self._source.check_watched(start, deadline, self._scope)
         last = start + self._span if self._until is None else min(start + self._span, _last_of(self._until))
+        if hole is not None:  # the next window begins there, and says that changes are missing
+            last = min(last, hole - 1)
         waits, current = 0.0, False
         if last <= client.passed():
             end = last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 from weakref import WeakSet
 
@@ -12,7 +12,7 @@ import attrs
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_spanner.cancel_scope import CancelScope
-from multiclouddb_spanner.catalog import ChangeStreamInfo, is_whole, retention_of
+from multiclouddb_spanner.catalog import ChangeStreamInfo, columns_at, is_whole, retention_of
 from multiclouddb_spanner.client import DatabaseClient
 from multiclouddb_spanner.errors import (
     earliest_of,
@@ -28,7 +28,9 @@ from multiclouddb_spanner.query import Window, begin_query, list_partitions
 from multiclouddb_spanner.records import DataRecord, Item, Shapes
 from multiclouddb_spanner.statements import how_to_create, how_to_watch
 from multiclouddb_spanner.watched import WatchedColumns
+from multiclouddb_spanner.watching import WatchedTimes
 from multiclouddb_spi import Deadline, ProviderFault, Reader
+from multiclouddb_spi.faults import expired
 
 __all__ = ["Slots", "Source"]
 
@@ -82,6 +84,9 @@ class Source:
         self._watched = WatchedColumns(self._is_whole)
         self._checking = threading.Lock()
         self._watched_at = time.monotonic()
+        self._times: WatchedTimes | None = None
+        self._looked_at = 0.0
+        self._resume_at = 0
 
     def partitions(self, at: int, deadline: Deadline, scope: CancelScope) -> list[str]:
         """Return the partitions that are alive at a given time."""
@@ -175,6 +180,8 @@ class Source:
         readable time moves forward. If the returned time is the creation time of the stream, no
         margin is added, and no change is left out.
 
+        After a time without records was found, the result is a time after it.
+
         Args:
             now: The service's time.
             deadline: The time limit.
@@ -182,7 +189,7 @@ class Source:
         """
         kept = self.info.retention * _SECOND
         margin = round(min(max(_MARGIN, 2 * deadline.remaining() * _SECOND), kept / 10))
-        at = max(self.earliest(now, deadline, scope), now - kept + margin)
+        at = max(self.earliest(now, deadline, scope), now - kept + margin, self._resume_at)
         while True:
             try:
                 return at, self.partitions(at, deadline, scope)
@@ -276,13 +283,55 @@ class Source:
     def _is_whole(self, at: int | None, deadline: Deadline, scope: CancelScope) -> bool:
         return is_whole(self.client, self.info, deadline, scope, at) is True
 
-    def check_watched(self, deadline: Deadline, scope: CancelScope) -> None:
+    def check_watched(self, at: int, deadline: Deadline, scope: CancelScope) -> int | None:
+        """Check that the stream watches the table, and watched it since a position.
+
+        Args:
+            at: The position from which to read.
+            deadline: The time limit.
+            scope: An object through which another thread can cancel the call.
+
+        Returns:
+            The next time after the position at which the stream did not watch the table, or None.
+
+        Raises:
+            ProviderFault: `NOT_FOUND` if the stream does not watch the table now, with the statement to run;
+                `CHECKPOINT_EXPIRED` if it did not watch the table at the position.
+        """
+        self._check_present(deadline, scope)
+        for begin, end in self._holes(at, deadline, scope):
+            if at < begin:
+                return begin
+            if at < end:
+                self._resume_at = max(self._resume_at, end)
+                raise expired(
+                    f"change stream {self.info.stream!r} did not watch table {self.info.table!r} from about "
+                    f"{text_at(begin)} to about {text_at(end)}, so the changes between are not recorded"
+                )
+        return None
+
+    def first_watched(self, at: int, deadline: Deadline, scope: CancelScope) -> int:
+        """Return the first time, from a given one on, at which the stream may have watched the table."""
+        return next((end for begin, end in self._holes(at, deadline, scope) if begin <= at < end), at)
+
+    def _holes(self, at: int, deadline: Deadline, scope: CancelScope) -> Iterator[tuple[int, int]]:
+        times, here = self._times, time.monotonic()
+        if times is None or here - self._looked_at >= _CHECK_SECONDS or not times.reaches(at):
+            now = self.client.now(deadline, scope)
+            if times is None:
+                times = self._times = WatchedTimes(self._was_watched, now)
+            times.look(at, now, deadline, scope)
+            self._looked_at = here
+        return times.holes()
+
+    def _was_watched(self, at: int, deadline: Deadline, scope: CancelScope) -> bool:
+        watched = is_whole(self.client, self.info, deadline, scope, at) is not None
+        return watched or not columns_at(self.client, self.info, at, deadline, scope)
+
+    def _check_present(self, deadline: Deadline, scope: CancelScope) -> None:
         """Check, once a minute, that the stream still watches the table.
 
         Without this check, the feed of a table that the stream no longer watches would look idle forever.
-
-        Raises:
-            ProviderFault: `NOT_FOUND` with a message that contains the statement to run.
         """
         now = time.monotonic()
         if now - self._watched_at < _CHECK_SECONDS or not self._checking.acquire(blocking=False):

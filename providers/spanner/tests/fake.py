@@ -100,8 +100,8 @@ class FakeStream:
             items.append(Heartbeat(end))
         return FakeWindow(self, items, end, waits, current, deadline)
 
-    def check_watched(self, deadline, scope):
-        pass
+    def check_watched(self, at, deadline, scope):
+        return None
 
     def watched_whole(self, record, deadline, scope):
         return self.whole
