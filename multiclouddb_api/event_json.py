@@ -248,7 +248,8 @@ def _notice_in(where: str, value: Any) -> Notice:
     if kind is None:
         raise _damaged(f"{where}.type", f"must be one of {', '.join(_NOTICES)}")
     fields = _Fields(where, value, kind, extra="type")
-    return kind(*(fields.take(field.name, str) for field in attrs.fields(kind)))
+    kinds = {field.name: bool if field.type == "bool" else str for field in attrs.fields(kind)}
+    return kind(**{name: fields.take(name, each) for name, each in kinds.items()})
 
 
 def _diagnostics_in(where: str, value: Any) -> OperationDiagnostics:

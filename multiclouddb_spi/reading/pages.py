@@ -118,7 +118,7 @@ class Pages:
         return self._fetcher.fault(result.failure[1]).category == ErrorCategory.CHECKPOINT_EXPIRED
 
     def begun_again(
-        self, session: Session, lineage: Lineage, fresh: Lineage, result: PollResult[Any]
+        self, session: Session, lineage: Lineage, fresh: Lineage, result: PollResult[Any], *, whole: bool
     ) -> PollResult[Any]:
         """Return the result of a call that starts a snapshot because a position has expired.
 
@@ -127,11 +127,12 @@ class Pages:
             lineage: The lineage whose position has expired.
             fresh: The snapshot's lineage, which is changed in place.
             result: The result of the call.
+            whole: True if the snapshot delivers every row of the collection.
         """
         assert result.failure is not None
         gap = lost(session.feed, lineage, result.failure[0])
         self._observing.gap(session.feed.spec.address, gap)
-        begun = announced(session.feed, fresh)
+        begun = announced(session.feed, fresh, whole=whole)
         assert begun is not None
         begun.notices.insert(0, gap)
         begun.requests, begun.retries = result.requests, result.retries
