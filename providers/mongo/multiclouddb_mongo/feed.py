@@ -116,6 +116,9 @@ class MongoFeed(Feed):
             incarnation is None or not self._bound or not self._found.there or incarnation == self._found.uuid
         )
 
+    def visible_after(self) -> None:
+        """Return None, because a change becomes visible only when a majority of the servers has it."""
+
     def clock(self, deadline: Deadline) -> datetime | None:
         """Return the current time of the server that answers."""
         return clock(self._source.client)
