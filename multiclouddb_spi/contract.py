@@ -302,6 +302,16 @@ class Feed(ABC):
         """
         return 1.0
 
+    def visible_after(self) -> float | None:
+        """Return the number of seconds after which a change with a given time is visible to every read.
+
+        If a read reports `caught_up=True`, the engine concludes that every change was returned that is at
+        least this much older than the read, by the service's `clock`. The number includes the precision of
+        the times of changes. None if there is no such limit; then only `Batch.watermark` shows up to which
+        moment a partition was read. By default, the limit is 10 seconds.
+        """
+        return 10.0
+
     @abstractmethod
     def clock(self, deadline: Deadline) -> datetime | None:
         """Return the service's own time, with a time zone, requested before the `deadline`.

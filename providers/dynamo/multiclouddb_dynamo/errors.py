@@ -40,6 +40,7 @@ __all__ = [
     "BROKEN",
     "EXPIRED_ITERATOR",
     "GONE",
+    "MISSING",
     "PROVIDER_ID",
     "REJECTED",
     "classify",
@@ -52,7 +53,8 @@ PROVIDER_ID: Final = "dynamo"
 EXPIRED_ITERATOR: Final = "ExpiredIteratorException"
 REJECTED: Final = frozenset({"ValidationException", "ParamValidation"})
 BROKEN: Final = frozenset({"InternalFailure", "InternalServerError"})
-GONE: Final = frozenset({"TrimmedDataAccessException", "ResourceNotFoundException"})
+MISSING: Final = "ResourceNotFoundException"
+GONE: Final = frozenset({"TrimmedDataAccessException", MISSING})
 """The error codes for a shard, or a record in a shard, that no longer exists."""
 
 _DENIED: Final = f"grant the permissions in {DOCS_URL}how-to/dynamodb/ to the identity that boto3 found"
@@ -66,6 +68,7 @@ _ASKED: Final = "pass a token or partition id unchanged, and a table name that D
 _KEPT: Final = "DynamoDB keeps a stream record for 24 hours"
 
 _AUTHENTICATION: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO)
+_CREDENTIALS_LATE: Final = Row(ErrorCategory.TRANSIENT_FAILURE, f"try again; if that does not help, {_WHO}")
 _AUTHORIZATION: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _DENIED)
 # The messages of these errors may quote the signed request, which may contain a session token.
 _SIGNED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True)
@@ -173,7 +176,9 @@ def _retry_after(error: ClientError) -> float | None:
 
 def _client_fault(error: BotoCoreError, vendor_retried: bool) -> Fault:
     match error:
-        case NoCredentialsError() | PartialCredentialsError() | CredentialRetrievalError():
+        case CredentialRetrievalError():  # for example, the metadata service did not answer in time
+            row = _CREDENTIALS_LATE
+        case NoCredentialsError() | PartialCredentialsError():
             row = _AUTHENTICATION
         case SSOError() | TokenRetrievalError() | ProfileNotFound():
             row = _AUTHENTICATION

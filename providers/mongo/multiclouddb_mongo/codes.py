@@ -135,8 +135,8 @@ UNKNOWN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT, quoted=True)
 CODES: Final[Mapping[int, Row]] = {
     HISTORY_LOST: Row(
         ErrorCategory.CHECKPOINT_EXPIRED,
-        f"the oplog no longer contains this position; {START_AGAIN}; {_PAGE} says how large the "
-        "oplog has to be",
+        f"the oplog no longer contains this position ({_PAGE} says how large the oplog has to be); "
+        f"{START_AGAIN}",
     ),
     OVERTAKEN: Row(
         ErrorCategory.TRANSIENT_FAILURE,

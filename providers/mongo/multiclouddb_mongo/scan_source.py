@@ -21,6 +21,7 @@ from multiclouddb_mongo.scan_position import MAX_KEY, Range, Rest, as_field, id_
 from multiclouddb_mongo.source import Source
 from multiclouddb_mongo.values import CODEC, to_bson
 from multiclouddb_spi import ProviderFault
+from multiclouddb_spi.faults import START_AGAIN
 
 __all__ = ["ScanSource"]
 
@@ -129,7 +130,7 @@ class ScanSource:
         if found.there and self._source.sharded:
             raise ProviderFault.of(
                 ErrorCategory.CHECKPOINT_EXPIRED,
-                f"{name} was resharded or created again since the snapshot began; begin another Snapshot()",
+                f"{name} was resharded or created again since the snapshot began; {START_AGAIN}",
             )
         assert address.database is not None
         database = self.client.get_database(address.database, codec_options=CODEC)
