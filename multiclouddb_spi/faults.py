@@ -7,9 +7,11 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi.cursor import Cursor
 
 __all__ = [
+    "AFTER_AN_OUTAGE",
     "START_AGAIN",
     "Fault",
     "InvalidCursor",
@@ -22,7 +24,14 @@ __all__ = [
     "unwritten",
 ]
 
-START_AGAIN: Final = "start again, or read with on_expired=SkipToOldest() to continue after the gap"
+AFTER_AN_OUTAGE: Final = f"{DOCS_URL}reference/after-an-outage/"
+"""The page that compares the ways to continue after changes were lost."""
+
+START_AGAIN: Final = (
+    "read with on_expired=Resnapshot(), which delivers every row again and repairs what you have written; "
+    "SkipToOldest(), and a new start at the beginning or now, never deliver the lost changes: deleted rows "
+    f"stay, changed rows stay old and new rows are missing; see {AFTER_AN_OUTAGE}"
+)
 """The advice for `CHECKPOINT_EXPIRED`."""
 
 

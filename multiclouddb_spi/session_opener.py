@@ -85,7 +85,9 @@ class SessionOpener:
         def begin(feed: Feed) -> Session:
             if envelope is not None:
                 state = written.lineage(feed.join) if written else state_from_json(envelope.state, feed.join)
-                return Session(feed, state, scope, digest, envelope.watermark, envelope.skipped)
+                return Session(
+                    feed, state, scope, digest, envelope.watermark, envelope.skipped, envelope.read_until
+                )
             assert not isinstance(position, FromContinuationToken)
             if isinstance(position, Snapshot):
                 return Session(feed, self.snapshot(feed, position, deadline), scope, digest)

@@ -98,9 +98,9 @@ class WrappedReader(Reader):
         self.fetches += 1
         return self.feed.provider.fetch(self, max_records, max_bytes, wait, deadline)
 
-    def outlasts(self) -> bool:
-        """See `Reader.outlasts`."""
-        return self.inner.outlasts()
+    def longest_fetch(self) -> float:
+        """See `Reader.longest_fetch`."""
+        return self.inner.longest_fetch()
 
     def cancel(self) -> None:
         """See `Reader.cancel`."""

@@ -5,11 +5,26 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeGuard
 
-__all__ = ["is_micros", "to_micros", "to_moment"]
+import attrs
+
+__all__ = ["ReadUntil", "is_micros", "to_micros", "to_moment"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
 """The earliest and the latest time: the years 1 to 9999."""
+
+
+@attrs.frozen
+class ReadUntil:
+    """The moment before which every change has been returned.
+
+    Attributes:
+        micros: The moment, in the form that a token stores.
+        estimated: True if an answer of the service made the moment likely, but did not prove it.
+    """
+
+    micros: int
+    estimated: bool = False
 
 
 def to_micros(moment: datetime) -> int:

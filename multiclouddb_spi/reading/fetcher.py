@@ -12,6 +12,7 @@ import attrs
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.outage import answered, still_waiting
+from multiclouddb_spi.arrival import Arrival, arriving
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.deadline import Deadline
@@ -98,8 +99,8 @@ class Fetcher:
     def start(self, live: PartitionReader, ask: Ask) -> None:
         """Start a fetch; its future is `live.future`."""
         live.hold(ask.reserve)
-        live.asked_at = time.monotonic()
-        live.future = self._submit(self._fetch, live, ask)
+        live.asked_at, live.arrival = time.monotonic(), Arrival(self._closed)
+        live.future = self._submit(self._fetch, live, ask, live.arrival)
 
     def call(self, operation: Callable[[], T], deadline: Deadline) -> T:
         """Run a control call with retries; stop waiting for its answer at the deadline.
@@ -111,7 +112,7 @@ class Fetcher:
         """
         failures: list[Exception] = []
         tries = self._tries(lambda _attempt, _seconds, error: failures.append(error))
-        future: Future[T] = self._submit(tries.call, operation, deadline)
+        future: Future[T] = self._submit(self._bounded, tries, operation, deadline)
         while not future.done():
             wait([future], timeout=min(_LOOK_SECONDS, max(0.001, deadline.remaining())))
             still_waiting(lambda: self.fault(failures[-1]).message if failures else None)
@@ -143,7 +144,11 @@ class Fetcher:
                 raise closed_fault() from error
             raise
 
-    def _fetch(self, live: PartitionReader, ask: Ask) -> Batch:
+    def _bounded(self, tries: Tries, operation: Callable[[], T], deadline: Deadline) -> T:
+        with arriving(Arrival(self._closed)):
+            return tries.call(operation, deadline)
+
+    def _fetch(self, live: PartitionReader, ask: Ask, arrival: Arrival) -> Batch:
         live.retries, live.trouble = 0, None
 
         def once() -> Batch:
@@ -153,6 +158,7 @@ class Fetcher:
                 reader = live.open()
                 if live.cancelled:  # cancelled before the reader was open
                     raise closed_fault()
+                arrival.begin_call(ask.wait)
                 return reader.fetch(ask.records, ask.nbytes, ask.wait, ask.deadline)
             except BaseException:
                 live.drop_reader()
@@ -163,7 +169,8 @@ class Fetcher:
             address, where = live.feed.spec.address, live.feed.public_id(live.partition_id)
             self._observing.retry(address, where, attempt, seconds, self.fault(error).message)
 
-        batch = self._tries(on_retry).call(once, ask.deadline)
+        with arriving(arrival):
+            batch = self._tries(on_retry).call(once, ask.deadline)
         live.trouble = None  # the traceback of the ended fetch would keep the batch in memory
         live.fetched(ask.nbytes, batch.nbytes)
         return batch

@@ -19,6 +19,7 @@ from multiclouddb_api import ErrorCategory
 from multiclouddb_dynamo.config import DynamoClients
 from multiclouddb_dynamo.errors import classify
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused
+from multiclouddb_spi.arrival import bounded_pools
 from multiclouddb_spi.errors import classified
 
 __all__ = ["Calls", "RateLimiter", "Series", "Table"]
@@ -102,6 +103,8 @@ class Calls:
         self._plain = threading.local()
         self._closed = False
         if ours:
+            for client in (clients.dynamodb, clients.streams):
+                _bound(client)
             for client, call in (
                 (clients.streams, "dynamodb-streams.GetRecords"),
                 (clients.dynamodb, "dynamodb.Scan"),
@@ -286,6 +289,20 @@ class Calls:
             # botocore parses this text into an empty object; see _whole.
             return
         response_dict["body"] = b"{}"
+
+
+def _bound(client: Any) -> None:
+    """Give up answers that do not arrive.
+
+    botocore's `read_timeout` begins again with each byte. If a later version of botocore has other pools,
+    there is only the `read_timeout`.
+    """
+    session: Any = getattr(getattr(client, "_endpoint", None), "http_session", None)
+    manager, pools = getattr(session, "_manager", None), getattr(session, "_pool_classes_by_scheme", None)
+    if manager is not None and pools is not None:
+        bounded = bounded_pools(pools)
+        manager.pool_classes_by_scheme = bounded
+        session._pool_classes_by_scheme = bounded  # for the pools of a proxy
 
 
 def _whole(answer: Mapping[str, Any], name: str) -> Any:

@@ -17,6 +17,7 @@ from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault
 from multiclouddb_spi.error_table import REPORT, UNAVAILABLE, Row, one_line
+from multiclouddb_spi.faults import START_AGAIN
 
 __all__ = [
     "PROVIDER_ID",
@@ -55,8 +56,8 @@ _BAD_REQUEST: Final = Row(
 )
 _EXPIRED: Final = Row(
     ErrorCategory.CHECKPOINT_EXPIRED,
-    "the change stream no longer keeps the changes after this position; start again, or read with "
-    "on_expired=SkipToOldest() to continue after the gap; a longer retention_period keeps more",
+    "the change stream no longer keeps the changes after this position, and a longer retention_period keeps "
+    f"more; {START_AGAIN}",
 )
 _NO_STREAM: Final = Row(
     ErrorCategory.NOT_FOUND,
