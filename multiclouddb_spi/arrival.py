@@ -15,12 +15,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+from multiclouddb_spi.deadline import Deadline
+
 __all__ = [
     "ANSWER_SECONDS",
     "CALL_SILENT_SECONDS",
     "SILENT_SECONDS",
     "Arrival",
     "TooSlow",
+    "answer_deadline",
     "arriving",
     "bounded_pools",
     "current",
@@ -112,6 +115,15 @@ class Arrival:
                 return f"the answer arrives too slowly: {self._count} bytes in {_WINDOW_SECONDS:.0f} s"
             self._window_end, self._count = now + _WINDOW_SECONDS, 0
         return "the answer took too long to arrive" if now >= self._end else None
+
+
+def answer_deadline(deadline: Deadline) -> Deadline:
+    """Return the time by which an answer must arrive that is requested now, before the call's `deadline`.
+
+    Args:
+        deadline: The time limit of the call. The answer may arrive later, for the next call.
+    """
+    return Deadline(max(deadline.at, time.monotonic() + ANSWER_SECONDS))
 
 
 _local = threading.local()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -10,6 +12,7 @@ import attrs
 
 from multiclouddb_api import (
     ChangeEvent,
+    ChangeFeedIterator,
     ChangeFeedPage,
     ChangeFeedRequest,
     FromContinuationToken,
@@ -20,7 +23,43 @@ from multiclouddb_api import (
     StartPosition,
 )
 
-__all__ = ["SlowConsumer"]
+__all__ = ["SlowConsumer", "seconds_to_close", "seconds_to_stop"]
+
+
+def seconds_to_close(client: MulticloudDbClient, read: Callable[[], object], after: float = 0.3) -> float:
+    """Close a client while a thread reads; return how long it takes until both have ended.
+
+    Args:
+        client: The client.
+        read: The function that the thread calls; it may raise any error of the library.
+        after: How many seconds after the beginning of the read the client is closed.
+    """
+    return _seconds_to_end(read, client.close, after)
+
+
+def seconds_to_stop(changes: ChangeFeedIterator, after: float = 0.3) -> float:
+    """Stop an iterator while a thread iterates; return how long it takes until the iteration has ended.
+
+    Args:
+        changes: The iterator.
+        after: How many seconds after the beginning of the iteration it is stopped.
+    """
+    return _seconds_to_end(lambda: list(changes), changes.stop, after)
+
+
+def _seconds_to_end(run: Callable[[], object], end: Callable[[], object], after: float) -> float:
+    def running() -> None:
+        with suppress(MulticloudDbError):
+            run()
+
+    thread = threading.Thread(target=running)
+    thread.start()
+    thread.join(after)
+    assert thread.is_alive(), "the read has ended by itself"
+    began = time.monotonic()
+    end()
+    thread.join()
+    return time.monotonic() - began
 
 
 @attrs.define

@@ -161,7 +161,7 @@ class SimulationReader(Reader):
             case _:
                 self._sim.changed.wait_for(lambda: self._cancelled, deadline.remaining())
                 self._check_cancelled()
-                return SlowError(f"{self._id} does not answer")
+                return SlowError(f"{self._id} gave no answer before the deadline")
 
     def _slow(self, deadline: Deadline) -> Exception | None:
         latency = self._sim.behaviour.latency

@@ -1,14 +1,12 @@
 """Tests the library's client behind a proxy that drops, delays or limits the account's answers."""
 
 import logging
-import threading
-import time
 
 import pytest
 
-from multiclouddb_api import ClientConfig, MulticloudDbError, Now, connect
+from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, connect
 from multiclouddb_conformance.proxy import Proxy
-from multiclouddb_conformance.slow_link import SlowConsumer
+from multiclouddb_conformance.slow_link import SlowConsumer, seconds_to_close, seconds_to_stop
 
 from .world import ADDRESS
 
@@ -84,29 +82,18 @@ class TestSlow:
             assert sorted(event.new_item_state["n"] for event in each.events) == list(range(1, 61))
 
 
-class TestClose:
-    """`close` returns within a second, whatever the account does, and running calls end."""
+class TestEnd:
+    """`close` and `stop` end running calls within a second, whatever the account does."""
 
+    @pytest.mark.parametrize("end", ["close", "stop"])
     @pytest.mark.parametrize("moment", ["opening", "reading"])
     @pytest.mark.parametrize("trouble", ["silent", "slow"])
-    def test_within_a_second(self, world, link, ours, moment, trouble):
-        consumer = SlowConsumer(ours, ADDRESS, Now(), timeout=30.0)
+    def test_within_a_second(self, world, link, ours, end, moment, trouble):
+        consumer = SlowConsumer(ours, ADDRESS, Now())
         if moment == "reading":
             consumer = backlog(world, link, ours, 5, 800)
         link.drop() if trouble == "silent" else link.slow(1.0)
-        failed = threading.Event()
-
-        def read():
-            try:
-                consumer.read()
-            except MulticloudDbError:
-                failed.set()
-
-        thread = threading.Thread(target=read)
-        thread.start()
-        time.sleep(0.3)
-        began = time.monotonic()
-        ours.close()
-        assert time.monotonic() - began < 1
-        thread.join(1)
-        assert failed.is_set()
+        if end == "close":
+            assert seconds_to_close(ours, consumer.read) < 1
+        else:
+            assert seconds_to_stop(ours.iterate_changes(ChangeFeedRequest(ADDRESS, consumer.start))) < 1
