@@ -311,10 +311,10 @@ class MicroBatches:
                 "plan", lambda deadline: check_kept(connection.feed, before, deadline, surely=surely)
             )
         except MulticloudDbError as error:
-            skips = isinstance(self.settings.on_loss, SkipToOldest)
-            if not skips or error.category != ErrorCategory.CHECKPOINT_EXPIRED:
+            if not isinstance(self.settings.on_loss, SkipToOldest):
                 raise
-            self._lose(error.message.partition(";")[0])
+            if error.category == ErrorCategory.CHECKPOINT_EXPIRED:  # the tasks meet every other error
+                self._lose(error.message.partition(";")[0])
 
     def _lose(self, where: str) -> None:
         """Say in the log, and in the offsets from now on, that changes were skipped."""

@@ -250,7 +250,7 @@ def _told(
         MulticloudDbError: `INVALID_REQUEST` if the batch has a number, but it is not known of which query.
     """
     frame = None if isinstance(batch, pa.Table | ChangeFeedPage) else batch
-    query, is_reported = (None, True) if frame is None else query_of(frame)
+    query, is_reported = query_of(frame)
     scan, notes = None, dict[str, str]()
     if checkpoint is not None:
         if batch_id is None:

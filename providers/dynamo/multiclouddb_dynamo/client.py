@@ -105,6 +105,7 @@ class Calls:
         if ours:
             for client in (clients.dynamodb, clients.streams):
                 _bound(client)
+                client.meta.events.register("before-parse", _keep_objects, unique_id="multiclouddb-objects")
             for client, call in (
                 (clients.streams, "dynamodb-streams.GetRecords"),
                 (clients.dynamodb, "dynamodb.Scan"),
@@ -133,7 +134,7 @@ class Calls:
         """Return the names of all tables of the region."""
         names: list[str] = []
         for page in self._clients.dynamodb.get_paginator("list_tables").paginate():
-            names += self._told(page).get("TableNames", ())
+            names += _whole(self._told(page), "TableNames")
             if deadline.passed():
                 raise ProviderFault.of(
                     ErrorCategory.TRANSIENT_FAILURE,
@@ -288,6 +289,17 @@ class Calls:
         except (orjson.JSONDecodeError, TypeError, ValueError):
             # botocore parses this text into an empty object; see _whole.
             return
+        response_dict["body"] = b"{}"
+
+
+def _keep_objects(response_dict: dict[str, Any], **_: object) -> None:
+    """Give botocore an empty object instead of a JSON text that is no object, for example `null`.
+
+    botocore fails on such a text with an error of its own parser. An empty object is a damaged answer; see
+    `_whole`.
+    """
+    text = response_dict["body"].strip()
+    if text == b"null" or (response_dict["status_code"] == 200 and not text.startswith(b"{")):
         response_dict["body"] = b"{}"
 
 

@@ -13,9 +13,17 @@ import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_dynamo.errors import BROKEN, EXPIRED_ITERATOR, GONE, REJECTED, code_of, expired_records
+from multiclouddb_dynamo.errors import (
+    BROKEN,
+    EXPIRED_ITERATOR,
+    GONE,
+    MISSING,
+    REJECTED,
+    code_of,
+    expired_records,
+)
 from multiclouddb_dynamo.mapping import DynamoMapper, Record, View, place_after, seconds_of, seq_of
-from multiclouddb_dynamo.partitions import end_of, gone
+from multiclouddb_dynamo.partitions import end_of, gone, replaced
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
     MOST_LOOKS,
@@ -64,6 +72,7 @@ _BOUND_LOOKS: Final = 1000
 _CLOSED_LOOKS: Final = 1000
 _GROWTH: Final = 1_000_000
 _LEAST_NUMBER: Final = 10**21  # sequence numbers have 21 digits; in DynamoDB Local they have leading zeros
+_MISSING_ATTEMPTS: Final = 5
 _STALE: Final = GONE | {EXPIRED_ITERATOR}
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
@@ -148,6 +157,7 @@ class DynamoReader(Reader):
                 stream now.
             Exception: The error that boto3 raised.
         """
+        attempts = 0
         while True:
             try:
                 if self._iterator is None:
@@ -166,6 +176,8 @@ class DynamoReader(Reader):
                     # as trimmed if the iterator was made while the shard was empty.
                     self._place = without_iterator(self._place)
                     self._forget_answers()
+                elif code == MISSING and self._may_appear(attempts := attempts + 1, deadline):
+                    pass
                 elif code in GONE and isinstance(self._place, Horizon) and not self._is_missed(self._place):
                     return None
                 elif code in GONE and isinstance(self._place, Latest) and self._place.seq is not None:
@@ -179,6 +191,31 @@ class DynamoReader(Reader):
                             self._source.empty.put(iterator, self._empty)
                         raise
                     raise ours from error
+
+    def _may_appear(self, attempts: int, deadline: Deadline) -> bool:
+        """Wait, and return True to try again, if the service lists a shard that it says is missing.
+
+        The server that answers may lag behind the server that listed the shard.
+
+        Raises:
+            ProviderFault: `TRANSIENT_FAILURE` if the deadline ends the attempts.
+        """
+        shard_id, source = self._view.shard_id, self._source
+        if attempts == _MISSING_ATTEMPTS or source.shard(shard_id, deadline) is None:
+            return False
+        if attempts == 1 and replaced(source.calls, source.spec.address, source.arn) is not None:
+            return False
+        pause = _FIRST_PAUSE * (1 << (attempts - 1))
+        if pause >= deadline.remaining():
+            raise ProviderFault.of(
+                ErrorCategory.TRANSIENT_FAILURE,
+                f"the service lists {shard_id}, and says that there is no such shard; try again",
+                MISSING,
+                retryable=True,
+            )
+        if self._cancelled.wait(pause):
+            raise cancelled()
+        return True
 
     def _forget_answers(self) -> None:
         """Forget the empty answers, because a new iterator begins at the last record.
