@@ -34,7 +34,7 @@ from pyspark_multiclouddb.offsets import (
     ranges_of,
 )
 from pyspark_multiclouddb.options import Settings
-from pyspark_multiclouddb.outage import REPAIR, start_warning
+from pyspark_multiclouddb.outage import NEW_QUERY, REPAIR, start_warning
 from pyspark_multiclouddb.progress import Reports, snapshot_state
 from pyspark_multiclouddb.rows import find_poison, read_work, work_of
 
@@ -419,6 +419,6 @@ def _may_have_more(before: Lineage, after: Lineage, max_records: int | None) -> 
 def _ended(settings: Settings) -> MulticloudDbError:
     return MulticloudDbError(
         f"the feed of {settings.address} has ended, and all its changes were delivered; "
-        "if the resource was recreated, start a query with a checkpointLocation of its own",
+        f"if the resource was recreated, {NEW_QUERY}",
         ErrorDetail(ErrorCategory.NOT_FOUND),
     )

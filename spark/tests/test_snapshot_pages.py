@@ -121,6 +121,19 @@ class TestRepairs:
         follow(source, table)
         check(source, table)
 
+    def test_collection_that_was_created_again(self, source, table):
+        source.write(40)
+        with Pages(source, table) as pages:
+            pages.drain()
+            source.store.create_collection(COLLECTION, partitions=2, recreate=True)
+            source.documents.clear()
+            source.write(20, seed="again")
+            with pytest.raises(MulticloudDbError, match=r"Snapshot\(\)"):
+                pages.step()
+            pages.token = None
+            pages.drain()
+        check(source, table)
+
     def test_floor_below_every_change_as_on_dynamodb(self, table):
         """Without the mark at the begin, the row of the scan would not replace the stale row."""
         where = "dynamo:0.0:snapshot:p"

@@ -25,6 +25,7 @@ from multiclouddb_spi.error_table import (
     row_of_status,
     unexpected,
 )
+from multiclouddb_spi.faults import START_ANEW
 
 __all__ = [
     "BAD_REQUEST",
@@ -134,7 +135,7 @@ def recreated(address: ResourceAddress) -> ProviderFault:
     """Make the fault for a container that was replaced by another container with the same name."""
     return ProviderFault.of(
         ErrorCategory.INVALID_REQUEST,
-        f"container {address.collection!r} was deleted and recreated; start again",
+        f"container {address.collection!r} was deleted and recreated; {START_ANEW}",
         f"{BAD_REQUEST}/{RECREATED}",
     )
 

@@ -38,8 +38,8 @@ ALIVE: Final = (
     ("grpc.http2.lookahead_bytes", 1 << 20),
 )
 """The settings of our channels. If nothing arrives for 30 seconds during a call, gRPC sends a ping. If
-there is no answer within 10 seconds, gRPC opens another connection. Without these settings, every later call would wait
-on a connection that a firewall or proxy has dropped in silence.
+there is no answer within 10 seconds, gRPC opens another connection. Without these settings, every later
+call would wait on a connection that a firewall or proxy has dropped in silence.
 
 By default, gRPC also sends pings to measure the network. On a slow network, the answer to such a ping comes
 after all data that is on its way, so a fast limit would close the connection; and while such a ping is on its

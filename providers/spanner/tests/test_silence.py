@@ -51,7 +51,7 @@ def test_a_client_reads_on_over_another_connection(link, monkeypatch):
 
 
 def test_a_slow_network_is_not_a_silent_one(link, monkeypatch):
-    """The answer to a ping would come after all data that is on its way, which takes longer than the limit."""
+    """The answer to a ping would come after all data that is on its way, after more than the limit."""
     monkeypatch.setattr(config, "ALIVE", SOON)
     with connect(f"spanner://tests/tests?emulator_host={link.host}") as client:
         consumer = SlowConsumer(client, link.items.address, Now(), timeout=1.0).begin()
