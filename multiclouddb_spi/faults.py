@@ -13,6 +13,7 @@ from multiclouddb_spi.cursor import Cursor
 __all__ = [
     "AFTER_AN_OUTAGE",
     "START_AGAIN",
+    "START_ANEW",
     "Fault",
     "InvalidCursor",
     "ProviderFault",
@@ -28,11 +29,16 @@ AFTER_AN_OUTAGE: Final = f"{DOCS_URL}reference/after-an-outage/"
 """The page that compares the ways to continue after changes were lost."""
 
 START_AGAIN: Final = (
-    "read with on_expired=Resnapshot(), which delivers every row again and repairs what you have written; "
-    "SkipToOldest(), and a new start at the beginning or now, never deliver the lost changes: deleted rows "
-    f"stay, changed rows stay old and new rows are missing; see {AFTER_AN_OUTAGE}"
+    "start again with on_expired=Resnapshot(), which delivers every row and repairs what you have written; "
+    "on_expired=SkipToOldest(), and a new start at the beginning or now, never deliver the lost changes: "
+    f"deleted rows stay, changed rows stay old and new rows are missing; see {AFTER_AN_OUTAGE}"
 )
 """The advice for `CHECKPOINT_EXPIRED`."""
+
+START_ANEW: Final = (
+    f"start again at Snapshot(), which also repairs what you have written; see {AFTER_AN_OUTAGE}"
+)
+"""The advice for a resource that was replaced by another one, because the changes of the old one are gone."""
 
 
 @attrs.frozen

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -178,19 +179,28 @@ class Checkpoint:
         return invalid_request("checkpoint", f"{self._where} {problem}", _THIS_QUERY)
 
 
-def query_of(batch: DataFrame) -> tuple[str | None, bool]:
+def query_of(batch: DataFrame | None) -> tuple[str | None, bool]:
     """Return the id of the query that runs a batch, and whether Spark reports such ids at all.
 
     The id is None if no query runs, or if Spark does not report it, as over Spark Connect.
 
     Args:
-        batch: The DataFrame that `foreachBatch` passes.
+        batch: The DataFrame that `foreachBatch` passes; None for a table or a page, which a function for
+            `foreachBatch` may merge instead.
     """
     try:
-        query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        session = _active_session() if batch is None else batch.sparkSession
+        context = None if session is None else session.sparkContext
+        query_id = None if context is None else context.getLocalProperty("sql.streaming.queryId")
     except Exception:  # noqa: BLE001 - the error depends on the version of Connect
-        return None, False
+        return None, batch is None
     return query_id or None, True
+
+
+def _active_session() -> SparkSession | None:
+    """Return the session of this thread, without importing Spark for it."""
+    spark = sys.modules.get("pyspark.sql")
+    return None if spark is None else spark.SparkSession.getActiveSession()
 
 
 def _offsets_in(line: str) -> Iterator[dict[str, Any]]:

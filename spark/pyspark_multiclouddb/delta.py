@@ -310,13 +310,19 @@ class Target:
 
     def _ensure(self, plan: str, stage: int) -> None:
         """Store the stage of a snapshot in a separate commit, unless an earlier commit has stored it."""
+        if self._stage(plan) != stage:
+            self._commit_nothing(self._note(plan, stage))
+
+    def note(self, batch: Numbered) -> None:
+        """Store the number of a batch that has changed no row, and what the batch lacks."""
+        self._commit_nothing(self._properties(batch, is_last=True))
+
+    def _commit_nothing(self, properties: CommitProperties) -> None:
         from deltalake import write_deltalake
 
-        if self._stage(plan) != stage:
-            nothing = (table := self._known()).to_pyarrow_dataset().schema.empty_table()
-            note = self._note(plan, stage)
-            committed(table, lambda: write_deltalake(table, nothing, mode="append", commit_properties=note))
-            table.update_incremental()
+        nothing = (table := self._known()).to_pyarrow_dataset().schema.empty_table()
+        committed(table, lambda: write_deltalake(table, nothing, mode="append", commit_properties=properties))
+        table.update_incremental()
 
     def _add(self, fields: list[Field]) -> None:
         """Add the columns that the table does not have yet; another thread may have added some of them."""
@@ -333,8 +339,6 @@ class Target:
             batch: The number of the batch. Each commit stores the query, the last one also the number.
             is_last: True if these rows complete the batch.
         """
-        from deltalake import CommitProperties
-
         table, lacking = self._known(), lacks_state(rows)
         source = _with_tombstones(rows)
         if may_be_stale := STALE_SINCE in {field.name for field in table.schema().fields}:
@@ -344,10 +348,7 @@ class Target:
         is_newer, has_state = "s.order_key > t.order_key", f"s.{STALE_SINCE} IS NULL"
         moved = {name: f"s.{name}" for name in ("order_key", DELETED_AT)}
         moved[STALE_SINCE] = f"coalesce(t.{STALE_SINCE}, s.{STALE_SINCE})"
-        properties = None
-        if batch is not None:
-            marks = self._marks(batch, is_last=is_last)
-            properties = CommitProperties(dict(batch.notes) or None, app_transactions=marks)
+        properties = None if batch is None else self._properties(batch, is_last=is_last)
 
         def commit() -> None:
             merger = table.merge(
@@ -369,6 +370,12 @@ class Target:
             merger.when_not_matched_insert(columns).execute()
 
         committed(table, commit)
+
+    def _properties(self, batch: Numbered, *, is_last: bool) -> CommitProperties:
+        from deltalake import CommitProperties
+
+        marks = self._marks(batch, is_last=is_last)
+        return CommitProperties(dict(batch.notes) or None, app_transactions=marks)
 
     def _marks(self, batch: Numbered, *, is_last: bool) -> list[Transaction]:
         """Return the marks that a commit stores about a batch."""

@@ -34,7 +34,7 @@ from pyspark_multiclouddb.offsets import (
     ranges_of,
 )
 from pyspark_multiclouddb.options import Settings
-from pyspark_multiclouddb.outage import REPAIR, start_warning
+from pyspark_multiclouddb.outage import NEW_QUERY, REPAIR, start_warning
 from pyspark_multiclouddb.progress import Reports, snapshot_state
 from pyspark_multiclouddb.rows import find_poison, read_work, work_of
 
@@ -311,10 +311,10 @@ class MicroBatches:
                 "plan", lambda deadline: check_kept(connection.feed, before, deadline, surely=surely)
             )
         except MulticloudDbError as error:
-            skips = isinstance(self.settings.on_loss, SkipToOldest)
-            if not skips or error.category != ErrorCategory.CHECKPOINT_EXPIRED:
+            if not isinstance(self.settings.on_loss, SkipToOldest):
                 raise
-            self._lose(error.message.partition(";")[0])
+            if error.category == ErrorCategory.CHECKPOINT_EXPIRED:  # the tasks meet every other error
+                self._lose(error.message.partition(";")[0])
 
     def _lose(self, where: str) -> None:
         """Say in the log, and in the offsets from now on, that changes were skipped."""
@@ -419,6 +419,6 @@ def _may_have_more(before: Lineage, after: Lineage, max_records: int | None) -> 
 def _ended(settings: Settings) -> MulticloudDbError:
     return MulticloudDbError(
         f"the feed of {settings.address} has ended, and all its changes were delivered; "
-        "if the resource was recreated, start a query with a checkpointLocation of its own",
+        f"if the resource was recreated, {NEW_QUERY}",
         ErrorDetail(ErrorCategory.NOT_FOUND),
     )

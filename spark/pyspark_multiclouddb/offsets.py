@@ -49,6 +49,7 @@ from multiclouddb_api import MulticloudDbError, Snapshot, invalid_request
 from multiclouddb_spi import Cursor, FeedStart, InvalidCursor, Lineage, Range, ranges_between
 from multiclouddb_spi.open_feed import OpenFeed
 from pyspark_multiclouddb.options import Settings, position_from_text, position_text
+from pyspark_multiclouddb.outage import NEW_QUERY
 
 __all__ = [
     "Offset",
@@ -115,7 +116,7 @@ class Pinned:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the resource was recreated since the offset was made.
         """
-        way_out = f"the changes of the old resource are gone; {_NEW_CHECKPOINT}"
+        way_out = f"the changes of the old resource are gone; {NEW_QUERY}"
         opened.check_resumes(self.incarnation, "checkpoint", way_out)
 
 

@@ -10,23 +10,24 @@ from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 if TYPE_CHECKING:
     from pyspark_multiclouddb.options import Settings
 
-__all__ = ["EXPIRED", "REPAIR", "start_warning"]
+__all__ = ["EXPIRED", "NEW_QUERY", "REPAIR", "start_warning"]
 
-_NEW_QUERY: Final = (
+NEW_QUERY: Final = (
     "start a query with startingPosition=snapshot, a new checkpointLocation and a new app_id, and pass "
     "checkpoint= to merge_into_delta"
 )
+"""The new query that repairs a table."""
 
 REPAIR: Final = (
     "rows that were deleted or changed while no query read the feed stay wrong; to repair the table, "
-    f"{_NEW_QUERY}; see {AFTER_AN_OUTAGE}"
+    f"{NEW_QUERY}; see {AFTER_AN_OUTAGE}"
 )
 """The way out if a query has missed changes, or may have missed them."""
 
 EXPIRED: Final = (
     "set failOnDataLoss=resnapshot, which reads every row again and repairs the table of "
     f"merge_into_delta(…, checkpoint=…); if the failed batch was planned before the changes expired, "
-    f"{_NEW_QUERY}; or set failOnDataLoss=false, which, like any other start of a new query, never delivers "
+    f"{NEW_QUERY}; or set failOnDataLoss=false, which, like any other start of a new query, never delivers "
     "the lost changes: deleted rows stay, changed rows stay old and new rows are missing; see "
     f"{AFTER_AN_OUTAGE}"
 )

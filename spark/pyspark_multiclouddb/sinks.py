@@ -32,7 +32,13 @@ import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from multiclouddb_api import BackfillDone, ChangeFeedPage, SnapshotStarted, invalid_request
+from multiclouddb_api import (
+    BackfillDone,
+    ChangeFeedPage,
+    RecordSkipped,
+    SnapshotStarted,
+    invalid_request,
+)
 from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_spi.missing_state import MissingState, lacks_state, missing_state_error
 from multiclouddb_spi.scan import plan_id_of
@@ -203,6 +209,8 @@ def merge_into_delta(
                     _begin(target, scan, piece.plan, is_told=checkpoint is not None)
                 target.merge(piece.rows, done, is_last=piece.is_last)
                 merged = True
+        if done is not None and done.notes and target.exists and not target.has(done):
+            target.note(done)  # no row has changed, for example because no change could be decoded
     _end(target, ended if scan is None else [scan])
     return merged
 
@@ -225,6 +233,13 @@ def _scans_in(batch: DataFrame | pa.Table | ChangeFeedPage) -> tuple[list[Scan],
                 begun.append(Scan(_plan_of(where), floor, True, False, False, whole))
             case BackfillDone(where, floor):
                 ended.append(Scan(_plan_of(where), floor, False, False, True))
+            case RecordSkipped(where, position) if plan_id_of(_native(where)) is not None:
+                raise invalid_request(
+                    "batch",
+                    f"lacks a row of a snapshot that cannot be decoded ({position}); at the end of the "
+                    "snapshot, the sink would take the document for a deleted one",
+                    "change or delete the document in the database, and begin another Snapshot()",
+                )
             case _:
                 pass
     return begun, ended
@@ -232,8 +247,12 @@ def _scans_in(batch: DataFrame | pa.Table | ChangeFeedPage) -> tuple[list[Scan],
 
 def _plan_of(partition_id: str) -> str:
     """Return the id of a snapshot, as the `event_id` of its rows contains it, from the id in a notice."""
-    # The service's own id comes after the provider and the resource.
-    return plan_id_of(partition_id.split(":", 2)[-1]) or partition_id
+    return plan_id_of(_native(partition_id)) or partition_id
+
+
+def _native(partition_id: str) -> str:
+    """Return the service's own id, which comes after the provider and the resource."""
+    return partition_id.split(":", 2)[-1]
 
 
 def _told(
@@ -250,7 +269,7 @@ def _told(
         MulticloudDbError: `INVALID_REQUEST` if the batch has a number, but it is not known of which query.
     """
     frame = None if isinstance(batch, pa.Table | ChangeFeedPage) else batch
-    query, is_reported = (None, True) if frame is None else query_of(frame)
+    query, is_reported = query_of(frame)
     scan, notes = None, dict[str, str]()
     if checkpoint is not None:
         if batch_id is None:

@@ -4,6 +4,7 @@ import json
 import logging
 import tomllib
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -13,6 +14,7 @@ from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
     ErrorCategory,
+    ErrorDetail,
     MulticloudDbError,
     Now,
     Resnapshot,
@@ -22,7 +24,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
-from pyspark_multiclouddb import merge_into_delta
+from pyspark_multiclouddb import merge_into_delta, micro_batches
 from pyspark_multiclouddb.errors import SourceError
 
 from .conftest import COLLECTION, Source
@@ -259,10 +261,8 @@ class TestWarning:
             query.drain()
             outage.change(2)
             if is_planned:
-                query.run = lambda number: (_ for _ in ()).throw(Killed)
-                with pytest.raises(Killed):
+                with patch.object(query, "run", side_effect=Killed), pytest.raises(Killed):
                     query.step()
-                del query.run
             store.trim(COLLECTION, max_count=0)
             outage.change(2)
             query.restart()
@@ -306,3 +306,17 @@ class TestWarning:
                     merge_into_delta(pages.page(), None, outage.table, None)
         assert [each for each in caplog.records if each.name == "multiclouddb.spark"] == []
         assert not any("multiclouddb.warning" in each for each in DeltaTable(outage.table).history())
+
+    def test_search_for_a_loss_does_not_stop_at_a_change_that_cannot_be_decoded(self, outage):
+        """The tasks leave such a change out with `onPoison=skip`, or name it."""
+        query = outage.query("first", failOnDataLoss="false", onPoison="skip")
+        query.drain()
+        outage.change(1)
+        with patch.object(query, "run", side_effect=Killed), pytest.raises(Killed):
+            query.step()
+        query.restart()
+        unreadable = MulticloudDbError("unreadable", ErrorDetail(ErrorCategory.PROVIDER_ERROR))
+        with patch.object(micro_batches, "check_kept", side_effect=unreadable) as asked:
+            query.drain()
+        assert asked.called
+        assert not any(outage.measured().values())

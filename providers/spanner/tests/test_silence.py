@@ -17,19 +17,21 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_conformance.proxy import Proxy
+from multiclouddb_conformance.slow_link import SlowConsumer
 from multiclouddb_spanner import config
 from multiclouddb_spanner.config import ALIVE, SpannerConfig
 
 from .test_scripted_attacks import feed
 
-SOON = tuple((name, value // 20) for name, value in ALIVE)
+SOON = tuple((name, value // 20 if name.endswith("_ms") else value) for name, value in ALIVE)
 MOST = 15.0
 
 
 @pytest.fixture
 def link():
-    with feed(initial_partitions=1) as items, Proxy(items.server.host) as proxy:
-        yield SimpleNamespace(items=items, host=f"127.0.0.1:{proxy.port}", swallow=proxy.forget)
+    with feed(initial_partitions=1) as items, Proxy(items.server.host, rate=1e9) as proxy:
+        host = f"127.0.0.1:{proxy.port}"
+        yield SimpleNamespace(items=items, host=host, swallow=proxy.forget, slow=proxy.slow)
 
 
 def test_a_client_reads_on_over_another_connection(link, monkeypatch):
@@ -46,6 +48,17 @@ def test_a_client_reads_on_over_another_connection(link, monkeypatch):
                 page = client.read_changes(request, OperationOptions(1.0))
                 token, events = page.continuation_token, page.events
         assert [event.new_item_state["n"] for event in events] == [1]
+
+
+def test_a_slow_network_is_not_a_silent_one(link, monkeypatch):
+    """The answer to a ping would come after all data that is on its way, after more than the limit."""
+    monkeypatch.setattr(config, "ALIVE", SOON)
+    with connect(f"spanner://tests/tests?emulator_host={link.host}") as client:
+        consumer = SlowConsumer(client, link.items.address, Now(), timeout=1.0).begin()
+        for number in range(4):
+            link.items.put((f"k{number}", number, "x" * 30_000), names=("id", "n", "text"))
+        link.slow(60_000)
+        consumer.until(4, at_most=MOST)
 
 
 def test_a_channel_to_the_service_has_the_same_settings(monkeypatch):
