@@ -85,6 +85,7 @@ WAITING = (
     "docs/tests/test_mongodb.py",
     "docs/tests/test_mongodb_rows.py",
     "docs/tests/test_moving.py",
+    "docs/tests/test_refusals.py",
     "providers/dynamo/tests/test_command_line.py",
     "providers/cosmos/tests/test_command_line.py",
     "providers/dynamo/tests/test_local.py",

@@ -50,7 +50,7 @@ from multiclouddb_mongo.position import At
 from multiclouddb_mongo.provider import PLUGIN
 from multiclouddb_spi import Deadline, Ended, FeedSpec, ProviderFault, Range, read_range
 
-from .monitor import Commands, patient, watched
+from .monitor import Commands, Feed, keys, patient, watched
 from .native import hanging, native
 from .servers.failpoint import fail_command
 
@@ -828,6 +828,41 @@ ODD = {
     "a stable API": {"server_api": ServerApi("1", strict=True)},
     "dates as numbers": {"datetime_conversion": "DATETIME_MS"},
 }
+
+
+class TestDifferences:
+    """Tests what a runner of the unified tests counts differently for PyMongo alone.
+
+    The reasons are at the end of docs/reference/mongodb-conformance.md.
+    """
+
+    @pytest.mark.parametrize("before", [0, 2])
+    def test_a_missing_image_costs_one_more_stream_which_delivers_what_comes_before(self, room, app, before):
+        collection = room.collection()
+        with watched(room.server.uri(appName=app)) as (client, commands):
+            feed = Feed(client, room.address(), provider_options=MongoOptions(full_document="required"))
+            feed.read()
+            collection.insert_many([{"_id": number} for number in range(3)])
+            assert ids(feed.read()) == [0, 1, 2]
+            with room.server.client().start_session() as session, session.start_transaction():
+                for number in range(before):
+                    collection.insert_one({"_id": 10 + number}, session=session)
+                collection.update_one({"_id": 0}, {"$set": {"n": 1}}, session=session)
+            commands.clear()
+            if before:
+                assert keys(feed.events(before)) == [10, 11]
+            refused(ErrorCategory.UNSUPPORTED_CAPABILITY, feed.read, "image")
+            if not before:
+                assert len(commands.sent("aggregate")) == 1
+
+    def test_the_error_of_a_pipeline_that_removes_the_token_names_code_and_name(self, room):
+        collection = room.collection()
+        options = MongoOptions(pipeline=[{"$project": {"_id": 0}}])
+        feed = Feed(room.client(), room.address(), provider_options=options)
+        feed.read()
+        collection.insert_one({"_id": "my-document-key"})
+        error = refused(ErrorCategory.INVALID_REQUEST, feed.read, "280 ChangeStreamFatalError")
+        assert "my-document-key" not in str(error)
 
 
 class TestLargeKey:
