@@ -5,7 +5,18 @@ import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, SkipToOldest
 from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider, TrimmedError
-from multiclouddb_spi import Batch, Deadline, FeedSpec, Planner, Reader, Seed, deadline, read_range
+from multiclouddb_spi import (
+    Batch,
+    Deadline,
+    FeedSpec,
+    Partition,
+    PartitionState,
+    Planner,
+    Reader,
+    Survey,
+    deadline,
+    read_range,
+)
 from multiclouddb_spi.planning import ranges
 
 
@@ -151,11 +162,19 @@ def test_an_answer_that_is_still_scanning_is_no_reason_to_wait(clock):
     assert clock.pauses == []
 
 
+OPEN = PartitionState.OPEN
+
+
+def stated(monkeypatch, world, *present):
+    """Let the service state that only these partitions are left."""
+    monkeypatch.setattr(world.feed, "survey", lambda *_, **__: Survey(present))
+
+
 @pytest.mark.parametrize(("oldest", "left"), [("p0", 2), ("child", 0)])
 def test_after_an_expiry_the_range_continues_only_in_its_own_partition(clock, monkeypatch, oldest, left):
     """If the partition is gone, the service names its descendants; their events belong to other ranges."""
     world = World(clock)
-    monkeypatch.setattr(world.feed, "oldest", lambda *_: [Seed(oldest, (), world.places[1])])
+    stated(monkeypatch, world, Partition(oldest, (), OPEN, world.places[1]))
     world.sim.fail_next("p0", TrimmedError("too old"))
     batches = read_range(world.provider, world.feed, world.part, SkipToOldest())
     assert sum(map(len, batches)) == left
@@ -172,13 +191,13 @@ class TestSkips:
         """For example, the oldest record may expire between two requests, or a replica may be late."""
         world = World(clock)
         part = attrs.evolve(world.part, start=world.places[1])
-        monkeypatch.setattr(world.feed, "oldest", lambda *_: [Seed("p0", (), world.places[1])])
+        stated(monkeypatch, world, Partition("p0", (), OPEN, world.places[1]))
         world.sim.fail_next("p0", TrimmedError("too old"))
         assert self.read(world, part) == world.names[1:3]
 
     def test_a_position_that_stays_expired_is_an_error(self, clock, monkeypatch):
         world = World(clock)
-        monkeypatch.setattr(world.feed, "oldest", lambda *_: [Seed("p0", (), world.places[0])])
+        stated(monkeypatch, world, Partition("p0", (), OPEN, world.places[0]))
         world.sim.fail_next("p0", TrimmedError("too old"), times=4)
         with pytest.raises(MulticloudDbError) as caught:
             self.read(world)
@@ -189,15 +208,14 @@ class TestSkips:
         world = World(clock, page_limit=1)
         read = read_range(world.provider, world.feed, world.part, SkipToOldest())
         for place in world.places[:3]:
-            seed = Seed("p0", (), place)
-            monkeypatch.setattr(world.feed, "oldest", lambda *_, seed=seed: [seed])
+            stated(monkeypatch, world, Partition("p0", (), OPEN, place))
             world.sim.fail_next("p0", TrimmedError("too old"), times=3)
             assert len(next(read)) == 1
         assert list(read) == []
 
     def test_a_partition_that_is_gone_is_in_the_log(self, clock, monkeypatch, caplog):
         world = World(clock)
-        monkeypatch.setattr(world.feed, "oldest", lambda *_: [])
+        stated(monkeypatch, world)
         world.sim.fail_next("p0", TrimmedError("too old"))
         assert self.read(world) == []
         assert "were lost to retention" in caplog.text

@@ -127,7 +127,7 @@ class TestNoPartition:
             pass
         sim.write("k1", {"n": "lost"})
         sim.trim()
-        sim.hide("p0", 2)  # from the audit of the first page and from its snapshot
+        sim.hide("p0", 1)  # from the snapshot of the first page
         expired = consumer.position
         with pytest.raises(MulticloudDbError, match="names no partition") as caught:
             consumer.page(on_expired=Resnapshot(Snapshot(ORDERED)))
@@ -226,7 +226,7 @@ class TestExpired:
             pass
         sim.split(next(iter(sim.open_partitions)))
         consumer.page()
-        sim.fail_next(None, Fault(ErrorCategory.CHECKPOINT_EXPIRED, "gone"), times=10, operation="discover")
+        sim.fail_next(None, Fault(ErrorCategory.CHECKPOINT_EXPIRED, "gone"), times=10, operation="survey")
         page = consumer.page(on_expired=Resnapshot(Snapshot(order)))
         assert [type(notice).__name__ for notice in page.notices] == ["Gap", "SnapshotStarted"]
 
@@ -237,7 +237,7 @@ class TestExpired:
             pass
         sim.split(next(iter(sim.open_partitions)))
         consumer.page()
-        sim.fail_next(None, Fault(ErrorCategory.CHECKPOINT_EXPIRED, "gone"), times=10, operation="discover")
+        sim.fail_next(None, Fault(ErrorCategory.CHECKPOINT_EXPIRED, "gone"), times=10, operation="survey")
         with pytest.raises(MulticloudDbError) as caught:
             consumer.page()
         assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED

@@ -115,20 +115,22 @@ class TestDeadline:
 
     @pytest.mark.parametrize(
         ("owner", "method"),
-        [(SimulationProvider, "open_feed"), (SimulationFeed, "start"), (SimulationFeed, "discover")],
+        [(SimulationProvider, "open_feed"), (SimulationFeed, "start"), (SimulationFeed, "survey")],
         ids=lambda value: value if isinstance(value, str) else "",
     )
     def test_call_that_hangs_whatever_its_deadline_is_not_waited_for(
         self, threaded, monkeypatch, owner, method
     ):
         bench = threaded()
+        place = BEGINNING
+        if method == "survey":
+            place = bench.page(place).continuation_token
         bench.sim.delay_children("p0", 10**6)
         bench.sim.split("p0")
-        place = BEGINNING
-        if method == "discover":
+        if method == "survey":
             place = bench.page(place).continuation_token
         stuck = threading.Event()
-        monkeypatch.setattr(owner, method, lambda *args: stuck.wait(20))
+        monkeypatch.setattr(owner, method, lambda *args, **named: stuck.wait(20))
         try:
             with within(SOON):
                 bench.refused(ErrorCategory.TRANSIENT_FAILURE, place, timeout=0.5, match="deadline")
@@ -139,7 +141,7 @@ class TestDeadline:
         bench = threaded()
         bench.fill(30)
         stuck = threading.Event()
-        monkeypatch.setattr(SimulationFeed, "clock", lambda *args: stuck.wait(20))
+        monkeypatch.setattr(SimulationFeed, "clock", lambda *args, **named: stuck.wait(20))
         try:
             with within(SOON):
                 came = [name for page in bench.walk(size=1) for name in ids(page)]
@@ -499,7 +501,7 @@ class TestClose:
 
     def test_control_call_in_flight_ends_too(self, threaded, monkeypatch):
         stuck = threading.Event()
-        monkeypatch.setattr(SimulationFeed, "start", lambda *args: stuck.wait(20))
+        monkeypatch.setattr(SimulationFeed, "start", lambda *args, **named: stuck.wait(20))
 
         def attempt():
             bench = threaded()

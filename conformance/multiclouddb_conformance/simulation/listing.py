@@ -108,7 +108,7 @@ def survey(view: View, asked: Mapping[str, Cursor], expired: Collection[str], si
 
 def _is_gone(view: View, name: str) -> bool:
     part = view.sim.partitions.get(name)
-    return part is not None and part.gone
+    return part is None or part.gone  # a service refuses what it does not know like what it no longer has
 
 
 def _is_kept(view: View, part: PartitionLog, position: Cursor) -> bool:
