@@ -34,6 +34,9 @@ JVM_SETTINGS = Path(__file__).parent / "spark" / "tests" / "jvm_settings.py"
 # JVM outlives a test.
 os.environ.setdefault("AZURE_COSMOS_KEY", WELL_KNOWN_KEY)
 
+# The marks of tests that `make test` leaves out, and the targets that run them.
+APART = {"soak": "soak", "tools": "test-tools"}
+
 # The prefixes of the node ids of tests that start a JVM.
 JVM_TESTS = (
     "demo/",
@@ -82,6 +85,7 @@ WAITING = (
     "docs/tests/test_mongodb.py",
     "docs/tests/test_mongodb_rows.py",
     "docs/tests/test_moving.py",
+    "docs/tests/test_refusals.py",
     "providers/dynamo/tests/test_command_line.py",
     "providers/cosmos/tests/test_command_line.py",
     "providers/dynamo/tests/test_local.py",
@@ -189,14 +193,17 @@ def pytest_addoption(parser):
         action="store_true",
         help="omit tests that wait, need a JVM or take long; for `make check`",
     )
-    parser.addoption("--soak", action="store_true", help="run only the tests marked `soak`; for `make soak`")
+    for name, target in APART.items():
+        parser.addoption(
+            f"--{name}", action="store_true", help=f"run only the tests marked `{name}`; for `make {target}`"
+        )
 
 
 def pytest_collection_modifyitems(config, items):
-    soak, quick = config.getoption("soak"), config.getoption("quick")
+    wanted, quick = {name for name in APART if config.getoption(name)}, config.getoption("quick")
 
     def is_chosen(item):
-        if (item.get_closest_marker("soak") is not None) != soak:
+        if {name for name in APART if item.get_closest_marker(name) is not None} != wanted:
             return False
         return not quick or is_quick(item.nodeid)
 

@@ -41,7 +41,7 @@ def _serve(pipe: Connection, ranges: int) -> None:
     with CosmosEmulator() as server:
         with CosmosClient(server.endpoint, server.key, enable_endpoint_discovery=False) as client:
             database = client.create_database("shop")
-            database.create_container("orders", PartitionKey("/pk"), offer_throughput=10_000 * ranges)
+            database.create_container("orders", PartitionKey("/pk"), offer_throughput=6_000 * ranges)
         pipe.send((server.endpoint, server.key))
         with suppress(EOFError):
             while True:

@@ -20,6 +20,7 @@ from multiclouddb_spi import ProviderPlugin
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _US8: Final = "conformance/multiclouddb_conformance/us8"
 _MARKS: Final = {Support.NATIVE: "native", Support.EMULATED: "*emulated*", Support.UNSUPPORTED: "—"}
+_WRONG: Final = ("ghosts", "missing", "stale")
 GATES: Final = {
     Capability.CHANGE_FEED: "every read. To read a collection or one physical partition from a token or "
     "from now, no other capability is needed.",
@@ -187,6 +188,20 @@ def options_page() -> str:
     return page
 
 
+def outage_page() -> str:
+    """Make the page that compares the ways to continue after an outage, from `docs/outage.toml`."""
+    data = tomllib.loads((_ROOT / "docs" / "outage.toml").read_text(encoding="utf-8"))
+
+    def row(way: Mapping[str, Any]) -> str:
+        figures = ["refused"] * 3 if way.get("refused") else [str(way[name]) for name in _WRONG]
+        return f"| {' | '.join([way['way'], *figures, way['text']])} |"
+
+    def table(mark: re.Match[str]) -> str:
+        return "\n".join(map(row, data[mark[1]]))
+
+    return re.sub(r"<!-- (\w+) -->", table, data["page"].lstrip())
+
+
 def command_line_page(file: Path) -> None:
     """Make the page with the transcript of the command line. The recording takes some seconds."""
     subprocess.run([sys.executable, str(_ROOT / "cli" / "record.py"), str(file)], check=True)
@@ -204,6 +219,7 @@ def main() -> None:
     (folder / "mongodb-conformance.md").write_text(mongodb_page(), encoding="utf-8")
     (folder / "databases.md").write_text(databases_page(), encoding="utf-8")
     (folder / "options.md").write_text(options_page(), encoding="utf-8")
+    (folder / "after-an-outage.md").write_text(outage_page(), encoding="utf-8")
     command_line_page(folder / "command-line.md")
 
 

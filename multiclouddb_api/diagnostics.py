@@ -19,8 +19,18 @@ class OperationDiagnostics:
     watermark: datetime | None = None
     """The watermark in UTC: no later event is older than this time. It is the minimum over all partitions in
     the token, including children that wait for their parents. The watermark never goes back."""
+    read_until: datetime | None = None
+    """Every change that was committed before this time has been returned, on this page or an earlier one.
+    The time is of the service's clock, in UTC, and it never goes back. None during the scan of a
+    `Snapshot()`, and if the service does not report enough."""
+    read_until_estimated: bool = False
+    """True if `read_until` is likely, but not proven, because the service does not report whether records
+    follow (DynamoDB)."""
+    partitions_read_until: Mapping[str, datetime] = attrs.field(factory=dict, hash=False)
+    """Maps the id of each partition in the token to its own `read_until`, if that is known."""
     lag_seconds: float | None = None
-    """The time by which the watermark lags behind the service's clock; 0 for an idle feed."""
+    """The time by which `read_until` lags behind the service's clock. It is an estimate if
+    `read_until_estimated` is true."""
     retention_headroom_seconds: float | None = None
     """How long the service will still keep the oldest position in the token; the shortest time that the
     service reported during this call."""

@@ -105,6 +105,12 @@ def page_to_json(page: ChangeFeedPage) -> bytes:
         fields["diagnostics"]["snapshot"] = {**_plain(progress), "order": progress.order.value}
     if page.diagnostics.watermark is not None:
         fields["diagnostics"]["watermark"] = _moment_out("watermark", page.diagnostics.watermark)
+    if page.diagnostics.read_until is not None:
+        fields["diagnostics"]["read_until"] = _moment_out("read_until", page.diagnostics.read_until)
+    fields["diagnostics"]["partitions_read_until"] = {
+        name: _moment_out("partitions_read_until", moment)
+        for name, moment in page.diagnostics.partitions_read_until.items()
+    }
     return encode_json(fields)
 
 
@@ -185,13 +191,10 @@ class _Fields:
         return tuple(read(f"{self.path(name)}[{index}]", item) for index, item in enumerate(items))
 
     def moment(self, name: str) -> datetime:
-        text = self.take(name, str)
-        try:
-            if _MOMENT.fullmatch(text):
-                return datetime.fromisoformat(text).astimezone(UTC)
-        except (ValueError, OverflowError) as error:
-            raise _damaged(self.path(name), f"is not a valid time ({error})") from error
-        raise _damaged(self.path(name), "is not RFC 3339 with a time zone")
+        return _moment_in(self.path(name), self.take(name, str))
+
+    def moment_or_none(self, name: str) -> datetime | None:
+        return None if self.take(name, str, type(None)) is None else self.moment(name)
 
 
 def _event_in(where: str, value: Any) -> ChangeEvent:
@@ -245,7 +248,8 @@ def _notice_in(where: str, value: Any) -> Notice:
     if kind is None:
         raise _damaged(f"{where}.type", f"must be one of {', '.join(_NOTICES)}")
     fields = _Fields(where, value, kind, extra="type")
-    return kind(*(fields.take(field.name, str) for field in attrs.fields(kind)))
+    kinds = {field.name: bool if field.type == "bool" else str for field in attrs.fields(kind)}
+    return kind(**{name: fields.take(name, each) for name, each in kinds.items()})
 
 
 def _diagnostics_in(where: str, value: Any) -> OperationDiagnostics:
@@ -253,10 +257,15 @@ def _diagnostics_in(where: str, value: Any) -> OperationDiagnostics:
     measures = _Fields(where, {"snapshot": None, **value}, OperationDiagnostics)
     number = (float, int, type(None))
     errors = measures.take("partition_errors", dict)
+    partitions = measures.take("partitions_read_until", dict)
     return OperationDiagnostics(
-        watermark=None
-        if measures.take("watermark", str, type(None)) is None
-        else measures.moment("watermark"),
+        watermark=measures.moment_or_none("watermark"),
+        read_until=measures.moment_or_none("read_until"),
+        read_until_estimated=measures.take("read_until_estimated", bool),
+        partitions_read_until={
+            name: _moment_in(f"{where}.partitions_read_until[{name!r}]", text)
+            for name, text in partitions.items()
+        },
         lag_seconds=measures.take("lag_seconds", *number),
         retention_headroom_seconds=measures.take("retention_headroom_seconds", *number),
         requests=measures.take("requests", int),
@@ -287,6 +296,16 @@ def _progress_in(where: str, value: Any) -> SnapshotProgress | None:
         rows=progress.take("rows", int),
         records=progress.take("records", int, type(None)),
     )
+
+
+def _moment_in(where: str, value: Any) -> datetime:
+    text = _text_in(where, value)
+    try:
+        if _MOMENT.fullmatch(text):
+            return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise _damaged(where, f"is not a valid time ({error})") from error
+    raise _damaged(where, "is not RFC 3339 with a time zone")
 
 
 def _text_in(where: str, value: Any) -> str:

@@ -17,7 +17,7 @@ from multiclouddb_api.iterator_settings import IteratorSettings
 from multiclouddb_api.notice import FeedEnded
 from multiclouddb_api.observer import Observer
 from multiclouddb_api.options import OperationOptions
-from multiclouddb_api.outage import Outage
+from multiclouddb_api.outage import Outage, Stopped
 from multiclouddb_api.pacing import PollSchedule, Timer
 from multiclouddb_api.page import ChangeFeedPage
 from multiclouddb_api.position import FromContinuationToken, Now, StartPosition
@@ -105,8 +105,7 @@ class ChangeFeedIterator:
         kw_only=True,
         validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")],
     )
-    """How long a read may wait for its first event (long poll), in seconds; 0 by default. `stop` takes effect
-    only when the waiting read ends, so choose a short time if the iterator must stop quickly."""
+    """How long a read may wait for its first event (long poll), in seconds; 0 by default."""
     until_idle: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
     """True to end the iteration after the first idle page."""
     idle_backoff_seconds: float = attrs.field(
@@ -201,9 +200,9 @@ class ChangeFeedIterator:
     def stop(self) -> None:
         """End the iteration permanently; any thread or signal handler may call this method.
 
-        If the iterator is waiting between two reads, it stops within 0.1 seconds. If a read is
-        running, the iterator stops when this read ends, and does not deliver the page of this read.
-        The caller must still handle the events that were already returned.
+        If the iterator is waiting between two reads, it stops within 0.1 seconds. If a read is running, the
+        iterator stops within a second, and does not deliver the page of this read. The caller must still
+        handle the events that were already returned.
         """
         self._timer.stop()
 
@@ -232,7 +231,7 @@ class ChangeFeedIterator:
         schedule = self._begin()
         mine, observer = self._round, getattr(self.client, "observer", None)
         listener = observer if isinstance(observer, Observer) else None
-        self._outage = Outage(self.request.address, listener, self._timer.now)
+        self._outage = Outage(self.request.address, listener, self._timer.now, lambda: self._timer.stopped)
         while (page := self._next(schedule)) is not None:
             over = page.partition_retired or any(isinstance(notice, FeedEnded) for notice in page.notices)
             matters = bool(page.events or page.notices or over)
@@ -295,6 +294,8 @@ class ChangeFeedIterator:
         try:
             with self._outage.watching(wait):
                 page = self.client.read_changes(request, OperationOptions(self.timeout_seconds, wait))
+        except Stopped:
+            return None
         except MulticloudDbError as error:
             if self._step_over(position, error):
                 return None

@@ -125,6 +125,10 @@ class SnapshotStarted:
     less than the `order_key` of every change after this page."""
     partition_id: str = attrs.field(validator=is_a(str))
     """The id of the snapshot; the matching `BackfillDone` has the same id."""
+    whole: bool = attrs.field(default=True, validator=is_a(bool))
+    """True if the snapshot delivers every row of the collection, so that a target can delete all other rows
+    at `BackfillDone`. False for one segment of a plan, for one partition or partition key, and for a backfill
+    from `AtTime`."""
 
 
 @attrs.frozen
@@ -143,6 +147,8 @@ class BackfillDone:
     partition_id: str = attrs.field(validator=is_a(str))
     """With `Snapshot()`, the id of the snapshot, as in `SnapshotStarted`. With the opt-in backfill of Cosmos
     DB, the partition whose backfill is complete."""
+    floor: str = attrs.field(default="", validator=is_a(str))
+    """The floor of the snapshot, as in `SnapshotStarted`."""
 
 
 Notice: TypeAlias = (

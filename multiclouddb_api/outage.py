@@ -13,12 +13,16 @@ from multiclouddb_api.observer import Observer
 if TYPE_CHECKING:
     from logging import Logger
 
-__all__ = ["Outage", "answered", "still_waiting"]
+__all__ = ["Outage", "Stopped", "answered", "check_stopped", "still_waiting"]
 
 _FAILING_SECONDS: Final = 0.5
 _SILENT_SECONDS: Final = 1.6
 _AGAIN_SECONDS: Final = 30.0
 _SILENCE: Final = "the service has not answered yet"
+
+
+class Stopped(BaseException):
+    """Ends a running read whose iterator was stopped. No code treats it as a failure of the read."""
 
 
 class Outage:
@@ -32,10 +36,17 @@ class Outage:
         address: The collection that is read.
         observer: The observer of the application, or None.
         now: A function that returns the time, in seconds, of a clock that never goes back.
+        stopped: A function that returns True if the running read must end, because its page is not wanted.
     """
 
-    def __init__(self, address: ResourceAddress, observer: Observer | None, now: Callable[[], float]) -> None:
-        self._address, self._observer, self._now = address, observer, now
+    def __init__(
+        self,
+        address: ResourceAddress,
+        observer: Observer | None,
+        now: Callable[[], float],
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._address, self._observer, self._now, self._stopped = address, observer, now, stopped
         self._wait = 0.0
         self._asked_at = self._silent_from = now()
         self._began: float | None = None
@@ -53,6 +64,11 @@ class Outage:
         finally:
             _current.reset(token)
 
+    def check_stopped(self) -> None:
+        """Raise `Stopped` if the running read must end."""
+        if self._stopped():
+            raise Stopped
+
     def answered(self) -> None:
         """Record that the service has answered; after this, the read may be waiting for new records."""
         self._asked_at = self._now()
@@ -62,7 +78,11 @@ class Outage:
         """Record that the read has not received an answer yet.
 
         `reason` returns the failure of the last attempt, or None.
+
+        Raises:
+            Stopped: Raised if the read must end.
         """
+        self.check_stopped()
         now = self._now()
         if now - self._asked_at < _FAILING_SECONDS:
             return
@@ -140,10 +160,24 @@ def still_waiting(reason: Callable[[], str | None]) -> None:
     Args:
         reason: A function that returns the failure of the last attempt, on one line and without a secret;
             None if no attempt has failed.
+
+    Raises:
+        Stopped: Raised if the read must end, because its iterator was stopped.
     """
     outage = _current.get()
     if outage is not None:
         outage.waits(reason)
+
+
+def check_stopped() -> None:
+    """The engine calls this function while a read pauses.
+
+    Raises:
+        Stopped: Raised if the read must end, because its iterator was stopped.
+    """
+    outage = _current.get()
+    if outage is not None:
+        outage.check_stopped()
 
 
 def answered() -> None:

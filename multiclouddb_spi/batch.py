@@ -227,6 +227,9 @@ class Batch:
         watermark: Every record after this batch has this time or a later time; None if the time is
             unknown. The watermark is never later than the commit time of a record that can still
             become visible.
+        likely_read_until: Set this if `caught_up` is never True, although empty answers make it likely that
+            no records follow: the moment, by the service's clock, before which every change is probably in
+            this batch or in an earlier one. None if that is not known.
         poll_after: The number of seconds to wait before the engine asks this partition again; 0 means no
             wait.
         notices: Facts about the feed that are not changes. The notices come after the last record
@@ -251,6 +254,7 @@ class Batch:
     nbytes: int = 0
     caught_up: bool | None = None
     watermark: datetime | None = None
+    likely_read_until: datetime | None = None
     poll_after: float = 0.0
     notices: tuple[Notice, ...] = ()
     headroom: float | None = None

@@ -23,7 +23,8 @@ The following rules apply to every method in this module:
 - *Threads.* Several threads may call a `Provider` or a `Feed` at the same time. Only one thread at a time
   calls a `Reader`, but not always the same thread. Any thread may call `cancel` at any time.
 - *Time.* Every method with a `deadline` returns or raises by that time, as exactly as the vendor's client
-  allows. The engine stops waiting at the deadline, whatever the provider does.
+  allows; only `Reader.fetch` may finish an answer later. The engine stops waiting at the deadline, whatever
+  the provider does. `multiclouddb_spi.arrival` limits the time for each answer.
 - *Ownership.* Arguments are immutable and may be kept. A provider does not change an object after returning
   it.
 - *After close.* Only `close` and `cancel` may still be called, and then they do nothing.
@@ -70,6 +71,7 @@ from multiclouddb_api import (
     ProviderOptions,
     ResourceAddress,
 )
+from multiclouddb_spi.arrival import ANSWER_SECONDS, SILENT_SECONDS
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
@@ -240,14 +242,15 @@ class Position:
 class Reader(ABC):
     """Reads one partition forward from the position that was passed to `Feed.open`."""
 
-    def outlasts(self) -> bool:
-        """Return whether a late fetch keeps running until the next call.
+    def longest_fetch(self) -> float:
+        """Return after how many seconds the engine gives up a running fetch.
 
-        If a late fetch keeps running, the next call at the same position gets the result. Return True for a
-        service that cannot answer faster. If the engine cancelled a late fetch, the answer of the service
-        would be lost. By default, a late fetch is cancelled.
+        A fetch may run longer than its call. The next call at the same position then gets the answer, so that
+        nothing has to be sent twice over a slow network. If a fetch runs longer than this method returns, the
+        engine cancels the fetch, and the next call starts another one. A provider returns more for a service
+        that needs more time for one answer.
         """
-        return False
+        return ANSWER_SECONDS + SILENT_SECONDS
 
     @abstractmethod
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
@@ -259,7 +262,8 @@ class Reader(ABC):
                 service accepts no size limit.
             wait: How many seconds the fetch may block if there are no records; 0 means that the fetch must
                 return at once.
-            deadline: The time limit.
+            deadline: The time limit of the call. After it, a fetch sends no further request, but it still
+                receives the answer to its last request.
 
         Returns:
             A batch, which is empty if there are no records. After an outcome other than `Continue`, another
@@ -328,6 +332,16 @@ class Feed(ABC):
         Longer waits mean fewer calls, but occupy a thread for a longer time.
         """
         return 1.0
+
+    def visible_after(self) -> float | None:
+        """Return the number of seconds after which a change with a given time is visible to every read.
+
+        If a read reports `caught_up=True`, the engine concludes that every change was returned that is at
+        least this much older than the read, by the service's `clock`. The number includes the precision of
+        the times of changes. None if there is no such limit; then only `Batch.watermark` shows up to which
+        moment a partition was read. By default, the limit is 10 seconds.
+        """
+        return 10.0
 
     @abstractmethod
     def clock(self, deadline: Deadline) -> datetime | None:

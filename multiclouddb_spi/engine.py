@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from multiclouddb_api import (
+    Beginning,
     Capability,
     CapabilitySet,
     ChangeFeedPage,
@@ -25,6 +26,7 @@ from multiclouddb_api import (
     PhysicalPartition,
     Resnapshot,
     ResourceAddress,
+    Snapshot,
     invalid_request,
 )
 from multiclouddb_spi.abilities import SupportsCommands
@@ -158,8 +160,13 @@ class Engine:
                     return self._pages.ended(session, Look(lineage))
                 if session.skipped:  # a separate page, so that the notice comes before the records after it
                     return self._pages.reading(session, lineage, PollResult.nothing(lineage), deadline, began)
-                if lineage.plan is not None and (started := announced(session.feed, lineage)) is not None:
-                    return self._pages.reading(session, lineage, started, deadline, began)
+                if lineage.plan is not None:
+                    # The first read of one segment of a plan starts from a token.
+                    whole = isinstance(request.scope, EntireCollection) and isinstance(
+                        request.start_position, Beginning | Snapshot
+                    )
+                    if (started := announced(session.feed, lineage, whole=whole)) is not None:
+                        return self._pages.reading(session, lineage, started, deadline, began)
                 return self._reading(session, lineage, request, check, view, deadline, began)
 
     def _reading(
@@ -192,7 +199,9 @@ class Engine:
         again = request.on_expired
         if isinstance(again, Resnapshot) and self._pages.has_expired(result):
             fresh = self._opener.snapshot(session.feed, again.snapshot, deadline)
-            result, lineage = self._pages.begun_again(session, lineage, fresh, result), fresh
+            whole = isinstance(scope, EntireCollection)
+            result = self._pages.begun_again(session, lineage, fresh, result, whole=whole)
+            lineage = fresh
         if not result.count:
             self._pages.raise_failure(session, lineage, result, deadline)
         # Once the page is made, another call may take the lineage that belongs to the page's token.

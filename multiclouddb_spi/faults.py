@@ -7,10 +7,13 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi.cursor import Cursor
 
 __all__ = [
+    "AFTER_AN_OUTAGE",
     "START_AGAIN",
+    "START_ANEW",
     "Fault",
     "InvalidCursor",
     "ProviderFault",
@@ -22,8 +25,20 @@ __all__ = [
     "unwritten",
 ]
 
-START_AGAIN: Final = "start again, or read with on_expired=SkipToOldest() to continue after the gap"
+AFTER_AN_OUTAGE: Final = f"{DOCS_URL}reference/after-an-outage/"
+"""The page that compares the ways to continue after changes were lost."""
+
+START_AGAIN: Final = (
+    "start again with on_expired=Resnapshot(), which delivers every row and repairs what you have written; "
+    "on_expired=SkipToOldest(), and a new start at the beginning or now, never deliver the lost changes: "
+    f"deleted rows stay, changed rows stay old and new rows are missing; see {AFTER_AN_OUTAGE}"
+)
 """The advice for `CHECKPOINT_EXPIRED`."""
+
+START_ANEW: Final = (
+    f"start again at Snapshot(), which also repairs what you have written; see {AFTER_AN_OUTAGE}"
+)
+"""The advice for a resource that was replaced by another one, because the changes of the old one are gone."""
 
 
 @attrs.frozen

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import attrs
 
+from multiclouddb_spi.arrival import CALL_SILENT_SECONDS, Arrival, arriving, current
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
 
@@ -86,15 +87,22 @@ class Tries:
 
     def call(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
         """Make the call (see `Call`); no attempt starts after the deadline."""
+        arrival = current() or Arrival()
+
+        def once() -> T:
+            arrival.begin_call(silence=CALL_SILENT_SECONDS)
+            with arriving(arrival):
+                return ask()
+
         try:
-            return ask()
+            return once()
         except Exception as error:  # noqa: BLE001 - raised again below, where it is the first try of the policy
             failed = [error]
 
         def again() -> T:
             if failed:
                 raise failed.pop()
-            return ask()
+            return once()
 
         # Using the retry policy costs as much as an empty fetch, and importing its package takes a fifth of a
         # program's start-up time. Therefore, the policy is used only after a failure.

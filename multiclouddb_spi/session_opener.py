@@ -33,7 +33,7 @@ from multiclouddb_spi.continuation.written import Written, WrittenTokens
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.faults import unsupported, unwritten
+from multiclouddb_spi.faults import START_ANEW, unsupported, unwritten
 from multiclouddb_spi.open_feed import OpenFeed, recreated
 from multiclouddb_spi.partition import decode_partition_id
 from multiclouddb_spi.reading.feeds import FeedCache
@@ -87,7 +87,9 @@ class SessionOpener:
                 state = written.lineage(feed) if written else state_from_json(envelope.state, feed)
                 if isinstance(state, Lineage) and physical is not None:
                     state.root = physical.native
-                return Session(feed, state, scope, digest, envelope.watermark, envelope.skipped)
+                return Session(
+                    feed, state, scope, digest, envelope.watermark, envelope.skipped, envelope.read_until
+                )
             assert not isinstance(position, FromContinuationToken)
             if isinstance(position, Snapshot):
                 return Session(feed, self.snapshot(feed, position, deadline), scope, digest)
@@ -202,7 +204,7 @@ class SessionOpener:
 
 
 _CUT: Final = 1000
-_RECREATED: Final = "start again: the changes of the old resource are gone"
+_RECREATED: Final = f"the changes of the old resource are gone; {START_ANEW}"
 _SAME_KIND: Final = "pass it to the same kind of request that it came from, or start again"
 
 

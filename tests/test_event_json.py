@@ -70,6 +70,9 @@ PAGE = ChangeFeedPage(
     notices=NOTICES,
     diagnostics=OperationDiagnostics(
         watermark=datetime(2026, 1, 31, tzinfo=UTC),
+        read_until=datetime(2026, 1, 31, 1, tzinfo=UTC),
+        read_until_estimated=True,
+        partitions_read_until={"p": datetime(2026, 1, 31, 1, tzinfo=UTC)},
         lag_seconds=1.5,
         retention_headroom_seconds=86400,
         requests=3,
@@ -136,6 +139,9 @@ pages = st.builds(
     diagnostics=st.builds(
         OperationDiagnostics,
         watermark=st.none() | moments,
+        read_until=st.none() | moments,
+        read_until_estimated=st.booleans(),
+        partitions_read_until=st.dictionaries(st.text(), moments),
         lag_seconds=numbers,
         retention_headroom_seconds=numbers,
         requests=st.integers(0, 10**30),

@@ -11,8 +11,8 @@ __all__ = ["on_the_command_line"]
 
 # Maps words in a message of the library to the command-line options with the same effect.
 _ADVICE: Final = (
-    ("SkipToOldest", "tail --on-expired skip"),
     ("Resnapshot", "tail --on-expired snapshot"),
+    ("SkipToOldest", "tail --on-expired skip"),
     ("CosmosOptions(backfill=True)", "--option backfill=true"),
     ("EmbeddedOptions(backfill=True)", "--option backfill=true"),
     ("allow_missing", "--option allow_missing=true"),

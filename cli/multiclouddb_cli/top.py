@@ -140,7 +140,7 @@ class Board:
             counted(len(names), "partition"),
             counted(self._counts.total(), "event"),
             f"{self._rate(new)} events/s",
-            f"lag {duration(diagnostics.lag_seconds)}",
+            f"lag {'about ' if diagnostics.read_until_estimated else ''}{duration(diagnostics.lag_seconds)}",
             f"watermark {moment(diagnostics.watermark)}",
             f"kept for {duration(min(kept, default=None))}",
             f"{self._meter.retries} retries",

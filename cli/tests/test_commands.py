@@ -109,10 +109,10 @@ class TestTop:
             result = run("top", url, "orders", "--from", "beginning", "--once", "--interval", interval)
             assert result.exit_code == 0
             summary, header, *rows = result.stdout.splitlines()
-            if "lag 0.0s" in summary:
+            if re.search(r"lag \d\.\ds", summary):
                 break
         assert summary.startswith("2 partitions  11 events  ")
-        assert "lag 0.0s" in summary
+        assert re.search(r"lag \d\.\ds", summary)
         assert "kept for 2h 0m" in summary
         assert header.split()[:4] == ["partition", "state", "events", "events/s"]
         assert sorted(row.split()[0] for row in rows) == ["p2", "p4"]

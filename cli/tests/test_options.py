@@ -211,7 +211,7 @@ class TestRefused:
         words = ("tail", url, "orders", "--checkpoint", tmp_path / "pos", "--until-idle")
         run(*words, "--from", "beginning", "--max-events", 2)
         store.trim("orders", max_count=0)
-        assert "here: tail --on-expired skip" in run(*words).stderr
+        assert "here: tail --on-expired snapshot, or tail --on-expired skip" in run(*words).stderr
         result = run(*words, "--on-expired", "skip")
         assert result.exit_code == 0
         assert result.stderr.startswith("notice: Gap: ")

@@ -96,9 +96,9 @@ class WrappedReader(Reader):
         self.fetches += 1
         return self.feed.provider.fetch(self, max_records, max_bytes, wait, deadline)
 
-    def outlasts(self) -> bool:
-        """See `Reader.outlasts`."""
-        return self.inner.outlasts()
+    def longest_fetch(self) -> float:
+        """See `Reader.longest_fetch`."""
+        return self.inner.longest_fetch()
 
     def cancel(self) -> None:
         """See `Reader.cancel`."""
@@ -175,6 +175,10 @@ class WrappedFeed(Feed):
     ) -> Survey:
         """See `Feed.survey`."""
         return self.provider.survey(self, asked, deadline, expired=expired, since=since, whole=whole)
+
+    def visible_after(self) -> float | None:
+        """See `Feed.visible_after`."""
+        return self.inner.visible_after()
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """See `Feed.headroom`."""

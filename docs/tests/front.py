@@ -16,23 +16,26 @@ class Front:
         port: The port of the front on `localhost`.
     """
 
-    def __init__(self, target, folder=None):
+    def __init__(self, target, folder=None, host="localhost"):
         """Start listening.
 
         Args:
             target: The host and the port of the service, which needs no TLS.
             folder: A folder for certificates, if clients connect with TLS.
+            host: The name or address on which to listen.
         """
-        host, _, port = target.rpartition(":")
-        self._target = host, int(port)
+        name, _, port = target.rpartition(":")
+        self._target = name, int(port)
         self._contexts = []
         for name in ("right", "wrong") if folder else ():
             (folder / name).mkdir()
             self._contexts.append(server_context(*make_certificate(folder / name)))
+            self._contexts[-1].set_alpn_protocols(["h2", "http/1.1"])
         self.certificate = folder / "right" / "certificate.pem" if folder else None
         self._wrong = False
         self._open = set()
-        self._listener = socket.create_server(("localhost", 0), backlog=128)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 

@@ -53,6 +53,9 @@ class TestGeneratedPages:
     def test_the_mutants_are_those_of_today(self):
         assert read("reference/mutants.md") == GENERATE["mutants_page"](), AGAIN
 
+    def test_the_ways_after_an_outage_are_those_of_the_tests(self):
+        assert read("reference/after-an-outage.md") == GENERATE["outage_page"](), AGAIN
+
     def test_the_transcript_is_what_the_script_makes(self, tmp_path):
         """Running the script prints the same commands and the same kinds of lines as the page contains.
 

@@ -22,7 +22,8 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from multiclouddb_api import MulticloudDbError, invalid_request
-from multiclouddb_spi.continuation.plan import Plan, is_micros, is_plan, plan_from_json, plan_to_json
+from multiclouddb_spi.continuation.plan import Plan, is_plan, plan_from_json, plan_to_json
+from multiclouddb_spi.continuation.times import is_micros
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import InvalidCursor
 
@@ -126,7 +127,7 @@ def entry_to_json(entry: AnyEntry) -> Cursor:
         return [entry.partition_id, entry.said[0], flags] if flags else [entry.partition_id, entry.said[0]]
     if entry.stage is Stage.WAIT:
         return [entry.partition_id, list(entry.said), _WAIT | unlisted, list(entry.waits)]
-    known = [list(entry.children), entry.looks] if entry.children or entry.looks else []
+    known: list[Cursor] = [list(entry.children), entry.looks] if entry.children or entry.looks else []
     return [entry.partition_id, entry.cursor, _END, *known]
 
 

@@ -29,7 +29,7 @@ from multiclouddb_api import (
 from multiclouddb_spi.batch import Awaiting, Child, Continue, Drained, Ended, Outcome, Reached, Scanned
 from multiclouddb_spi.continuation.entry import Audited, Entry
 from multiclouddb_spi.continuation.lineage import Lineage, Loss, NotProvableError
-from multiclouddb_spi.continuation.plan import to_micros, to_moment
+from multiclouddb_spi.continuation.times import to_micros, to_moment
 from multiclouddb_spi.contract import Feed, FeedIdentity, FeedStart, Survey
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline

@@ -12,26 +12,23 @@ the service names the entry.
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 import attrs
 
 from multiclouddb_api import Snapshot, SnapshotOrder, SnapshotProgress
+from multiclouddb_spi.continuation.times import is_micros, to_micros
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import InvalidCursor
 from multiclouddb_spi.scan import ScanPlan, snapshot_id_of
 
 __all__ = [
     "Plan",
-    "is_micros",
     "is_plan",
     "plan_from_json",
     "plan_of",
     "plan_to_json",
     "shown",
-    "to_micros",
-    "to_moment",
 ]
 
 _PLAN: Final = 16
@@ -40,24 +37,6 @@ _ANNOUNCED: Final = 64
 _AUTO: Final = 128
 _KNOWN: Final = _PLAN | _HOLDS | _ANNOUNCED | _AUTO
 _MOST: Final = 2**53
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
-"""The earliest and the latest time: the years 1 to 9999."""
-
-
-def to_micros(moment: datetime) -> int:
-    """Convert a time to the form that a token stores: microseconds since 1970."""
-    return (moment - _EPOCH) // timedelta(microseconds=1)
-
-
-def to_moment(micros: int) -> datetime:
-    """Return the time that `to_micros` has converted."""
-    return _EPOCH + timedelta(microseconds=micros)
-
-
-def is_micros(value: Any) -> TypeGuard[int]:
-    """Return True if a value in a token's JSON is a time in microseconds, as `to_micros` returns it."""
-    return type(value) is int and value in _TIMES
 
 
 @attrs.frozen

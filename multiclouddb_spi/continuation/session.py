@@ -9,6 +9,7 @@ from multiclouddb_spi.batch import Child
 from multiclouddb_spi.continuation.entry import AnyEntry, Entry
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import FeedOver, FeedState
+from multiclouddb_spi.continuation.times import ReadUntil
 from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_text
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
@@ -44,6 +45,7 @@ class Session:
         digest: The digest of the options that change positions.
         watermark: The highest watermark reported so far, in µs since 1970, or None.
         skipped: Undecodable records that the request's token skips.
+        read_until: The moment before which every change has been returned, or None.
     """
 
     feed: Feed
@@ -52,6 +54,7 @@ class Session:
     digest: str
     watermark: int | None = None
     skipped: tuple[tuple[str, str], ...] = ()
+    read_until: ReadUntil | None = None
 
     def envelope(
         self,
@@ -59,6 +62,7 @@ class Session:
         *,
         scope: str | None = None,
         watermark: int | None = None,
+        read_until: ReadUntil | None = None,
         skipped: tuple[tuple[str, str], ...] = (),
     ) -> Envelope:
         """Return the content of a token for this feed; `encode_token` converts it to the token.
@@ -67,6 +71,7 @@ class Session:
             state: The state of the feed as JSON.
             scope: A scope that differs from the session's: the scope of a child or of a planned partition.
             watermark: The watermark to store in the token.
+            read_until: The moment to store in the token.
             skipped: The undecodable records that the token skips.
         """
         identity = self.feed.identity
@@ -78,6 +83,7 @@ class Session:
             self.digest,
             state,
             watermark=watermark,
+            read_until=read_until,
             skipped=skipped,
         )
 

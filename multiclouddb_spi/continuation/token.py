@@ -4,7 +4,8 @@
     flag    = "j": payload is JSON, "z": payload is raw-deflated JSON; whichever is shorter
     payload = {"v": 1, "p": provider, "r": [database, collection, incarnation], "s": scope,
                "o": digest of the options that change positions, "t": issued at (s), "c": state,
-               "w": watermark (µs), "k": [[partition, skipped record], …]}   the last two if any
+               "w": watermark (µs), "u": [read until (µs), whether it is estimated],
+               "k": [[partition, skipped record], …]}   the last three if any
 
 Decoding runs no code from the token, inflates into a bounded buffer, and counts the values before it parses
 them. Decoding any text results in either a token or `INVALID_REQUEST`. The engine never makes a token that it
@@ -39,7 +40,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.codec import JsonValue, encode_json
 from multiclouddb_spi.continuation.bounds import MAX_BYTES, MAX_LEVELS, beyond_bounds
-from multiclouddb_spi.continuation.plan import is_micros
+from multiclouddb_spi.continuation.times import ReadUntil, is_micros
 
 __all__ = ["Envelope", "decode_token", "encode_token", "scope_text"]
 
@@ -66,6 +67,7 @@ class Envelope:
         watermark: The highest watermark that a page has reported, in µs since 1970, or None.
         skipped: The records that could not be decoded and that a read from this token skips, each with its
             partition and position.
+        read_until: The moment before which every change has been returned, or None.
     """
 
     provider_id: str
@@ -77,6 +79,7 @@ class Envelope:
     issued_at: int = attrs.field(factory=lambda: int(time.time()))
     watermark: int | None = None
     skipped: tuple[tuple[str, str], ...] = ()
+    read_until: ReadUntil | None = None
 
 
 def scope_text(scope: FeedScope, partition_id: str | None = None) -> str:
@@ -120,6 +123,8 @@ def encode_token(envelope: Envelope) -> str:
     }
     if envelope.watermark is not None:
         body["w"] = envelope.watermark
+    if envelope.read_until is not None:
+        body["u"] = [envelope.read_until.micros, envelope.read_until.estimated]
     if envelope.skipped:
         body["k"] = [list(item) for item in envelope.skipped]
     try:
@@ -184,6 +189,7 @@ def decode_token(token: str) -> Envelope:
                 issued,
                 _watermark(body.get("w")),
                 _skipped(body.get("k", [])),
+                _read_until(body.get("u")),
             )
         case _:
             raise _damaged("fields are missing or of the wrong type")
@@ -249,6 +255,15 @@ def _watermark(value: object) -> int | None:
     if value is None or is_micros(value):
         return value
     raise _damaged("its watermark is not a time")
+
+
+def _read_until(value: object) -> ReadUntil | None:
+    match value:
+        case None:
+            return None
+        case [micros, bool(estimated)] if is_micros(micros):
+            return ReadUntil(micros, estimated)
+    raise _damaged("the moment until which it was read is not a time")
 
 
 def _skipped(value: object) -> tuple[tuple[str, str], ...]:

@@ -114,14 +114,22 @@ class Answers(Generic[T]):
         result.count += stop - first
         return True
 
-    def finish(self, turn: Turn, batch: Batch) -> list[str] | None:
+    def finish(self, turn: Turn, batch: Batch, asked_at: float) -> list[str] | None:
         """Apply a batch's outcome, after all records of the batch are returned.
+
+        Args:
+            turn: The partition.
+            batch: The batch.
+            asked_at: The monotonic time at which the read of the batch began.
 
         Returns:
             The ids of the partitions that start as a result; None while there is more to read in the
             partition.
         """
         turn.watermark = batch.watermark
+        turn.likely_read_until = batch.likely_read_until or turn.likely_read_until
+        if batch.caught_up is True and type(batch.outcome) is Continue:
+            turn.caught_up_at = asked_at
         for notice in batch.notices:
             self.result.tell(notice, turn.partition_id)
         if type(batch.outcome) is Continue:  # the usual outcome ends nothing

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
+from typing import Final
 
 import attrs
 
+from multiclouddb_api.outage import check_stopped
 from multiclouddb_spi.continuation.follow import Looks
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.reading.fetcher import Fetcher, closed_fault
@@ -14,6 +17,8 @@ from multiclouddb_spi.reading.reader_cache import ReaderCache
 from multiclouddb_spi.reading.scan_rates import ScanRates
 
 __all__ = ["ReadContext"]
+
+_LOOK_SECONDS: Final = 0.25
 
 
 @attrs.frozen
@@ -47,10 +52,17 @@ class ReadContext:
     looks: Looks = attrs.field(factory=Looks)
 
     def pause(self, seconds: float) -> None:
-        """Wait until the time has passed or the client is closed.
+        """Wait until the time has passed.
 
         Raises:
             ProviderFault: Raised if the client was closed.
+            Stopped: Raised if the iterator that reads was stopped.
         """
-        if self.closed.wait(max(0.0, seconds)):
-            raise closed_fault()
+        until = time.monotonic() + seconds
+        while True:
+            check_stopped()
+            left = until - time.monotonic()
+            if self.closed.wait(max(0.0, min(_LOOK_SECONDS, left))):
+                raise closed_fault()
+            if left <= _LOOK_SECONDS:
+                return

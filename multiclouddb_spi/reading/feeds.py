@@ -13,6 +13,7 @@ from typing import Final
 
 from multiclouddb_spi.contract import Feed, FeedSpec
 from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.reading.diagnostics import Standings
 from multiclouddb_spi.reading.fetcher import Fetcher
 from multiclouddb_spi.reading.reader_cache import ReaderCache
 
@@ -51,6 +52,7 @@ class FeedCache:
         self._used_at: dict[int, float] = {}
         self._clocks: dict[int, tuple[float, datetime | None]] = {}
         self._mute: dict[int, float] = {}
+        self._standings: dict[int, Standings] = {}
         self._lock = threading.Lock()
         self._closed = False
         self.is_new = True
@@ -148,6 +150,10 @@ class FeedCache:
         self._clocks[id(feed)] = (asked, answer)
         return asked, answer
 
+    def standings(self, feed: Feed) -> Standings:
+        """Return the memory of how far each partition of a feed was read; the feed must be in use."""
+        return self._standings.setdefault(id(feed), Standings())
+
     def close(self) -> None:
         """Close every feed; a feed that is in use is closed when its call has ended."""
         with self._lock:
@@ -191,6 +197,7 @@ class FeedCache:
             self._used_at.pop(id(feed), None)
             self._clocks.pop(id(feed), None)
             self._mute.pop(id(feed), None)
+            self._standings.pop(id(feed), None)
         self._readers.forget(feed)
         with suppress(Exception):
             feed.close()

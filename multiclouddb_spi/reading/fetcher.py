@@ -12,12 +12,14 @@ import attrs
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.outage import answered, still_waiting
+from multiclouddb_spi.arrival import Arrival, arriving
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import Fault, ProviderFault
 from multiclouddb_spi.observing import Observing
+from multiclouddb_spi.reading.answer_size import AnswerSizes
 from multiclouddb_spi.reading.partition_reader import PartitionReader
 from multiclouddb_spi.retry import ATTEMPTS, Tries
 
@@ -94,12 +96,13 @@ class Fetcher:
         self._closed = closed
         self._attempts = attempts
         self._pause = pause or closed.wait
+        self._sizes = AnswerSizes()
 
     def start(self, live: PartitionReader, ask: Ask) -> None:
         """Start a fetch; its future is `live.future`."""
         live.hold(ask.reserve)
-        live.asked_at = time.monotonic()
-        live.future = self._submit(self._fetch, live, ask)
+        live.asked_at, live.arrival = time.monotonic(), Arrival(self._closed)
+        live.future = self._submit(self._fetch, live, ask, live.arrival)
 
     def call(self, operation: Callable[[], T], deadline: Deadline) -> T:
         """Run a control call with retries; stop waiting for its answer at the deadline.
@@ -111,7 +114,7 @@ class Fetcher:
         """
         failures: list[Exception] = []
         tries = self._tries(lambda _attempt, _seconds, error: failures.append(error))
-        future: Future[T] = self._submit(tries.call, operation, deadline)
+        future: Future[T] = self._submit(self._bounded, tries, operation, deadline)
         while not future.done():
             wait([future], timeout=min(_LOOK_SECONDS, max(0.001, deadline.remaining())))
             still_waiting(lambda: self.fault(failures[-1]).message if failures else None)
@@ -143,7 +146,11 @@ class Fetcher:
                 raise closed_fault() from error
             raise
 
-    def _fetch(self, live: PartitionReader, ask: Ask) -> Batch:
+    def _bounded(self, tries: Tries, operation: Callable[[], T], deadline: Deadline) -> T:
+        with arriving(Arrival(self._closed)):
+            return tries.call(operation, deadline)
+
+    def _fetch(self, live: PartitionReader, ask: Ask, arrival: Arrival) -> Batch:
         live.retries, live.trouble = 0, None
 
         def once() -> Batch:
@@ -153,9 +160,13 @@ class Fetcher:
                 reader = live.open()
                 if live.cancelled:  # cancelled before the reader was open
                     raise closed_fault()
-                return reader.fetch(ask.records, ask.nbytes, ask.wait, ask.deadline)
-            except BaseException:
+                arrival.begin_call(ask.wait)
+                size = self._sizes.of(live.feed, live.partition_id)
+                return reader.fetch(size.of(ask.records), size.of(ask.nbytes), ask.wait, ask.deadline)
+            except BaseException as error:
                 live.drop_reader()
+                if isinstance(error, Exception) and self.fault(error).retryable:
+                    self._sizes.failed(live.feed, live.partition_id, arrival)
                 raise
 
         def on_retry(attempt: int, seconds: float, error: Exception) -> None:
@@ -163,7 +174,10 @@ class Fetcher:
             address, where = live.feed.spec.address, live.feed.public_id(live.partition_id)
             self._observing.retry(address, where, attempt, seconds, self.fault(error).message)
 
-        batch = self._tries(on_retry).call(once, ask.deadline)
+        with arriving(arrival):
+            batch = self._tries(on_retry).call(once, ask.deadline)
+        if len(batch):
+            self._sizes.arrived(live.feed, live.partition_id)
         live.trouble = None  # the traceback of the ended fetch would keep the batch in memory
         live.fetched(ask.nbytes, batch.nbytes)
         return batch

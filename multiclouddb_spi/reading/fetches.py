@@ -124,6 +124,9 @@ class Fetches:
     def take(self, partition_id: str, cursor: Cursor) -> PartitionReader:
         """Return the reader that an earlier call left at this position, or a new reader."""
         reader = self._cache.pop(self._feed, partition_id, cursor)
+        if reader is not None and reader.takes_too_long():
+            reader.discard()
+            reader = None
         if reader is None:
             reader = PartitionReader(self._feed, partition_id, cursor, self._budget, self._context.observing)
         elif reader.call is not self._call:
@@ -197,7 +200,7 @@ class Fetches:
                 time.sleep(_SEND_SECONDS)
 
     def park(self) -> dict[str, Exception | None]:
-        """Leave running fetches to the next call; after the deadline, cancel those that can be repeated.
+        """Leave running fetches to the next call, except those that have been running for too long.
 
         Returns:
             The partitions whose answers are late, each with the last failure of its fetch.
@@ -210,7 +213,7 @@ class Fetches:
             if passed and reader.future is not None and not reader.future.done():
                 if not (turn.awaited and reader.trouble is None):  # else there are just no records
                     late[turn.partition_id] = reader.trouble
-                if not reader.outlasts():
+                if reader.takes_too_long():
                     reader.discard()
                     continue
             self._cache.put(reader)

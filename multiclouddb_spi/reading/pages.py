@@ -31,7 +31,7 @@ from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, to_error
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, no_partition_named
 from multiclouddb_spi.observing import Observing
-from multiclouddb_spi.reading.diagnostics import diagnose, open_watches, watermark_micros
+from multiclouddb_spi.reading.diagnostics import Progress, diagnose, open_watches
 from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher, late_fault
 from multiclouddb_spi.reading.result import PollResult
@@ -118,7 +118,7 @@ class Pages:
         return self._fetcher.fault(result.failure[1]).category == ErrorCategory.CHECKPOINT_EXPIRED
 
     def begun_again(
-        self, session: Session, lineage: Lineage, fresh: Lineage, result: PollResult[Any]
+        self, session: Session, lineage: Lineage, fresh: Lineage, result: PollResult[Any], *, whole: bool
     ) -> PollResult[Any]:
         """Return the result of a call that starts a snapshot because a position has expired.
 
@@ -127,11 +127,12 @@ class Pages:
             lineage: The lineage whose position has expired.
             fresh: The snapshot's lineage, which is changed in place.
             result: The result of the call.
+            whole: True if the snapshot delivers every row of the collection.
         """
         assert result.failure is not None
         gap = lost(session.feed, lineage, result.failure[0])
         self._observing.gap(session.feed.spec.address, gap)
-        begun = announced(session.feed, fresh)
+        begun = announced(session.feed, fresh, whole=whole)
         assert begun is not None
         begun.notices.insert(0, gap)
         begun.requests, begun.retries = result.requests, result.retries
@@ -144,7 +145,10 @@ class Pages:
         lineage.took(name, fault.skip_cursor)
         token = encode_token(
             session.envelope(
-                lineage.to_json(), watermark=session.watermark, skipped=((where, fault.position),)
+                lineage.to_json(),
+                watermark=session.watermark,
+                read_until=session.read_until,
+                skipped=((where, fault.position),),
             )
         )
         error = to_error(self._provider_id, "read_changes", self._fetcher.fault(fault), fault)
@@ -185,7 +189,6 @@ class Pages:
         self, session: Session, lineage: Lineage, result: PollResult[T], deadline: Deadline, began: float
     ) -> Reading[T]:
         """Build the page from a poll's result; the token contains the current lineage."""
-        watermark = watermark_micros(session.feed, lineage, result, session.watermark)
         state: FeedState = lineage
         if result.retired is not None:
             state = result.retired
@@ -193,18 +196,17 @@ class Pages:
             state = FeedOver(result.over)
         elif not len(lineage):
             raise no_partition_named()
-        now = None if result.idle else self._feeds.soon(session.feed, deadline)
+        now = self._feeds.soon(session.feed, deadline)
+        progress = self._feeds.standings(session.feed).measure(session, lineage, result, now)
         nearest = min(result.turns.all.values(), key=attrgetter("headroom"), default=None)
         headroom = math.inf if nearest is None else nearest.headroom
         if nearest is not None and headroom < self._headroom_warning:
             self._warn(session, nearest)
         elapsed = time.monotonic() - began
-        diagnostics = diagnose(session.feed, self._fetcher, state, result, watermark, now, headroom, elapsed)
+        diagnostics = diagnose(session.feed, self._fetcher, state, result, progress, now, headroom, elapsed)
         return Reading(
             tuple(result.values),
-            self._page(
-                session, state, diagnostics, tuple(result.notices), idle=result.idle, watermark=watermark
-            ),
+            self._page(session, state, diagnostics, tuple(result.notices), progress, idle=result.idle),
         )
 
     def ended(self, session: Session, look: Look) -> Reading[Any]:
@@ -216,9 +218,8 @@ class Pages:
         diagnostics = OperationDiagnostics(
             requests=look.requests, partition_errors=errors, open_watches=open_watches(state)
         )
-        return Reading(
-            (), self._page(session, state, diagnostics, (), idle=False, watermark=session.watermark)
-        )
+        progress = Progress(session.watermark, session.read_until, {})
+        return Reading((), self._page(session, state, diagnostics, (), progress, idle=False))
 
     def _page(
         self,
@@ -226,9 +227,9 @@ class Pages:
         state: FeedState,
         diagnostics: OperationDiagnostics,
         notices: tuple[Notice, ...],
+        progress: Progress,
         *,
         idle: bool,
-        watermark: int | None,
     ) -> ChangeFeedPage:
         children: list[ChildPartition] = []
         if isinstance(state, Retired):
@@ -237,7 +238,9 @@ class Pages:
             notices, idle = (*notices, FeedEnded(state.reason)), True
         if session.skipped:
             notices = (*_skipped(session), *notices)
-        envelope = session.envelope(state_to_json(state), watermark=watermark)
+        envelope = session.envelope(
+            state_to_json(state), watermark=progress.watermark, read_until=progress.read_until
+        )
         token = encode_token(envelope)
         if isinstance(state, Lineage):
             self._written.keep(token, envelope, state)

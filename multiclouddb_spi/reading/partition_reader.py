@@ -8,9 +8,11 @@ because the token contains the position.
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future
 from contextlib import suppress
 
+from multiclouddb_spi.arrival import ANSWER_SECONDS, SILENT_SECONDS, Arrival
 from multiclouddb_spi.batch import Batch, Continue
 from multiclouddb_spi.contract import Feed, Reader
 from multiclouddb_spi.cursor import Cursor
@@ -64,6 +66,7 @@ class PartitionReader:
         retries: The number of retries of the last fetch.
         trouble: The reason for the last retry of the running fetch, or None.
         waiting: True while the running fetch waits for new records, because there were none when it started.
+        arrival: The limits on the answers of the last fetch.
         cancelled: True if no call needs the result of the running fetch any longer.
         call: Identifies the call that used this reader last.
         proven: True after a later call has used this reader again.
@@ -74,6 +77,7 @@ class PartitionReader:
         "_held_ask",
         "_held_batch",
         "_observing",
+        "arrival",
         "asked_at",
         "batch",
         "call",
@@ -109,6 +113,7 @@ class PartitionReader:
         self.not_before = self.asked_at = self.used_at = 0.0
         self.retries = 0
         self.trouble: Exception | None = None
+        self.arrival: Arrival | None = None
         self.cancelled = self.waiting = False
         self.fetches = 0
         self.call: object = None
@@ -149,10 +154,13 @@ class PartitionReader:
             self._observing.reader_opened(self.feed.spec.address, self.feed.public_id(self.partition_id))
         return self.reader
 
-    def outlasts(self) -> bool:
-        """Return True if the next call must wait for the running fetch instead of starting a new fetch."""
-        reader = self.reader
-        return reader is not None and reader.outlasts()
+    def takes_too_long(self) -> bool:
+        """Return True if the running fetch is to be given up."""
+        reader, future = self.reader, self.future
+        if future is None or future.done():
+            return False
+        longest = ANSWER_SECONDS + SILENT_SECONDS if reader is None else reader.longest_fetch()
+        return time.monotonic() - self.asked_at > longest
 
     def drop_reader(self) -> None:
         """Close the provider's reader; the next `open` opens another reader at the same position."""
@@ -199,6 +207,8 @@ class PartitionReader:
         """Free everything; a running fetch is cancelled, and the reader is closed when the fetch ends."""
         future, self.future = self.future, None
         self.cancelled = True
+        if self.arrival is not None:
+            self.arrival.cancel()
         self.used_up()
         if future is None or future.done():
             self._ended()

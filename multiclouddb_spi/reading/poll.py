@@ -313,7 +313,7 @@ class Poll(Generic[T]):
         """3. After the last record of an ended partition is returned, end the partition."""
         fresh = reader.asked_at >= self._waiting.began
         reader.used_up()
-        started = self._answers.finish(turn, batch)
+        started = self._answers.finish(turn, batch, reader.asked_at)
         if started is not None:
             self._turns.ask([*started, *self._scanning.refill()])
             reader.discard()

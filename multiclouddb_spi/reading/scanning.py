@@ -246,7 +246,7 @@ class Scanning:
         assert plan is not None
         stream = self._lineage.end_scan()
         where = self._feed.public_id(plan.partition_id)
-        self._result.tell(BackfillDone(where), plan.partition_id, *stream)
+        self._result.tell(BackfillDone(where, plan.floor), plan.partition_id, *stream)
         self._result.moved = self._result.ended = True
         if not len(self._lineage):
             if self._single:

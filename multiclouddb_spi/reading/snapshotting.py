@@ -12,7 +12,7 @@ from multiclouddb_spi.reading.result import PollResult
 __all__ = ["announced", "lost"]
 
 
-def announced(feed: Feed, lineage: Lineage) -> PollResult[Any] | None:
+def announced(feed: Feed, lineage: Lineage, *, whole: bool) -> PollResult[Any] | None:
     """Return the result of a call that only reports that a snapshot begins.
 
     Return None if there is no snapshot to report.
@@ -20,13 +20,15 @@ def announced(feed: Feed, lineage: Lineage) -> PollResult[Any] | None:
     Args:
         feed: The feed of the lineage.
         lineage: The lineage, which is changed in place so that the start is reported only once.
+        whole: True if the snapshot delivers every row of the collection.
     """
     plan = lineage.plan
     if plan is None or plan.announced:
         return None
     lineage.change_plan(announced=True)
     result: PollResult[Any] = PollResult.nothing(lineage)
-    result.tell(SnapshotStarted(plan.floor, feed.public_id(plan.partition_id)), plan.partition_id)
+    started = SnapshotStarted(plan.floor, feed.public_id(plan.partition_id), whole)
+    result.tell(started, plan.partition_id)
     result.moved = True
     return result
 

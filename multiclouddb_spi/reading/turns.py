@@ -65,6 +65,9 @@ class Turn:
             contain more records of the partition.
         error: The failure of this partition in this call, or None.
         watermark: The watermark of the partition's last batch that was returned completely.
+        caught_up_at: The monotonic time at which the last read began after which the service reported that
+            no records follow, and all of whose records were returned; None if there was no such read.
+        likely_read_until: `Batch.likely_read_until` of the last batch that was returned completely.
         headroom: The number of seconds until the partition's position expires; infinite if that is not known.
         skips: The number of times that this call has skipped expired records of the partition.
         lost: The partition's position before this call first skipped expired records.
@@ -80,6 +83,8 @@ class Turn:
     noticed: bool = False
     error: Exception | None = None
     watermark: datetime | None = None
+    caught_up_at: float | None = None
+    likely_read_until: datetime | None = None
     headroom: float = math.inf
     skips: int = 0
     lost: Cursor = None

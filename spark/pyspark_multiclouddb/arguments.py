@@ -53,11 +53,10 @@ def check_merge(batch: object, table_path: object, **rest: Any) -> None:
         local_path("checkpoint", rest["checkpoint"])
     check_type("create", rest["create"], bool)
     check_type("max_bytes", rest["max_bytes"], int)
-    if rest["new_columns"] not in ("add", "refuse"):
-        kind = type_name(rest["new_columns"])
-        raise invalid_request(
-            "new_columns", f"is {rest['new_columns']!r}, a {kind}", 'pass "add" or "refuse"'
-        )
+    for name, first in (("new_columns", "add"), ("missing_state", "keep")):
+        if rest[name] not in (first, "refuse"):
+            kind = type_name(rest[name])
+            raise invalid_request(name, f"is {rest[name]!r}, a {kind}", f'pass "{first}" or "refuse"')
     if (rest["batch_id"] is None) != (rest["app_id"] is None):
         raise invalid_request("batch_id", "must be given together with app_id", "give both, or None for both")
     if rest["max_bytes"] < 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -37,6 +38,7 @@ class Scan:
         is_first: True if no earlier batch of the query belongs to this snapshot.
         was_over: True if the scan was over before the batch.
         is_over: True if the scan is over when the batch is merged.
+        whole: True if the scan reads every row of the collection.
     """
 
     plan: str
@@ -44,6 +46,7 @@ class Scan:
     is_first: bool
     was_over: bool
     is_over: bool
+    whole: bool = True
 
 
 class Checkpoint:
@@ -56,24 +59,32 @@ class Checkpoint:
 
     def __init__(self, where: str, spark: SparkSession | None = None) -> None:
         self._where, self._spark = where.rstrip("/"), spark
+        self._ends: dict[int, list[dict[str, Any]]] = {}
+        self._sources: dict[int, int] = {}
         url = urlsplit(where)
         path = url2pathname(url.path) if url.scheme == "file" else where
         self._folder = path if os.path.isdir(os.path.join(path, "offsets")) else None
 
-    def scan(self, batch_id: int, query_id: str | None) -> Scan | None:
-        """Return the snapshot of a batch, or None if the query did not start with a snapshot.
+    def query(self, running: str | None) -> str | None:
+        """Return the id of the query to which the checkpoint belongs; None if the checkpoint has no id.
 
         Args:
-            batch_id: The number of the batch.
-            query_id: The id of the query that runs the batch, or None if the id is not known.
+            running: The id of the query that runs the batch, or None if the id is not known.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the checkpoint belongs to another query.
         """
-        if query_id is not None:
-            stored = json.loads(self._read("metadata") or "{}").get("id")
-            if stored != query_id:
-                raise self._wrong(f"belongs to the query {stored}, but this query is {query_id}")
+        stored = json.loads(self._read("metadata") or "{}").get("id")
+        if running is not None and stored != running:
+            raise self._wrong(f"belongs to the query {stored}, but this query is {running}")
+        return stored if isinstance(stored, str) else None
+
+    def scan(self, batch_id: int) -> Scan | None:
+        """Return the snapshot of a batch, or None if the query did not start with a snapshot.
+
+        Args:
+            batch_id: The number of the batch.
+        """
         after = self._snapshot(batch_id)
         if after is None:
             return None
@@ -81,6 +92,20 @@ class Checkpoint:
         same = before is not None and before["plan"] == after["plan"]
         was_over = before is not None and same and bool(before["over"])
         return Scan(after["plan"], after["floor"], not same, was_over, bool(after["over"]))
+
+    def notes(self, batch_id: int) -> dict[str, str]:
+        """Return what the end of a batch says about changes that it lacks, for the commit of the table.
+
+        Args:
+            batch_id: The number of the batch.
+        """
+        found: dict[str, str] = {}
+        for offset in self._offsets(batch_id):
+            if offset.get("lost") is True:
+                found["multiclouddb.warning"] = str(offset.get("warning"))
+            if isinstance(poison := offset.get("poison"), dict):
+                found["multiclouddb.poison"] = json.dumps(poison)
+        return found
 
     def is_scanned(self) -> bool:
         """Return True if a batch after the end of the scan was completed, or if the query has no scan."""
@@ -92,17 +117,24 @@ class Checkpoint:
 
     def _snapshot(self, batch_id: int) -> dict[str, Any] | None:
         """Return the snapshot that was stored with the end of a batch, if its scan reads every row."""
-        text = self._read(f"offsets/{batch_id}")
-        if text is None:
-            raise self._wrong(f"has no offsets/{batch_id}")
-        lines = text.splitlines()[2:]
-        offsets = [offset for line in lines for offset in _offsets_in(line)]
+        offsets = self._offsets(batch_id)
         found = [offset["s"] for offset in offsets if offset.get("s", {}).get("whole")]
-        if found and (len(lines) > 1 or len(offsets) > 1):
+        if found and (self._sources[batch_id] > 1 or len(offsets) > 1):
             raise invalid_request(
                 "checkpoint", "belongs to a query that reads a snapshot and another source", _OWN
             )
         return found[0] if found else None
+
+    def _offsets(self, batch_id: int) -> list[dict[str, Any]]:
+        """Return the offsets of this source that were stored with the end of a batch."""
+        if batch_id not in self._ends:
+            text = self._read(f"offsets/{batch_id}")
+            if text is None:
+                raise self._wrong(f"has no offsets/{batch_id}")
+            lines = text.splitlines()[2:]
+            self._sources[batch_id] = len(lines)
+            self._ends[batch_id] = [offset for line in lines for offset in _offsets_in(line)]
+        return self._ends[batch_id]
 
     def _completed(self) -> Iterator[int]:
         """Return the numbers of the completed batches that the checkpoint still contains."""
@@ -147,19 +179,28 @@ class Checkpoint:
         return invalid_request("checkpoint", f"{self._where} {problem}", _THIS_QUERY)
 
 
-def query_of(batch: DataFrame) -> str | None:
-    """Return the id of the query that runs a batch.
+def query_of(batch: DataFrame | None) -> tuple[str | None, bool]:
+    """Return the id of the query that runs a batch, and whether Spark reports such ids at all.
 
-    Return None if Spark does not report the id, for example over Spark Connect.
+    The id is None if no query runs, or if Spark does not report it, as over Spark Connect.
 
     Args:
-        batch: The DataFrame that `foreachBatch` passes.
+        batch: The DataFrame that `foreachBatch` passes; None for a table or a page, which a function for
+            `foreachBatch` may merge instead.
     """
     try:
-        query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        session = _active_session() if batch is None else batch.sparkSession
+        context = None if session is None else session.sparkContext
+        query_id = None if context is None else context.getLocalProperty("sql.streaming.queryId")
     except Exception:  # noqa: BLE001 - the error depends on the version of Connect
-        return None
-    return query_id or None
+        return None, batch is None
+    return query_id or None, True
+
+
+def _active_session() -> SparkSession | None:
+    """Return the session of this thread, without importing Spark for it."""
+    spark = sys.modules.get("pyspark.sql")
+    return None if spark is None else spark.SparkSession.getActiveSession()
 
 
 def _offsets_in(line: str) -> Iterator[dict[str, Any]]:

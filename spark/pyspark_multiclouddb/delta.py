@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Literal
 
+import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from multiclouddb_api import MulticloudDbError, invalid_request
+from multiclouddb_spi.faults import AFTER_AN_OUTAGE
+from multiclouddb_spi.missing_state import DOCUMENT, STALE_SINCE, lacks_state
 from pyspark_multiclouddb.columns import check_cases, check_kinds, in_backticks, stored_fields
+from pyspark_multiclouddb.outage import REPAIR
 from pyspark_multiclouddb.table import DELETED_AT, committed, missing, opened
 
 if TYPE_CHECKING:
@@ -17,19 +24,48 @@ if TYPE_CHECKING:
 
     from pyspark_multiclouddb.checkpoint import Scan
 
-__all__ = ["Target"]
+__all__ = ["Numbered", "Target"]
 
+_LOG: Final = logging.getLogger("multiclouddb.spark")
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _TEXT: Final = ("key", "order_key")
-_DOCUMENT: Final = "new_item_state"
+_OURS: Final = (DELETED_AT, STALE_SINCE)
 _SNAPSHOT: Final = "multiclouddb-snapshot"
-"""The name of the transaction that records the merge of a snapshot.
+"""The beginning of the name of the transaction that records how far a snapshot was merged.
 
-Another transaction records how far the snapshot was merged; its name also contains the id of the snapshot.
+The name also contains the id of the snapshot.
 """
+_QUERY: Final = "multiclouddb-query:"
+"""The beginning of the name of the transaction that records which query uses an `app_id`."""
 _BEGUN: Final = 0
 _ENDED: Final = 1
+_SAID: Final = set[tuple[str, str]]()
+"""The tables and names about which a warning was logged."""
 _NEW_QUERY: Final = "with startingPosition=snapshot, this table, and a checkpointLocation of its own"
+
+
+@attrs.frozen
+class Numbered:
+    """The number of a batch, as a table stores it.
+
+    Attributes:
+        app_id: The name under which the number is stored.
+        batch_id: The number.
+        query: The id of the query that numbers the batches, or None if no query does.
+        notes: What the commit says about changes that the batch lacks.
+    """
+
+    app_id: str
+    batch_id: int
+    query: str | None
+    notes: Mapping[str, str] = attrs.field(factory=dict)
+
+    @property
+    def digest(self) -> int | None:
+        """The query's id as a number, because a table stores only a number beside a name."""
+        if self.query is None:
+            return None
+        return int.from_bytes(hashlib.blake2b(self.query.encode(), digest_size=8).digest()) >> 1
 
 
 class Target:
@@ -49,28 +85,49 @@ class Target:
         if self._table is None and not create:
             raise missing(where)
 
-    def has(self, app_id: str, batch_id: int) -> bool:
-        """Return True if the table already contains all changes of this batch or of a later batch."""
-        last = None if self._table is None else self._table.transaction_version(app_id)
-        return last is not None and last >= batch_id
+    def has(self, batch: Numbered) -> bool:
+        """Return True if the table already contains all changes of this batch or of a later batch.
 
-    def prepare(self, schema: pa.Schema) -> None:
+        If it is not known which query has merged the stored number, the result is False. A batch that is
+        merged a second time changes nothing, but a batch that is left out by mistake would be lost.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if another query uses the same `app_id` for this table.
+        """
+        if self._table is None:
+            return False
+        if batch.query is not None:
+            stored = self._table.transaction_version(_QUERY + batch.app_id)
+            if stored is None:
+                return False
+            if stored != batch.digest:
+                raise self._used(batch)
+        last = self._table.transaction_version(batch.app_id)
+        return last is not None and last >= batch.batch_id
+
+    def prepare(self, schema: pa.Schema, *, may_be_stale: bool = False) -> None:
         """Prepare the table for rows with the given schema.
 
         The schema is checked first; then the table is created, or the new columns are added to it.
+
+        Args:
+            schema: The columns of the rows, without `type`.
+            may_be_stale: True if changes without their documents are merged.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if a column has a different type or a type that a Delta table
                 cannot store, or if a new column is refused.
         """
-        if DELETED_AT in schema.names:
-            raise invalid_request(
-                "batch", f"has a column {DELETED_AT}", "the sink writes this column; rename yours"
-            )
+        for name in _OURS:
+            if name in schema.names:
+                raise invalid_request(
+                    "batch", f"has a column {name}", "the sink writes this column; rename yours"
+                )
         for name in _TEXT:
             if not (pa.types.is_string(kind := schema.field(name).type) or pa.types.is_large_string(kind)):
                 raise invalid_request(f"column {name}", f"is {kind}", "pass the column of the data source")
-        wanted = stored_fields(_stored(schema))
+        stored = _stored(schema)
+        wanted = stored_fields(stored.append(pa.field(STALE_SINCE, _TIME)) if may_be_stale else stored)
         check_cases(wanted)
         if self._table is None:
             self._table = _created(self._where, schema)
@@ -81,7 +138,7 @@ class Target:
                 raise _foreign(self._where, name)
         check_cases(wanted, known)
         new = [field for name, field in wanted.items() if name not in known]
-        refused = [field.name for field in new if field.name != DELETED_AT]
+        refused = [field.name for field in new if field.name not in _OURS]
         if refused and self._new_columns == "refuse":
             raise invalid_request(
                 "batch",
@@ -109,12 +166,12 @@ class Target:
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if rows or changes of the snapshot may already have
-                been merged before this call recorded the snapshot. Rows that were merged too early
-                cannot be distinguished from older rows.
+                been merged before this call recorded the snapshot, or if the snapshot does not
+                deliver every row. The table's older rows then cannot be distinguished from others.
         """
         if self._stage(scan.plan) is not None:
             return
-        if scan.is_first:
+        if scan.is_first and scan.whole:
             committed(
                 table := self._known(),
                 lambda: table.update(
@@ -123,13 +180,8 @@ class Target:
                     commit_properties=self._note(scan.plan, _BEGUN),
                 ),
             )
-        elif not self._is_empty() and not scan.was_over:
-            raise invalid_request(
-                "checkpoint",
-                "was not given when the snapshot began; now older rows cannot be distinguished from the "
-                "rows of the snapshot",
-                f"start a query {_NEW_QUERY}, and pass checkpoint= from its first batch on",
-            )
+        elif not scan.was_over:
+            self._check_empty()
         self._ensure(scan.plan, _ENDED if scan.was_over else _BEGUN)
 
     def end(self, scan: Scan) -> None:
@@ -164,47 +216,77 @@ class Target:
         )
         self._ensure(scan.plan, _ENDED)
 
-    def accept(self, plan: str, *, strict: bool) -> None:
+    def accept(self, plan: str) -> None:
         """Accept rows of a snapshot if the sink does not know where the snapshot begins and ends.
 
         Args:
             plan: The id of the snapshot.
-            strict: True to refuse any snapshot if the table already has rows, False to refuse only a second
-                snapshot.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the snapshot is refused. If the snapshot were
-                accepted, documents that were deleted before the snapshot would stay in the table.
+            MulticloudDbError: `INVALID_REQUEST` if the table has no mark of the snapshot and
+                contains rows. If the snapshot were accepted, documents that were deleted before the
+                snapshot would stay in the table.
         """
-        if self._stage(plan) is not None:
-            return
-        table = self._known()
-        if not self._is_empty() and (strict or table.transaction_version(_SNAPSHOT) is not None):
+        if self._stage(plan) is None:
+            self._check_empty()
+            self._ensure(plan, _BEGUN)
+
+    def _check_empty(self) -> None:
+        """Refuse a snapshot of which the table has no mark, unless the table has no rows."""
+        if not self._is_empty():
             raise invalid_request(
                 "batch",
-                f"contains rows of a snapshot, and {self._where} contains older rows; without the "
-                f"checkpoint, documents that were deleted in the meantime would stay in the table",
-                f"pass checkpoint=, and start a query {_NEW_QUERY}; or use a new table",
+                f"contains rows of a snapshot, of which {self._where} has no mark, and the table contains "
+                "older rows, which cannot be distinguished from those of the snapshot: checkpoint= was not "
+                "given when the snapshot began, or its page with SnapshotStarted was not passed, or the "
+                "snapshot does not deliver every row",
+                f"start a query {_NEW_QUERY}, and pass checkpoint= from its first batch on; without Spark, "
+                "read the whole collection from Snapshot(), and pass every page; or use a new table; see "
+                f"{AFTER_AN_OUTAGE}",
             )
-        self._ensure(plan, _BEGUN)
 
-    def check_unused(self, scan: Scan, app_id: str) -> None:
+    def noted(self, batch: Numbered) -> Numbered:
+        """Return the batch of a query that does not begin with a snapshot, with a note if it is new here.
+
+        The note is also logged, once in this process. A table that has rows may be wrong if it gets
+        the changes of a new query, because nobody knows which changes lie between the rows and the
+        new query.
+
+        Args:
+            batch: The number of the batch.
+        """
+        marks = map(self._known().transaction_version, (batch.app_id, _QUERY + batch.app_id))
+        if batch.query is None or any(mark is not None for mark in marks) or self._is_empty():
+            return batch
+        text = (
+            f"app_id {batch.app_id!r} is new in {self._where}, which has rows, and its query does not begin "
+        )
+        text += f"with a snapshot; if the query replaces another one, then {REPAIR}"
+        if (self._where, batch.app_id) not in _SAID:
+            _SAID.add((self._where, batch.app_id))
+            _LOG.warning("%s", text)
+        return attrs.evolve(batch, notes={"multiclouddb.warning": text, **batch.notes})
+
+    def check_unused(self, scan: Scan, batch: Numbered) -> None:
         """Refuse a batch that is recorded as merged although its snapshot has not begun.
 
         Args:
             scan: The snapshot.
-            app_id: The name under which merged batches are recorded.
+            batch: The number of the batch.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if another query has used `app_id` for this table.
+            MulticloudDbError: `INVALID_REQUEST` if another query has used the `app_id` for this table.
         """
         if scan.is_first and self._stage(scan.plan) is None:
-            raise invalid_request(
-                "app_id",
-                f"is {app_id!r}, under which another query has merged batches with these numbers into "
-                f"{self._where}",
-                "use another app_id for each checkpoint",
-            )
+            raise self._used(batch)
+
+    def _used(self, batch: Numbered) -> MulticloudDbError:
+        return invalid_request(
+            "app_id",
+            f"is {batch.app_id!r}, under which another query has merged batches into {self._where}; their "
+            f"numbers do not count for the batches of this query",
+            f"use another app_id for each checkpoint directory; {REPAIR}",
+        )
 
     def _known(self) -> DeltaTable:
         assert self._table is not None, "there is no table yet"
@@ -224,18 +306,23 @@ class Target:
         """Return the text that a commit stores about a snapshot."""
         from deltalake import CommitProperties, Transaction
 
-        marks = [Transaction(_SNAPSHOT, 0), Transaction(f"{_SNAPSHOT}:{plan}", stage)]
-        return CommitProperties(app_transactions=marks)
+        return CommitProperties(app_transactions=[Transaction(f"{_SNAPSHOT}:{plan}", stage)])
 
     def _ensure(self, plan: str, stage: int) -> None:
         """Store the stage of a snapshot in a separate commit, unless an earlier commit has stored it."""
+        if self._stage(plan) != stage:
+            self._commit_nothing(self._note(plan, stage))
+
+    def note(self, batch: Numbered) -> None:
+        """Store the number of a batch that has changed no row, and what the batch lacks."""
+        self._commit_nothing(self._properties(batch, is_last=True))
+
+    def _commit_nothing(self, properties: CommitProperties) -> None:
         from deltalake import write_deltalake
 
-        if self._stage(plan) != stage:
-            nothing = (table := self._known()).to_pyarrow_dataset().schema.empty_table()
-            note = self._note(plan, stage)
-            committed(table, lambda: write_deltalake(table, nothing, mode="append", commit_properties=note))
-            table.update_incremental()
+        nothing = (table := self._known()).to_pyarrow_dataset().schema.empty_table()
+        committed(table, lambda: write_deltalake(table, nothing, mode="append", commit_properties=properties))
+        table.update_incremental()
 
     def _add(self, fields: list[Field]) -> None:
         """Add the columns that the table does not have yet; another thread may have added some of them."""
@@ -243,18 +330,25 @@ class Target:
         if missing := [field for field in fields if field.name not in names]:
             self._known().alter.add_columns(missing)
 
-    def merge(self, rows: pa.Table, done: Transaction | None) -> None:
+    def merge(self, rows: pa.Table, batch: Numbered | None, *, is_last: bool) -> None:
         """Merge the last changes of some keys in one commit. If nothing changes, there is no commit.
 
         Args:
-            rows: The rows in the prepared schema, with the column `type`; at most one row per key.
-            done: The data to store with the commit that completes a batch.
+            rows: The rows in the prepared schema, with the column `type`; at most one row per key. If a
+                change has no document, its row keeps its columns, and becomes stale.
+            batch: The number of the batch. Each commit stores the query, the last one also the number.
+            is_last: True if these rows complete the batch.
         """
-        from deltalake import CommitProperties
-
-        table, source = self._known(), _with_tombstones(rows)
+        table, lacking = self._known(), lacks_state(rows)
+        source = _with_tombstones(rows)
+        if may_be_stale := STALE_SINCE in {field.name for field in table.schema().fields}:
+            since = pc.if_else(lacking, pa.scalar(datetime.now(UTC), _TIME), pa.scalar(None, _TIME))
+            source = source.append_column(pa.field(STALE_SINCE, _TIME), since)
         columns = {name: f"s.{name}" for name in map(in_backticks, source.column_names)}
-        properties = CommitProperties(app_transactions=None if done is None else [done])
+        is_newer, has_state = "s.order_key > t.order_key", f"s.{STALE_SINCE} IS NULL"
+        moved = {name: f"s.{name}" for name in ("order_key", DELETED_AT)}
+        moved[STALE_SINCE] = f"coalesce(t.{STALE_SINCE}, s.{STALE_SINCE})"
+        properties = None if batch is None else self._properties(batch, is_last=is_last)
 
         def commit() -> None:
             merger = table.merge(
@@ -268,10 +362,40 @@ class Target:
                 # match.
                 streamed_exec=False,
             )
-            merger = merger.when_matched_update(columns, "s.order_key > t.order_key")
+            merger = merger.when_matched_update(
+                columns, f"{is_newer} AND {has_state}" if may_be_stale else is_newer
+            )
+            if may_be_stale:
+                merger = merger.when_matched_update(moved, f"{is_newer} AND NOT {has_state}")
             merger.when_not_matched_insert(columns).execute()
 
         committed(table, commit)
+
+    def _properties(self, batch: Numbered, *, is_last: bool) -> CommitProperties:
+        from deltalake import CommitProperties
+
+        marks = self._marks(batch, is_last=is_last)
+        return CommitProperties(dict(batch.notes) or None, app_transactions=marks)
+
+    def _marks(self, batch: Numbered, *, is_last: bool) -> list[Transaction]:
+        """Return the marks that a commit stores about a batch."""
+        from deltalake import Transaction
+
+        marks = [Transaction(batch.app_id, batch.batch_id)] if is_last else []
+        if batch.digest is None:
+            return marks
+        name = _QUERY + batch.app_id
+        last, stored = map(self._known().transaction_version, (batch.app_id, name))
+        if last is not None and stored is None:
+            if not is_last:
+                return []  # the stored number must not count for this query before the batch is complete
+            _LOG.warning(
+                "app_id %r: %s contains its batches up to %d, but does not say which query has merged them. "
+                "Batch %d is merged, and from now on only the query with this checkpoint can use the app_id. "
+                "If the checkpoint directory is new, changes may be missing; %s",
+                batch.app_id, self._where, last, batch.batch_id, REPAIR,
+            )  # fmt: skip
+        return [*marks, Transaction(name, batch.digest)]
 
 
 def _created(where: str, schema: pa.Schema) -> DeltaTable:
@@ -296,8 +420,8 @@ def _written(names: list[str]) -> WriterProperties:
     from deltalake import ColumnProperties, WriterProperties
 
     properties = {name: ColumnProperties(dictionary_enabled=False) for name in _TEXT}
-    if _DOCUMENT in names:
-        properties[_DOCUMENT] = ColumnProperties(statistics_enabled="NONE")
+    if DOCUMENT in names:
+        properties[DOCUMENT] = ColumnProperties(statistics_enabled="NONE")
     return WriterProperties(compression="SNAPPY", column_properties=properties)
 
 

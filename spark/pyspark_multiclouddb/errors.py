@@ -17,17 +17,16 @@ from typing import Final
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_api.validators import check_type
 from multiclouddb_spi import ProviderFault, RecordFault
+from multiclouddb_spi.faults import START_AGAIN
+from pyspark_multiclouddb.outage import EXPIRED
 
 __all__ = ["SourceError", "error_from_query", "poisoned", "source_errors"]
 
 _MARKER: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)\]")
-_SKIP_TO_OLDEST: Final = (
-    "start a new checkpoint directory, or set failOnDataLoss=false to resume at the oldest change left; with "
-    "startingPosition=snapshot, a new query and merge_into_delta(…, checkpoint=…) repair the same table"
-)
 # Maps patterns for the names in the client to the names in this source.
 _IN_SPARK: Final = (
-    (re.compile(r";? *start again, or read with on_expired=SkipToOldest\(\)[^;]*"), ""),
+    (re.compile(re.escape(f"; {START_AGAIN}")), ""),
+    (re.compile(r"on_expired=Resnapshot\(\)"), "failOnDataLoss=resnapshot"),
     (re.compile(r"on_expired=SkipToOldest\(\)"), "failOnDataLoss=false"),
     (re.compile(r"\bBeginning\(\)"), "startingPosition=beginning"),
     (re.compile(r"\bNow\(\)"), "startingPosition=now"),
@@ -107,7 +106,7 @@ def _marked(category: ErrorCategory, message: str) -> SourceError:
     for theirs, ours in _IN_SPARK:
         message = theirs.sub(ours, message)
     if category == ErrorCategory.CHECKPOINT_EXPIRED:
-        message = f"{message}; {_SKIP_TO_OLDEST}"
+        message = f"{message}; {EXPIRED}"
     error = SourceError(f"[MULTICLOUDDB:{category}] {message}")
     error.add_note(f"See {MulticloudDbError(message, ErrorDetail(category)).help_url}")
     return error

@@ -12,7 +12,15 @@ import attrs
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, Resnapshot, Snapshot
+from multiclouddb_api import (
+    ErrorCategory,
+    ErrorDetail,
+    Fail,
+    MulticloudDbError,
+    Resnapshot,
+    SkipToOldest,
+    Snapshot,
+)
 from multiclouddb_spi import FeedStart, Lineage, Step, SupportsChangeMark, Target
 from multiclouddb_spi.continuation.entry import AnyEntry, Entry
 from multiclouddb_spi.continuation.plan import Plan
@@ -28,6 +36,7 @@ from pyspark_multiclouddb.offsets import (
     ranges_of,
 )
 from pyspark_multiclouddb.options import Settings
+from pyspark_multiclouddb.outage import NEW_QUERY, REPAIR, start_warning
 from pyspark_multiclouddb.progress import Reports, snapshot_state
 from pyspark_multiclouddb.rows import find_poison, read_work, work_of
 
@@ -39,6 +48,8 @@ _NAP_SECONDS: Final = 0.1
 # A position is checked for expiry at the first plan, and after a batch that took longer than this number of
 # seconds.
 _FRESH_SECONDS: Final = 60.0
+# A warning names at most this number of lost positions.
+_PLACES: Final = 3
 # After this number of seconds, a step is planned even if nothing has changed, because an audit or the saving
 # of a position may be due.
 _STILL_SECONDS: Final = 60.0
@@ -79,6 +90,7 @@ class MicroBatches:
         # With onPoison=skip: the changes that the next offset names, and the last offset that was searched.
         self._poison: list[tuple[str, str]] = []
         self._searched: dict[str, Any] | None = None
+        self._warning: str | None = None
 
     def initial(self) -> dict[str, Any]:
         """Return the start of a new query.
@@ -107,7 +119,8 @@ class MicroBatches:
                 start, step = step.after, self._step(connection, step.after, max_records)
                 state = snapshot_state(state, start, step.after)
             self._search(connection, step)
-            offset = Pinned(connection.incarnation, start.to_json(), snapshot=state)
+            said = start_warning(self.settings)
+            offset = Pinned(connection.incarnation, start.to_json(), snapshot=state, warning=said)
             if step.moved and not step.empty:
                 offset = Pinned(
                     connection.incarnation,
@@ -116,6 +129,7 @@ class MicroBatches:
                     origin=start.to_json(),
                     more=_may_have_more(start, step.after, max_records),
                     snapshot=state,
+                    warning=said,
                 )
             self._saved = time.monotonic()
             return self._named(offset)
@@ -155,8 +169,8 @@ class MicroBatches:
         """Return the work of a micro-batch.
 
         The same offsets always give the same work. This method contacts the database only with
-        `onPoison=skip`, and only for a batch that another process planned: to name the changes that the batch
-        leaves out.
+        `onPoison=skip` or `failOnDataLoss=false`, and only for a batch that another process planned: to name
+        the changes that the batch leaves out.
 
         Args:
             start: The start of the batch.
@@ -169,6 +183,12 @@ class MicroBatches:
             if not ranges:
                 return []
             assert isinstance(after, Pinned)
+            skips, planned_here = isinstance(self.settings.on_loss, SkipToOldest), self._planned != -math.inf
+            if skips and not planned_here and isinstance(before, Pinned):
+                connection = connection_for(self.settings)
+                after.check_incarnation(connection.opened)
+                kept = connection.plan("restore", lambda planner, _: planner.restore(before.cursors))
+                self._check_kept(connection, kept, surely=True)
             if self.settings.skip_poison and after.poison is None and end != self._searched:
                 self._searched = end
                 connection = connection_for(self.settings)
@@ -200,7 +220,8 @@ class MicroBatches:
             state = snapshot_state(None, lineage, lineage, whole=isinstance(offset.position, Snapshot))
             self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
             self._saved = time.monotonic()
-            pinned = Pinned(connection.incarnation, lineage.to_json(), snapshot=state)
+            said = start_warning(self.settings)
+            pinned = Pinned(connection.incarnation, lineage.to_json(), snapshot=state, warning=said)
             return offset_to_json(self.settings, pinned)
         offset.check_incarnation(connection.opened)
         before = connection.plan("restore", lambda planner, _: planner.restore(offset.cursors))
@@ -238,7 +259,11 @@ class MicroBatches:
         state = snapshot_state(offset.snapshot, before, step.after)
         self.report = self._reports.report(connection, step.after, step, idle=nothing, snapshot=state)
         due = time.monotonic() - self._saved >= self.settings.idle_checkpoint_seconds or bool(step.skipped)
-        if nothing and not self._poison and not _is_worth_saving(before, step.after, due):
+        if step.skipped:
+            self._lose(", ".join(step.skipped[:_PLACES]))
+        warning = self._warning or (offset.warning if offset.lost else None)
+        is_said = warning is None or warning == offset.warning
+        if nothing and is_said and not self._poison and not _is_worth_saving(before, step.after, due):
             # The next call begins here, so that the same records are not scanned again.
             self._ahead = start, step.after
             if mark is not None and not step.after.ends():
@@ -246,9 +271,11 @@ class MicroBatches:
             return start
         stands = step.after if nothing or due else _without_idle_moves(before, step)
         more = tell_more and not nothing and _may_have_more(before, step.after, max_records)
-        end = self._named(
-            Pinned(offset.incarnation, stands.to_json(), step.ends, nothing, more=more, snapshot=state)
-        )
+        pinned = Pinned(
+            offset.incarnation, stands.to_json(), step.ends, nothing, more=more, snapshot=state,
+            warning=warning, lost=warning is not None,
+        )  # fmt: skip
+        end = self._named(pinned)
         self._ahead = end, step.after
         if stands is step.after:
             self._saved = time.monotonic()
@@ -276,11 +303,25 @@ class MicroBatches:
         self._poison, self._searched = [], offset_to_json(self.settings, named)
         return self._searched
 
-    def _check_kept(self, connection: Connection, before: Lineage) -> None:
-        """With `failOnDataLoss=resnapshot`, find expired positions before ranges are planned."""
+    def _check_kept(self, connection: Connection, before: Lineage, *, surely: bool = False) -> None:
+        """Find expired positions before ranges are planned or read, because tasks cannot report them."""
         due, self._planned = time.monotonic() - self._planned > _FRESH_SECONDS, time.monotonic()
-        if due and isinstance(self.settings.on_loss, Resnapshot):
-            connection.opened.call("plan", lambda deadline: check_kept(connection.feed, before, deadline))
+        if not due or isinstance(self.settings.on_loss, Fail):
+            return
+        try:
+            connection.opened.call(
+                "plan", lambda deadline: check_kept(connection.feed, before, deadline, surely=surely)
+            )
+        except MulticloudDbError as error:
+            if not isinstance(self.settings.on_loss, SkipToOldest):
+                raise
+            if error.category == ErrorCategory.CHECKPOINT_EXPIRED:  # the tasks meet every other error
+                self._lose(error.message.partition(";")[0])
+
+    def _lose(self, where: str) -> None:
+        """Say in the log, and in the offsets from now on, that changes were skipped."""
+        self._warning = f"failOnDataLoss=false has skipped lost changes: {where}; {REPAIR}"
+        _LOG.warning("%s: %s", self.settings.address, self._warning)
 
     def _begun_again(
         self, connection: Connection, offset: Pinned, wanted: Snapshot, loss: MulticloudDbError
@@ -383,6 +424,6 @@ def _may_have_more(before: Lineage, after: Lineage, max_records: int | None) -> 
 def _ended(settings: Settings) -> MulticloudDbError:
     return MulticloudDbError(
         f"the feed of {settings.address} has ended, and all its changes were delivered; "
-        "if the resource was recreated, start a query with a checkpointLocation of its own",
+        f"if the resource was recreated, {NEW_QUERY}",
         ErrorDetail(ErrorCategory.NOT_FOUND),
     )

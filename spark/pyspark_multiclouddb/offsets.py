@@ -26,6 +26,10 @@ With `onPoison=skip`, `poison` names the changes that the step to this offset le
 be decoded: their number (`count`), and partition and position of the first ones (`first`). A repeated step
 leaves out the same changes, even if `onPoison` has been changed to `fail`.
 
+`warning` says that a target may stay wrong, and how to repair it. The first offset of a query that does not
+begin with a snapshot contains it. If `failOnDataLoss=false` has skipped lost changes, every later offset also
+contains it, together with `lost`.
+
 After a snapshot has begun, the offset also contains `s` for the sink. The field `s` contains the id
 of the plan (`plan`), the floor (`floor`), and the state of the scan (`over` is true after the end
 of the scan). The field `s` also contains `whole` if the scan reads every existing row. If the
@@ -46,6 +50,7 @@ from multiclouddb_spi import Cursor, FeedStart, InvalidCursor, Lineage, Range, r
 from multiclouddb_spi.continuation.lineage import INSPECTED
 from multiclouddb_spi.open_feed import OpenFeed
 from pyspark_multiclouddb.options import Settings, position_from_text, position_text
+from pyspark_multiclouddb.outage import NEW_QUERY
 
 __all__ = [
     "Offset",
@@ -88,6 +93,8 @@ class Pinned:
         snapshot: The query's last snapshot, with the fields `plan`, `floor`, `over` and `whole`.
         poison: The changes that the step to this offset leaves out, in the form of `poison_state`; None if
             there are none.
+        warning: What the target may lack, and how to repair it.
+        lost: True if changes were skipped at this offset or an earlier one.
     """
 
     incarnation: str | None
@@ -98,6 +105,8 @@ class Pinned:
     more: bool = False
     snapshot: Mapping[str, Any] | None = None
     poison: Mapping[str, Any] | None = None
+    warning: str | None = None
+    lost: bool = False
 
     def check_incarnation(self, opened: OpenFeed) -> None:
         """Refuse an offset of a resource that was deleted and created again.
@@ -108,7 +117,7 @@ class Pinned:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the resource was recreated since the offset was made.
         """
-        way_out = f"the changes of the old resource are gone; {_NEW_CHECKPOINT}"
+        way_out = f"the changes of the old resource are gone; {NEW_QUERY}"
         opened.check_resumes(self.incarnation, "checkpoint", way_out)
 
 
@@ -121,10 +130,10 @@ def offset_to_json(settings: Settings, offset: Offset) -> dict[str, Any]:
     match offset:
         case Symbolic(position):
             value["from"] = position_text(position)
-        case Pinned(incarnation, cursors, ends, empty, origin, more, snapshot, poison):
+        case Pinned(incarnation, cursors, ends, empty, origin, more, snapshot, poison, warning, lost):
             value |= {"inc": incarnation, "c": cursors}
             optional = {"e": dict(ends), "empty": empty, "o": origin, "more": more, "s": snapshot}
-            optional |= {"modes": settings.modes, "poison": poison}
+            optional |= {"modes": settings.modes, "poison": poison, "warning": warning, "lost": lost}
             value |= {name: each for name, each in optional.items() if each}
     canonical: dict[str, Any] = json.loads(json.dumps(value, sort_keys=True))
     return canonical
@@ -164,6 +173,7 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
             and isinstance(value.get("o"), dict | None)
             and _is_snapshot(value.get("s"))
             and isinstance(value.get("poison"), dict | None)
+            and isinstance(value.get("warning"), str | None)
         ):
             return Pinned(
                 incarnation,
@@ -174,6 +184,8 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
                 value.get("more") is True,
                 value.get("s"),
                 value.get("poison"),
+                value.get("warning"),
+                value.get("lost") is True,
             )
         case _:
             raise _damaged("holds an offset that is not of this source")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from multiclouddb_spi.missing_state import DOCUMENT, LACKS_STATE, MissingState, missing_state_error
 from pyspark_multiclouddb.arguments import CHANGE_TYPES, incomplete_rows
 from pyspark_multiclouddb.columns import in_backticks
 
@@ -43,11 +44,13 @@ class Piece:
         rows: The last changes of some of the keys.
         is_last: True for the last piece.
         plan: The id of the snapshot to which rows of the batch belong, or None.
+        is_incomplete: True if the batch, in this piece or another, has changes without their documents.
     """
 
     rows: pa.Table
     is_last: bool
     plan: str | None
+    is_incomplete: bool
 
 
 def latest_rows(frame: DataFrame) -> DataFrame:
@@ -62,7 +65,9 @@ def latest_rows(frame: DataFrame) -> DataFrame:
     return frame.groupBy("key").agg(F.max_by(row, order).alias("row")).select("row.*")
 
 
-def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Generator[Piece, None, None]:
+def collected_in_pieces(
+    frame: DataFrame, max_bytes: int, missing_state: MissingState = "refuse"
+) -> Generator[Piece, None, None]:
     """Collect the last change of each key.
 
     Args:
@@ -71,14 +76,15 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Generator[Piece, No
         max_bytes: The maximum size of a piece. Pieces are smaller if Spark's setting
             `spark.driver.maxResultSize` requires it. The keys are divided into 4096 parts, and the rows of
             one part are never split.
+        missing_state: What to do with a change without its document.
 
     Returns:
         Pieces with tables. A table has all columns of the frame except `PLAN`. Each key appears in
         only one table. If a frame contains no rows, no table is returned.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if a row has no `key`, no `order_key` or no `type`, or
-            if its `type` is unknown.
+        MulticloudDbError: `INVALID_REQUEST` if a row has no `key`, no `order_key` or no `type`, if
+            its `type` is unknown, or if it has no document and `missing_state` is `"refuse"`.
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
     from pyspark.storagelevel import StorageLevel
@@ -91,10 +97,14 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Generator[Piece, No
     kept = kept.coalesce(_TASKS).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         total = _total(kept)
+        if total.incomplete:
+            raise incomplete_rows()
+        if total.lacking and missing_state == "refuse":
+            raise missing_state_error(str(total.example), total.lacking)
         cuts = _cuts(kept, total, _bound(frame, max_bytes))
         for number, (first, last) in enumerate(cuts, 1):
             rows = kept.where(F.col(_BUCKET).between(first, last)).select(*columns).toArrow()
-            yield Piece(rows, number == len(cuts), total.plan)
+            yield Piece(rows, number == len(cuts), total.plan, bool(total.lacking))
     finally:
         kept.unpersist()
 
@@ -111,6 +121,8 @@ class _Total:
     rows: int
     size: int
     incomplete: int
+    lacking: int
+    example: str | None
     plan: str | None
 
 
@@ -119,10 +131,13 @@ def _total(kept: DataFrame) -> _Total:
 
     known = F.coalesce(F.col("type").isin(*CHANGE_TYPES), F.lit(False))
     incomplete = F.col("key").isNull() | F.col("order_key").isNull() | ~known
+    lacks = F.expr(LACKS_STATE) if DOCUMENT in kept.columns else F.lit(False)
     found = kept.agg(
         F.count(F.lit(1)).alias("rows"),
         F.coalesce(F.sum(_SIZE), F.lit(0)).alias("size"),
         F.coalesce(F.sum(incomplete.cast("long")), F.lit(0)).alias("incomplete"),
+        F.coalesce(F.sum(lacks.cast("long")), F.lit(0)).alias("lacking"),
+        F.min(F.when(lacks, F.col("key"))).alias("example"),
         F.max(PLAN).alias("plan"),
     )
     [row] = found.toArrow().to_pylist()
@@ -133,8 +148,6 @@ def _cuts(kept: DataFrame, total: _Total, bound: int) -> list[tuple[int, int]]:
     """Return the numbers of the first and the last bucket of each piece."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-    if total.incomplete:
-        raise incomplete_rows()
     if not total.rows:
         return []
     if total.size <= bound:

@@ -32,13 +32,20 @@ import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from multiclouddb_api import ChangeFeedPage, invalid_request
-from multiclouddb_spi.arrow import events_to_arrow
+from multiclouddb_api import (
+    BackfillDone,
+    ChangeFeedPage,
+    RecordSkipped,
+    SnapshotStarted,
+    invalid_request,
+)
+from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
+from multiclouddb_spi.missing_state import MissingState, lacks_state, missing_state_error
 from multiclouddb_spi.scan import plan_id_of
 from pyspark_multiclouddb.arguments import CHANGE_TYPES, check_merge, check_rows, incomplete_rows
 from pyspark_multiclouddb.checkpoint import Checkpoint, Scan, query_of
 from pyspark_multiclouddb.columns import check_cases, in_backticks
-from pyspark_multiclouddb.delta import Target
+from pyspark_multiclouddb.delta import Numbered, Target
 from pyspark_multiclouddb.pieces import PLAN, Piece, collected_in_pieces, latest_rows
 from pyspark_multiclouddb.tombstones import drop_tombstones, live_rows
 
@@ -62,6 +69,8 @@ _OF_THE_EVENT: Final = frozenset(
         "sequence",
     }
 )
+_PAGE_SCHEMA: Final = pa.schema([field for field in EVENT_SCHEMA if field.name not in _OF_THE_EVENT])
+"""The columns that the table gets from a page."""
 
 
 def latest_by_key(events: _Events) -> _Events:
@@ -94,6 +103,7 @@ def merge_into_delta(
     checkpoint: str | os.PathLike[str] | None = None,
     create: bool = True,
     new_columns: Literal["add", "refuse"] = "refuse",
+    missing_state: MissingState = "refuse",
     max_bytes: int = 64 << 20,
 ) -> bool:
     """Merge changes into a Delta table: one row per document, and a tombstone for a deleted one.
@@ -111,20 +121,28 @@ def merge_into_delta(
     restarts; rows that were already merged do not change. The last commit stores the number of the
     batch. If the table already contains the number of a batch, the batch is left out.
 
+    A page tells by its notices where a snapshot begins and ends. So pass every page, also a page without
+    events, and store its token after that. A snapshot of pages, from `Snapshot()` or
+    `on_expired=Resnapshot()`, then repairs the table like a snapshot with `checkpoint`.
+
     A stream that begins with a snapshot needs `checkpoint` if the table may have older rows, or if
     the stream's options include `snapshotOrder=interleaved`, `snapshotOrder=auto` or
     `failOnDataLoss=resnapshot`. The offsets in the checkpoint show to which snapshot a batch
     belongs and whether the snapshot's scan is over. With `checkpoint`, a snapshot repairs the
     table: the rows of the snapshot replace older rows. After the last row of the snapshot, a
     document becomes a tombstone if the snapshot did not contain the document. Therefore the table
-    must not contain rows of other collections. Without `checkpoint`, the sink refuses the snapshot
-    of a stream if the table contains older rows. The sink recognizes the rows of a snapshot by
+    must not contain rows of other collections. The sink refuses the rows of a snapshot that it has not seen
+    begin if the table contains older rows. The sink recognizes the rows of a snapshot by
     `event_id` and `backfilled`, so do not remove these columns from the batch.
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
     `_deleted_at`. Additional columns of the batch are also kept, so you can parse documents first:
     `frame.withColumn("total", get_json_object("new_item_state", "$.total"))`. If a column of the table is
     missing from the batch, the column keeps its values.
+
+    A CREATE or UPDATE may come without its document, for example because the image of the change has
+    expired. Such a change is never written as an empty document. The sink checks the column
+    `new_item_state`, so keep this column until you pass the batch.
 
     Args:
         batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a
@@ -135,13 +153,18 @@ def merge_into_delta(
         table_path: The path of a folder, or a URL that `deltalake` supports. Only one process may write at a
             time. Several threads of this process may write, for example two queries of one driver.
         app_id: A name that identifies the query and its checkpoint. With a new checkpoint directory
-            the numbering starts again, so use another `app_id`. With the old `app_id`, the sink
-            would treat the first batches as replays and leave them out. Give both `app_id` and
+            the numbering starts again, so use another `app_id`. The table stores the id of the query
+            beside the number, and the sink refuses another query under the same `app_id`. Over Spark
+            Connect, the sink reads this id from `checkpoint`, so give both. Give both `app_id` and
             `batch_id`, or None for both.
         checkpoint: The `checkpointLocation` of the query: a folder, or a URL that Spark can read.
         create: False to raise an error if the table does not exist.
         new_columns: What to do if the batch contains a column that the table does not have: `"add"` adds the
             column, with null in the existing rows; `"refuse"` refuses the batch.
+        missing_state: What to do if the last change of a key has no document: `"refuse"` refuses the batch;
+            `"keep"` keeps the document and the other columns of the row, moves its `order_key`, and writes
+            the time of the merge into the column `_stale_since`. If there is no row, one without a document
+            is written. The next change with a document empties `_stale_since`.
         max_bytes: The maximum size of a piece in bytes. The sink estimates how many bytes a piece
             has in Arrow. Pieces are smaller if Spark's setting `spark.driver.maxResultSize`
             requires it. A single row is never split.
@@ -152,61 +175,123 @@ def merge_into_delta(
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a column is missing, has a different type than in
             the table, has a type that a Delta table cannot store, or is new and refused; if a row
-            has no key, no `order_key`, or a `type` that is not the type of a change; if a snapshot
+            has no key, no `order_key`, or a `type` that is not the type of a change; if a change has no
+            document and `missing_state` is `"refuse"`; if another query has used `app_id`; if a snapshot
             needs `checkpoint`, or the checkpoint belongs to another query; `NOT_FOUND` if the table
             does not exist and `create` is False. If the category is `INVALID_REQUEST` or
             `NOT_FOUND`, no row was written. `CONFLICT` if another process changes the table again
             and again; merge the batch again.
         ImportError: Raised if `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
-    from deltalake import Transaction
-
     check_merge(
         batch, table_path, batch_id=batch_id, app_id=app_id, checkpoint=checkpoint, create=create,
-        new_columns=new_columns, max_bytes=max_bytes,
+        new_columns=new_columns, missing_state=missing_state, max_bytes=max_bytes,
     )  # fmt: skip
-    scan = None if checkpoint is None else _scan_of(batch, batch_id, os.fspath(checkpoint))
+    query, scan, notes = _told(batch, batch_id, app_id, checkpoint)
+    begun, ended = _scans_in(batch)
+    if scan is not None:
+        begun, ended = [*begun, scan], [*ended, scan]
+    is_told = checkpoint is not None and not isinstance(batch, ChangeFeedPage)
     target = Target(os.fspath(table_path), create=create, new_columns=new_columns)
-    done = None if batch_id is None or app_id is None else Transaction(app_id, batch_id)
+    done = None if batch_id is None or app_id is None else Numbered(app_id, batch_id, query, notes)
     merged = False
-    if batch_id is not None and app_id is not None and target.has(app_id, batch_id):
-        if scan is not None:
-            target.check_unused(scan, app_id)
+    if done is not None and target.has(done):
+        for each in begun:
+            target.check_unused(each, done)
     else:
-        is_frame = not isinstance(batch, pa.Table | ChangeFeedPage)
-        with closing(_pieces(batch, max_bytes)) as pieces:
+        for each in begun if isinstance(batch, ChangeFeedPage) else ():
+            if not target.exists:
+                target.prepare(_PAGE_SCHEMA)
+            target.begin(each)
+        with closing(_pieces(batch, max_bytes, missing_state)) as pieces:
             for piece in pieces:
                 if not merged:
-                    target.prepare(piece.rows.drop_columns("type").schema)
-                    _begin(target, scan, piece.plan, is_told=checkpoint is not None, strict=is_frame)
-                target.merge(piece.rows, done if piece.is_last else None)
+                    target.prepare(piece.rows.drop_columns("type").schema, may_be_stale=piece.is_incomplete)
+                    _begin(target, scan, piece.plan, is_told=is_told)
+                    if scan is None and done is not None:
+                        done = target.noted(done)
+                target.merge(piece.rows, done, is_last=piece.is_last)
                 merged = True
-    _end(target, scan)
+        if done is not None and done.notes and target.exists and not target.has(done):
+            target.note(done)  # no row has changed, for example because no change could be decoded
+    _end(target, ended)
     return merged
 
 
-def _end(target: Target, scan: Scan | None) -> None:
+def _end(target: Target, scans: list[Scan]) -> None:
     """Record that a batch was merged. A batch without rows may also begin or end a snapshot."""
-    if scan is not None and target.exists:
-        target.begin(scan)
-        if scan.is_over:
-            target.end(scan)
+    if target.exists:
+        for scan in scans:
+            target.begin(scan)
+            if scan.is_over:
+                target.end(scan)
 
 
-def _scan_of(
-    batch: DataFrame | pa.Table | ChangeFeedPage, batch_id: int | None, checkpoint: str
-) -> Scan | None:
-    """Return the snapshot to which the batch belongs."""
-    if batch_id is None:
+def _scans_in(batch: DataFrame | pa.Table | ChangeFeedPage) -> tuple[list[Scan], list[Scan]]:
+    """Return the snapshots that begin on a page, and those that end on it, as its notices say."""
+    begun, ended = [], []
+    for notice in batch.notices if isinstance(batch, ChangeFeedPage) else ():
+        match notice:
+            case SnapshotStarted(floor, where, whole):
+                begun.append(Scan(_plan_of(where), floor, True, False, False, whole))
+            case BackfillDone(where, floor):
+                ended.append(Scan(_plan_of(where), floor, False, False, True))
+            case RecordSkipped(where, position) if plan_id_of(_native(where)) is not None:
+                raise invalid_request(
+                    "batch",
+                    f"lacks a row of a snapshot that cannot be decoded ({position}); at the end of the "
+                    "snapshot, the sink would take the document for a deleted one",
+                    "change or delete the document in the database, and begin another Snapshot()",
+                )
+            case _:
+                pass
+    return begun, ended
+
+
+def _plan_of(partition_id: str) -> str:
+    """Return the id of a snapshot, as the `event_id` of its rows contains it, from the id in a notice."""
+    return plan_id_of(_native(partition_id)) or partition_id
+
+
+def _native(partition_id: str) -> str:
+    """Return the service's own id, which comes after the provider and the resource."""
+    return partition_id.split(":", 2)[-1]
+
+
+def _told(
+    batch: DataFrame | pa.Table | ChangeFeedPage,
+    batch_id: int | None,
+    app_id: str | None,
+    checkpoint: str | os.PathLike[str] | None,
+) -> tuple[str | None, Scan | None, dict[str, str]]:
+    """Return the id of the query, the snapshot to which the batch belongs, and notes for the commit.
+
+    The id or the snapshot is None if it does not exist.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if the batch has a number, but it is not known of which query.
+    """
+    frame = None if isinstance(batch, pa.Table | ChangeFeedPage) else batch
+    query, is_reported = query_of(frame)
+    scan, notes = None, dict[str, str]()
+    if checkpoint is not None:
+        if batch_id is None:
+            raise invalid_request(
+                "checkpoint", "must be given together with batch_id", "give both, or leave both out"
+            )
+        told = Checkpoint(os.fspath(checkpoint), None if frame is None else frame.sparkSession)
+        query, scan = told.query(query), told.scan(batch_id)
+        notes = told.notes(batch_id)
+    if app_id is not None and query is None and not is_reported:
         raise invalid_request(
-            "checkpoint", "must be given together with batch_id", "give both, or leave both out"
+            "app_id",
+            "is given, but over Spark Connect the sink does not know which query numbers its batches so",
+            "also pass checkpoint=, the checkpointLocation of the query",
         )
-    if isinstance(batch, pa.Table | ChangeFeedPage):
-        return Checkpoint(checkpoint).scan(batch_id, None)
-    return Checkpoint(checkpoint, batch.sparkSession).scan(batch_id, query_of(batch))
+    return query, scan, notes
 
 
-def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool, strict: bool) -> None:
+def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool) -> None:
     """Begin the snapshot of a batch in the table, unless this snapshot has already begun."""
     if scan is not None:
         if plan not in (None, scan.plan):
@@ -217,10 +302,12 @@ def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool
             )
         target.begin(scan)
     elif plan is not None and not is_told:
-        target.accept(plan, strict=strict)
+        target.accept(plan)
 
 
-def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Generator[Piece, None, None]:
+def _pieces(
+    batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int, missing_state: MissingState
+) -> Generator[Piece, None, None]:
     """Return the last change of each key in the batch, piece by piece.
 
     A piece has the columns of the target and the column `type`.
@@ -238,7 +325,8 @@ def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Gen
         check_cases(names)
         plan = "CASE WHEN backfilled AND event_id LIKE 'snapshot:%' THEN split(event_id, ':')[1] END"
         columns = [*map(in_backticks, kept), *([f"{plan} AS {PLAN}"] if tells_plan else [])]
-        with closing(collected_in_pieces(batch.selectExpr(*columns), max_bytes)) as pieces:
+        selected = batch.selectExpr(*columns)
+        with closing(collected_in_pieces(selected, max_bytes, missing_state)) as pieces:
             for piece in pieces:
                 yield attrs.evolve(piece, rows=_in_utc(piece.rows))
         return
@@ -247,7 +335,11 @@ def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Gen
         raise incomplete_rows()
     if batch.num_rows:
         found = _plan_in(batch) if tells_plan else None
-        yield Piece(_in_utc(latest_by_key(batch.select(kept))), is_last=True, plan=found)
+        rows = _in_utc(latest_by_key(batch.select(kept)))
+        lacking = rows.filter(lacks_state(rows))
+        if lacking.num_rows and missing_state == "refuse":
+            raise missing_state_error(pc.min(lacking["key"]).as_py(), lacking.num_rows)
+        yield Piece(rows, is_last=True, plan=found, is_incomplete=bool(lacking.num_rows))
 
 
 def _plan_in(events: pa.Table) -> str | None:

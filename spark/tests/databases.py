@@ -164,7 +164,7 @@ class Cosmos:
         native = CosmosClient(self.server.endpoint, self.server.key, enable_endpoint_discovery=False)
         self.natives.append(native)
         database = native.create_database_if_not_exists("shop")
-        items = database.create_container(name, PartitionKey("/id"), offer_throughput=20_000)
+        items = database.create_container(name, PartitionKey("/id"), offer_throughput=12_000)
 
         def write(part=None):
             for number in numbers_of(part):

@@ -30,7 +30,8 @@ def merge(frame, batch_id):
         yield from batches
 
     # The pieces are small, so that a batch takes several commits.
-    merge_into_delta(frame.mapInArrow(counted, frame.schema), batch_id, table, "remote", max_bytes=1000)
+    rows = frame.mapInArrow(counted, frame.schema)
+    merge_into_delta(rows, batch_id, table, "remote", checkpoint=checkpoint, max_bytes=1000)
 
 
 def follow():

@@ -8,6 +8,7 @@ checkpoint.
 import json
 import os
 import random
+import uuid
 from datetime import timedelta
 from functools import partial
 
@@ -52,6 +53,7 @@ class Query:
         self.checkpoint, self.plain, self.told = folder / name, plain, told
         for part in ("offsets", "commits"):
             (self.checkpoint / part).mkdir(parents=True)
+        (self.checkpoint / "metadata").write_text(json.dumps({"id": uuid.uuid4().hex}))
         bound = {} if limit is None else {"maxRecordsPerTrigger": str(limit)}
         given = {"startingPosition": "snapshot", "pollInterval": "0", **bound, **options}
         self.settings = parse_options(source.options(**given))

@@ -19,8 +19,8 @@ from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import ServiceBehaviour, SimulationProvider
 from multiclouddb_conformance.simulation.feed import SimulationFeed
 from multiclouddb_spi import Deadline, FeedSpec, Planner, ProviderFault
-from multiclouddb_spi.continuation.plan import to_micros
 from multiclouddb_spi.continuation.state import state_from_json
+from multiclouddb_spi.continuation.times import to_micros
 from multiclouddb_spi.continuation.token import decode_token
 
 
@@ -102,6 +102,15 @@ def test_the_rows_come_before_every_change(bench, feed, number):
     assert len(rows) == 10
     assert events[-1] == (100, False)
     assert [type(notice) for notice in notices] == [BackfillDone]
+
+
+def test_only_a_scan_of_every_row_is_whole(bench):
+    bench.fill(3)
+    beginning, moment = starts(bench)
+    alone = PhysicalPartition(bench.partitions()[1])
+    asked = [(beginning, {}), (moment, {}), (beginning, {"scope": alone})]
+    started = [bench.page(position, 3, **more).notices[0].whole for position, more in asked]
+    assert started == [True, False, False]
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -7,6 +7,7 @@ from multiclouddb_conformance.simulation import Simulation, SimulationProvider, 
 from multiclouddb_spi import Fault, InvalidCursor, ProviderFault, RecordFault, cancelled, expired
 from multiclouddb_spi.error_table import THROTTLED, UNAVAILABLE, Row, one_line, row_of_status, unexpected
 from multiclouddb_spi.errors import fault_of, to_error
+from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 
 INVALID, TRANSIENT = ErrorCategory.INVALID_REQUEST, ErrorCategory.TRANSIENT_FAILURE
 
@@ -17,11 +18,13 @@ class TestOwnFaults:
         assert made.fault == Fault(TRANSIENT, "later", "7", retryable=True, vendor_retried=True)
         assert ProviderFault.of(INVALID, "wrong").fault == Fault(INVALID, "wrong")
 
-    def test_an_expired_position_names_both_ways_out(self):
+    def test_an_expired_position_names_the_way_that_repairs_first(self):
         found = expired("changes were trimmed").fault
         assert (found.category, found.retryable) == (ErrorCategory.CHECKPOINT_EXPIRED, False)
         assert found.message.startswith("changes were trimmed; start again")
-        assert "on_expired=SkipToOldest()" in found.message
+        ways = [found.message.index(f"on_expired={way}") for way in ("Resnapshot()", "SkipToOldest()")]
+        assert ways == sorted(ways)
+        assert AFTER_AN_OUTAGE in found.message
 
     def test_a_cancelled_read_may_be_tried_again(self):
         found = cancelled().fault

@@ -1,4 +1,4 @@
-"""Tests readers that may answer after the deadline, and feeds that accept a token of another incarnation."""
+"""Tests fetches that end after their call, and feeds that accept a token of another incarnation."""
 
 import threading
 import time
@@ -9,11 +9,10 @@ import pytest
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError
 from multiclouddb_conformance.simulation import ServerError, SimulationFeed, SimulationReader
 from multiclouddb_conformance.waiting import assert_prompt
-from multiclouddb_spi import Reader
 
 BEGINNING = Beginning()
 SOON = 0.4
-KINDS = pytest.mark.parametrize("outlasts", [True, False], ids=["outlasts", "does not"])
+KINDS = pytest.mark.parametrize("longest", [60.0, 0.0], ids=["is kept", "is given up"])
 
 
 @contextmanager
@@ -26,10 +25,10 @@ def within(seconds):
 
 @pytest.fixture
 def outlasting(make_bench, monkeypatch):
-    """Make a bench with threads; `outlasts` determines whether its readers continue after a call ends."""
+    """Make a bench with threads; a fetch that takes longer than `longest` is given up when its call ends."""
 
-    def make(partitions=1, outlasts=True, **config):
-        monkeypatch.setattr(SimulationReader, "outlasts", lambda reader: outlasts)
+    def make(partitions=1, longest=60.0, **config):
+        monkeypatch.setattr(SimulationReader, "longest_fetch", lambda reader: longest)
         bench = make_bench(partitions)
         bench.connect(threads=True, **config)
         return bench
@@ -38,13 +37,9 @@ def outlasting(make_bench, monkeypatch):
 
 
 class TestOutlasts:
-    def test_by_default_no_reader_does(self):
-        assert SimulationReader.outlasts is Reader.outlasts
-        assert Reader.outlasts(None) is False
-
     @KINDS
-    def test_a_call_ends_at_its_deadline_in_any_case(self, outlasting, outlasts):
-        bench = outlasting(outlasts=outlasts)
+    def test_a_call_ends_at_its_deadline_in_any_case(self, outlasting, longest):
+        bench = outlasting(longest=longest)
         bench.fill(3)
         bench.sim.hold("p0")
 
@@ -69,8 +64,8 @@ class TestOutlasts:
         assert (bench.calls.fetches["p0"], bench.calls.opens["p0"]) == (1, 1)
         assert bench.calls.cancels == 0
 
-    def test_of_another_reader_it_is_given_up_and_asked_for_again(self, outlasting, ids):
-        bench = outlasting(outlasts=False)
+    def test_one_that_runs_for_too_long_is_given_up_and_asked_for_again(self, outlasting, ids):
+        bench = outlasting(longest=0.0)
         bench.fill(3)
         bench.sim.hold("p0")
         for number in (1, 2, 3):
@@ -162,6 +157,44 @@ class TestOutlasts:
             return time.monotonic() - began
 
         assert_prompt(1, attempt, at_most=10)
+
+    def test_one_that_has_run_for_too_long_between_two_calls_is_given_up(self, outlasting, ids):
+        bench = outlasting(longest=2 * SOON)
+        bench.fill(3)
+        bench.sim.hold("p0")
+        bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=SOON)
+        assert bench.calls.cancels == 0
+        time.sleep(2 * SOON)
+        bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=SOON)
+        assert bench.calls.cancels == 1
+        assert bench.calls.opens["p0"] == 2
+        bench.sim.release("p0")
+        assert ids(bench.page()) == bench.written()
+
+    def test_it_is_not_used_after_the_collection_was_recreated(self, outlasting, ids):
+        bench = outlasting()
+        bench.fill(3)
+        token = bench.page(size=1).continuation_token
+        bench.sim.hold("p0")
+        bench.refused(ErrorCategory.TRANSIENT_FAILURE, token, timeout=SOON)
+        bench.sim.recreate()
+        bench.fill(2)
+        bench.sim.release("p0")
+        with pytest.raises(MulticloudDbError):
+            bench.page(token)
+        assert ids(bench.page()) == bench.written()[-2:]
+
+    def test_an_answer_is_used_once(self, outlasting, ids):
+        bench = outlasting()
+        bench.fill(3)
+        bench.sim.hold("p0")
+        bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=SOON)
+        bench.sim.release("p0")
+        page = bench.page(size=2)
+        again = bench.page(size=2)
+        rest = bench.page(page.continuation_token)
+        assert ids(page) == ids(again) == bench.written()[:2]
+        assert ids(rest) == bench.written()[2:]
 
     def test_when_its_bytes_are_needed_it_goes(self, outlasting, ids):
         bench = outlasting(2, max_buffered_bytes=65_536)

@@ -300,7 +300,8 @@ class TestBuffers:
         bench.drain(size=7)
         eventually(lambda: bench.engine.buffered_bytes == 0)
 
-    def test_bytes_of_a_call_that_failed_are_given_back(self, threaded, eventually):
+    def test_bytes_of_a_fetch_that_was_given_up_are_given_back(self, threaded, monkeypatch, eventually):
+        monkeypatch.setattr(SimulationReader, "longest_fetch", lambda reader: 0.0)
         bench = threaded(5)
         bench.fill(50, keys=50)
         bench.sim.hold()
@@ -432,6 +433,7 @@ class TestLive:
         self, threaded, monkeypatch, eventually
     ):
         """Nothing cancels such a reader, so a read would block until the service answers."""
+        monkeypatch.setattr("multiclouddb_spi.reading.partition_reader.ANSWER_SECONDS", -60.0)
         bench = threaded()
         bench.page()
         bench.fill(1)

@@ -22,6 +22,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.times import ReadUntil
 from multiclouddb_spi.continuation.token import Envelope, decode_token, encode_token, scope_text
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -264,6 +265,17 @@ class TestFields:
     )
     def test_watermark_that_is_no_time_is_refused(self, value):
         assert "watermark" in refused(token_of(body(w=value)))
+
+    @pytest.mark.parametrize(
+        "value", ["now", 1.5, 7, [], [7], [7, 0], [7, None], [None, True], [2**58, True], [7, True, 1], {}]
+    )
+    def test_moment_that_is_no_time_is_refused(self, value):
+        refused(token_of(body(u=value)))
+
+    @pytest.mark.parametrize("found", [None, ReadUntil(7), ReadUntil(1767225600123457, estimated=True)])
+    def test_moment_until_which_it_was_read_comes_back(self, found):
+        envelope = attrs.evolve(FULL, read_until=found)
+        assert decode_token(encode_token(envelope)) == envelope
 
     @pytest.mark.parametrize("value", [-62135596800_000000, 253402300799_999999])
     def test_first_and_last_moment_are_times(self, value):

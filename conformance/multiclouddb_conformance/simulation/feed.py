@@ -73,6 +73,9 @@ class SimulationFeed(Feed):
 
     # -- The contract
 
+    def visible_after(self) -> None:
+        """Return None, because the virtual clock stands still between commits."""
+
     def clock(self, deadline: Deadline) -> datetime | None:
         """Return the time of the virtual clock."""
         self.sim.control("clock")

@@ -159,8 +159,9 @@ class SimulationReader(Reader):
             case 4:
                 return self._slow(deadline)
             case _:
-                self._sim.changed.wait_for(lambda: self._cancelled)
-                return CancelledError(f"reader of {self._id} was cancelled")
+                self._sim.changed.wait_for(lambda: self._cancelled, deadline.remaining())
+                self._check_cancelled()
+                return SlowError(f"{self._id} gave no answer before the deadline")
 
     def _slow(self, deadline: Deadline) -> Exception | None:
         latency = self._sim.behaviour.latency

@@ -71,7 +71,7 @@ class ServiceBehaviour:
             at once.
         slow: The probability of a slow fetch, which takes the time `latency`.
         latency: The real duration of a slow fetch in seconds; `cancel` ends it early.
-        silent: The probability that a fetch blocks until it is cancelled, whatever its deadline is.
+        silent: The probability that a fetch blocks until its deadline and then fails.
         vendor_retried: True if the vendor's client has already retried.
         faults_in_row: The maximum number of consecutive faults in one partition.
         control: The probability that a call on the feed (start, survey, heads) fails

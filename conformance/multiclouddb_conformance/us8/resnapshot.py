@@ -162,6 +162,7 @@ class TestResnapshot:
         gap, started = first.notices
         assert isinstance(gap, Gap)
         assert isinstance(started, SnapshotStarted)
+        assert started.whole
         assert first.events == ()
         sink.begin_again()
         for page in walk(collection, first.continuation_token, 2, on_expired=Resnapshot()):

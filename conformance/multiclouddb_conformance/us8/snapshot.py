@@ -61,6 +61,7 @@ class TestSnapshot:
         (notice,) = page.notices
         assert isinstance(notice, SnapshotStarted)
         assert notice.floor
+        assert notice.whole
         assert page.events == ()
         assert not page.idle
         assert page.diagnostics.snapshot is not None
@@ -76,7 +77,9 @@ class TestSnapshot:
         rows = [event for page in pages for event in page.events if event.backfilled]
         assert len(rows) == len(set(ids(rows))) == 12
         assert {event.key: event.new_item_state for event in rows} == source.rows()
-        assert [is_done(page) for page in pages].count(True) == 1
+        started = started_of(pages[0])
+        done = [notice for page in pages for notice in page.notices if isinstance(notice, BackfillDone)]
+        assert done == [BackfillDone(started.partition_id, started.floor)]
         (last,) = (number for number, page in enumerate(pages) if is_done(page))
         assert not any(event.backfilled for page in pages[last + 1 :] for event in page.events)
 
@@ -258,16 +261,18 @@ class TestSnapshot:
         for number in range(5):
             source.put(f"k{number}", 100 + number)
         source.delete("k9")
-        done, rows = [], 0
+        done, started, rows = [], list[bool](), 0
         for name, token in plan:
             scope = PhysicalPartition(name, with_descendants=True)
             for page in collection.pages(token, 3, scope=scope):
                 sink.apply(page.events)
                 rows += sum(event.backfilled for event in page.events)
                 done += [notice for notice in page.notices if isinstance(notice, BackfillDone)]
+                started += [each.whole for each in page.notices if isinstance(each, SnapshotStarted)]
             collection.restart()
         assert 19 <= rows <= 20
         assert len(done) == len(scans)
+        assert started == [False] * len(scans)
         assert sink.rows() == source.rows()
 
     @pytest.mark.parametrize("order", [SnapshotOrder.ORDERED, SnapshotOrder.AUTO])

@@ -10,6 +10,7 @@ from multiclouddb_cosmos_emulator.clock import Clock
 from multiclouddb_cosmos_emulator.container import Container
 from multiclouddb_cosmos_emulator.errors import bad_request, conflict, not_found
 from multiclouddb_cosmos_emulator.ids import database_rid, new_etag
+from multiclouddb_cosmos_emulator.keys import KeyDefinition
 from multiclouddb_cosmos_emulator.offers import DEFAULT_THROUGHPUT, Offer, Throughput
 
 __all__ = ["Account", "Database"]
@@ -104,13 +105,14 @@ class Account:
         database has no throughput, the container gets 400 request units per second.
         """
         home, name = self.database(database), _name(document)
+        KeyDefinition.parsed(document.get("partitionKey") or {})
         if name in home.containers:
             raise conflict()
         shared = home.link in self.offers
         if throughput is None and not shared:
             throughput = Throughput(DEFAULT_THROUGHPUT)
         # A container that shares the throughput of a database has one partition.
-        parts = 1 if throughput is None else throughput.partitions
+        parts = 1 if throughput is None else throughput.new_partitions
         container = home.containers[name] = Container(home.rid, document, parts, self.clock)
         if throughput is not None:
             self._offer(container.link, container.rid, throughput)
@@ -153,5 +155,9 @@ class Account:
 def _name(document: Any) -> str:
     name = document.get("id") if isinstance(document, dict) else None
     if not isinstance(name, str) or not name or len(name) > _LONGEST_NAME or any(s in name for s in "/\\?#"):
-        raise bad_request("The id has to be a text of 1 to 255 characters without / \\ ? #.")
+        raise bad_request(
+            "The input name is invalid. "
+            "Ensure to provide a unique non-empty string less than '255' characters. "
+            "It must not contain / \\ ? #."
+        )
     return name

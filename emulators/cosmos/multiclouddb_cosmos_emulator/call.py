@@ -58,7 +58,8 @@ class Call:
     def seen(self, reply: Reply, container: Container, partitions: Sequence[Partition]) -> Reply:
         """Add headers to an answer, such as a session token with the LSN of each partition."""
         reply.headers["x-ms-session-token"] = session_token(partitions, self.request.lag)
-        reply.headers["x-ms-alt-content-path"] = "/".join(self.route.segments[:4])
+        database = self.account.database(self.route.database).document["id"]
+        reply.headers["x-ms-alt-content-path"] = f"dbs/{database}/colls/{container.properties['id']}"
         reply.headers["x-ms-content-path"] = container.rid
         if len(partitions) == 1:
             reply.headers["x-ms-documentdb-partitionkeyrangeid"] = partitions[0].range_id

@@ -26,7 +26,7 @@ from multiclouddb_cosmos_emulator.values import UNDEFINED
 
 __all__ = ["Container", "Effect"]
 
-_INDEXING: Final = {
+_INDEXING: Final[dict[str, Any]] = {
     "indexingMode": "consistent",
     "automatic": True,
     "includedPaths": [{"path": "/*"}],
@@ -70,11 +70,11 @@ class Container:
         self.properties: dict[str, Any] = {}
         self.logical: dict[bytes, dict[str, Item]] = {}
         self.partitions: list[Partition] = []
-        self.version = 1
+        self.version = new_etag()
         self._documents = 0
         self._ranges = 0
         self._expiring: list[tuple[float, int, Item]] = []
-        self.describe({"indexingPolicy": _INDEXING, **properties})
+        self.describe(properties)
         self._divide(partitions)
 
     def describe(self, properties: dict[str, Any]) -> None:
@@ -82,6 +82,7 @@ class Container:
         _check(properties)
         self.properties = {
             **properties,
+            "indexingPolicy": _indexing(properties.get("indexingPolicy")),
             "_rid": self.rid,
             "_ts": int(self.clock.seconds()),
             "_self": self.link,
@@ -269,7 +270,7 @@ class Container:
         for child in children:
             child.completing = completing
         self.partitions[place : place + 1] = children
-        self.version += 1
+        self.version = new_etag()
         return children[0].range_id, children[1].range_id
 
     def merge(self, first: str, second: str) -> str:
@@ -282,7 +283,7 @@ class Container:
             place, low, high = other, high, low
         child = low.join(high, self._next_range())
         self.partitions[place : place + 2] = [child]
-        self.version += 1
+        self.version = new_etag()
         return child.range_id
 
     def grow(self, parts: int) -> None:
@@ -297,6 +298,23 @@ class Container:
                 return place, partition
         live = ", ".join(partition.range_id for partition in self.partitions)
         raise ValueError(f"there is no partition {range_id!r}; the live partitions are {live}")
+
+
+def _indexing(given: Any) -> dict[str, Any]:
+    """Return an indexing policy as the service completes it.
+
+    No policy has an index of the etags. The kinds of indexes, which the service once had, are left out.
+    """
+    policy = {**_INDEXING, **(given if isinstance(given, dict) else {})}
+    if policy["indexingMode"].lower() == "none":
+        return policy
+    excluded = [path for path in policy["excludedPaths"] if path not in _INDEXING["excludedPaths"]]
+    included = [{"path": each.get("path")} for each in policy["includedPaths"]]
+    return {
+        **policy,
+        "includedPaths": included,
+        "excludedPaths": [*excluded, *_INDEXING["excludedPaths"]],
+    }
 
 
 def _check(properties: dict[str, Any]) -> None:

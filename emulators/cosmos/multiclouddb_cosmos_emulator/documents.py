@@ -36,13 +36,23 @@ def _transaction(call: Call) -> tuple[Container, Transaction]:
     return container, Transaction(container, key)
 
 
+def _named(call: Call, container: Container, transaction: Transaction) -> str:
+    """Return the id of the item that the path names. In a link of resource ids, its last part is one too."""
+    name = call.route.last
+    if call.route.container == container.rid:
+        for item in container.logical.get(transaction.key.name, {}).values():
+            if item.document["_rid"] == name:
+                return item.item_id
+    return name
+
+
 def _read_item(call: Call) -> Reply:
     container, transaction = _transaction(call)
     partition = container.partition_of(transaction.key.epk)
     if token := call.request.headers.get("x-ms-session-token"):
         check_session(token, [partition])
     try:
-        item = transaction.read(call.route.last)
+        item = transaction.read(_named(call, container, transaction))
     except ServiceError as error:
         error.headers |= call.seen(Reply(404), container, [partition]).headers
         raise
@@ -53,21 +63,30 @@ def _read_item(call: Call) -> Reply:
     return call.item(item, 200, container, partition)
 
 
+def _check_size(call: Call) -> None:
+    """Refuse a body that is too large as it was sent, whatever its characters would need in another form."""
+    if len(call.request.body) > LARGEST:
+        raise ServiceError(413, "Request size is too large")
+
+
 def _create_item(call: Call) -> Reply:
     container, transaction = _transaction(call)
+    _check_size(call)
     item = transaction.create(call.request.json())
     return call.item(item, 201, container, transaction.commit())
 
 
 def _upsert_item(call: Call) -> Reply:
     container, transaction = _transaction(call)
+    _check_size(call)
     item, created = transaction.upsert(call.request.json(), call.condition)
     return call.item(item, 201 if created else 200, container, transaction.commit())
 
 
 def _replace_item(call: Call) -> Reply:
     container, transaction = _transaction(call)
-    item = transaction.replace(call.route.last, call.request.json(), call.condition)
+    _check_size(call)
+    item = transaction.replace(_named(call, container, transaction), call.request.json(), call.condition)
     return call.item(item, 200, container, transaction.commit())
 
 
@@ -81,14 +100,17 @@ def _patch_item(call: Call) -> Reply:
     if not isinstance(body, dict):
         raise bad_request("A patch has to be an object.")
     item = transaction.patch(
-        call.route.last, body.get("operations"), _allows(body.get("condition")), call.condition
+        _named(call, container, transaction),
+        body.get("operations"),
+        _allows(body.get("condition")),
+        call.condition,
     )
     return call.item(item, 200, container, transaction.commit())
 
 
 def _delete_item(call: Call) -> Reply:
     container, transaction = _transaction(call)
-    transaction.delete(call.route.last, call.condition)
+    transaction.delete(_named(call, container, transaction), call.condition)
     return call.seen(Reply(204, charge=5.29), container, [transaction.commit()])
 
 
@@ -105,12 +127,13 @@ def _delete_partition_key(call: Call) -> Reply:
 def _batch(call: Call) -> Reply:
     container, transaction = _transaction(call)
     operations = call.request.json()
-    if not isinstance(operations, list) or not operations:
+    if not isinstance(operations, list):
         raise bad_request("A batch request has to be a list of operations.")
+    if not operations:
+        raise bad_request("Batch request has no operations.")
     if len(operations) > _MOST_OPERATIONS:
         raise bad_request("Batch request has more operations than what is supported.")
-    if len(call.request.body) > LARGEST:
-        raise ServiceError(413, "Request size is too large")
+    _check_size(call)
     results: list[dict[str, Any]] = []
     for place, operation in enumerate(operations):
         try:

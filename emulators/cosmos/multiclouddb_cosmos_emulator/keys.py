@@ -78,8 +78,9 @@ class KeyDefinition:
         return [path[-1] for path in self.paths]
 
     def of_document(self, document: Json) -> Key:
-        """Return the key of a document."""
-        return self.of_values(tuple(at_path(document, path) for path in self.paths))
+        """Return the key of a document. An object counts as if it was absent."""
+        found = (at_path(document, path) for path in self.paths)
+        return self.of_values(tuple(UNDEFINED if isinstance(value, dict) else value for value in found))
 
     def of_header(self, text: str) -> Key:
         """Return the key in the header `x-ms-documentdb-partitionkey`."""

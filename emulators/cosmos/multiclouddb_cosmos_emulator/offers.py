@@ -10,10 +10,10 @@ import orjson
 from multiclouddb_cosmos_emulator.errors import bad_request
 from multiclouddb_cosmos_emulator.ids import new_etag, offer_rid
 
-__all__ = ["DEFAULT_THROUGHPUT", "RU_PER_PARTITION", "Offer", "Throughput"]
+__all__ = ["DEFAULT_THROUGHPUT", "Offer", "Throughput"]
 
-RU_PER_PARTITION: Final = 10_000
-"""The throughput that one physical partition provides; more throughput needs more partitions."""
+_MOST_UNITS: Final = 10_000
+_NEW_UNITS: Final = 6_000
 
 DEFAULT_THROUGHPUT: Final = 400
 _LEAST_AUTOSCALE: Final = 1_000
@@ -48,8 +48,13 @@ class Throughput:
 
     @property
     def partitions(self) -> int:
-        """Return the number of physical partitions that this throughput needs."""
-        return -(-self.units // RU_PER_PARTITION)
+        """Return the number of physical partitions that this throughput needs: 10,000 units are the most."""
+        return -(-self.units // _MOST_UNITS)
+
+    @property
+    def new_partitions(self) -> int:
+        """Return the number of partitions of a new container, which begin with at most 6,000 units each."""
+        return 1 if self.units <= _MOST_UNITS else -(-self.units // _NEW_UNITS)
 
 
 def _parsed(text: str) -> Any:
@@ -60,7 +65,9 @@ def _parsed(text: str) -> Any:
 
 
 def _least(units: Any, least: int) -> int:
-    if not isinstance(units, int) or isinstance(units, bool) or units < least or units % 100:
+    if isinstance(units, int) and units < least:
+        raise bad_request(f"Requested throughput {units} is less than required minimum throughput {least}.")
+    if not isinstance(units, int) or isinstance(units, bool) or units % 100:
         raise bad_request(
             f"The throughput has to be a multiple of 100 and at least {least}, and {units!r} is not."
         )

@@ -211,7 +211,7 @@ def _text(number: int, version: int) -> str:
 def even_boundaries(parts: int, version: int) -> list[tuple[str, int]]:
     """Return the boundaries that divide all keys into equal parts, as texts and as numbers."""
     whole = _SPAN_V1 if version == 1 else _SPAN_V2
-    numbers = [whole * part // parts - 1 for part in range(1, parts)]
+    numbers = [(whole - 1) // parts * part for part in range(1, parts)]
     return [(_text(number, version), number) for number in numbers]
 
 

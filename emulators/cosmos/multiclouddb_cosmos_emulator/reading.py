@@ -43,7 +43,11 @@ def key_of(request: Request, container: Container) -> Key | None:
     key = container.definition.of_header(text)
     # For a prefix of a key, the SDK sends the prefix's range of effective partition keys.
     if len(key.values) < len(container.definition.paths):
-        raise bad_request("The partition key of the request has too few components.", 1001)
+        raise bad_request(
+            "Partition key provided either doesn't correspond to definition in the collection or doesn't "
+            "match partition key field values specified in the document.",
+            1001,
+        )
     return key
 
 

@@ -95,6 +95,7 @@ def _read_container(call: Call) -> Reply:
         reply.headers["x-ms-resource-quota"] = (
             "documentsSize=10485760;documentsCount=-1;collectionSize=10485760;"
         )
+        reply.headers["x-ms-documentdb-collection-index-transformation-progress"] = "100"
         reply.headers["x-ms-resource-usage"] = (
             f"documentsSize={sum(sizes) // 1024};documentsCount={len(sizes)};"
             f"collectionSize={sum(sizes) // 1024};"
@@ -158,7 +159,7 @@ def _range(partition: Partition, ts: int) -> dict[str, Any]:
 
 def _list_partitions(call: Call) -> Reply:
     container = call.container()
-    etag = f'"{container.version}"'
+    etag = container.version
     if call.request.headers.get("if-none-match") == etag:
         return Reply(304, headers={"etag": etag})
     ts = int(container.clock.seconds())

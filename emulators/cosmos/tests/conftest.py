@@ -49,7 +49,7 @@ class Shop:
         if isinstance(key, str):
             key = PartitionKey(key)
         return self.database.create_container(
-            name, key, offer_throughput=max(400, 10_000 * partitions), **more
+            name, key, offer_throughput=max(400, 6_000 * partitions), **more
         )
 
     def partitions(self, name="orders"):

@@ -197,7 +197,7 @@ class TestThroughput:
 
     def test_read_offer_is_get_throughput_by_its_old_name(self, shop, container):
         with pytest.warns(DeprecationWarning, match="read_offer"):
-            assert container.read_offer().offer_throughput == 10_000
+            assert container.read_offer().offer_throughput == 6_000
         database = shop.client.create_database("shared", offer_throughput=1000)
         with pytest.warns(DeprecationWarning, match="read_offer"):
             assert database.read_offer().offer_throughput == 1000
@@ -210,7 +210,9 @@ class TestThroughput:
         container.replace_throughput(more)
         assert container.get_throughput().auto_scale_max_throughput == 8000
 
-    @pytest.mark.parametrize(("units", "partitions"), [(10_000, 1), (10_100, 2), (30_000, 3)])
-    def test_a_partition_serves_10000_units(self, shop, units, partitions):
+    @pytest.mark.parametrize(
+        ("units", "partitions"), [(400, 1), (10_000, 1), (10_100, 2), (12_000, 2), (30_000, 5)]
+    )
+    def test_a_new_container_has_so_many_partitions(self, shop, units, partitions):
         shop.database.create_container("large", PartitionKey("/pk"), offer_throughput=units)
         assert len(shop.partitions("large")) == partitions

@@ -29,7 +29,7 @@ def run(shop):
             async with CosmosClient(shop.server.endpoint, shop.server.key) as client:
                 database = client.get_database_client("shop")
                 container = await database.create_container(
-                    "orders", PartitionKey("/pk"), offer_throughput=10_000 * partitions, **more
+                    "orders", PartitionKey("/pk"), offer_throughput=6_000 * partitions, **more
                 )
                 await work(container)
 

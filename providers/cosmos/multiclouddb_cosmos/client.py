@@ -36,12 +36,12 @@ from multiclouddb_cosmos.transport import (
     unwrapped,
 )
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused
+from multiclouddb_spi.arrival import ANSWER_SECONDS
 
 __all__ = ["Answer", "Calls", "Definition"]
 
 _LARGEST_PAGE: Final = 1000
 _READ_SECONDS: Final = 10.0
-_LEAST_SECONDS: Final = 0.05
 _LISTING_SECONDS: Final = 30.0
 _RACES: Final = ("mutated during iteration", "overlapping ranges")
 """What azure-cosmos says if two of its threads have disturbed each other."""
@@ -98,7 +98,7 @@ class Calls:
     ) -> None:
         self._make, self._client = make, native
         self._transport: Transport | None = None
-        self._lock = threading.Lock()
+        self._lock, self._making = threading.Lock(), threading.Lock()
         self._closed = False
         self._date: str | None = None
         self._told_at: tuple[datetime, float] | None = None
@@ -106,16 +106,32 @@ class Calls:
     # -- The client
 
     def _connected(self) -> CosmosClient:
+        found = self._current()
+        if found is not None:
+            return found
+        with self._making:  # `close` does not wait for this lock, because making a client sends requests
+            found = self._current()
+            if found is not None:
+                return found
+            assert self._make is not None
+            client, transport = self._make()
+            with self._lock:
+                closed = self._closed
+                if not closed:
+                    self._client, self._transport = client, transport
+        if closed:
+            close_client(client)
+            raise _closed()
+        return client
+
+    def _current(self) -> CosmosClient | None:
         with self._lock:
             if self._closed:
-                raise ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, "the client is closed")
-            if self._client is None:
-                assert self._make is not None
-                self._client, self._transport = self._make()
+                raise _closed()
             return self._client
 
     def close(self) -> None:
-        """Close the connections of the client, if the library made this client."""
+        """Close the connections of the client, if the library made this client; it takes at most a second."""
         with self._lock:
             self._closed = True
             client = self._client if self._make is not None else None
@@ -169,8 +185,11 @@ class Calls:
             raise
 
     def _limits(self, deadline: Deadline) -> dict[str, Any]:
-        left = max(_LEAST_SECONDS, deadline.remaining())
-        limits: dict[str, Any] = {"timeout": left, "read_timeout": min(left, _READ_SECONDS)}
+        # azure-cosmos discards a complete answer that has taken longer than `timeout`.
+        limits: dict[str, Any] = {
+            "timeout": deadline.remaining() + ANSWER_SECONDS,
+            "read_timeout": _READ_SECONDS,
+        }
         if self._make is None:
             limits["raw_response_hook"] = end_if_throttled(deadline)
         return limits
@@ -336,6 +355,10 @@ def _parsed(text: bytes) -> dict[str, Any]:
     if not isinstance(found, dict) or not isinstance(found.get("Documents"), list):
         raise DecodeError("the page has no Documents")
     return found
+
+
+def _closed() -> ProviderFault:
+    return ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, "the client is closed")
 
 
 def names_in(path: str) -> tuple[str, ...]:

@@ -16,7 +16,16 @@ from azure.cosmos.exceptions import CosmosClientTimeoutError, CosmosHttpResponse
 from multiclouddb_api import ErrorCategory, ResourceAddress
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault, ProviderFault
-from multiclouddb_spi.error_table import REPORT, UNAVAILABLE, Row, one_line, row_of_status, unexpected
+from multiclouddb_spi.error_table import (
+    REPORT,
+    UNAVAILABLE,
+    Row,
+    one_line,
+    row_of_connection,
+    row_of_status,
+    unexpected,
+)
+from multiclouddb_spi.faults import START_ANEW
 
 __all__ = [
     "BAD_REQUEST",
@@ -126,7 +135,7 @@ def recreated(address: ResourceAddress) -> ProviderFault:
     """Make the fault for a container that was replaced by another container with the same name."""
     return ProviderFault.of(
         ErrorCategory.INVALID_REQUEST,
-        f"container {address.collection!r} was deleted and recreated; start again",
+        f"container {address.collection!r} was deleted and recreated; {START_ANEW}",
         f"{BAD_REQUEST}/{RECREATED}",
     )
 
@@ -148,7 +157,7 @@ def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
             row, said = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True), name
         case ServiceRequestError() | ServiceResponseError():
             said = one_line(f"{name}: {error}")
-            row = _PROXY if _UNPROVEN in said else _NETWORK
+            row = _PROXY if _UNPROVEN in said else row_of_connection(error) or _NETWORK
         case DecodeError():
             row, said = UNAVAILABLE, "the service's answer was incomplete or damaged"
         case RecursionError():

@@ -12,6 +12,8 @@ from requests.adapters import HTTPAdapter
 from requests.structures import CaseInsensitiveDict
 from requests.utils import default_headers, get_encoding_from_headers
 
+from multiclouddb_spi.arrival import bounded_pools
+
 __all__ = ["Adapter", "Headers", "SameThread", "Session"]
 
 _PLAIN: Final = frozenset(
@@ -90,7 +92,20 @@ class Session(requests.Session):
 
 
 class Adapter(HTTPAdapter):
-    """An adapter that reads no cookies from answers."""
+    """An adapter that reads no cookies from answers, and gives up answers that do not arrive."""
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        """Make the pools of connections."""
+        super().init_poolmanager(*args, **kwargs)
+        _bound(self.poolmanager)
+
+    def proxy_manager_for(self, proxy: Any, **kwargs: Any) -> Any:
+        """Return the pools of connections to a proxy."""
+        known = proxy in self.proxy_manager
+        found: Any = super().proxy_manager_for(proxy, **kwargs)
+        if not known:
+            _bound(found)
+        return found
 
     def build_response(self, req: Any, resp: Any) -> requests.Response:
         """Return the answer before its body is read."""
@@ -100,6 +115,10 @@ class Adapter(HTTPAdapter):
         answer.encoding = get_encoding_from_headers(answer.headers)
         answer.raw, answer.url, answer.request = resp, req.url, req
         return answer
+
+
+def _bound(manager: Any) -> None:
+    manager.pool_classes_by_scheme = bounded_pools(manager.pool_classes_by_scheme)
 
 
 def _unchanged(request: Any) -> Any:

@@ -100,7 +100,7 @@ class CosmosProvider(Provider):
     def close(self) -> None:
         """Close the connections of the client, if the library made this client.
 
-        A running call ends at the latest after its read timeout of 10 s.
+        A running call of the application's own client ends after its read timeout of 10 s at the latest.
         """
         self._calls.close()
 

@@ -109,7 +109,7 @@ class CosmosReader(Reader):
         return self._taken(strands, max_records, begin)
 
     def cancel(self) -> None:
-        """Prevent further fetches. A running call ends at the latest after its read timeout of 10 s."""
+        """Prevent further fetches. A call of the application's own client ends after 10 s at the latest."""
         self._cancelled.set()
 
     def close(self) -> None:

@@ -48,6 +48,8 @@ _COMPARED: Final = 24
 previous version.
 """
 _ABSENT: Final = object()
+_NO_KEY: Final = (dict, list)
+"""The types of values that are never part of a partition key."""
 DAMAGED_ERRORS: Final = (
     ValueError,
     LookupError,
@@ -317,7 +319,7 @@ def key_of(item: Item, view: View) -> dict[str, Any]:
             at = at.get(name, _ABSENT) if isinstance(at, dict) else _ABSENT
         if type(at) is str:
             found[full] = at
-        elif at is not _ABSENT:
+        elif at is not _ABSENT and not isinstance(at, _NO_KEY):
             found[full] = _exact(at)
     found["id"] = _text(current["id"])
     return found
@@ -333,12 +335,14 @@ def _deleted(item: Item, metadata: Mapping[str, Any], view: View) -> dict[str, A
             value: Any = previous
             for name in path:
                 value = value[name]
-            found[full] = _exact(value)
+            if not isinstance(value, _NO_KEY):
+                found[full] = _exact(value)
             continue
         # The service's documentation does not say how a nested path is named here.
         for name in (full, "/" + full, path[-1]):
             if name in key:
-                found[full] = _exact(key[name])
+                if not isinstance(key[name], _NO_KEY):
+                    found[full] = _exact(key[name])
                 break
     found["id"] = _text(item_id)
     return found
@@ -346,8 +350,6 @@ def _deleted(item: Item, metadata: Mapping[str, Any], view: View) -> dict[str, A
 
 def _exact(value: Any) -> Any:
     """Write equal numbers in the same form, because the service treats 1 and 1.0 as the same key."""
-    if isinstance(value, Mapping | list):
-        raise TypeError("a component of the key is an object")
     if type(value) is float and value.is_integer() and abs(value) < _MOST_EXACT:
         return int(value)
     return value

@@ -13,15 +13,16 @@ from multiclouddb_cosmos.client import Answer, Calls, Definition
 from multiclouddb_cosmos.errors import BAD_REQUEST, classify, is_disabled
 from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.ranges import LEAST, MOST, KeyRange, RangeMap
-from multiclouddb_cosmos.records import View, lsn_of, seconds_of
+from multiclouddb_cosmos.records import View, is_of, lsn_of, seconds_of
 from multiclouddb_cosmos.transport import LATEST, start_of
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired, unsupported
 
 __all__ = ["Source"]
 
 _WHOLE = KeyRange(LEAST, MOST)
-# The time of a position at the present moment is the time before the request, which takes at most 10 s.
-_SLACK_SECONDS = 20
+# With several write regions, a change can get its LSN up to a minute late, and a position at the present
+# moment has the time before its request. A failover that loses changes takes longer.
+_SLACK_SECONDS = 60
 
 
 @attrs.define(eq=False)
@@ -225,11 +226,11 @@ class Source:
         low = self.behind.get(span)
         if low is None:
             return
-        for item in self.read(span, low, 1, deadline).items if seconds is not None else ():
+        for item in self.read(span, low, 1, deadline).items:
             lsn, written = lsn_of(item), seconds_of(item)
-            if lsn is None or lsn > etag or written is None or seconds is None:
+            if lsn is None or written is None or not is_of(item, self.view(""), self.wanted):
                 continue
-            if written > seconds + _SLACK_SECONDS:
+            if lsn <= etag and seconds is not None and written > seconds + _SLACK_SECONDS:
                 raise expired(
                     f"after a failover, the service has given LSN {lsn} of range {span.partition_id} again, "
                     f"so that later changes have LSNs up to the position's LSN {etag}"

@@ -56,7 +56,7 @@ _PAGE_PARTS: Final = 5
 _SPARE_CONNECTIONS: Final = 8
 _CONNECT_SECONDS: Final = 5
 _READ_SECONDS: Final = 10
-_LEAST_SECONDS: Final = 0.05
+_CLOSE_SECONDS: Final = 0.5
 _LATEST_SECONDS: Final = 0.1
 _EARLY_SECONDS: Final = 10
 _NO_ITEMS: Final = b'{"Documents":[]}'
@@ -175,10 +175,10 @@ class Transport(RequestsTransport):  # type: ignore[misc]
         """Send a request. If the request asks for a page, examine the answer."""
         watch = getattr(self._local, "watch", None)
         if watch is not None:
-            left = watch.deadline.remaining()
-            if left <= 0:
+            if watch.deadline.passed():
                 raise _EndedError(CosmosClientTimeoutError())  # type: ignore[no-untyped-call]
-            kwargs["read_timeout"] = min(kwargs.get("read_timeout", _READ_SECONDS), max(_LEAST_SECONDS, left))
+            # An answer may arrive after the deadline of its call; then it belongs to the next call.
+            kwargs["read_timeout"] = min(kwargs.get("read_timeout", _READ_SECONDS), _READ_SECONDS)
         if watch is None or not _is_page(request):
             answer = super().send(request, **kwargs)
             if _is_foreign(answer.status_code):
@@ -282,9 +282,10 @@ def close_client(client: CosmosClient) -> None:
     First wait until the thread that checks the account's regions has ended. The wait takes at most about half
     a second.
     """
+    patience = Deadline.after(_CLOSE_SECONDS)
     for thread in threading.enumerate():
         if thread.name == _THREAD:
-            thread.join(0.5)
+            thread.join(patience.remaining())
     client.close()
 
 

@@ -86,7 +86,7 @@ class CosmosHarness(Harness):
 
     def create(self, name, kind, partitions):
         self.database.create_container(
-            name, PartitionKey("/id"), offer_throughput=max(400, 10_000 * partitions), default_ttl=-1
+            name, PartitionKey("/id"), offer_throughput=max(400, 6_000 * partitions), default_ttl=-1
         )
         return ResourceAddress(DATABASE, name)
 

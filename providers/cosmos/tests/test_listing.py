@@ -17,6 +17,7 @@ from azure.cosmos.exceptions import CosmosClientTimeoutError
 from multiclouddb_api import ErrorCategory, MulticloudDbError, ResourceAddress, connect
 from multiclouddb_cosmos_emulator import service
 from multiclouddb_cosmos_emulator.faults import Act, Fail, Slow
+from multiclouddb_cosmos_emulator.ids import new_etag
 
 from .harness import close_client
 from .world import DATABASE, seconds, soon
@@ -71,7 +72,7 @@ class TestAnswers:
         listed = service._CALLS[LIST]
 
         def changed(call):
-            call.container().version += 1
+            call.container().version = new_etag()
             return listed(call)
 
         _, feed = world.feed()

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 from azure.cosmos import CosmosClient
+from azure.cosmos.partition_key import NonePartitionKeyValue
 
 from multiclouddb_api import (
     AtTime,
@@ -446,6 +447,17 @@ class TestKeys:
         consumer.until_idle()
         assert [event.type for event in consumer.events] == 2 * [ChangeType.CREATE, ChangeType.DELETE]
         assert len({event.event_id for event in consumer.events}) == 4
+
+    def test_an_object_is_no_key(self, make_world):
+        """The service treats an item whose key is an object as an item without a key."""
+        value = {"a": 1}
+        world = make_world(1)
+        consumer = world.consumer()
+        world.container.upsert_item({"id": "x", "pk": value, "n": 1})
+        world.container.delete_item("x", NonePartitionKeyValue)
+        consumer.until_idle()
+        assert [event.key.components for event in consumer.events] == 2 * [{"id": "x"}]
+        assert consumer.events[0].new_item_state == {"id": "x", "pk": value, "n": 1}
 
     def test_a_nested_path_and_a_document_without_its_key(self, make_world):
         world = make_world(1, key="/a/b")

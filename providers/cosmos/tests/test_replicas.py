@@ -170,6 +170,32 @@ class TestLag:
         written = lone.fill(3)
         assert consumer.until_idle() == written
 
+    def test_times_that_are_not_in_the_order_of_lsns_are_not_taken_for_a_loss(self, lone):
+        """In an account with several write regions, a change can arrive after younger ones."""
+        consumer = lone.consumer()
+        lone.fill(3)
+        lone.server.advance(40)
+        lone.fill(4)
+        with lone.server._lock:
+            lone.server._container(DATABASE, NAME).partitions[0].changes[-1].seconds -= 40
+        consumer.until_idle()
+        lone.server.faults.add(Lag(4), READ)
+        assert consumer.until_idle() == []
+
+    def test_changes_of_another_key_are_not_taken_for_a_loss(self, make_world):
+        """With version 1 of the hash, long keys that begin alike share a range."""
+        world = make_world(1, version=1)
+        mine, other = "a" * 150, "a" * 151
+        consumer = world.consumer(scope=LogicalPartition(MulticloudDbKey({"pk": mine})))
+        world.put(mine)
+        consumer.until_idle()
+        world.server.advance(HOUR)
+        for _ in range(5):
+            world.put(other)
+        consumer.until_idle()
+        world.server.faults.add(Lag(3), READ)
+        assert consumer.until_idle() == []
+
     def test_a_scan_reads_on_while_a_replica_lags(self, lone):
         """The first page comes from a replica that does not have all rows of the snapshot yet."""
         written = lone.fill(20)

@@ -54,7 +54,7 @@ class World:
     def create(self, partitions=1, **settings):
         kind = {"kind": "MultiHash"} if isinstance(self.key, list) else {}
         definition = PartitionKey(path=self.key, version=self.version, **kind)
-        throughput = max(400, 10_000 * partitions)
+        throughput = max(400, 6_000 * partitions)
         self.container = self.database.create_container(
             NAME, definition, offer_throughput=throughput, **settings
         )

@@ -19,6 +19,7 @@ from multiclouddb_api import ErrorCategory
 from multiclouddb_dynamo.config import DynamoClients
 from multiclouddb_dynamo.errors import classify
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused
+from multiclouddb_spi.arrival import bounded_pools
 from multiclouddb_spi.errors import classified
 
 __all__ = ["Calls", "RateLimiter", "Series", "Table"]
@@ -102,6 +103,9 @@ class Calls:
         self._plain = threading.local()
         self._closed = False
         if ours:
+            for client in (clients.dynamodb, clients.streams):
+                _bound(client)
+                client.meta.events.register("before-parse", _keep_objects, unique_id="multiclouddb-objects")
             for client, call in (
                 (clients.streams, "dynamodb-streams.GetRecords"),
                 (clients.dynamodb, "dynamodb.Scan"),
@@ -130,7 +134,7 @@ class Calls:
         """Return the names of all tables of the region."""
         names: list[str] = []
         for page in self._clients.dynamodb.get_paginator("list_tables").paginate():
-            names += self._told(page).get("TableNames", ())
+            names += _whole(self._told(page), "TableNames")
             if deadline.passed():
                 raise ProviderFault.of(
                     ErrorCategory.TRANSIENT_FAILURE,
@@ -286,6 +290,31 @@ class Calls:
             # botocore parses this text into an empty object; see _whole.
             return
         response_dict["body"] = b"{}"
+
+
+def _keep_objects(response_dict: dict[str, Any], **_: object) -> None:
+    """Give botocore an empty object instead of a JSON text that is no object, for example `null`.
+
+    botocore fails on such a text with an error of its own parser. An empty object is a damaged answer; see
+    `_whole`.
+    """
+    text = response_dict["body"].strip()
+    if text == b"null" or (response_dict["status_code"] == 200 and not text.startswith(b"{")):
+        response_dict["body"] = b"{}"
+
+
+def _bound(client: Any) -> None:
+    """Give up answers that do not arrive.
+
+    botocore's `read_timeout` begins again with each byte. If a later version of botocore has other pools,
+    there is only the `read_timeout`.
+    """
+    session: Any = getattr(getattr(client, "_endpoint", None), "http_session", None)
+    manager, pools = getattr(session, "_manager", None), getattr(session, "_pool_classes_by_scheme", None)
+    if manager is not None and pools is not None:
+        bounded = bounded_pools(pools)
+        manager.pool_classes_by_scheme = bounded
+        session._pool_classes_by_scheme = bounded  # for the pools of a proxy
 
 
 def _whole(answer: Mapping[str, Any], name: str) -> Any:

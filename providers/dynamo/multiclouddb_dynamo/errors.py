@@ -25,13 +25,22 @@ from botocore.exceptions import (
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault, ProviderFault, expired
-from multiclouddb_spi.error_table import REPORT, UNAVAILABLE, Row, one_line, row_of_status, unexpected
+from multiclouddb_spi.error_table import (
+    REPORT,
+    UNAVAILABLE,
+    Row,
+    one_line,
+    row_of_connection,
+    row_of_status,
+    unexpected,
+)
 from multiclouddb_spi.faults import START_AGAIN
 
 __all__ = [
     "BROKEN",
     "EXPIRED_ITERATOR",
     "GONE",
+    "MISSING",
     "PROVIDER_ID",
     "REJECTED",
     "classify",
@@ -44,7 +53,8 @@ PROVIDER_ID: Final = "dynamo"
 EXPIRED_ITERATOR: Final = "ExpiredIteratorException"
 REJECTED: Final = frozenset({"ValidationException", "ParamValidation"})
 BROKEN: Final = frozenset({"InternalFailure", "InternalServerError"})
-GONE: Final = frozenset({"TrimmedDataAccessException", "ResourceNotFoundException"})
+MISSING: Final = "ResourceNotFoundException"
+GONE: Final = frozenset({"TrimmedDataAccessException", MISSING})
 """The error codes for a shard, or a record in a shard, that no longer exists."""
 
 _DENIED: Final = f"grant the permissions in {DOCS_URL}how-to/dynamodb/ to the identity that boto3 found"
@@ -58,6 +68,7 @@ _ASKED: Final = "pass a token or partition id unchanged, and a table name that D
 _KEPT: Final = "DynamoDB keeps a stream record for 24 hours"
 
 _AUTHENTICATION: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO)
+_CREDENTIALS_LATE: Final = Row(ErrorCategory.TRANSIENT_FAILURE, f"try again; if that does not help, {_WHO}")
 _AUTHORIZATION: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _DENIED)
 # The messages of these errors may quote the signed request, which may contain a session token.
 _SIGNED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True)
@@ -165,7 +176,9 @@ def _retry_after(error: ClientError) -> float | None:
 
 def _client_fault(error: BotoCoreError, vendor_retried: bool) -> Fault:
     match error:
-        case NoCredentialsError() | PartialCredentialsError() | CredentialRetrievalError():
+        case CredentialRetrievalError():  # for example, the metadata service did not answer in time
+            row = _CREDENTIALS_LATE
+        case NoCredentialsError() | PartialCredentialsError():
             row = _AUTHENTICATION
         case SSOError() | TokenRetrievalError() | ProfileNotFound():
             row = _AUTHENTICATION
@@ -175,7 +188,7 @@ def _client_fault(error: BotoCoreError, vendor_retried: bool) -> Fault:
             row = _REFUSED
         case BotoConnectionError() | HTTPClientError():
             way_out = "check the region, the endpoint_url and the network (proxy, VPC endpoint)"
-            row = Row(ErrorCategory.TRANSIENT_FAILURE, way_out)
+            row = row_of_connection(error) or Row(ErrorCategory.TRANSIENT_FAILURE, way_out)
         case _:
             row = _BROKEN
     return row.fault(one_line(str(error)), type(error).__name__, vendor_retried=vendor_retried)

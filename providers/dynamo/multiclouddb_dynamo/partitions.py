@@ -36,6 +36,7 @@ from multiclouddb_spi import (
     Seed,
     unsupported,
 )
+from multiclouddb_spi.faults import START_ANEW
 
 __all__ = [
     "LIFE_SECONDS",
@@ -49,7 +50,7 @@ __all__ = [
     "seeds_at_oldest",
     "seeds_of_late",
     "start_of",
-    "with_open_children",
+    "with_children",
 ]
 
 _WITH_NEW: Final = frozenset({"NEW_IMAGE", "NEW_AND_OLD_IMAGES"})
@@ -138,16 +139,35 @@ def seed_at_end(shard: Shard, since: int | None, *, ended: bool = False) -> Seed
     return Seed(shard.shard_id, (), cursor_of(Latest(since, None, shard.last)), ended)
 
 
-def with_open_children(shards: Mapping[str, Shard]) -> list[str]:
-    """Return each ended shard whose listed children are all open.
+def with_children(shards: Mapping[str, Shard], most: int) -> dict[str, tuple[str, ...]]:
+    """Map ended shards to their listed children. The service may list another child of such a shard later.
 
-    The service may list another child of the ended shard later.
+    Args:
+        shards: The shards that the service lists.
+        most: The maximum number of shards to return. Shards with fewer generations of descendants, which have
+            usually ended later, come first.
     """
-    return [
-        name
-        for name, children in by_parent(shards.values()).items()
-        if name in shards and shards[name].last is not None and all(each.last is None for each in children)
-    ]
+    parents = {
+        name: (shard.parent,) if shard.parent in shards and shard.parent is not None else ()
+        for name, shard in shards.items()
+    }
+    heights, children = _heights(parents), by_parent(shards.values())
+    ended = [name for name, shard in shards.items() if shard.last is not None and name in children]
+    nearest = sorted(ended, key=lambda name: heights[name])[:most]
+    return {name: tuple(child.shard_id for child in children[name]) for name in nearest}
+
+
+def _heights(parents: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
+    """Count the generations of descendants of each shard."""
+    heights = dict.fromkeys(parents, 0)
+    pending = list(parents)
+    while pending:
+        name = pending.pop()
+        for parent in parents[name]:
+            if heights[parent] <= heights[name]:
+                heights[parent] = heights[name] + 1
+                pending.append(parent)
+    return heights
 
 
 def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, Shard]) -> bool:
@@ -260,12 +280,12 @@ def replaced(calls: Calls, address: ResourceAddress, arn: str) -> ProviderFault 
         return ProviderFault.of(
             ErrorCategory.NOT_FOUND,
             f"table {address.collection!r} was deleted; a table created later under the same name is "
-            f"another table: start again",
+            f"another table; {START_ANEW}",
         )
     if table.arn != arn:
         return ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
             f"the stream of table {address.collection!r} was replaced: the table was recreated, or its "
-            "stream disabled and enabled again; start again, because the old stream's changes are gone",
+            f"stream disabled and enabled again, and the old stream's changes are gone; {START_ANEW}",
         )
     return None

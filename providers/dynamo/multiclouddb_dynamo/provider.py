@@ -20,6 +20,7 @@ from multiclouddb_dynamo.config import DynamoClients, DynamoConfig
 from multiclouddb_dynamo.errors import PROVIDER_ID, classify
 from multiclouddb_dynamo.feed import DynamoFeed
 from multiclouddb_dynamo.partitions import check_table, find_table
+from multiclouddb_dynamo.quiet import DELAY_SECONDS, EMPTY_ANSWERS
 from multiclouddb_dynamo.shards import ShardMap
 from multiclouddb_dynamo.source import Source
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
@@ -34,7 +35,10 @@ CAPABILITIES: Final = CapabilitySet(
     {
         Capability.CHANGE_FEED: CapabilityNote(
             _NATIVE,
-            "enable the table's stream (StreamSpecification); new items need NEW_IMAGE or NEW_AND_OLD_IMAGES",
+            "enable the table's stream (StreamSpecification); new items need NEW_IMAGE or "
+            f"NEW_AND_OLD_IMAGES; {EMPTY_ANSWERS} answers in a row without records count as the end "
+            f"of an open shard, and then `read_until` is an estimate: {DELAY_SECONDS:.0f} seconds before "
+            "the last of them",
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
             _NATIVE, "starts at the oldest record; a stream keeps records for 24 hours"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -12,9 +13,17 @@ import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_dynamo.errors import BROKEN, EXPIRED_ITERATOR, GONE, REJECTED, code_of, expired_records
+from multiclouddb_dynamo.errors import (
+    BROKEN,
+    EXPIRED_ITERATOR,
+    GONE,
+    MISSING,
+    REJECTED,
+    code_of,
+    expired_records,
+)
 from multiclouddb_dynamo.mapping import DynamoMapper, Record, View, place_after, seconds_of, seq_of
-from multiclouddb_dynamo.partitions import end_of, gone
+from multiclouddb_dynamo.partitions import end_of, gone, replaced
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
     MOST_LOOKS,
@@ -63,6 +72,7 @@ _BOUND_LOOKS: Final = 1000
 _CLOSED_LOOKS: Final = 1000
 _GROWTH: Final = 1_000_000
 _LEAST_NUMBER: Final = 10**21  # sequence numbers have 21 digits; in DynamoDB Local they have leading zeros
+_MISSING_ATTEMPTS: Final = 5
 _STALE: Final = GONE | {EXPIRED_ITERATOR}
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
@@ -93,6 +103,7 @@ class DynamoReader(Reader):
         self._walks = self._fresh = self._closed = False
         self._outcome: Outcome = Continue()
         self._requests, self._asked, self._empty = 0, 0.0, EmptyAnswers()
+        self._lost_at = -math.inf
         self._found_nothing = looks_at(place)
         self._looks: int | None = _BOUND_LOOKS if until is not None else None
         self._record_bytes = _RECORD_BYTES
@@ -123,7 +134,7 @@ class DynamoReader(Reader):
         return self._taken(answer, deadline)
 
     def cancel(self) -> None:
-        """Prevent another fetch. A running call ends after boto3's read timeout of 10 s at the latest."""
+        """Prevent another fetch. A call of the application's own clients ends after boto3's read timeout."""
         self._cancelled.set()
 
     def close(self) -> None:
@@ -146,6 +157,7 @@ class DynamoReader(Reader):
                 stream now.
             Exception: The error that boto3 raised.
         """
+        attempts = 0
         while True:
             try:
                 if self._iterator is None:
@@ -156,13 +168,16 @@ class DynamoReader(Reader):
                     raise expired_records(_UNREAD.format(self._view.shard_id))
                 return answer
             except (ClientError, ParamValidationError) as error:
-                code, self._iterator = code_of(error), None
+                code, iterator, self._iterator = code_of(error), self._iterator, None
                 if isinstance(error, ClientError):
                     self._source.calls.hear(error.response)
                 if (code in _STALE and not self._fresh) or (code in REJECTED and self._is_hinted()):
                     # A position can be valid although its iterator is not. DynamoDB Local reports an iterator
                     # as trimmed if the iterator was made while the shard was empty.
                     self._place = without_iterator(self._place)
+                    self._forget_answers()
+                elif code == MISSING and self._may_appear(attempts := attempts + 1, deadline):
+                    pass
                 elif code in GONE and isinstance(self._place, Horizon) and not self._is_missed(self._place):
                     return None
                 elif code in GONE and isinstance(self._place, Latest) and self._place.seq is not None:
@@ -172,8 +187,45 @@ class DynamoReader(Reader):
                 else:
                     ours = self._translated(code, deadline)
                     if ours is None:
+                        if iterator is not None and self._empty.count:  # it is used again later
+                            self._source.empty.put(iterator, self._empty)
                         raise
                     raise ours from error
+
+    def _may_appear(self, attempts: int, deadline: Deadline) -> bool:
+        """Wait, and return True to try again, if the service lists a shard that it says is missing.
+
+        The server that answers may lag behind the server that listed the shard.
+
+        Raises:
+            ProviderFault: `TRANSIENT_FAILURE` if the deadline ends the attempts.
+        """
+        shard_id, source = self._view.shard_id, self._source
+        if attempts == _MISSING_ATTEMPTS or source.shard(shard_id, deadline) is None:
+            return False
+        if attempts == 1 and replaced(source.calls, source.spec.address, source.arn) is not None:
+            return False
+        pause = _FIRST_PAUSE * (1 << (attempts - 1))
+        if pause >= deadline.remaining():
+            raise ProviderFault.of(
+                ErrorCategory.TRANSIENT_FAILURE,
+                f"the service lists {shard_id}, and says that there is no such shard; try again",
+                MISSING,
+                retryable=True,
+            )
+        if self._cancelled.wait(pause):
+            raise cancelled()
+        return True
+
+    def _forget_answers(self) -> None:
+        """Forget the empty answers, because a new iterator begins at the last record.
+
+        An iterator is valid for 15 minutes. If a service refuses iterators sooner, answers are kept, because
+        otherwise there would never be enough of them.
+        """
+        lost_before, self._lost_at = self._lost_at, time.monotonic()
+        if self._lost_at - lost_before > DELAY_SECONDS:
+            self._empty = EmptyAnswers()
 
     def _open(self) -> str:
         """Return an iterator at the position.
@@ -357,9 +409,20 @@ class DynamoReader(Reader):
             if waits and (looked > _CLOSED_LOOKS if self._closed else is_quiet)
             else 0.0,
             watermark=None if seconds is None else datetime.fromtimestamp(seconds, UTC),
+            likely_read_until=self._read_until(),
             headroom=self._left(seconds),
             requests=self._requests,
         )
+
+    def _read_until(self) -> datetime | None:
+        """Return the moment up to which the shard was probably read.
+
+        A start at `Now` needs no earlier change.
+        """
+        if isinstance(self._place, Latest) and self._place.since is not None:
+            least = datetime.fromtimestamp(self._place.since, UTC)
+            return max(least, self._empty.read_until(self._source.calls.now()) or least)
+        return self._empty.read_until(self._source.calls.now())
 
     def _left(self, seconds: int | None) -> float | None:
         """Return the seconds until a position with the given time expires."""

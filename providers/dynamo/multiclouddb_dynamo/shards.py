@@ -14,9 +14,10 @@ from typing import Any, Final
 import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
+from multiclouddb_api import ErrorCategory
 from multiclouddb_dynamo.client import Calls, Series
 from multiclouddb_dynamo.errors import GONE, REJECTED, code_of
-from multiclouddb_spi import Deadline
+from multiclouddb_spi import Deadline, ProviderFault
 
 __all__ = ["Listing", "Shard", "ShardMap", "by_parent"]
 
@@ -200,9 +201,17 @@ class ShardMap:
                 break
             except ClientError as error:
                 # The shard after which the page begins may no longer exist.
-                if code_of(error) not in GONE or attempt == _LISTINGS or listing.after is None:
+                if code_of(error) not in GONE or listing.after is None:
                     raise
                 listing.pages = 0
+                if attempt == _LISTINGS:
+                    raise ProviderFault.of(
+                        ErrorCategory.TRANSIENT_FAILURE,
+                        "DescribeStream: the service does not know the shard after which the next page of "
+                        "the listing begins; it lags behind its earlier answer: try again",
+                        code_of(error),
+                        retryable=True,
+                    ) from error
         if listing.is_whole:
             self._remember(listing)
 

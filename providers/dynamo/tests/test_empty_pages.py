@@ -3,9 +3,12 @@
 AWS returns such pages.
 """
 
+import itertools
+
 import pytest
 
 from multiclouddb_api import Beginning, Now
+from multiclouddb_dynamo.client import Calls
 from multiclouddb_dynamo.position import place_of
 from multiclouddb_dynamo.quiet import EMPTY_ANSWERS
 from multiclouddb_dynamo.source import MOST_ITERATORS
@@ -180,6 +183,36 @@ class TestIdleMeansRead:
             world.journal.clear()
             planner.advance(before, None, soon(), allow_empty=True)
             assert world.journal.count(READ) <= 2
+
+    @pytest.mark.parametrize("count", [1, 4])
+    def test_empty_answers_of_an_iterator_that_is_gone_prove_nothing(self, count):
+        """A new iterator begins at the last record, and may pass empty pages again."""
+        with World() as world:
+            consumer = world.consumer()
+            world.put("a")
+            consumer.until_idle()
+            world.script.expire_iterators()
+            world.habits.empty_pages = count
+            written = world.put("b", "c")
+            assert consumer.until_idle() == written
+
+    @pytest.mark.parametrize("every", [5, 8])
+    def test_throttled_calls_do_not_make_a_shard_busy_for_ever(self, every, monkeypatch):
+        """The empty answers before a throttled call count together with those after it."""
+        records, calls = Calls.records, itertools.count(1)
+
+        def throttled(*arguments, **settings):
+            if next(calls) % every == 0:
+                world.troubles.fail(READ, "ThrottlingException", 1)
+            return records(*arguments, **settings)
+
+        with World() as world:
+            consumer = world.consumer()
+            world.put("a")
+            consumer.until_idle()
+            consumer.restart()
+            monkeypatch.setattr(Calls, "records", throttled)
+            assert consumer.until_idle(most=50) == []
 
 
 def test_who_does_not_keep_the_token_of_an_idle_page_is_paced_as_well():

@@ -63,7 +63,7 @@ EXCEPTIONS = [
     (boto.ParamValidationError(report="Invalid length for ShardId"), INVALID, False, "unchanged"),
     (boto.NoCredentialsError(), AUTHENTICATION, False, "credential chain"),
     (boto.PartialCredentialsError(provider="env", cred_var="x"), AUTHENTICATION, False, "credential chain"),
-    (boto.CredentialRetrievalError(provider="x", error_msg="x"), AUTHENTICATION, False, "credential chain"),
+    (boto.CredentialRetrievalError(provider="x", error_msg="x"), TRANSIENT, True, "credential chain"),
     (boto.UnauthorizedSSOTokenError(), AUTHENTICATION, False, "credential chain"),
     (boto.SSOTokenLoadError(error_msg="x"), AUTHENTICATION, False, "credential chain"),
     (boto.TokenRetrievalError(provider="sso", error_msg="x"), AUTHENTICATION, False, "credential chain"),

@@ -347,4 +347,5 @@ def test_diagnostics(world):
     idle = world.client().read_changes(
         ChangeFeedRequest(ADDRESS, FromContinuationToken(page.continuation_token)), OperationOptions()
     )
-    assert (idle.idle, idle.diagnostics.lag_seconds) == (True, 0)
+    assert idle.idle
+    assert idle.diagnostics.lag_seconds < 60

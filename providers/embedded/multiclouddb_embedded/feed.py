@@ -54,6 +54,10 @@ class EmbeddedFeed(Feed):
         self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, source.scope.collection.incarnation)
         self._source, self._scope, self._store = source, source.scope, source.store
 
+    def visible_after(self) -> float:
+        """Return how long a writer usually waits for another writer at most, after it has read the clock."""
+        return 5.0
+
     def clock(self, deadline: Deadline) -> datetime:
         """Return the store's time: the time that a commit would get now."""
         with self._store.reading(deadline) as connection:

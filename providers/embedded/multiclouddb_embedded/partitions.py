@@ -37,6 +37,7 @@ from multiclouddb_spi import (
     expired,
     unsupported,
 )
+from multiclouddb_spi.faults import START_ANEW
 
 __all__ = [
     "Family",
@@ -146,7 +147,7 @@ def _dropped(collection: Collection) -> ProviderFault:
     return ProviderFault.of(
         ErrorCategory.NOT_FOUND,
         f"the collection {collection.database}/{collection.name} was dropped; a collection created later "
-        f"under the same name is another one: start again",
+        f"under the same name is another one; {START_ANEW}",
     )
 
 

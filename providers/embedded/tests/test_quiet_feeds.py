@@ -95,7 +95,7 @@ def test_a_quiet_feed_takes_one_call(consumer: Consumer):
         assert page.continuation_token == before.continuation_token
         assert page.diagnostics.watermark == before.diagnostics.watermark
         assert page.diagnostics.retention_headroom_seconds == 86400
-        assert page.diagnostics.lag_seconds == 0
+        assert page.diagnostics.lag_seconds < 60
 
 
 def test_its_token_is_an_ordinary_one(store: EmbeddedStore, consumer: Consumer):

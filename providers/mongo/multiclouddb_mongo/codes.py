@@ -17,6 +17,7 @@ __all__ = [
     "BAD_COMMAND",
     "BAD_TOKEN",
     "CODES",
+    "CONVERSION_FAILURE",
     "EVENT_TOO_LARGE",
     "FIRST_LOCATION",
     "HISTORY_LOST",
@@ -45,6 +46,7 @@ Opening the stream again shows whether the token is lost.
 """
 INVALIDATED_TOKEN: Final = 260
 TOKEN_NOT_FOUND: Final = 280
+CONVERSION_FAILURE: Final = 241
 HISTORY_LOST: Final = 286
 EVENT_TOO_LARGE: Final = 10334
 
@@ -133,8 +135,8 @@ UNKNOWN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT, quoted=True)
 CODES: Final[Mapping[int, Row]] = {
     HISTORY_LOST: Row(
         ErrorCategory.CHECKPOINT_EXPIRED,
-        f"the oplog no longer contains this position; {START_AGAIN}; {_PAGE} says how large the "
-        "oplog has to be",
+        f"the oplog no longer contains this position ({_PAGE} says how large the oplog has to be); "
+        f"{START_AGAIN}",
     ),
     OVERTAKEN: Row(
         ErrorCategory.TRANSIENT_FAILURE,
@@ -188,12 +190,13 @@ CODES: Final[Mapping[int, Row]] = {
     262: OUT_OF_TIME,  # ExceededTimeLimit
     # HostUnreachable, HostNotFound, StaleShardVersion, NetworkTimeout, ShutdownInProgress,
     # FailedToSatisfyReadPreference, ReadConcernMajorityNotAvailableYet, StaleEpoch, PrimarySteppedDown,
+    # NetworkInterfaceExceededTimeLimit (a server got no answer from another server in time),
     # RetryChangeStream, SnapshotUnavailable, PooledConnectionsDropped,
     # SocketException, LegacyNotPrimary, NotWritablePrimary, InterruptedAtShutdown, Interrupted,
     # InterruptedDueToReplStateChange, StaleConfig, NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary,
     # ClientMarkedKilled
     **dict.fromkeys(
-        (6, 7, 63, 89, 91, 133, 134, 150, 189, 234, 246, 317, 9001, 10058, 10107, 11600, 11601, 11602),
+        (6, 7, 63, 89, 91, 133, 134, 150, 189, 202, 234, 246, 317, 9001, 10058, 10107, 11600, 11601, 11602),
         UNAVAILABLE,
     ),
     **dict.fromkeys((13388, 13435, 13436, 46841), UNAVAILABLE),

@@ -127,7 +127,7 @@ class MongoConfig:
         seconds = self.options.get("timeoutms")
         return round(seconds * 1000) if seconds else None
 
-    def client(self, concurrency: int) -> MongoClient[dict[str, Any]]:
+    def client(self, concurrency: int, **internals: Any) -> MongoClient[dict[str, Any]]:
         """Make PyMongo's client. The client connects, and queries DNS, when it is first used.
 
         The options of the `url` take precedence, except for options about the decoding of values.
@@ -139,6 +139,7 @@ class MongoConfig:
 
         Args:
             concurrency: The number of calls that run at the same time.
+            **internals: The settings of `bounded_pool`.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if PyMongo does not accept the options together.
@@ -163,6 +164,7 @@ class MongoConfig:
                 unicode_decode_error_handler="strict",
                 driver=DriverInfo("multiclouddb", version("multiclouddb-mongo")),
                 **{name: value for name, value in ours.items() if value is not None},
+                **internals,
             )
         except (PyMongoError, ValueError, TypeError, OSError) as error:
             reason = str(error)

@@ -29,6 +29,7 @@ from multiclouddb_mongo.codes import (
     BAD_COMMAND,
     BAD_TOKEN,
     CODES,
+    CONVERSION_FAILURE,
     EVENT_TOO_LARGE,
     FIRST_LOCATION,
     HISTORY_LOST,
@@ -51,6 +52,7 @@ from multiclouddb_spi.error_table import REPORT as DEFECT
 from multiclouddb_spi.error_table import one_line, row_of_connection, unexpected
 
 __all__ = [
+    "CONVERSION_FAILURE",
     "EVENT_TOO_LARGE",
     "HISTORY_LOST",
     "IMAGE_MISSING",

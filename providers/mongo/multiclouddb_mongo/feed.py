@@ -68,6 +68,7 @@ from multiclouddb_spi import (
     Survey,
     plan_id_of,
 )
+from multiclouddb_spi.faults import START_AGAIN, START_ANEW
 
 __all__ = ["MongoFeed"]
 
@@ -114,6 +115,9 @@ class MongoFeed(Feed):
         return (
             incarnation is None or not self._bound or not self._found.there or incarnation == self._found.uuid
         )
+
+    def visible_after(self) -> None:
+        """Return None, because a change becomes visible only when a majority of the servers has it."""
 
     def clock(self, deadline: Deadline) -> datetime | None:
         """Return the current time of the server that answers."""
@@ -293,8 +297,7 @@ class MongoFeed(Feed):
                 if not self._source.reaches(place):
                     raise ProviderFault.of(
                         ErrorCategory.CHECKPOINT_EXPIRED,
-                        f"AtTime({utc:%Y-%m-%dT%H:%M:%SZ}) is older than the operation log; start at "
-                        "Beginning(), or at a later time",
+                        f"AtTime({utc:%Y-%m-%dT%H:%M:%SZ}) is older than the operation log; {START_AGAIN}",
                     )
                 return cursor_of(place, ticks_at(now))
 
@@ -338,8 +341,8 @@ class MongoFeed(Feed):
             return
         raise ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
-            "the collection of this token is gone, and another one has its name now; start again, or "
-            f"{_FOLLOW}",
+            "the collection of this token is gone, and another one has its name now; "
+            f"{START_ANEW}; or {_FOLLOW}",
         )
 
     def _headroom(self, place: Place) -> float | None:

@@ -31,6 +31,7 @@ from multiclouddb_mongo.partitions import (
 )
 from multiclouddb_mongo.pymongo_internals import (
     Closer,
+    bounded_pool,
     flush,
     give_up_soon,
     hushed,
@@ -134,7 +135,14 @@ class MongoProvider(Provider):
         check_provisioned(spec, address, found)
         splits, sharded = self._server()
         source = Source(
-            self._client, spec, address, self._closer, images=found.images, splits=splits, sharded=sharded
+            self._client,
+            spec,
+            address,
+            self._closer,
+            images=found.images,
+            splits=splits,
+            sharded=sharded,
+            bounded=self._ours,
         )
         return MongoFeed(source, found, self._readers)
 
@@ -243,7 +251,7 @@ class MongoPlugin(ProviderPlugin):
         if native_client is None:
             checked = MongoConfig.from_client(config)
             try:
-                client = checked.client(config.max_concurrency)
+                client = checked.client(config.max_concurrency, **bounded_pool())
             except PyMongoError as error:
                 raise ProviderFault(classify(error)) from None
             return MongoProvider(client, checked.database, ours=True)

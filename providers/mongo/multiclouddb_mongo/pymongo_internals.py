@@ -1,8 +1,8 @@
 """The only module that uses PyMongo's internals, for cases in which its public interface is not sufficient.
 
-Some internals are optional: `buffered`, `inner_cursor`, `interrupt` and `next_answer`. If a later
-version of PyMongo does not have the optional internals, reading still works, but sends more
-requests to the server.
+Some internals are optional: `bounded_pool`, `buffered`, `inner_cursor`, `interrupt` and `next_answer`. If a
+later version of PyMongo does not have the optional internals, reading still works, but sends more requests to
+the server, or waits longer for a server that has become silent.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ from pymongo.synchronous.topology import Topology
 from multiclouddb_api import EntireCluster, EntireDatabase, ErrorCategory, FeedScope
 from multiclouddb_mongo.errors import classify
 from multiclouddb_mongo.raw_change import RawChange
-from multiclouddb_spi import Deadline, ProviderFault
+from multiclouddb_spi import Deadline, Fault, ProviderFault
+from multiclouddb_spi.arrival import SILENT_SECONDS, TooSlow, current
 
 __all__ = [
     "Closer",
+    "GivenUp",
     "Rows",
     "Stream",
+    "bounded_pool",
     "buffered",
     "flush",
     "give_up_soon",
@@ -55,6 +58,7 @@ Stream: TypeAlias = ChangeStream[RawChange]
 Rows: TypeAlias = Cursor[Any]
 """The type of a cursor that `find` returns."""
 
+_HEADER_BYTES: Final = 16
 _CLOSE_SECONDS: Final = 0.5
 _DEAF_SECONDS: Final = 5.0
 _REFUSED_SECONDS: Final = 3.0
@@ -132,6 +136,96 @@ class Closer:
                 stream.close()
             if time.monotonic() - began > 0.9 * _CLOSE_SECONDS:
                 self._deaf_until = time.monotonic() + _DEAF_SECONDS
+
+
+def bounded_pool() -> dict[str, Any]:
+    """Return the settings of a `MongoClient` that gives up answers that do not arrive.
+
+    PyMongo's `socketTimeoutMS` is one limit for all calls, and it does not say whether bytes arrive. A server
+    may scan its log for minutes before it answers a change stream, so one limit does not fit. PyMongo's
+    `timeout` would make PyMongo retry until the time is over.
+    """
+    try:
+        from pymongo.network_layer import NetworkingInterface
+        from pymongo.synchronous.pool import Pool
+    except ImportError:  # pragma: no cover - a later version
+        return {}
+
+    class Options:
+        """The options of a pool; while a connection is being opened, its handshake has a time limit."""
+
+        def __init__(self, options: Any, connecting: threading.local) -> None:
+            self._options, self._connecting = options, connecting
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._options, name)
+
+        @property
+        def socket_timeout(self) -> float | None:
+            limit: float | None = self._options.socket_timeout
+            if not getattr(self._connecting, "now", False):
+                return limit
+            return SILENT_SECONDS if limit is None else min(limit, SILENT_SECONDS)
+
+    class Bounded(NetworkingInterface):
+        """The socket of a connection in a pool."""
+
+        def __init__(self, conn: Any, pool: Any) -> None:
+            super().__init__(conn)
+            self._pool, self._awaits = pool, False
+
+        def recv_into(self, buffer: Any) -> int:
+            arrival = current()
+            if arrival is None:
+                return int(super().recv_into(buffer))
+            if len(buffer) == _HEADER_BYTES and not self._awaits:
+                arrival.begin()
+                self._awaits = True  # PyMongo calls this method again twice a second
+            try:
+                arrival.check()
+                count = int(super().recv_into(buffer))
+            except TooSlow as error:  # PyMongo would ignore a `TimeoutError`
+                if not arrival.cancelled:  # whatever has dropped this connection may have dropped the others
+                    self._pool.reset_without_pause()
+                raise GivenUp(str(error)) from None
+            arrival.heard(count)
+            self._awaits = False
+            return count
+
+    class BoundedPool(Pool):
+        """A pool whose connections obey `Arrival`, except the connections of PyMongo's monitor."""
+
+        def __init__(self, address: Any, options: Any, *args: Any, **kwargs: Any) -> None:
+            super().__init__(address, options, *args, **kwargs)
+            self.connecting = threading.local()
+            if not self.is_sdam:
+                limited: Any = Options(options, self.connecting)
+                self.opts = limited
+
+        def connect(self, handler: Any = None) -> Any:
+            if self.is_sdam:
+                return super().connect(handler)
+            self.connecting.now = True
+            try:
+                made = super().connect(handler)
+            finally:
+                self.connecting.now = False
+            if type(made.conn) is NetworkingInterface:
+                made.conn = Bounded(made.conn.conn, self)
+            return made
+
+    return {"_pool_class": BoundedPool}
+
+
+class GivenUp(ProviderFault):
+    """Raised if an answer of the server is given up.
+
+    Args:
+        reason: What is wrong with the answer.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(Fault(ErrorCategory.TRANSIENT_FAILURE, f"{reason}; try again", retryable=True))
 
 
 class _Collated:

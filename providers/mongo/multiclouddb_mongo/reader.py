@@ -9,13 +9,14 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import Final, NoReturn
 
-from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
 from multiclouddb_api import ErrorCategory, Invalidated
 from multiclouddb_mongo.answer import Taken, Taker, namespace_of
-from multiclouddb_mongo.errors import EVENT_TOO_LARGE, IMAGE_MISSING, OVERTAKEN
+from multiclouddb_mongo.errors import EVENT_TOO_LARGE, IMAGE_MISSING, OVERTAKEN, code_of
 from multiclouddb_mongo.mapping import MongoMapper, View
 from multiclouddb_mongo.position import (
+    At,
     Place,
     compare,
     cursor_of,
@@ -25,7 +26,7 @@ from multiclouddb_mongo.position import (
     ticks_at,
     time_text,
 )
-from multiclouddb_mongo.pymongo_internals import Stream, buffered, inner_cursor
+from multiclouddb_mongo.pymongo_internals import GivenUp, Stream, buffered, inner_cursor
 from multiclouddb_mongo.raw_change import decoded, place_of_change
 from multiclouddb_mongo.source import Source
 from multiclouddb_spi import (
@@ -46,6 +47,8 @@ __all__ = ["MongoReader"]
 # Larger answers are slower, because they are no longer in the processor's cache when they are decoded.
 _LEAST_BATCH: Final = 100
 _MOST_BATCH: Final = 500
+# The engine asks for less than this after a connection has broken within an answer.
+_BRIEF_BYTES: Final = 1 << 20
 _SHORT_AWAIT_MS: Final = 10
 _LONG_AWAIT_MS: Final = 500
 # After this many consecutive reads that do not wait, a stream with a long wait is replaced by a stream
@@ -62,6 +65,7 @@ _RESUMES: Final = 3
 # How long a read waits behind a `mongos` for shards without writes. They write an empty operation every 10 s.
 _SHARDS_SECONDS: Final = 15.0
 _SPARE_SECONDS: Final = 0.5
+_CLOSED: Final = "connection closed"  # PyMongo's words
 
 
 class MongoReader(Reader):
@@ -98,32 +102,37 @@ class MongoReader(Reader):
         self._taker = Taker(source, until)
         self._stream: Stream | None = None
         self._batch_size = self._hurried = 0
+        self._is_brief = False
         self._overtaken = False
+        # True unless the server's last answer came from the end of its log.
+        self._searches = True
         self._await_ms = _SHORT_AWAIT_MS
         self._outcome: Outcome = Continue()
         self._asked: Place | None = None
         self._deadline = Deadline.after(0)
         self._cancelled = threading.Event()
 
-    def outlasts(self) -> bool:
-        """Return True, because a fetch may outlast a call: the server first scans its log.
+    def longest_fetch(self) -> float:
+        """Return no limit for the library's own client, whose connections give up silent servers.
 
-        Such a fetch is not cancelled at the deadline of a call. Otherwise, the next call would have to start
-        the fetch from its beginning, and the fetch would never finish.
+        A server first searches its log, which may take minutes, and sends nothing meanwhile. If it is given
+        up, the next search may take twice as long.
         """
-        return True
+        return self._source.longest_fetch()
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """Return the next changes: the rest of the server's last answer, or one more answer.
 
-        PyMongo resumes a broken stream once; this reader does not retry. A fetch may continue after
-        its deadline; see `outlasts`. `max_bytes` has no effect, but one answer has at most 16 MB.
+        PyMongo resumes a broken stream once; this reader does not retry. One answer has at most 16 MB,
+        whatever `max_bytes` is. If `max_bytes` is small, an answer may have fewer changes than usual.
         """
         taken = Taken(self._place)
         self._stop_at_bound(taken)
         self._deadline, self._asked = deadline, None
+        self._is_brief = max_bytes < _BRIEF_BYTES
         if isinstance(self._outcome, Continue):
             self._hurry(wait)
+            self._source.begin(_LONG_AWAIT_MS)
             self._read(taken, max_records, min(wait, max(0.0, deadline.remaining())))
             if taken.gone is not None:
                 self._over(taken, taken.gone)
@@ -133,11 +142,14 @@ class MongoReader(Reader):
     def cancel(self) -> None:
         """Close the stream that a running fetch is reading.
 
-        After the stream is closed, the wait for the server's answer ends within half a second.
+        The wait for the server's answer ends within half a second. With a client of the application, this
+        needs an answer of the server.
 
-        PyMongo cannot be interrupted while it opens a stream or looks for a server. A fetch that
-        cannot be interrupted ends when the server answers, or after `serverSelectionTimeoutMS`.
+        PyMongo cannot be interrupted while it looks for a server. Such a fetch ends after
+        `serverSelectionTimeoutMS`.
         """
+        if not self._source.bounded:
+            self._be_patient()
         self.halt()
         stream = self._stream
         if stream is not None:
@@ -157,14 +169,18 @@ class MongoReader(Reader):
     # -- The stream
 
     def _opened(self, taken: Taken, max_records: int) -> Stream:
+        size = min(_MOST_BATCH, max(1 if self._is_brief else _LEAST_BATCH, max_records))
         if self._stream is not None and not buffered(self._stream) and not self._source.answers(self._stream):
             # PyMongo would wait for this server, although another server may be the primary now.
             self.close()
+        if self._batch_size < min(size, _LEAST_BATCH) and not self._wanted_size and self._has_room():
+            self.close()  # the batch size of an open stream cannot be changed
         if self._stream is None:
-            self._batch_size = self._wanted_size or min(_MOST_BATCH, max(_LEAST_BATCH, max_records))
+            self._batch_size = self._wanted_size or size
             taken.requests += 1
             with self._source.opening():
                 self._look()
+                self._searches = True
                 self._source.reach(self._deadline)
                 self._stream = self._source.open(taken.place, self._batch_size, self._await_ms)
                 if self._cancelled.is_set():  # a stream cannot be closed while it is being opened
@@ -173,6 +189,10 @@ class MongoReader(Reader):
             self._taker.begin()
         assert self._stream is not None
         return self._stream
+
+    def _has_room(self) -> bool:
+        """Return True if every change that the server has sent was taken."""
+        return self._stream is not None and not buffered(self._stream)
 
     def _look(self) -> None:
         if self._cancelled.is_set():
@@ -267,6 +287,8 @@ class MongoReader(Reader):
                 if self._cancelled.is_set():  # PyMongo may have resumed a stream that was already closed
                     self.close()
             self._overtaken = False
+            self._searches = looked
+            self._source.calm()
             return looked, inner_cursor(stream) is not cursor
         except OperationFailure as error:
             self.close()
@@ -279,14 +301,28 @@ class MongoReader(Reader):
                 self._take_carefully(taken, error, max_records)
             else:
                 raise
-        except PyMongoError:
+        except (PyMongoError, GivenUp) as error:
+            if isinstance(error, GivenUp):
+                self._be_patient()
             self.close()
             taken.keep_up()
-            if not taken.changes:
+            if taken.changes:
+                return None
+            # The server also closes the connection if its answer would be larger than 16 MB.
+            if not (isinstance(error, AutoReconnect) and _CLOSED in str(error)):
                 raise
+            before, self._source.closed_at = self._source.closed_at, taken.place
+            if before != taken.place:
+                raise
+            self._take_carefully(taken, error, max_records)
         return None
 
-    def _take_carefully(self, taken: Taken, error: OperationFailure, max_records: int) -> None:
+    def _be_patient(self) -> None:
+        """If the server may have been searching its log, give the next search more time."""
+        if self._searches and not self._cancelled.is_set():
+            self._source.be_patient()
+
+    def _take_carefully(self, taken: Taken, error: PyMongoError, max_records: int) -> None:
         """Take changes one by one, because the server cannot send an answer that contains one of them.
 
         Raises:
@@ -297,11 +333,12 @@ class MongoReader(Reader):
         try:
             with closing(self._source.open(taken.place, 1, _SHORT_AWAIT_MS)) as stream:
                 self._one_by_one(stream, taken, max_records)
-        except OperationFailure as found:
-            if found.code not in (EVENT_TOO_LARGE, IMAGE_MISSING):
+        except (OperationFailure, AutoReconnect) as found:
+            if code_of(found) not in (EVENT_TOO_LARGE, IMAGE_MISSING, None):
                 raise
             if not taken.changes:
                 self._refuse(taken.place, found)
+            taken.keep_up()
             return
         if not taken.enough():
             raise error
@@ -316,32 +353,44 @@ class MongoReader(Reader):
             elif not self._taker.consider(change, taken) or taken.notices:
                 return
 
-    def _refuse(self, place: Place, error: OperationFailure) -> NoReturn:
+    def _refuse(self, place: Place, error: PyMongoError) -> NoReturn:
         """Raise the error for the change after `place`; the server cannot send that change."""
-        if error.code == IMAGE_MISSING:
+        if code_of(error) == IMAGE_MISSING:
             raise ProviderFault.of(
                 ErrorCategory.UNSUPPORTED_CAPABILITY,
                 f"{describe(place).text}: the required image of the next change is missing: it has expired, "
                 "or images were enabled after the change; continue from the same token with "
                 "INCLUDE_IF_AVAILABLE",
-                code=str(error.code),
+                code=str(IMAGE_MISSING),
             ) from None
-        with closing(self._source.open(place, 1, _SHORT_AWAIT_MS, slim=True)) as stream:
-            for _ in range(_CAREFUL_LOOKS):
-                change = stream.try_next()
-                if change is not None:
-                    break
-            else:
-                raise error
-        found = place_of_change(change.raw)
+        where, after = self._unsent(place, error)
         raise RecordFault(
             0,
-            f"{time_text(found)} in {namespace_of(decoded(change.raw))}",
-            "with its images, the change is larger than the 16 MB that the server can send; read it with "
-            "old_item_state_mode=OMIT, or with new_item_state_mode=OMIT",
-            cursor_of(found, self._view.start),
-            str(error.code),
+            where,
+            "with its images, or because of its key, the change is larger than the 16 MB that the server can "
+            "send; read it with old_item_state_mode=OMIT, or with new_item_state_mode=OMIT",
+            cursor_of(after, self._view.start),
+            str(EVENT_TOO_LARGE),
         ) from None  # the server's message quotes the change's key
+
+    def _unsent(self, place: Place, error: PyMongoError) -> tuple[str, Place]:
+        """Return what to call the change after `place`, which the server cannot send, and where it ends."""
+        moment = self._source.oversized(place)
+        if moment is None and code_of(error) is None:  # the network has failed twice
+            raise error
+        try:
+            with closing(self._source.open(place, 1, _SHORT_AWAIT_MS, slim=True)) as stream:
+                for _ in range(_CAREFUL_LOOKS):
+                    change = stream.try_next()
+                    if change is not None:
+                        found = place_of_change(change.raw)
+                        return f"{time_text(found)} in {namespace_of(decoded(change.raw))}", found
+        except (OperationFailure, AutoReconnect):
+            if moment is None:
+                raise
+            after = At.of((ticks_at(moment) or 0) + 1)
+            return f"{time_text(moment)} (and what follows it in the same transaction)", after
+        raise error
 
     # -- Processing the changes
 

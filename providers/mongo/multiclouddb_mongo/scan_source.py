@@ -21,6 +21,7 @@ from multiclouddb_mongo.scan_position import MAX_KEY, Range, Rest, as_field, id_
 from multiclouddb_mongo.source import Source
 from multiclouddb_mongo.values import CODEC, to_bson
 from multiclouddb_spi import ProviderFault
+from multiclouddb_spi.faults import START_AGAIN
 
 __all__ = ["ScanSource"]
 
@@ -49,6 +50,8 @@ class ScanSource:
     def __init__(self, source: Source) -> None:
         self.client, self._source = source.client, source
         self.at_work, self.opening = source.at_work, source.opening
+        self.begin, self.calm, self.be_patient = source.begin, source.calm, source.be_patient
+        self.bounded, self.longest_fetch = source.bounded, source.longest_fetch
         spec = source.spec
         self._key = spec.scope.key if isinstance(spec.scope, LogicalPartition) else None
         self._keys_only = spec.new_item_state_mode is NewItemStateMode.OMIT and not spec.include_native
@@ -127,7 +130,7 @@ class ScanSource:
         if found.there and self._source.sharded:
             raise ProviderFault.of(
                 ErrorCategory.CHECKPOINT_EXPIRED,
-                f"{name} was resharded or created again since the snapshot began; begin another Snapshot()",
+                f"{name} was resharded or created again since the snapshot began; {START_AGAIN}",
             )
         assert address.database is not None
         database = self.client.get_database(address.database, codec_options=CODEC)

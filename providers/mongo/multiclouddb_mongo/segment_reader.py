@@ -14,7 +14,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from multiclouddb_api import Notice
 from multiclouddb_mongo.mapping import View
-from multiclouddb_mongo.pymongo_internals import Rows, next_answer
+from multiclouddb_mongo.pymongo_internals import GivenUp, Rows, next_answer
 from multiclouddb_mongo.raw_row import bytes_of
 from multiclouddb_mongo.rows import RowMapper
 from multiclouddb_mongo.scan_position import MAX_KEY, Range
@@ -65,7 +65,9 @@ class SegmentReader(Reader):
         rows: list[bytes] = []
         if isinstance(self._outcome, Continue):
             if not self._rows and not self._exhausted:
+                self._source.begin(0)
                 self._answer(max_records)
+                self._source.calm()
             rows = self._taken(max_records, max_bytes)
         self._look()
         mapper = RowMapper(self._view, self._plan_id, start)
@@ -83,11 +85,17 @@ class SegmentReader(Reader):
             requests=self._requests,
         )
 
+    def longest_fetch(self) -> float:
+        """See `MongoReader.longest_fetch`; the server may search for a row that fits the scope."""
+        return self._source.longest_fetch()
+
     def cancel(self) -> None:
         """Close the cursor that a running fetch is reading.
 
         The server then immediately stops working on the query.
         """
+        if not self._source.bounded:
+            self._source.be_patient()
         self.halt()
         self._close_cursor()
 
@@ -115,6 +123,11 @@ class SegmentReader(Reader):
             try:
                 self._next(max_records)
                 return
+            except GivenUp:
+                self._close_cursor()
+                if not self._cancelled.is_set():
+                    self._source.be_patient()
+                raise
             except PyMongoError as error:
                 self._close_cursor()
                 if self._ended_by(error):

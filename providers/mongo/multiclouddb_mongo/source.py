@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
@@ -19,13 +21,14 @@ from multiclouddb_api import (
     OldItemStateMode,
     ResourceAddress,
 )
-from multiclouddb_mongo.errors import HISTORY_LOST, TIME_LIMIT
+from multiclouddb_mongo.errors import CONVERSION_FAILURE, HISTORY_LOST, TIME_LIMIT
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import After, At, Place, token_text
 from multiclouddb_mongo.pymongo_internals import Closer, Rows, Stream, inner_cursor, reach, watch_otherwise
 from multiclouddb_mongo.raw_change import RAW_CODEC, RawChange
 from multiclouddb_mongo.values import CODEC, to_bson
 from multiclouddb_spi import Deadline, FeedSpec
+from multiclouddb_spi.arrival import ANSWER_SECONDS, SILENT_SECONDS, current
 
 __all__ = ["ENDINGS", "Source"]
 
@@ -41,6 +44,11 @@ _MAJORITY: Final = ReadConcern("majority")
 _COMMENT: Final = "multiclouddb"
 _PROBE_MS: Final = 50
 _SHARDED_PROBE_MS: Final = 400
+# An answer has at most 16 MB and contains such a key at least five times.
+_LARGE_KEY: Final = 2 * 1024 * 1024
+_QUOTE: Final = "cluster time "
+_QUOTED: Final = re.compile(_QUOTE + "([0-9A-F]{16})")
+_MOST_PATIENCE: Final = 3600.0
 
 
 class Source:
@@ -57,6 +65,11 @@ class Source:
         closer: Closes the streams of this client.
         splits: True if the server supports `$changeStreamSplitLargeEvent`.
         sharded: True if the server is a `mongos`.
+        bounded: True if the client gives up answers that do not arrive (`bounded_pool`).
+
+    Attributes:
+        patience: For how many seconds a server may send nothing while it searches its log.
+        closed_at: The position at which the server has closed the connection instead of an answer, or None.
     """
 
     def __init__(
@@ -69,13 +82,16 @@ class Source:
         images: bool = False,
         splits: bool = False,
         sharded: bool = False,
+        bounded: bool = False,
     ) -> None:
         assert isinstance(spec.options, MongoOptions)
         self._closer = closer or Closer()
         self.at_work, self.opening = self._closer.at_work, self._closer.opening
         self.client, self.spec, self.address, self.options = client, spec, address, spec.options
-        self.splits, self.sharded, self.images = splits, sharded, images
+        self.splits, self.sharded, self.images, self.bounded = splits, sharded, images, bounded
+        self.patience = self._calm = SILENT_SECONDS if bounded else ANSWER_SECONDS
         limits = (client.options.timeout, client.options.pool_options.socket_timeout)
+        self.closed_at: Place | None = None
         self._limit_ms = min((int(limit * 1000) for limit in limits if limit is not None), default=None)
 
     # -- The streams of a reader
@@ -93,6 +109,24 @@ class Source:
             PyMongoError: Raised if the server refuses the request, or for a network error.
         """
         return self._watch(batch_size, self._awaiting(await_ms), slim=slim, **_start(place))
+
+    def begin(self, await_ms: int) -> None:
+        """Begin a call of this thread; the server may delay an empty answer by `await_ms`."""
+        arrival = current()
+        if arrival is not None:
+            arrival.begin_call(self._awaiting(await_ms) / 1000, self.patience)
+
+    def be_patient(self) -> None:
+        """Give the server twice as much time for its next search; perhaps it was still searching."""
+        self.patience = min(_MOST_PATIENCE, 2 * self.patience)
+
+    def longest_fetch(self) -> float:
+        """Return `Reader.longest_fetch`."""
+        return math.inf if self.bounded else self.patience
+
+    def calm(self) -> None:
+        """Record that the server has answered."""
+        self.patience = self._calm
 
     def reach(self, deadline: Deadline) -> None:
         """Wait for a server, but no longer than the call may take; see `pymongo_internals.reach`."""
@@ -160,6 +194,25 @@ class Source:
                 raise
         return True
 
+    def oversized(self, place: Place) -> At | None:
+        """Return the cluster time of the next change, if its key is too large for an answer; otherwise None.
+
+        The key is in the answer up to five times: in the change, in its document, and in two tokens that are
+        twice as long. The server cannot send such a change in any form, so it is asked to quote the change's
+        time in an error.
+        """
+        time = {"$concat": [_QUOTE, {"$substrBytes": ["$_id._data", 2, 16]}]}
+        size = {"$bsonSize": {"$ifNull": ["$documentKey", {}]}}
+        quoting = {"$match": {"$expr": {"$cond": [{"$gt": [size, _LARGE_KEY]}, {"$toInt": time}, True]}}}
+        try:
+            with self.opening(), self._watch(1, self._awaiting(1), also=quoting, slim=True, **_start(place)):
+                return None
+        except OperationFailure as error:
+            found = _QUOTED.search(str(error))
+            if error.code != CONVERSION_FAILURE or found is None:
+                raise
+            return At.of(int(found[1], 16))
+
     def pipeline(self, *, slim: bool = False) -> list[Stage]:
         """Return the pipeline stages that follow `$changeStream`.
 
@@ -219,7 +272,15 @@ class Source:
         wanted = self.options.max_await_time_ms or await_ms
         return wanted if self._limit_ms is None else max(1, min(wanted, self._limit_ms // 4))
 
-    def _watch(self, batch_size: int, await_ms: int, *, slim: bool = False, **start: Any) -> Stream:
+    def _watch(
+        self,
+        batch_size: int,
+        await_ms: int,
+        *,
+        slim: bool = False,
+        also: Stage | None = None,
+        **start: Any,
+    ) -> Stream:
         settings: dict[str, Any] = {
             # Slim changes also need the images, because the caller's pipeline may use them.
             "full_document": _if_there(self.full_document(), slim),
@@ -232,7 +293,7 @@ class Source:
             **start,
         }
         target = self._target()
-        stages = self.pipeline(slim=slim)
+        stages = [*([] if also is None else [also]), *self.pipeline(slim=slim)]
         if isinstance(self.spec.scope, EntireCluster) or self.options.collation is not None:
             return watch_otherwise(target, self.spec.scope, stages, settings)
         return target.watch(stages, **settings)

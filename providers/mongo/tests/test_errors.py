@@ -101,7 +101,7 @@ CODES = [
     (262, "operation exceeded time limit", TRANSIENT, True, "longer timeout"),
     *[
         (code, "it is so", TRANSIENT, True, "try again")
-        for code in (6, 7, 63, 89, 91, 133, 134, 150, 189, 234, 246, 317, 9001, 10058, 10107)
+        for code in (6, 7, 63, 89, 91, 133, 134, 150, 189, 202, 234, 246, 317, 9001, 10058, 10107)
     ],
     *[
         (code, "so", TRANSIENT, True, "try again")

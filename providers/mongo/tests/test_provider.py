@@ -9,6 +9,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
+import attrs
 import pytest
 from bson import SON, Timestamp
 from bson.codec_options import TypeCodec, TypeRegistry
@@ -49,7 +50,7 @@ from multiclouddb_mongo.position import At
 from multiclouddb_mongo.provider import PLUGIN
 from multiclouddb_spi import Deadline, Ended, FeedSpec, ProviderFault, Range, read_range
 
-from .monitor import Commands, patient, watched
+from .monitor import Commands, Feed, keys, patient, watched
 from .native import hanging, native
 from .servers.failpoint import fail_command
 
@@ -830,6 +831,85 @@ ODD = {
     "a stable API": {"server_api": ServerApi("1", strict=True)},
     "dates as numbers": {"datetime_conversion": "DATETIME_MS"},
 }
+
+
+class TestDifferences:
+    """Tests what a runner of the unified tests counts differently for PyMongo alone.
+
+    The reasons are at the end of docs/reference/mongodb-conformance.md.
+    """
+
+    @pytest.mark.parametrize("before", [0, 2])
+    def test_a_missing_image_costs_one_more_stream_which_delivers_what_comes_before(self, room, app, before):
+        collection = room.collection()
+        with watched(room.server.uri(appName=app)) as (client, commands):
+            feed = Feed(client, room.address(), provider_options=MongoOptions(full_document="required"))
+            feed.read()
+            collection.insert_many([{"_id": number} for number in range(3)])
+            assert ids(feed.read()) == [0, 1, 2]
+            with room.server.client().start_session() as session, session.start_transaction():
+                for number in range(before):
+                    collection.insert_one({"_id": 10 + number}, session=session)
+                collection.update_one({"_id": 0}, {"$set": {"n": 1}}, session=session)
+            commands.clear()
+            if before:
+                assert keys(feed.events(before)) == [10, 11]
+            refused(ErrorCategory.UNSUPPORTED_CAPABILITY, feed.read, "image")
+            if not before:
+                assert len(commands.sent("aggregate")) == 1
+
+    def test_the_error_of_a_pipeline_that_removes_the_token_names_code_and_name(self, room):
+        collection = room.collection()
+        options = MongoOptions(pipeline=[{"$project": {"_id": 0}}])
+        feed = Feed(room.client(), room.address(), provider_options=options)
+        feed.read()
+        collection.insert_one({"_id": "my-document-key"})
+        error = refused(ErrorCategory.INVALID_REQUEST, feed.read, "280 ChangeStreamFatalError")
+        assert "my-document-key" not in str(error)
+
+
+class TestLargeKey:
+    """Tests keys that the server accepts, but cannot send in a change."""
+
+    # Behind a key of 3 MB there is another change: the server closes the connection without an answer.
+    @pytest.mark.parametrize(
+        ("size", "followed"), [(3_000_000, False), (4_250_000, True), (4_250_000, False)]
+    )
+    def test_a_key_that_is_too_large_can_be_stepped_over(self, one, database, size, followed):
+        native = one.client()[database]
+        native["c"].insert_one({"_id": 0})
+        address = ResourceAddress(database, "c")
+        with connect(ClientConfig("mongo", {"url": one.uri()})) as client:
+            start = client.read_changes(ChangeFeedRequest(address, Now())).continuation_token
+            native["c"].insert_many([{"_id": 1}, {"_id": "x" * size}])
+            if followed:
+                native["c"].insert_one({"_id": 2})
+            request = ChangeFeedRequest(address, FromContinuationToken(start))
+            seen, skipped = [], 0
+            for page in client.iterate_changes(request, on_poison="skip", until_idle=True).pages():
+                seen += [event.key.components["_id"] for event in page.events]
+                skipped += len(page.notices)
+                if not followed and skipped:
+                    native["c"].insert_one({"_id": 2})
+                    followed = True
+            assert (seen, skipped) == ([1, 2], 1)
+
+    def test_such_a_change_can_be_read_without_its_document(self, one, database):
+        native = one.client()[database]
+        native["c"].insert_one({"_id": 0})
+        address, key = ResourceAddress(database, "c"), "x" * 4_250_000
+        with connect(ClientConfig("mongo", {"url": one.uri()})) as client:
+            start = client.read_changes(ChangeFeedRequest(address, Now())).continuation_token
+            native["c"].insert_many([{"_id": key}, {"_id": 2}])
+            request = ChangeFeedRequest(address, FromContinuationToken(start))
+            with pytest.raises(MulticloudDbError) as caught:
+                client.read_changes(request)
+            assert caught.value.category == ErrorCategory.PROVIDER_ERROR
+            assert key[:9] not in str(caught.value)
+            assert caught.value.detail.skip_token is not None
+            bare = attrs.evolve(request, new_item_state_mode=NewItemStateMode.OMIT)
+            events = client.read_changes(bare).events
+            assert [event.key.components["_id"] for event in events] == [key, 2]
 
 
 class TestNativeClient:

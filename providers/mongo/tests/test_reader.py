@@ -249,6 +249,7 @@ class Server:
 
     def __init__(self, log, *, splits=False, sharded=False, stream=Stream, sizes=(), eager=False, **options):
         self.log, self.splits, self.sharded, self.stream = log, splits, sharded, stream
+        self.closed_at, self.oversized = None, lambda _: None
         self.options = MongoOptions(**options)
         self.sizes, self.eager, self.failures = iter(sizes), eager, deque()
         self.opened, self.places, self.asked, self.slim, self.hides = [], [], 0, False, None
@@ -267,6 +268,12 @@ class Server:
 
     def reach(self, deadline):
         pass
+
+    def begin(self, await_ms):
+        pass
+
+    calm = be_patient = staticmethod(lambda: None)
+    bounded, longest_fetch = True, lambda self: 60.0
 
     def answers(self, stream):
         return True

@@ -18,6 +18,7 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, NetworkTimeout, OperationFailure, ServerSelectionTimeoutError
 
+from multiclouddb_conformance.proxy import Proxy
 from multiclouddb_conformance.servers import ServerUnavailableError
 from multiclouddb_conformance.waiting import wait_until
 
@@ -25,7 +26,6 @@ from .servers import shared as place_of_servers
 from .servers.failpoint import fail_command
 from .servers.fetch import DIGEST, INSIDE, fetch
 from .servers.mongod import PASSWORD, ReplicaSet
-from .servers.proxy import Proxy
 
 SOON = 30.0
 

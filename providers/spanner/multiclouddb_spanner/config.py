@@ -34,11 +34,16 @@ ALIVE: Final = (
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 20),
 )
-"""The settings of our channels. If nothing arrives for 30 seconds during a call, gRPC sends a ping. If it has
-no answer within 10 seconds, it opens another connection. The last setting is the same bound for a ping that
-gRPC had sent for another reason when the connection became silent. Without these settings, every later call
-would wait on a connection that a firewall or proxy has dropped in silence."""
+"""The settings of our channels. If nothing arrives for 30 seconds during a call, gRPC sends a ping. If
+there is no answer within 10 seconds, gRPC opens another connection. Without these settings, every later
+call would wait on a connection that a firewall or proxy has dropped in silence.
+
+By default, gRPC also sends pings to measure the network. On a slow network, the answer to such a ping comes
+after all data that is on its way, so a fast limit would close the connection; and while such a ping is on its
+way, no other ping is sent. Therefore gRPC does not measure, and has a fixed amount of data on its way."""
 
 STREAM_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 """A pattern for the names that Spanner allows for a change stream. Queries contain the name as plain text, so

@@ -16,7 +16,8 @@ from google.rpc.error_details_pb2 import RetryInfo
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault
-from multiclouddb_spi.error_table import REPORT, UNAVAILABLE, Row, one_line
+from multiclouddb_spi.error_table import REPORT, UNAVAILABLE, Row, one_line, row_of_connection
+from multiclouddb_spi.faults import START_AGAIN
 
 __all__ = [
     "PROVIDER_ID",
@@ -55,8 +56,8 @@ _BAD_REQUEST: Final = Row(
 )
 _EXPIRED: Final = Row(
     ErrorCategory.CHECKPOINT_EXPIRED,
-    "the change stream no longer keeps the changes after this position; start again, or read with "
-    "on_expired=SkipToOldest() to continue after the gap; a longer retention_period keeps more",
+    "the change stream no longer keeps the changes after this position, and a longer retention_period keeps "
+    f"more; {START_AGAIN}",
 )
 _NO_STREAM: Final = Row(
     ErrorCategory.NOT_FOUND,
@@ -217,7 +218,8 @@ def _row(status: grpc.StatusCode | None, text: str) -> Row:
 def _said(error: Exception, status: grpc.StatusCode) -> Fault:
     text, name = text_of(error), status.name
     said = f"Spanner {name}" + (f" ({one_line(text)})" if text else "")
-    return _row(status, text).fault(said, name, retry_after=_retry_after(error))
+    refused = row_of_connection(error) if status is _Code.UNAVAILABLE else None
+    return (refused or _row(status, text)).fault(said, name, retry_after=_retry_after(error))
 
 
 def _plain_fault(row: Row, error: Exception) -> Fault:

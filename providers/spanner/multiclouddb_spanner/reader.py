@@ -27,6 +27,7 @@ from multiclouddb_spi import (
     Reader,
     unsupported,
 )
+from multiclouddb_spi.arrival import SILENT_SECONDS, answer_deadline
 from multiclouddb_spi.cut import Cut
 
 __all__ = ["SpannerReader"]
@@ -98,6 +99,7 @@ class SpannerReader(Reader):
         the answer's deadline.
         """
         self._scope.check()
+        deadline = answer_deadline(deadline)
         begin, began = self._place, time.monotonic()
         self._requests = 0
         if self._until is not None and _from(begin).compare(self._until) in (0, 1):
@@ -184,6 +186,7 @@ class SpannerReader(Reader):
                 ahead = client.now(deadline, self._scope)
             end, current = min(last, ahead + min(int(wait * _SECOND), _WAIT)), last > ahead
             waits = max(0.0, (end - ahead) / _SECOND)
+            deadline = deadline.sooner(waits + SILENT_SECONDS)
         else:
             self._requests += 1
             now = client.now(deadline, self._scope)

@@ -36,6 +36,7 @@ from multiclouddb_spi import (
     Scanned,
     snapshot_event_ids,
 )
+from multiclouddb_spi.arrival import answer_deadline
 
 __all__ = ["SegmentReader"]
 
@@ -228,6 +229,7 @@ class SegmentReader(Reader):
         the answer's deadline.
         """
         self._scope.check()
+        deadline = answer_deadline(deadline)
         begin = self._span.cursor()
         taken: list[Any] = []
         nbytes, self._requests = 0, 0

@@ -30,7 +30,7 @@ from multiclouddb_spanner.statements import how_to_create, how_to_watch
 from multiclouddb_spanner.watched import WatchedColumns
 from multiclouddb_spanner.watching import WatchedTimes
 from multiclouddb_spi import Deadline, ProviderFault, Reader
-from multiclouddb_spi.faults import expired
+from multiclouddb_spi.faults import START_AGAIN, START_ANEW, expired
 
 __all__ = ["Slots", "Source"]
 
@@ -399,13 +399,12 @@ class Source:
                 ErrorCategory.INVALID_REQUEST,
                 f"change stream {name!r} was created at {text_at(earliest)}, and this position is at "
                 f"{text_at(at)}: the position belongs to an earlier stream that was recreated under the same "
-                "name; start again, because the changes of the earlier stream are gone",
+                f"name, and the changes of the earlier stream are gone; {START_ANEW}",
             )
         return ProviderFault.of(
             ErrorCategory.CHECKPOINT_EXPIRED,
             f"change stream {name!r} keeps nothing before {text_at(earliest)}, and this position is at "
-            f"{text_at(at)}; start again, or read with on_expired=SkipToOldest() to continue after the gap; "
-            "a longer retention_period keeps more",
+            f"{text_at(at)}; a longer retention_period keeps more; {START_AGAIN}",
         )
 
 

@@ -1,7 +1,5 @@
 """Tests a connection that a firewall or proxy has dropped in silence: later calls must use another one."""
 
-import socket
-import threading
 import time
 from contextlib import suppress
 from types import SimpleNamespace
@@ -18,56 +16,22 @@ from multiclouddb_api import (
     OperationOptions,
     connect,
 )
+from multiclouddb_conformance.proxy import Proxy
+from multiclouddb_conformance.slow_link import SlowConsumer
 from multiclouddb_spanner import config
 from multiclouddb_spanner.config import ALIVE, SpannerConfig
 
 from .test_scripted_attacks import feed
 
-SOON = tuple((name, value // 20) for name, value in ALIVE)
+SOON = tuple((name, value // 20 if name.endswith("_ms") else value) for name, value in ALIVE)
 MOST = 15.0
-
-
-class Link:
-    """A proxy that can swallow all bytes of the connections that exist, without closing them."""
-
-    def __init__(self, host):
-        self._target = host.rpartition(":")[0], int(host.rpartition(":")[2])
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.host = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._sockets, self._silent = [], set()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def swallow(self):
-        self._silent.update(self._sockets)
-
-    def _accept(self):
-        with suppress(OSError):
-            while True:
-                here, _ = self._listener.accept()
-                there = socket.create_connection(self._target)
-                self._sockets += [here, there]
-                for pair in ((here, there), (there, here)):
-                    threading.Thread(target=self._copy, args=pair, daemon=True).start()
-
-    def _copy(self, source, sink):
-        with suppress(OSError):
-            while data := source.recv(65536):
-                if source not in self._silent:
-                    sink.sendall(data)
-            if source not in self._silent:
-                sink.shutdown(socket.SHUT_WR)
-
-    def close(self):
-        for each in (self._listener, *self._sockets):
-            each.close()
 
 
 @pytest.fixture
 def link():
-    with feed(initial_partitions=1) as items:
-        link = Link(items.server.host)
-        yield SimpleNamespace(items=items, host=link.host, swallow=link.swallow)
-        link.close()
+    with feed(initial_partitions=1) as items, Proxy(items.server.host, rate=1e9) as proxy:
+        host = f"127.0.0.1:{proxy.port}"
+        yield SimpleNamespace(items=items, host=host, swallow=proxy.forget, slow=proxy.slow)
 
 
 def test_a_client_reads_on_over_another_connection(link, monkeypatch):
@@ -84,6 +48,17 @@ def test_a_client_reads_on_over_another_connection(link, monkeypatch):
                 page = client.read_changes(request, OperationOptions(1.0))
                 token, events = page.continuation_token, page.events
         assert [event.new_item_state["n"] for event in events] == [1]
+
+
+def test_a_slow_network_is_not_a_silent_one(link, monkeypatch):
+    """The answer to a ping would come after all data that is on its way, after more than the limit."""
+    monkeypatch.setattr(config, "ALIVE", SOON)
+    with connect(f"spanner://tests/tests?emulator_host={link.host}") as client:
+        consumer = SlowConsumer(client, link.items.address, Now(), timeout=1.0).begin()
+        for number in range(4):
+            link.items.put((f"k{number}", number, "x" * 30_000), names=("id", "n", "text"))
+        link.slow(60_000)
+        consumer.until(4, at_most=MOST)
 
 
 def test_a_channel_to_the_service_has_the_same_settings(monkeypatch):

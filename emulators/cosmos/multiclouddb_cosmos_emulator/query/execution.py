@@ -62,7 +62,7 @@ class Execution:
         rows: Iterable[Row] = self._rows(documents)
         if self._grouped:
             rows = self._groups(rows)
-        if self._order:
+        if self._order and (self._group or not self._grouped):
             rows = self._sorted(rows)
         found = self._projected(rows)
         if self.select.distinct:

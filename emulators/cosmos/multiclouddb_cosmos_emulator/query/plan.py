@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import attrs
+
 from multiclouddb_cosmos_emulator.errors import bad_request
 from multiclouddb_cosmos_emulator.keys import MAX_EPK, MIN_EPK
 from multiclouddb_cosmos_emulator.query.evaluation import Compiler
@@ -27,6 +29,9 @@ def plan_of(select: Select, compiler: Compiler) -> dict[str, Any]:
         raise bad_request(
             "Query contains the following features, which the calling client does not support: GroupBy"
         )
+    if select.aggregates:
+        # The only row of an aggregate has no order.
+        select = attrs.evolve(select, order=())
     offset, limit = _number(select.offset, compiler), _number(select.limit, compiler)
     top = _number(select.top, compiler)
     distinct = "None"

@@ -19,10 +19,10 @@ from urllib.parse import quote, urlencode
 from pymongo import MongoClient
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
+from multiclouddb_conformance.proxy import Proxy
 from multiclouddb_conformance.servers import ServerUnavailableError
 
 from .fetch import fetch
-from .proxy import Proxy
 
 NAME = "rs"
 USER, PASSWORD = "admin", "a/secret that:nobody@may?see"

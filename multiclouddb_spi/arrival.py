@@ -1,0 +1,216 @@
+"""Gives up an answer of the service that does not arrive, or arrives too slowly.
+
+A socket's own timeout is not sufficient, because it begins again with each byte. The socket's owner asks
+`current` for the limits of the thread, so that no limit has to be passed through the vendor's client.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from multiclouddb_spi.deadline import Deadline
+
+__all__ = [
+    "ANSWER_SECONDS",
+    "CALL_SILENT_SECONDS",
+    "SILENT_SECONDS",
+    "Arrival",
+    "TooSlow",
+    "answer_deadline",
+    "arriving",
+    "bounded_pools",
+    "current",
+]
+
+ANSWER_SECONDS: Final = 60.0
+"""How long a whole answer may take, from the request to the last byte."""
+SILENT_SECONDS: Final = 10.0
+"""How long the service may send nothing, in addition to the time for which it may wait for new records."""
+CALL_SILENT_SECONDS: Final = 30.0
+"""How long the service may send nothing if it is asked for other information than records."""
+_WINDOW_SECONDS: Final = 4.0
+_LEAST_BYTES: Final = 1024
+_LOOK_SECONDS: Final = 0.25
+
+
+class TooSlow(TimeoutError):  # noqa: N818
+    """Raised while an answer is received, if the answer is given up."""
+
+
+class Arrival:
+    """The limits on the answers that one thread receives.
+
+    An answer is given up in four cases: nothing arrives for `silence` seconds, fewer than 1024 bytes arrive
+    in four seconds, the whole answer takes longer than `ANSWER_SECONDS`, or another thread has called
+    `cancel` or closed the client. After that, every further answer is given up too, until `begin_call`.
+
+    Args:
+        closed: An event that is set when the client is closed, or None.
+
+    Attributes:
+        received: The number of bytes that have arrived of the longest answer in this call.
+    """
+
+    def __init__(self, closed: threading.Event | None = None) -> None:
+        self._closed, self._cancelled = closed, False
+        self._over: str | None = None
+        self.begin_call()
+
+    def begin_call(self, wait: float = 0.0, silence: float | None = None) -> None:
+        """Begin a call, which may receive several answers.
+
+        Args:
+            wait: How many seconds the service may wait for new records before it answers.
+            silence: How long the service may send nothing, or None for `SILENT_SECONDS`.
+        """
+        self._wait, self._silence, self._over = wait, SILENT_SECONDS if silence is None else silence, None
+        self.received = 0
+        self.begin()
+
+    @property
+    def cancelled(self) -> bool:
+        """True if another thread has called `cancel` or has closed the client."""
+        return self._cancelled or (self._closed is not None and self._closed.is_set())
+
+    def cancel(self) -> None:
+        """Give up this and every later answer, within a quarter of a second; any thread may call this."""
+        self._cancelled = True
+
+    def begin(self) -> None:
+        """Begin to wait for one answer."""
+        now = time.monotonic()
+        self._silent_at = now + self._wait + self._silence
+        self._end = now + max(ANSWER_SECONDS, self._silence) + self._wait
+        self._window_end, self._count, self._answer = float("inf"), 0, 0
+
+    def heard(self, nbytes: int) -> None:
+        """Record that some bytes of the answer have arrived."""
+        now = time.monotonic()
+        self._silent_at = now + self._silence
+        if self._window_end == float("inf"):
+            self._window_end = now + _WINDOW_SECONDS
+        self._count += nbytes
+        self._answer += nbytes
+        self.received = max(self.received, self._answer)
+
+    def check(self) -> None:
+        """Check the limits.
+
+        Raises:
+            TooSlow: Raised if the answer is given up.
+        """
+        if self._over is None:
+            self._over = self._reason(time.monotonic())
+        if self._over is not None:
+            raise TooSlow(self._over)
+
+    def _reason(self, now: float) -> str | None:
+        if self.cancelled:
+            return "the read was cancelled"
+        if now >= self._silent_at:
+            return f"the service sent nothing for {self._silence:.0f} s, so its connection is not used again"
+        if now >= self._window_end:
+            if self._count < _LEAST_BYTES:
+                return f"the answer arrives too slowly: {self._count} bytes in {_WINDOW_SECONDS:.0f} s"
+            self._window_end, self._count = now + _WINDOW_SECONDS, 0
+        return "the answer took too long to arrive" if now >= self._end else None
+
+
+def answer_deadline(deadline: Deadline) -> Deadline:
+    """Return the time by which an answer must arrive that is requested now, before the call's `deadline`.
+
+    Args:
+        deadline: The time limit of the call. The answer may arrive later, for the next call.
+    """
+    return Deadline(max(deadline.at, time.monotonic() + ANSWER_SECONDS))
+
+
+_local = threading.local()
+
+
+@contextmanager
+def arriving(arrival: Arrival) -> Iterator[Arrival]:
+    """Apply limits to all answers that this thread receives in the `with` block."""
+    before = current()
+    _local.arrival = arrival
+    try:
+        yield arrival
+    finally:
+        _local.arrival = before
+
+
+def current() -> Arrival | None:
+    """Return the limits of this thread, or None."""
+    found: Arrival | None = getattr(_local, "arrival", None)
+    return found
+
+
+def bounded_pools(pools: Mapping[str, Any]) -> dict[str, Any]:
+    """Return classes of connection pools whose answers `Arrival` can give up.
+
+    Args:
+        pools: Maps `http` and `https` to pool classes of urllib3, as in `PoolManager.pool_classes_by_scheme`.
+    """
+    found: dict[str, Any] = {}
+    for scheme, pool in pools.items():
+        connection = type("BoundedConnection", (pool.ConnectionCls,), {"response_class": _Response})
+        found[scheme] = type("BoundedPool", (pool,), {"ConnectionCls": connection})
+    return found
+
+
+class _Response(http.client.HTTPResponse):
+    def __init__(self, sock: Any, *args: Any, **kwargs: Any) -> None:
+        arrival = current()
+        if arrival is not None:
+            arrival.begin()
+            sock = _Source(sock, arrival)
+        super().__init__(sock, *args, **kwargs)
+
+
+class _Source:
+    """The part of a socket that `HTTPResponse` uses."""
+
+    def __init__(self, sock: socket.socket, arrival: Arrival) -> None:
+        self._sock, self._arrival = sock, arrival
+
+    def makefile(self, *_: object) -> io.BufferedReader:
+        return io.BufferedReader(_Stream(self._sock, self._arrival))
+
+
+class _Stream(io.RawIOBase):
+    def __init__(self, sock: socket.socket, arrival: Arrival) -> None:
+        self._sock, self._arrival = sock, arrival
+        self._file = sock.makefile("rb", buffering=0)  # keeps the socket open while it is read
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        sock, arrival = self._sock, self._arrival
+        patience = sock.gettimeout()
+        until = float("inf") if patience is None else time.monotonic() + patience
+        try:
+            while True:
+                arrival.check()
+                sock.settimeout(min(_LOOK_SECONDS, max(0.001, until - time.monotonic())))
+                try:
+                    count = sock.recv_into(buffer)
+                except TimeoutError:
+                    if time.monotonic() >= until:
+                        raise
+                    continue
+                arrival.heard(count)
+                return count
+        finally:
+            sock.settimeout(patience)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

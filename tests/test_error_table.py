@@ -1,0 +1,61 @@
+"""Tests what the texts of failed connections mean."""
+
+import pytest
+
+from multiclouddb_api import ErrorCategory
+from multiclouddb_spi.error_table import row_of_connection
+
+REFUSED = [
+    "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired (_ssl.c:1006)",
+    "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required (_ssl.c:2580)",
+    "[SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca (_ssl.c:2580)",
+    "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)",
+    "Ssl handshake failed: error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED",
+]
+NAMELESS = [
+    "[Errno -2] Name or service not known",
+    "db.example.com:27017: [Errno -5] No address associated with hostname",
+    "[Errno 8] nodename nor servname provided, or not known",
+    "DNS resolution failed for x:1: C-ares status is not ARES_SUCCESS qtype=A: Domain name not found",
+]
+PASSING = [
+    "[Errno -3] Temporary failure in name resolution",
+    "EOF occurred in violation of protocol (_ssl.c:2427)",
+    "[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol (_ssl.c:1006)",
+    "[Errno 111] Connection refused",
+    "connection closed",
+    "[Errno 104] Connection reset by peer",
+]
+
+
+def raised(text, depth):
+    """Return an error that hides another one, as vendors' clients do."""
+    error = OSError(text)
+    for _ in range(depth):
+        cause, error = error, RuntimeError("could not connect")
+        error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+class TestConnection:
+    @pytest.mark.parametrize("text", REFUSED)
+    def test_a_refusal_of_tls_is_final(self, text, depth):
+        row = row_of_connection(raised(text, depth))
+        assert (row.category, row.retryable) == (ErrorCategory.AUTHENTICATION_FAILED, False)
+
+    @pytest.mark.parametrize("text", NAMELESS)
+    def test_a_host_without_an_address_is_tried_again_unless_the_client_is_new(self, text, depth):
+        fault = row_of_connection(raised(text, depth)).fault("x")
+        assert fault.category == ErrorCategory.TRANSIENT_FAILURE
+        assert (fault.retryable, fault.unknown_host) == (True, True)
+
+    @pytest.mark.parametrize("text", PASSING)
+    def test_any_other_failure_may_pass(self, text, depth):
+        assert row_of_connection(raised(text, depth)) is None
+
+
+def test_a_circle_of_causes_ends():
+    first, second = OSError("a"), OSError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert row_of_connection(first) is None
