@@ -12,12 +12,15 @@ from multiclouddb_api import Now
 from multiclouddb_conformance.delegating import WrappedFeed, WrappedReader
 from multiclouddb_conformance.mutants.mutant import Mutant, emptied
 from multiclouddb_spi import (
+    Awaiting,
     Batch,
     Child,
     Cursor,
     Deadline,
     Drained,
     FeedStart,
+    Partition,
+    PartitionState,
     Provider,
     Seed,
     Survey,
@@ -223,3 +226,58 @@ class ReadsFirstPageOfPartitionList(Mutant):
         """Return only the first page of a listing."""
         stated = super().survey(feed, asked, deadline, expired=expired, since=since, whole=whole)
         return stated if asked else attrs.evolve(stated, present=stated.present[:_PAGE])
+
+
+class NamesMergedChildLate(Mutant):
+    """The children of a closed partition are named late, also the child of a merge."""
+
+    caught_by = ("TestFollowing::test_a_merged_child_is_named_whole_at_the_end_of_each_parent",)
+
+    def names_late(self, feed: WrappedFeed) -> bool:
+        """Return True."""
+        del feed
+        return True
+
+    def fetch(
+        self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
+    ) -> Batch:
+        """Name no child at the end."""
+        batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
+        return attrs.evolve(batch, outcome=Awaiting()) if isinstance(batch.outcome, Drained) else batch
+
+
+class KeepsParentsOfWhatIsGone(Mutant):
+    """A partition stays although retention has removed its children."""
+
+    caught_by = ("TestFollowing::test_retention_takes_ancestors_first",)
+
+    def survey(
+        self,
+        feed: WrappedFeed,
+        asked: Mapping[str, Cursor],
+        deadline: Deadline,
+        *,
+        expired: Collection[str] = frozenset(),
+        since: datetime | None = None,
+        whole: bool = True,
+    ) -> Survey:
+        """State that what is gone still exists, if its children are gone too."""
+        stated = super().survey(feed, asked, deadline, expired=expired, since=since, whole=whole)
+        above = {parent for parents in stated.gone.values() for parent in parents or ()}
+        kept = {name: stated.gone[name] or () for name in above if name in stated.gone}
+        more = [
+            Partition(name, parents, PartitionState.CLOSED, asked.get(name)) for name, parents in kept.items()
+        ]
+        gone = {name: parents for name, parents in stated.gone.items() if name not in kept}
+        return attrs.evolve(stated, present=(*stated.present, *more), gone=gone)
+
+
+class RoundsMoments(Mutant):
+    """The moment of a position is rounded, so that positions before and after a change have the same."""
+
+    caught_by = ("TestFollowing::test_no_position_before_an_older_change_has_the_moment_of_a_merge",)
+
+    def moment(self, feed: WrappedFeed, cursor: Cursor) -> int | None:
+        """Round the moment down."""
+        moment = super().moment(feed, cursor)
+        return None if moment is None else moment // 1000 * 1000

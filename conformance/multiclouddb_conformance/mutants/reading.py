@@ -88,6 +88,7 @@ class NeverAdvancesIdleToken(Mutant):
     """The position of an idle partition stays at its last event."""
 
     caught_by = (
+        "TestFollowing::test_an_idle_partition_passes_the_moment_of_a_merge",
         "TestIdle::test_an_empty_page_moves_the_token_with_the_service",
         "TestIdle::test_a_partition_that_is_idle_for_long_does_not_fall_out_of_retention",
     )

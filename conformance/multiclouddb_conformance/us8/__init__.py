@@ -13,6 +13,7 @@ from multiclouddb_conformance.us8.delivery import TestPropagation, TestTransacti
 from multiclouddb_conformance.us8.document import TestImages, TestKeys, TestValues
 from multiclouddb_conformance.us8.expiry import TestExpiry, TestPoison
 from multiclouddb_conformance.us8.faults import TestEndlessTrouble, TestTrimmedOnTheWay, TestTrouble
+from multiclouddb_conformance.us8.following import TestFollowing
 from multiclouddb_conformance.us8.identity import TestEventIdentity, TestForeignTokens, TestRecreated
 from multiclouddb_conformance.us8.idle import TestIdle, TestLongPoll, TestWatermark
 from multiclouddb_conformance.us8.lineage import (
@@ -49,6 +50,7 @@ __all__ = [
     "TestEventIdentity",
     "TestEveryStart",
     "TestExpiry",
+    "TestFollowing",
     "TestForeignTokens",
     "TestIdle",
     "TestImages",

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import pytest
 
@@ -14,10 +16,10 @@ from multiclouddb_conformance.open_client import open_client
 __all__ = ["TestLateSiblings", "TestUncovered"]
 
 
-def _troubled(collection: Collection, script: FaultScript) -> MulticloudDbClient:
+def _troubled(collection: Collection, script: FaultScript, **settings: Any) -> MulticloudDbClient:
     """Return a client with a fault script, because no real service causes these faults on request."""
     harness = collection.harness
-    return open_client(FaultyPlugin(harness.plugin, script), harness.config())
+    return open_client(FaultyPlugin(harness.plugin, script), attrs.evolve(harness.config(), **settings))
 
 
 @pytest.mark.needs("split", "late_children")
@@ -40,15 +42,14 @@ class TestLateSiblings:
 
 @pytest.mark.needs("several", "audit", "alone", "still")
 class TestUncovered:
-    """Tests an audit of coverage."""
+    """Tests the search for partitions that the feed does not cover."""
 
     def test_a_partition_that_a_start_left_out_is_found_late(self, collection: Collection) -> None:
         with _troubled(collection, LeavesOut()) as client:
             token = collection.now(client=client)
         collection.fill(40)
-        config = attrs.evolve(collection.harness.config(), coverage_audit_seconds=0)
         late, events = list[str](), list[str]()
-        with open_client(collection.harness.plugin, config) as client:
+        with _troubled(collection, LeavesOut(), coverage_audit_seconds=0) as client:
             for _ in range(2):  # a partition that was found late is read by the next call
                 pages = list(collection.pages(token, client=client))
                 token = pages[-1].continuation_token

@@ -85,7 +85,7 @@ class ScriptedHarness(Harness):
     rounding = timedelta(microseconds=1)
     can_read_past_trim = False  # a position before the earliest timestamp is always refused
     can_keys_only = can_notices = can_other_options = can_secrets = False
-    can_late_children = False  # for a reader, a partition ends only when its children are named
+    can_late_children = can_audit = False  # a partition ends only when its children are named
     can_fork = False  # a gRPC server in the same process does not survive a fork
     value_types = frozenset(VALUES) - {"integer over 64 bit", "datetime", "uuid", "set"}
     key_types = SpannerHarness.key_types
