@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check test soak lint format mutate demo bench bench-peers docs wheels lock clean
+.PHONY: help setup check test soak test-tools lint format mutate demo bench bench-peers docs wheels lock clean
 
 help: ## list these targets
 	@echo "make TARGET, where TARGET is one of"
@@ -39,6 +39,9 @@ test: setup ## run all tests in parallel; WORKERS=0 runs them in one process, AR
 
 soak: setup ## run the tests with hundreds of lives, seeds or rows; prints the seed of a failure
 	$(BIN)/python -m pytest -n $(WORKERS) --soak --timeout 7200 $(ARGS)
+
+test-tools: setup ## run other projects' own tests on the emulators; the first run downloads them
+	$(BIN)/python -m pytest -n $(WORKERS) --tools --timeout 3600 $(ARGS)
 
 lint: setup ## ruff, mypy and import-linter
 	$(BIN)/ruff check .

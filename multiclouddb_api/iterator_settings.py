@@ -15,8 +15,7 @@ class IteratorSettings(TypedDict, total=False):
     timeout_seconds: float
     """The time limit of each read in seconds; 30 by default."""
     wait_seconds: float
-    """How long a read may wait for its first event (long poll), in seconds; 0 by default. `stop` takes effect
-    only when the waiting read ends, so choose a short time if the iterator must stop quickly."""
+    """How long a read may wait for its first event (long poll), in seconds; 0 by default."""
     until_idle: bool
     """True to end the iteration after the first idle page."""
     idle_backoff_seconds: float

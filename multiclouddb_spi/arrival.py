@@ -53,6 +53,9 @@ class Arrival:
 
     Args:
         closed: An event that is set when the client is closed, or None.
+
+    Attributes:
+        received: The number of bytes that have arrived of the longest answer in this call.
     """
 
     def __init__(self, closed: threading.Event | None = None) -> None:
@@ -68,6 +71,7 @@ class Arrival:
             silence: How long the service may send nothing, or None for `SILENT_SECONDS`.
         """
         self._wait, self._silence, self._over = wait, SILENT_SECONDS if silence is None else silence, None
+        self.received = 0
         self.begin()
 
     @property
@@ -84,7 +88,7 @@ class Arrival:
         now = time.monotonic()
         self._silent_at = now + self._wait + self._silence
         self._end = now + max(ANSWER_SECONDS, self._silence) + self._wait
-        self._window_end, self._count = float("inf"), 0
+        self._window_end, self._count, self._answer = float("inf"), 0, 0
 
     def heard(self, nbytes: int) -> None:
         """Record that some bytes of the answer have arrived."""
@@ -93,6 +97,8 @@ class Arrival:
         if self._window_end == float("inf"):
             self._window_end = now + _WINDOW_SECONDS
         self._count += nbytes
+        self._answer += nbytes
+        self.received = max(self.received, self._answer)
 
     def check(self) -> None:
         """Check the limits.

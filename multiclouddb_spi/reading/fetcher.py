@@ -19,6 +19,7 @@ from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import Fault, ProviderFault
 from multiclouddb_spi.observing import Observing
+from multiclouddb_spi.reading.answer_size import AnswerSizes
 from multiclouddb_spi.reading.partition_reader import PartitionReader
 from multiclouddb_spi.retry import ATTEMPTS, Tries
 
@@ -95,6 +96,7 @@ class Fetcher:
         self._closed = closed
         self._attempts = attempts
         self._pause = pause or closed.wait
+        self._sizes = AnswerSizes()
 
     def start(self, live: PartitionReader, ask: Ask) -> None:
         """Start a fetch; its future is `live.future`."""
@@ -159,9 +161,12 @@ class Fetcher:
                 if live.cancelled:  # cancelled before the reader was open
                     raise closed_fault()
                 arrival.begin_call(ask.wait)
-                return reader.fetch(ask.records, ask.nbytes, ask.wait, ask.deadline)
-            except BaseException:
+                size = self._sizes.of(live.feed, live.partition_id)
+                return reader.fetch(size.of(ask.records), size.of(ask.nbytes), ask.wait, ask.deadline)
+            except BaseException as error:
                 live.drop_reader()
+                if isinstance(error, Exception) and self.fault(error).retryable:
+                    self._sizes.failed(live.feed, live.partition_id, arrival)
                 raise
 
         def on_retry(attempt: int, seconds: float, error: Exception) -> None:
@@ -171,6 +176,8 @@ class Fetcher:
 
         with arriving(arrival):
             batch = self._tries(on_retry).call(once, ask.deadline)
+        if len(batch):
+            self._sizes.arrived(live.feed, live.partition_id)
         live.trouble = None  # the traceback of the ended fetch would keep the batch in memory
         live.fetched(ask.nbytes, batch.nbytes)
         return batch

@@ -155,5 +155,9 @@ class Account:
 def _name(document: Any) -> str:
     name = document.get("id") if isinstance(document, dict) else None
     if not isinstance(name, str) or not name or len(name) > _LONGEST_NAME or any(s in name for s in "/\\?#"):
-        raise bad_request("The id has to be a text of 1 to 255 characters without / \\ ? #.")
+        raise bad_request(
+            "The input name is invalid. "
+            "Ensure to provide a unique non-empty string less than '255' characters. "
+            "It must not contain / \\ ? #."
+        )
     return name

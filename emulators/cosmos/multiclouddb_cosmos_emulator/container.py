@@ -301,12 +301,20 @@ class Container:
 
 
 def _indexing(given: Any) -> dict[str, Any]:
-    """Return an indexing policy with what the service adds: no policy has an index of the etags."""
+    """Return an indexing policy as the service completes it.
+
+    No policy has an index of the etags. The kinds of indexes, which the service once had, are left out.
+    """
     policy = {**_INDEXING, **(given if isinstance(given, dict) else {})}
     if policy["indexingMode"].lower() == "none":
         return policy
     excluded = [path for path in policy["excludedPaths"] if path not in _INDEXING["excludedPaths"]]
-    return {**policy, "excludedPaths": [*excluded, *_INDEXING["excludedPaths"]]}
+    included = [{"path": each.get("path")} for each in policy["includedPaths"]]
+    return {
+        **policy,
+        "includedPaths": included,
+        "excludedPaths": [*excluded, *_INDEXING["excludedPaths"]],
+    }
 
 
 def _check(properties: dict[str, Any]) -> None:

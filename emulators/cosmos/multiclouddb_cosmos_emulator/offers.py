@@ -65,7 +65,9 @@ def _parsed(text: str) -> Any:
 
 
 def _least(units: Any, least: int) -> int:
-    if not isinstance(units, int) or isinstance(units, bool) or units < least or units % 100:
+    if isinstance(units, int) and units < least:
+        raise bad_request(f"Requested throughput {units} is less than required minimum throughput {least}.")
+    if not isinstance(units, int) or isinstance(units, bool) or units % 100:
         raise bad_request(
             f"The throughput has to be a multiple of 100 and at least {least}, and {units!r} is not."
         )

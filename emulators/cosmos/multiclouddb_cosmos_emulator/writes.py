@@ -150,7 +150,11 @@ class Transaction:
                 "The input content is invalid because the required properties - 'id; ' - are missing"
             )
         if len(item_id) > _LONGEST_ID or any(sign in item_id for sign in "/\\?#"):
-            raise bad_request("The id is longer than 1,023 characters, or has one of / \\ ? #.")
+            raise bad_request(
+                "The input name is invalid. "
+                "Ensure to provide a unique non-empty string less than '1024' characters. "
+                "It must not contain / \\ ? #."
+            )
         key = self._container.definition.of_document(document)
         if self._key is None:
             self._key = key

@@ -1,7 +1,7 @@
 """Tests what the tests of azure-cosmos found: links of resource ids, sizes, numbers of partitions, texts."""
 
 import pytest
-from azure.cosmos import PartitionKey
+from azure.cosmos import PartitionKey, ThroughputProperties
 from azure.cosmos.exceptions import CosmosHttpResponseError, CosmosResourceNotFoundError
 
 
@@ -64,6 +64,21 @@ class TestRefusals:
             shop.create(key=key)
         assert caught.value.status_code == 400
 
+    def test_a_name_that_is_too_long(self, shop, container):
+        for make, most in (
+            (lambda name: shop.client.create_database(name), 255),
+            (lambda name: shop.create(name), 255),
+            (lambda name: container.create_item({"id": name, "pk": "a"}), 1023),
+        ):
+            with pytest.raises(CosmosHttpResponseError, match="unique non-empty string less than") as caught:
+                make("x" * (most + 1))
+            assert caught.value.status_code == 400
+
+    def test_too_little_throughput(self, shop):
+        little = ThroughputProperties(auto_scale_max_throughput=-200)
+        with pytest.raises(CosmosHttpResponseError, match="Requested throughput -200 is less than required"):
+            shop.database.create_container("auto", PartitionKey("/pk"), offer_throughput=little)
+
     def test_an_empty_batch(self, container):
         with pytest.raises(CosmosHttpResponseError, match="Batch request has no operations"):
             container.execute_item_batch([], "a")
@@ -83,11 +98,19 @@ class TestKeys:
 
 
 class TestIndexing:
-    @pytest.mark.parametrize("policy", [None, {}, {"indexingMode": "consistent", "automatic": True}])
+    @pytest.mark.parametrize(
+        "policy",
+        [
+            None,
+            {},
+            {"indexingMode": "consistent", "automatic": True},
+            {"includedPaths": [{"path": "/*", "indexes": [{"kind": "Hash", "dataType": "String"}]}]},
+        ],
+    )
     def test_a_policy_is_completed(self, shop, policy):
         container = shop.create(indexing_policy=policy)
         found = container.read()["indexingPolicy"]
-        assert [each["path"] for each in found["includedPaths"]] == ["/*"]
+        assert found["includedPaths"] == [{"path": "/*"}]
         assert [each["path"] for each in found["excludedPaths"]] == ['/"_etag"/?']
 
     def test_the_etag_is_always_excluded(self, shop):

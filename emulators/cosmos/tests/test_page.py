@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,14 @@ def test_every_line_about_faults_has_its_test():
     assert len(names) == 14
     text = (TESTS / "test_faults.py").read_text(encoding="utf-8")
     assert [name for name in names if f"def {name}(" not in text] == []
+
+
+def test_the_page_says_why_tests_of_the_sdk_fail():
+    expected = tomllib.loads((TESTS / "sdk/expected.toml").read_text(encoding="utf-8"))
+    told = PAGE.partition("## The tests of azure-cosmos")[2].partition("\n## ")[0]
+    assert f"runs {len(expected['files'])} of these files" in told
+    reasons = {each["reason"]: str(len(each["tests"])) for each in expected["failures"]}
+    assert dict(re.findall(r"^\| (.+\.) \| (\d+) \|$", told, re.MULTILINE)) == reasons
 
 
 def test_the_operations_are_those_of_the_server():

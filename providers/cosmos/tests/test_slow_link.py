@@ -55,6 +55,23 @@ class TestSlow:
         assert sent < 1.5 * size
         assert took < 2 * size / RATE + timeout
 
+    @pytest.mark.soak
+    def test_many_ranges_share_a_link(self, make_world):
+        """With default settings, sixteen ranges with 2.4 MB each arrive over 8 Mbit/s."""
+        world, items = make_world(16), 9600
+        with (
+            Proxy(world.server.endpoint.split("/")[2], rate=1e9) as link,
+            connect(ClientConfig("cosmos", {"url": f"cosmos://127.0.0.1:{link.port}?tls=false"})) as ours,
+        ):
+            consumer = backlog(world, link, ours, items, 3800)
+            before, size = link.answered, 4060 * items
+            link.slow(1_000_000)
+            took = consumer.until(items, at_most=150)
+            sent = link.answered - before
+        REPORT.info("%s events of 16 ranges: %.1f s, %.2f times the bytes", items, took, sent / size)
+        assert len({event.event_id for event in consumer.events}) == len(consumer.events) == items
+        assert sent < 1.5 * size
+
     @pytest.mark.parametrize("rate", [1.0, 40.0])
     def test_a_trickle_is_given_up_and_the_client_reads_again(self, world, link, ours, rate):
         consumer = backlog(world, link, ours, 20, 800, timeout=1.0)
@@ -80,6 +97,18 @@ class TestSlow:
         consumer.until(60, at_most=20)
         for each in (consumer, other):
             assert sorted(event.new_item_state["n"] for event in each.events) == list(range(1, 61))
+
+
+class TestCut:
+    def test_a_connection_that_is_cut_within_an_answer_gets_smaller_answers(self, world, link, ours):
+        consumer = backlog(world, link, ours, 1000, 800, timeout=5.0)
+        link.cut_after = 350_000
+        consumer.until(600, at_most=30)
+        before = link.connections
+        link.heal()
+        consumer.until(1000, at_most=30)
+        assert link.connections - before < 10
+        assert len({event.event_id for event in consumer.events}) == len(consumer.events) == 1000
 
 
 class TestEnd:

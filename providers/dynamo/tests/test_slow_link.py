@@ -82,6 +82,18 @@ class TestSlow:
         assert consumer.until(1, at_most=20) < 5
 
 
+class TestCut:
+    def test_a_connection_that_is_cut_within_an_answer_gets_smaller_answers(self, world, link, ours):
+        consumer = backlog(world, ours, 1000, 700, timeout=5.0)
+        link.cut_after = 350_000
+        consumer.until(600, at_most=30)
+        before = link.connections
+        link.heal()
+        consumer.until(1000, at_most=30)
+        assert link.connections - before < 10
+        assert len({event.event_id for event in consumer.events}) == len(consumer.events) == 1000
+
+
 class TestEnd:
     """`close` and `stop` end running calls within a second, whatever the service does."""
 

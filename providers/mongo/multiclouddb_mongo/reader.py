@@ -47,6 +47,8 @@ __all__ = ["MongoReader"]
 # Larger answers are slower, because they are no longer in the processor's cache when they are decoded.
 _LEAST_BATCH: Final = 100
 _MOST_BATCH: Final = 500
+# The engine asks for less than this after a connection has broken within an answer.
+_BRIEF_BYTES: Final = 1 << 20
 _SHORT_AWAIT_MS: Final = 10
 _LONG_AWAIT_MS: Final = 500
 # After this many consecutive reads that do not wait, a stream with a long wait is replaced by a stream
@@ -100,6 +102,7 @@ class MongoReader(Reader):
         self._taker = Taker(source, until)
         self._stream: Stream | None = None
         self._batch_size = self._hurried = 0
+        self._is_brief = False
         self._overtaken = False
         # True unless the server's last answer came from the end of its log.
         self._searches = True
@@ -120,12 +123,13 @@ class MongoReader(Reader):
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """Return the next changes: the rest of the server's last answer, or one more answer.
 
-        PyMongo resumes a broken stream once; this reader does not retry. `max_bytes` has no effect, but one
-        answer has at most 16 MB.
+        PyMongo resumes a broken stream once; this reader does not retry. One answer has at most 16 MB,
+        whatever `max_bytes` is. If `max_bytes` is small, an answer may have fewer changes than usual.
         """
         taken = Taken(self._place)
         self._stop_at_bound(taken)
         self._deadline, self._asked = deadline, None
+        self._is_brief = max_bytes < _BRIEF_BYTES
         if isinstance(self._outcome, Continue):
             self._hurry(wait)
             self._source.begin(_LONG_AWAIT_MS)
@@ -165,11 +169,14 @@ class MongoReader(Reader):
     # -- The stream
 
     def _opened(self, taken: Taken, max_records: int) -> Stream:
+        size = min(_MOST_BATCH, max(1 if self._is_brief else _LEAST_BATCH, max_records))
         if self._stream is not None and not buffered(self._stream) and not self._source.answers(self._stream):
             # PyMongo would wait for this server, although another server may be the primary now.
             self.close()
+        if self._batch_size < min(size, _LEAST_BATCH) and not self._wanted_size and self._has_room():
+            self.close()  # the batch size of an open stream cannot be changed
         if self._stream is None:
-            self._batch_size = self._wanted_size or min(_MOST_BATCH, max(_LEAST_BATCH, max_records))
+            self._batch_size = self._wanted_size or size
             taken.requests += 1
             with self._source.opening():
                 self._look()
@@ -182,6 +189,10 @@ class MongoReader(Reader):
             self._taker.begin()
         assert self._stream is not None
         return self._stream
+
+    def _has_room(self) -> bool:
+        """Return True if every change that the server has sent was taken."""
+        return self._stream is not None and not buffered(self._stream)
 
     def _look(self) -> None:
         if self._cancelled.is_set():

@@ -131,6 +131,19 @@ class TestSlow:
             assert consumer.until(20, at_most=20) < 5
 
 
+class TestCut:
+    @pytest.mark.parametrize(("count", "size"), [(1000, 700), (100, 12_000)])
+    def test_a_connection_that_is_cut_within_an_answer_gets_smaller_answers(
+        self, proxy, here, written, count, size
+    ):
+        with connect(url(proxy)) as client:
+            consumer = consumer_of(client, here, timeout=5.0)
+            written.insert_many({"_id": number, "text": "x" * size} for number in range(1, count + 1))
+            proxy.cut_after = 350_000
+            consumer.until(count, at_most=60)
+        assert [event.key.components["_id"] for event in consumer.events] == list(range(1, count + 1))
+
+
 class TestEnd:
     """`close` and `stop` end running calls within a second, whatever the server does."""
 
