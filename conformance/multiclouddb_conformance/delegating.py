@@ -175,6 +175,10 @@ class WrappedFeed(Feed):
         """See `Feed.uncovered`."""
         return self.provider.uncovered(self, tracked, since, deadline)
 
+    def visible_after(self) -> float | None:
+        """See `Feed.visible_after`."""
+        return self.inner.visible_after()
+
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """See `Feed.headroom`."""
         return self.inner.headroom(cursor, now)

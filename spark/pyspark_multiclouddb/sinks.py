@@ -188,15 +188,18 @@ def merge_into_delta(
         new_columns=new_columns, missing_state=missing_state, max_bytes=max_bytes,
     )  # fmt: skip
     query, scan, notes = _told(batch, batch_id, app_id, checkpoint)
-    begun, ended = ([], []) if checkpoint is not None else _scans_in(batch)
+    begun, ended = _scans_in(batch)
+    if scan is not None:
+        begun, ended = [*begun, scan], [*ended, scan]
+    is_told = checkpoint is not None and not isinstance(batch, ChangeFeedPage)
     target = Target(os.fspath(table_path), create=create, new_columns=new_columns)
     done = None if batch_id is None or app_id is None else Numbered(app_id, batch_id, query, notes)
     merged = False
     if done is not None and target.has(done):
-        for each in begun if scan is None else [scan]:
+        for each in begun:
             target.check_unused(each, done)
     else:
-        for each in begun:
+        for each in begun if isinstance(batch, ChangeFeedPage) else ():
             if not target.exists:
                 target.prepare(_PAGE_SCHEMA)
             target.begin(each)
@@ -204,14 +207,14 @@ def merge_into_delta(
             for piece in pieces:
                 if not merged:
                     target.prepare(piece.rows.drop_columns("type").schema, may_be_stale=piece.is_incomplete)
+                    _begin(target, scan, piece.plan, is_told=is_told)
                     if scan is None and done is not None:
                         done = target.noted(done)
-                    _begin(target, scan, piece.plan, is_told=checkpoint is not None)
                 target.merge(piece.rows, done, is_last=piece.is_last)
                 merged = True
         if done is not None and done.notes and target.exists and not target.has(done):
             target.note(done)  # no row has changed, for example because no change could be decoded
-    _end(target, ended if scan is None else [scan])
+    _end(target, ended)
     return merged
 
 

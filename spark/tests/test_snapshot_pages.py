@@ -29,6 +29,7 @@ from pyspark_multiclouddb import merge_into_delta
 from pyspark_multiclouddb.sinks import events_to_arrow
 
 from .conftest import COLLECTION
+from .test_app_ids import checkpoint
 from .test_sinks import documents, rows
 from .test_snapshot_sink import Killed, kills, lose, stale
 from .test_snapshot_table import scanned
@@ -220,6 +221,18 @@ class TestMarks:
             with pytest.raises(MulticloudDbError, match=r"batch: .* of which .* has no mark"):
                 merge_into_delta(page, None, table, None)
         assert DeltaTable(table).version() == version
+
+    def test_checkpoint_of_a_query_says_nothing_about_pages(self, source, table, tmp_path):
+        source.write(20)
+        follow(source, table)
+        given = {"app_id": "app", "checkpoint": checkpoint(tmp_path / "query", "query-1", batches=20)}
+        for number, page in enumerate(pages_of(source)[1:]):
+            with pytest.raises(MulticloudDbError, match=r"of which .* has no mark"):
+                merge_into_delta(page, number, table, **given)
+        delete_some(source)
+        for number, page in enumerate(pages_of(source)):
+            merge_into_delta(page, number, table, **given)
+        check(source, table)
 
     def test_rows_in_a_table_of_arrow(self, source, table):
         """A table has no notices."""

@@ -57,7 +57,7 @@ __all__ = [
     "seeds_of_late",
     "seeds_of_missed",
     "to_partition",
-    "with_open_children",
+    "with_children",
 ]
 
 _WITH_NEW: Final = frozenset({"NEW_IMAGE", "NEW_AND_OLD_IMAGES"})
@@ -205,20 +205,22 @@ def seed_at_end(shard: Shard, since: int | None, children: tuple[str, ...] = ())
     return Seed(shard.shard_id, (), cursor_of(Latest(since, None, shard.last)), children)
 
 
-def with_open_children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]]:
-    """Map each ended shard to its listed children, if these children are all open.
+def with_children(shards: Mapping[str, Shard], most: int) -> dict[str, tuple[str, ...]]:
+    """Map ended shards to their listed children. The service may list another child of such a shard later.
 
-    The service may list another child of the ended shard later.
+    Args:
+        shards: The shards that the service lists.
+        most: The maximum number of shards to return. Shards with fewer generations of descendants, which have
+            usually ended later, come first.
     """
-    children: dict[str, list[Shard]] = {}
-    for shard in shards.values():
-        if shard.parent in shards and shard.parent is not None:
-            children.setdefault(shard.parent, []).append(shard)
-    return {
-        name: tuple(shard.shard_id for shard in found)
-        for name, found in children.items()
-        if shards[name].last is not None and all(shard.last is None for shard in found)
+    parents = {
+        name: (shard.parent,) if shard.parent in shards and shard.parent is not None else ()
+        for name, shard in shards.items()
     }
+    heights, children = _heights(parents), by_parent(shards.values())
+    ended = [name for name, shard in shards.items() if shard.last is not None and name in children]
+    nearest = sorted(ended, key=lambda name: heights[name])[:most]
+    return {name: tuple(child.shard_id for child in children[name]) for name in nearest}
 
 
 def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, Shard]) -> bool:
@@ -279,7 +281,7 @@ def _start_of_missed(
 
 
 def _heights(missed: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Count the generations of descendants of each missed shard."""
+    """Count the generations of descendants of each shard; `missed` maps each shard to its parents."""
     heights = dict.fromkeys(missed, 0)
     pending = list(missed)
     while pending:

@@ -12,7 +12,7 @@ from multiclouddb_dynamo.partitions import (
     seed_at_end,
     seeds_at_oldest,
     seeds_of_late,
-    with_open_children,
+    with_children,
 )
 from multiclouddb_dynamo.position import Latest, cursor_of
 from multiclouddb_dynamo.shards import Listing, Shard
@@ -48,8 +48,8 @@ class Resolution:
 
         The seeds of `Now` include each ended shard whose children are not listed yet. Without the
         seed of the ended shard, the feed would not find its children. If the stream has at most
-        `MOST_ITERATORS` open shards, the seeds also include each ended shard whose listed children
-        are all open. The service may later list another child of an ended shard.
+        `MOST_ITERATORS` open shards, the seeds also include up to as many ended shards with listed
+        children. The service may later list another child of an ended shard.
 
         Args:
             position: The start position.
@@ -112,7 +112,7 @@ class Resolution:
             for shard in shards.values()
             if shard.last is not None and (alone or shard.shard_id not in parents)
         ]
-        watched = with_open_children(shards) if len(live) <= MOST_ITERATORS else {}
+        watched = with_children(shards, MOST_ITERATORS) if len(live) <= MOST_ITERATORS else {}
         self._ask([shard for shard in live if shard.shard_id not in self._iterators], deadline)
         iterators = {shard.shard_id: self._iterators[shard.shard_id] for shard in live}
         # If the service gives no time, nothing else shows where a shard has ended.

@@ -222,6 +222,27 @@ def test_nothing_of_the_late_half_is_lost(row, scope, late, restart):
 
 
 @RESTART
+@pytest.mark.parametrize("generations", [1, 2])
+def test_a_start_between_the_halves_finds_the_second_although_the_first_has_ended(generations, restart):
+    """An audit would find the second half too, but only after a minute."""
+    with World() as world:
+        old = world.put("a")
+        first, second = world.script.split(world.chain())
+        old += world.put_in(second, 2)
+        world.script.advance(OLD)
+        hide(world, second, 90)
+        for _ in range(generations):
+            first = world.script.roll_over(first)
+        consumer = world.consumer(Now())
+        consumer.read()
+        split = Split(world, consumer, world.put_in(first, EACH), world.put_in(second, EACH), old, second)
+        began = time.monotonic()
+        split.check(90, restart)
+        assert time.monotonic() - began < 30
+        assert not consumer.notices
+
+
+@RESTART
 @LATE
 def test_more_drained_shards_than_the_list_has_pages(late, restart):
     with World(shards=5) as world:

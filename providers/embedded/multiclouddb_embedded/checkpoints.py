@@ -120,12 +120,19 @@ class SqliteCheckpointStore:
 
         Args:
             name: The name of the checkpoint.
+
+        Raises:
+            MulticloudDbError: The errors of `load` if the file cannot be used, or if it is damaged and the
+                checkpoint is not found.
         """
         check_name(name)
         with self._opened("written") as connection:
             if connection is None:
                 return False
-            return connection.execute("DELETE FROM checkpoints WHERE name = ?", (name,)).rowcount > 0
+            found = connection.execute("DELETE FROM checkpoints WHERE name = ?", (name,)).rowcount > 0
+            if not found:
+                self._check_whole(connection, thoroughly=True)
+            return found
 
     def __repr__(self) -> str:
         return f"SqliteCheckpointStore({str(self._path)!r})"
@@ -157,6 +164,9 @@ class SqliteCheckpointStore:
             yield
         except OSError as error:
             raise broken_disk(self._path, verb, error) from error
+        except UnicodeDecodeError:
+            # SQLite quotes a damaged schema. The error is not made the cause, because it contains the text.
+            raise self._unusable("is damaged (a text in it is not UTF-8)") from None
         except sqlite3.Error as error:
             if _code(error) in _DAMAGE:
                 raise self._unusable(f"is damaged or not a checkpoint file ({error})") from error

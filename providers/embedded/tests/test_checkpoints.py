@@ -4,11 +4,11 @@
 """
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 
-from multiclouddb_api import ErrorCategory
+from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_conformance.checkpoint_stores import refusal
 from multiclouddb_embedded import EmbeddedStore, SqliteCheckpointStore
 
@@ -95,6 +95,42 @@ class TestDamage:
                 assert str(store.path) in error.message
                 assert "delete it to begin again" in error.message
             assert store.path.read_bytes() == whole[:length]
+
+    def check(self, store, data):
+        """Read, save and delete in a damaged file: each either is refused or does what it says."""
+        for call in (
+            lambda: store.load("orders").token == TOKEN,
+            lambda: store.save("orders", "2", store.load("orders").version).token == "2",
+            lambda: store.delete("orders"),
+        ):
+            store.path.write_bytes(data)
+            with suppress(MulticloudDbError):
+                assert call()
+
+    def saved(self, store):
+        store.save("orders", TOKEN, None)
+        store.save("other", TOKEN, None)
+        return store.path.read_bytes()
+
+    def test_a_changed_bit_of_the_schema_is_refused(self, store):
+        whole = self.saved(store)
+        place = whole.index(b"CREATE TABLE")
+        for byte in range(place, place + 160, 3):
+            self.check(store, whole[:byte] + bytes([whole[byte] ^ 0x80]) + whole[byte + 1 :])
+
+    @pytest.mark.soak
+    def test_each_changed_bit_is_refused_or_harmless(self, store):
+        whole = self.saved(store)
+        for place, byte in enumerate(whole):
+            for bit in range(8) if byte else (0, 7):
+                self.check(store, whole[:place] + bytes([byte ^ 1 << bit]) + whole[place + 1 :])
+
+    @pytest.mark.soak
+    def test_each_truncation_is_refused(self, store):
+        whole = self.saved(store)
+        for length in range(len(whole)):
+            store.path.write_bytes(whole[:length])
+            assert refusal(store.load, "orders").category == ErrorCategory.INVALID_REQUEST
 
     def test_a_changed_byte_is_refused(self, store):
         saved = store.save("orders", TOKEN, None)
