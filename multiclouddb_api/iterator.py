@@ -83,8 +83,9 @@ class ChangeFeedIterator:
         ...         print(event.type, event.key)
 
     Portability:
-        The iterator works the same way on all databases. The partition of MongoDB never ends. See warning 11
-        in docs/configuration.md.
+        The iterator works the same way on all databases. On Cosmos DB, whose replicas may lag,
+        `until_idle` can end before a write that was made just before. The partition of MongoDB never ends.
+        See warning 11 in docs/configuration.md.
     """
 
     client: ReadsChanges = attrs.field(

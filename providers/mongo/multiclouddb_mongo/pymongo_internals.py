@@ -351,7 +351,7 @@ def _recheck(topology: Topology, errors: Mapping[Any, Exception | None]) -> None
 
 def log_in_again(client: MongoClient[Any]) -> bool:
     """Let all later calls use new connections, which log in; return False if the client has no user."""
-    if client.options.pool_options._credentials is None:
+    if getattr(client.options.pool_options, "_credentials", None) is None:
         return False
     for server in list(client._get_topology()._servers.values()):
         server.pool.reset_without_pause()
