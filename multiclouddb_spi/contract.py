@@ -470,6 +470,12 @@ class Feed(ABC):
 
         No record after the position has a smaller moment, and the position of an idle partition moves (C3).
         None, the default, is right for a service whose partitions never merge: nothing waits for a moment.
+
+        Args:
+            cursor: The position.
+
+        Raises:
+            InvalidCursor: Raised if this provider cannot have made the cursor.
         """
         return None
 

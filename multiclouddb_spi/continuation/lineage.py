@@ -141,7 +141,14 @@ class Lineage:
     def from_seeds(
         cls, seeds: Sequence[Seed], rules: Rules, audited: Audited | None = None, root: str | None = None
     ) -> Lineage:
-        """Build the lineage of a start; a parent that is not a seed no longer exists."""
+        """Build the lineage of a start; a parent that is not a seed no longer exists.
+
+        Args:
+            seeds: The partitions and start positions that the provider named.
+            rules: The feed.
+            audited: The data for the search for uncovered partitions, or None.
+            root: The only partition that was asked for, or None.
+        """
         made = cls((), rules, audited, root)
         made._add(seeds, {seed.partition_id for seed in seeds})
         return made
@@ -149,6 +156,10 @@ class Lineage:
     @classmethod
     def from_json(cls, value: Any, rules: Rules) -> Lineage:
         """Rebuild a lineage from the value that `to_json` returned.
+
+        Args:
+            value: The value that `to_json` returned.
+            rules: The feed.
 
         Raises:
             InvalidCursor: Raised if `to_json` did not make the value, or if partitions wait for each other.
@@ -206,7 +217,11 @@ class Lineage:
         return partition_id in self._entries
 
     def at(self, partition_id: str) -> AnyEntry | None:
-        """Return the entry of a partition or of the plan, or None."""
+        """Return the entry of a partition or of the plan, or None.
+
+        Args:
+            partition_id: The id of the entry.
+        """
         return self._entries.get(partition_id)
 
     def active(self) -> list[Entry]:
@@ -224,7 +239,11 @@ class Lineage:
         return [each for name in self._ends if isinstance(each := self._entries[name], Entry)]
 
     def ending(self, partition_id: str) -> Entry | None:
-        """Return the entry of a partition that was read to its end, or None."""
+        """Return the entry of a partition that was read to its end, or None.
+
+        Args:
+            partition_id: The service's own id of the partition.
+        """
         entry = self._entries.get(partition_id)
         return entry if isinstance(entry, Entry) and entry.stage is _END else None
 
@@ -233,16 +252,29 @@ class Lineage:
         return [each for each in self._entries.values() if isinstance(each, Entry) and each.listed]
 
     def cursor(self, partition_id: str) -> Cursor:
-        """Return the position of a partition that is read or ended, or the part of a plan that is not cut."""
+        """Return the position of a partition that is read or ended, or the part of a plan that is not cut.
+
+        Args:
+            partition_id: The id of the entry.
+        """
         return self._entries[partition_id].cursor
 
     def reads(self, partition_id: str) -> bool:
-        """Return whether a partition or segment is read."""
+        """Return whether a partition or segment is read.
+
+        Args:
+            partition_id: The id of the entry.
+        """
         entry = self._entries.get(partition_id)
         return isinstance(entry, Entry) and entry.stage is _READ
 
     def is_read(self, partition_id: str, cursor: Cursor) -> bool:
-        """Return whether a partition is read and stands at this position."""
+        """Return whether a partition is read and stands at this position.
+
+        Args:
+            partition_id: The id of the entry.
+            cursor: The position.
+        """
         entry = self._entries.get(partition_id)
         return isinstance(entry, Entry) and entry.stage is _READ and entry.said[0] == cursor
 
@@ -253,7 +285,11 @@ class Lineage:
         return all(each.partition_id in quiet for each in self.active())
 
     def stands_like(self, other: Lineage) -> bool:
-        """Return whether both contain the same partitions at the same positions, however often searched."""
+        """Return whether both contain the same partitions at the same positions, however often searched.
+
+        Args:
+            other: Another lineage of the same feed.
+        """
         if self._entries.keys() != other._entries.keys():
             return False
         return all(_place(each) == _place(other._entries[name]) for name, each in self._entries.items())
@@ -261,13 +297,21 @@ class Lineage:
     # -- The queue
 
     def rotate(self, partition_ids: Iterable[str]) -> None:
-        """Move partitions that were just read to the back of the queue, in this order."""
+        """Move partitions that were just read to the back of the queue, in this order.
+
+        Args:
+            partition_ids: The partitions, in the order in which they were read.
+        """
         for name in partition_ids:
             if (entry := self._entries.pop(name, None)) is not None:
                 self._entries[name] = entry
 
     def failed_last(self, partition_id: str) -> None:
-        """Mark this partition: the next call reads it first and alone."""
+        """Mark this partition: the next call reads it first and alone.
+
+        Args:
+            partition_id: The service's own id of the partition.
+        """
         entry = self._entries[partition_id]
         if isinstance(entry, Entry) and entry.stage is _READ:
             self._entries[partition_id] = attrs.evolve(entry, failed_last=True)
@@ -275,7 +319,12 @@ class Lineage:
     # -- Transition 1: took, ended
 
     def took(self, partition_id: str, cursor: Cursor) -> None:
-        """Record that everything up to the cursor was delivered; this also clears `failed_last`."""
+        """Record that everything up to the cursor was delivered; this also clears `failed_last`.
+
+        Args:
+            partition_id: The id of a partition or segment that is read.
+            cursor: The position after the delivered records.
+        """
         entry = self._entries[partition_id]
         listed = entry.listed if isinstance(entry, Entry) else True
         self._entries[partition_id] = Entry(partition_id, _READ, (cursor,), listed=listed)
@@ -309,7 +358,12 @@ class Lineage:
         return self.release(partition_id)
 
     def fresh(self, partition_id: str, children: Sequence[Child]) -> list[Child]:
-        """Return the children that an ending partition has not named before, each once."""
+        """Return the children that an ending partition has not named before, each once.
+
+        Args:
+            partition_id: The service's own id of the partition.
+            children: The children that it names.
+        """
         named = end.children if (end := self.ending(partition_id)) is not None else ()
         return list({one.partition_id: one for one in children if one.partition_id not in named}.values())
 
@@ -343,6 +397,9 @@ class Lineage:
 
         An ended partition with a known child was read, and the child proves it: it is only forgotten. A child
         that it has not named is found by the search, but not in a feed of one partition.
+
+        Args:
+            survey: What exists now.
         """
         found = (each for each in self.listed() if each.partition_id in survey.gone and not _is_lost(each))
         return {each.partition_id: each for each in found if not (each.children and self.root is None)}
@@ -565,7 +622,11 @@ class Lineage:
     # -- Transition 4: start
 
     def release(self, partition_id: str) -> list[str]:
-        """End each wait for an entry; return the partitions that start."""
+        """End each wait for an entry; return the partitions that start.
+
+        Args:
+            partition_id: The id of the entry.
+        """
         started = []
         for name in sorted(self._waiting_for.pop(partition_id, ())):
             entry = self._entries.get(name)
@@ -678,7 +739,11 @@ class Lineage:
         return entry if isinstance(entry, Plan) else None
 
     def is_segment(self, partition_id: str) -> bool:
-        """Return whether an entry is a segment of a scan."""
+        """Return whether an entry is a segment of a scan.
+
+        Args:
+            partition_id: The id of the entry.
+        """
         return partition_id in self._segments
 
     @property
@@ -687,13 +752,21 @@ class Lineage:
         return len(self._segments)
 
     def begin_scan(self, plan: Plan) -> None:
-        """Add a scan; if it holds the stream, every partition of the lineage waits for it."""
+        """Add a scan; if it holds the stream, every partition of the lineage waits for it.
+
+        Args:
+            plan: The plan of the scan, which becomes an entry.
+        """
         stream = list(self._entries)
         self._put(plan)
         self.hold_for_scan(stream)
 
     def hold_for_scan(self, partition_ids: Iterable[str]) -> None:
-        """Make partitions wait for the scan, if changes are read only after it."""
+        """Make partitions wait for the scan, if changes are read only after it.
+
+        Args:
+            partition_ids: Partitions that were not read yet.
+        """
         plan = self.plan
         if plan is None or not plan.holds:
             return
@@ -703,12 +776,20 @@ class Lineage:
                 self._put(attrs.evolve(entry, stage=_WAIT, waits=(*entry.waits, plan.partition_id)))
 
     def change_plan(self, **changes: Any) -> None:
-        """Change fields of the plan, if there is one."""
+        """Change fields of the plan, if there is one.
+
+        Args:
+            changes: The fields of `Plan` to change, with their new values.
+        """
         if (plan := self.plan) is not None:
             self._entries[plan.partition_id] = attrs.evolve(plan, **changes)
 
     def check_end(self, partition_id: str, outcome: Outcome) -> None:
         """Refuse an outcome that would lose a part of the scan, or a partition, in silence.
+
+        Args:
+            partition_id: The segment or partition that has ended.
+            outcome: How it has ended.
 
         Raises:
             ProviderFault: `PERMANENT_FAILURE`, because the provider violates its contract.
@@ -726,6 +807,10 @@ class Lineage:
     def check_cut(self, segments: Sequence[Segment], replaced: str | None = None) -> None:
         """Refuse segments whose id already belongs to another entry.
 
+        Args:
+            segments: The new segments.
+            replaced: The segment that they replace, or None.
+
         Raises:
             ProviderFault: `PERMANENT_FAILURE`, because the provider violates its contract.
         """
@@ -735,7 +820,12 @@ class Lineage:
             raise _broken(f"a segment was cut twice, or has the id of a partition: {known or names}")
 
     def cut(self, segments: Iterable[Segment], rest: Cursor | None) -> list[str]:
-        """Add segments that are to be read, and note the part that is not cut yet; return their ids."""
+        """Add segments that are to be read, and note the part that is not cut yet; return their ids.
+
+        Args:
+            segments: The parts.
+            rest: The part that is not cut yet, or None.
+        """
         self.change_plan(cursor=rest)
         started = []
         for segment in segments:
@@ -744,7 +834,12 @@ class Lineage:
         return started
 
     def scanned(self, segment_id: str, pieces: Sequence[Segment]) -> list[str]:
-        """Record that a segment was read to its end; return the ids of the pieces that replace its rest."""
+        """Record that a segment was read to its end; return the ids of the pieces that replace its rest.
+
+        Args:
+            segment_id: The id of the segment.
+            pieces: The segments that replace its unread rest.
+        """
         self._remove(segment_id)
         plan = self.plan
         if plan is None:

@@ -48,11 +48,12 @@ class StrictFeed(SimulationFeed):
         self._check(partition_id)
         return super().open(partition_id, cursor, until)
 
-    def discover(self, awaiting, deadline):
-        for name, cursor in awaiting.items():
+    def survey(self, asked, deadline, **wanted):
+        for name, cursor in asked.items():
             self._check(name)
-            self.describe(cursor)
-        return {name: self.view.ending(name, asked=True) for name in awaiting}
+            if cursor is not None:
+                self.describe(cursor)
+        return super().survey(asked, deadline, **wanted)
 
     def _check(self, partition_id):
         if partition_id not in self.sim.partitions:

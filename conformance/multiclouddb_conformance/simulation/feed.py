@@ -132,13 +132,16 @@ class SimulationFeed(Feed):
     ) -> Survey:
         """See `Feed.survey`."""
         self.calls.count("surveys" if asked else "lists")
+        for position in asked.values():
+            if position is not None:
+                to_place(position)
         self.sim.control("survey")
         with self.sim.changed:
             self._check_alive()
             if not asked:
                 stated = listing(self.view)
             elif not whole:
-                self.calls.count_each("awaited", asked)
+                self.calls.count_each("awaited", list(asked))
                 stated = named(self.view, asked)
             else:
                 earliest = 0 if since is None else self.sim.commit_before(since)

@@ -65,6 +65,8 @@ def named(view: View, asked: Iterable[str]) -> Survey:
         if _is_gone(view, name):
             gone[name] = None
             continue
+        if name not in view.sim.partitions:
+            continue
         outcome = view.ending(name, asked=True)
         if isinstance(outcome, Drained):
             parts = [view.sim.partitions[child.partition_id] for child in outcome.children]
@@ -108,7 +110,7 @@ def survey(view: View, asked: Mapping[str, Cursor], expired: Collection[str], si
 
 def _is_gone(view: View, name: str) -> bool:
     part = view.sim.partitions.get(name)
-    return part is None or part.gone  # a service refuses what it does not know like what it no longer has
+    return part is not None and part.gone
 
 
 def _is_kept(view: View, part: PartitionLog, position: Cursor) -> bool:
