@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check test soak test-tools lint format mutate demo bench bench-peers docs wheels lock clean
+.PHONY: help setup check test soak test-tools lint format mutate explore demo bench bench-peers docs wheels lock clean
 
 help: ## list these targets
 	@echo "make TARGET, where TARGET is one of"
@@ -55,6 +55,9 @@ format: setup ## let ruff format the code and mend what it can
 
 mutate: setup ## plant defects and count those that no test finds; ARGS="-j 3", ARGS=--list
 	$(BIN)/python -m mutation $(ARGS)
+
+explore: setup ## check the lineage in every small history; ARGS="--depth 6", ARGS="--random 16 3600"
+	$(BIN)/python -m multiclouddb_conformance.explore $(ARGS)
 
 demo: setup ## follow 336,776 flights into a Delta table; ROWS=20000 bounds it, FAST=1 hurries
 	@# ROWS and FAST reach it through the environment, where make puts what its command line sets.

@@ -137,6 +137,7 @@ LONG = (
     "tests/engine/test_snapshot_lives.py",
     "tests/engine/test_stateful.py",
     "tests/engine/test_token_bounds.py",
+    "tests/lineage/test_explore.py::test_every_small_history",
 )
 # The maximum number of workers that start with waiting tests; each needs about a gigabyte for its servers.
 MOST_WAITING = 3

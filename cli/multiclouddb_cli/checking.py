@@ -175,7 +175,7 @@ def check(
     if verdict.missed:
         typer.echo(
             "error: [NOT_COVERED] the token does not lead to every open partition; a consumer that "
-            "continues from it starts the missing partitions after its next audit, with a "
+            "continues from it starts the missing partitions after its next search, with a "
             "PartitionFoundLate notice",
             err=True,
         )

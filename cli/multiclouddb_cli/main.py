@@ -286,7 +286,8 @@ def check(
     """Show whether a token can be resumed, for how long, and whether it covers every partition.
 
     Nothing is changed. The exit code is 0 if the token can be resumed and covers every partition, 10 if it
-    can be resumed but does not cover every open partition, and otherwise the exit code of the error.
+    can be resumed but does not cover every open partition, and otherwise the exit code of the error. Coverage
+    is checked only for a whole collection of a database that may list partitions late; otherwise it is unknown.
     """
     from multiclouddb_cli import checking
     from multiclouddb_cli.arguments import to_config, to_key, to_token

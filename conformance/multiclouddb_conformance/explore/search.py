@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import attrs
 
 from multiclouddb_conformance.explore.world import Bounds, BrokenError, World, begin, settle, steps
 
-__all__ = ["Result", "Violation", "explore", "replay", "wander"]
+__all__ = ["NEXT", "Result", "Violation", "explore", "replay", "shortened", "wander"]
+
+NEXT = "next"
+"""The last step of a history: every step that can follow."""
 
 _Way: TypeAlias = "tuple[_Way, str] | None"
 
@@ -89,14 +92,14 @@ def explore(bounds: Bounds, depth: int, *, seconds: float | None = None, most: i
                     if not last:
                         following.append((after, here))
             except BrokenError as broken:
-                violations.append(Violation((*_names(way), "next"), str(broken)))
+                violations.append(Violation((*_names(way), NEXT), str(broken)))
             if len(violations) >= most:
                 return _result(reached, visited, transitions, bounds, violations, began, complete=False)
         level = following
     return _result(depth, visited, transitions, bounds, violations, began)
 
 
-def replay(bounds: Bounds, history: Iterator[str] | tuple[str, ...]) -> World:
+def replay(bounds: Bounds, history: Iterable[str]) -> World:
     """Return the world after a history.
 
     Raises:
@@ -104,12 +107,11 @@ def replay(bounds: Bounds, history: Iterator[str] | tuple[str, ...]) -> World:
     """
     world = begin(bounds)
     for name in history:
-        for offered, after in steps(world):
-            if offered == name:
-                world = after
-                break
-        else:
-            raise LookupError(f"{name!r} is not possible here")
+        offered = dict(steps(world))
+        if name != NEXT:
+            if name not in offered:
+                raise LookupError(f"{name!r} is not possible here, but {sorted(offered)}")
+            world = offered[name]
     settle(world, set())
     return world
 
@@ -117,18 +119,29 @@ def replay(bounds: Bounds, history: Iterator[str] | tuple[str, ...]) -> World:
 def wander(bounds: Bounds, length: int, seed: int) -> Violation | None:
     """Follow one random history; return what it breaks, or None."""
     dice, world, names = random.Random(seed), begin(bounds), list[str]()
-    good = set[int]()
     try:
         for _ in range(length):
-            offered = list(steps(world))
-            if not offered:
-                break
+            if not (offered := list(steps(world))):
+                break  # the feed has ended, and the service can do no more
             name, world = dice.choice(offered)
             names.append(name)
-        settle(world, good)
+        settle(world, set())
     except BrokenError as broken:
-        return Violation(tuple(names), str(broken))
+        return Violation((*names, NEXT), str(broken))
     return None
+
+
+def shortened(bounds: Bounds, violation: Violation) -> Violation:
+    """Return a violation without the steps that it does not need."""
+    for i in reversed(range(len(violation.history))):
+        history = violation.history[:i] + violation.history[i + 1 :]
+        try:
+            replay(bounds, history)
+        except BrokenError as broken:
+            return shortened(bounds, Violation(history, str(broken)))
+        except LookupError:
+            pass
+    return violation
 
 
 def _names(way: _Way) -> tuple[str, ...]:

@@ -1,0 +1,91 @@
+"""Runs the explorer as `python -m multiclouddb_conformance.explore`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from itertools import count
+
+from multiclouddb_conformance.explore.report import (
+    GROUPS,
+    bounds_of,
+    chosen,
+    default_depth,
+    random_bounds,
+    said,
+    test_of,
+)
+from multiclouddb_conformance.explore.search import explore, shortened, wander
+from multiclouddb_conformance.explore.world import Kind
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Explore what the arguments say; return 1 if a promise is broken."""
+    parser = ArgumentParser("explore", description="Explores every small history of a partitioned feed.")
+    parser.add_argument(
+        "--depth",
+        type=int,
+        metavar="N",
+        help="all histories of at most N steps; the default is what the tests explore: 4, and 5 for base",
+    )
+    parser.add_argument(
+        "--kind",
+        action="append",
+        default=[],
+        choices=[kind.value for kind in Kind],
+        help="only this kind of service; may be repeated",
+    )
+    parser.add_argument(
+        "--group", action="append", default=[], choices=list(GROUPS), help="only this group; may be repeated"
+    )
+    parser.add_argument("--seconds", type=float, help="CPU seconds for each kind and group at most")
+    parser.add_argument(
+        "--random",
+        nargs=2,
+        type=int,
+        metavar=("STEPS", "SECONDS"),
+        help="random histories of STEPS steps for SECONDS seconds instead, with the seeds 0, 1, 2, …",
+    )
+    options = parser.parse_args(arguments)
+    pairs = chosen(options.kind, options.group)
+    if options.random:
+        return _wander(pairs, *options.random)
+    broken = states = transitions = 0
+    for kind, group in pairs:
+        bounds = bounds_of(kind, group)
+        depth = default_depth(group) if options.depth is None else options.depth
+        result = explore(bounds, depth, seconds=options.seconds)
+        states, transitions = states + result.states, transitions + result.transitions
+        _print(said(kind, group, result))
+        for violation in result.violations:
+            broken += 1
+            _print("", test_of(bounds, violation, broken))
+    _print(f"together: {states:,} states, {transitions:,} transitions, {broken} violations")
+    return int(broken > 0)
+
+
+def _wander(pairs: list[tuple[Kind, str]], steps: int, seconds: int) -> int:
+    until = time.monotonic() + seconds
+    for seed in count():
+        bounds = random_bounds(*pairs[seed % len(pairs)])
+        violation = wander(bounds, steps, seed)
+        if violation is not None:
+            _print(f"seed {seed}:", "", test_of(bounds, shortened(bounds, violation), 1))
+            return 1
+        if time.monotonic() > until:
+            _print(f"{seed + 1:,} random histories of {steps} steps: 0 violations")
+            return 0
+    raise AssertionError
+
+
+def _print(*lines: str) -> None:
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

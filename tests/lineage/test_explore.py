@@ -1,0 +1,114 @@
+"""Explores every small history of each kind of service; `make explore` goes further."""
+
+import os
+import time
+from itertools import count
+
+import pytest
+
+from multiclouddb_conformance.explore.__main__ import main
+from multiclouddb_conformance.explore.report import (
+    GROUPS,
+    bounds_of,
+    default_depth,
+    random_bounds,
+    said,
+    test_of,
+)
+from multiclouddb_conformance.explore.search import NEXT, Violation, explore, replay, shortened, wander
+from multiclouddb_conformance.explore.world import Bounds, BrokenError, Kind, Scope
+from multiclouddb_spi.continuation.lineage import Lineage
+
+test_of.__test__ = False
+KINDS = [pytest.param(kind, id=kind.value) for kind in Kind]
+SECONDS = int(os.environ.get("MULTICLOUDDB_WANDER_SECONDS", "3600"))
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_small_history_keeps_every_promise(kind, group):
+    bounds = bounds_of(kind, group)
+    result = explore(bounds, default_depth(group))
+    assert not result.violations, "\n".join(test_of(bounds, each, 1) for each in result.violations)
+    assert result.complete
+    assert result.states > 1000
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_long_histories_keep_every_promise(kind, group):
+    bounds = random_bounds(kind, group)
+    for seed in range(8):
+        violation = wander(bounds, 16, seed)
+        assert violation is None, f"seed {seed}\n{test_of(bounds, shortened(bounds, violation), 1)}"
+
+
+@pytest.mark.soak
+def test_random_histories_keep_every_promise():
+    pairs = [(kind, group) for kind in Kind for group in GROUPS]
+    first, until = time.time_ns(), time.monotonic() + SECONDS
+    for seed in count(first):
+        bounds = random_bounds(*pairs[seed % len(pairs)])
+        violation = wander(bounds, 16, seed)
+        assert violation is None, f"seed {seed}\n{test_of(bounds, shortened(bounds, violation), 1)}"
+        if time.monotonic() > until:
+            break
+
+
+class TestSearch:
+    def test_it_gives_the_same_figures_again(self):
+        bounds = Bounds(Kind.LATE, crash=True)
+        first, second = explore(bounds, 3), explore(bounds, 3)
+        assert (first.states, first.transitions) == (second.states, second.transitions)
+
+    def test_it_stops_when_the_time_is_over(self):
+        result = explore(Bounds(Kind.LATE), 9, seconds=0.1)
+        assert not result.complete
+        assert result.depth < 9
+        assert "time was over" in said(Kind.LATE, "base", result)
+
+    def test_a_step_that_is_not_possible_is_named(self):
+        with pytest.raises(LookupError, match="'show 7' is not possible"):
+            replay(Bounds(Kind.LATE), ("show 7",))
+
+    def test_a_printed_violation_can_be_run(self, monkeypatch):
+        bounds = Bounds(Kind.LATE, Scope.KEY, crash=True)
+        monkeypatch.setattr(Lineage, "took", lambda self, name, cursor: None)
+        violation = explore(bounds, 4, most=1).violations[0]
+        names = {"replay": replay, "Bounds": Bounds, "Kind": Kind, "Scope": Scope}
+        exec(test_of(bounds, violation, 1), names)
+        with pytest.raises(BrokenError):
+            names["test_history_1"]()
+        monkeypatch.undo()
+        names["test_history_1"]()
+
+    def test_a_violation_is_shortened(self, monkeypatch):
+        bounds = Bounds(Kind.LISTED)
+        monkeypatch.setattr(Lineage, "took", lambda self, name, cursor: None)
+        long = Violation(("roll 1", "fetch 0", "roll 0", "read 0", "trim", NEXT), "")
+        short = shortened(bounds, long)
+        assert len(short.history) < len(long.history)
+        with pytest.raises(BrokenError):
+            replay(bounds, short.history)
+
+
+class TestCommand:
+    def test_it_prints_what_was_explored(self, capsys):
+        assert main(["--depth", "2", "--kind", "late", "--group", "base", "--group", "key"]) == 0
+        base, key, together = capsys.readouterr().out.splitlines()
+        assert base.startswith("late base:")
+        assert "all histories of at most 2 steps over at most 9 partitions" in base
+        assert "0 violations" in key
+        assert together.startswith("together:")
+
+    def test_it_fails_with_a_test_for_each_violation(self, capsys, monkeypatch):
+        monkeypatch.setattr(Lineage, "took", lambda self, name, cursor: None)
+        assert main(["--depth", "2", "--kind", "listed", "--group", "crash"]) == 1
+        assert "Bounds(Kind.LISTED, crash=True)" in capsys.readouterr().out
+
+    def test_it_follows_random_histories(self, capsys, monkeypatch):
+        assert main(["--random", "6", "0"]) == 0
+        assert "1 random histories of 6 steps: 0 violations" in capsys.readouterr().out
+        monkeypatch.setattr(Lineage, "took", lambda self, name, cursor: None)
+        assert main(["--random", "12", "20"]) == 1
+        assert "replay(" in capsys.readouterr().out

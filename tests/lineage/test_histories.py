@@ -1,0 +1,25 @@
+"""Replays histories that have shown a defect once."""
+
+import pytest
+
+from multiclouddb_conformance.explore.search import replay
+from multiclouddb_conformance.explore.world import Bounds, Kind
+
+# Each line: what may happen, and the steps.
+KEPT = [
+    # A child of a lost partition came before its parent's older records.
+    (Bounds(Kind.ALIVE), "roll 1 | roll 0 | read 0 | read 3 | trim | roll 2 | roll 3 | read 3"),
+    # A partition that was hidden until its descendants were read was lost without a notice.
+    (Bounds(Kind.LATE), "split 1 hide | search | trim | read 0 | roll 3 | roll 4 | show 3 | trim"),
+    # A token from before a loss was used again while the middle of a chain was hidden.
+    (
+        Bounds(Kind.LATE, crash=True, cut=True, empty=True),
+        "split 0 hide | roll 2 twice | trim | read 1 | roll 3 twice | roll 7 hide | save | show 3 "
+        "| read one of 1 | save | trim | search",
+    ),
+]
+
+
+@pytest.mark.parametrize(("bounds", "history"), KEPT)
+def test_a_kept_history_keeps_every_promise(bounds, history):
+    replay(bounds, history.split(" | "))
