@@ -6,14 +6,11 @@ A socket's own timeout is not sufficient, because it begins again with each byte
 
 from __future__ import annotations
 
-import http.client
-import io
-import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from multiclouddb_spi.deadline import Deadline
 
@@ -25,7 +22,6 @@ __all__ = [
     "TooSlow",
     "answer_deadline",
     "arriving",
-    "bounded_pools",
     "current",
 ]
 
@@ -37,7 +33,6 @@ CALL_SILENT_SECONDS: Final = 30.0
 """How long the service may send nothing if it is asked for other information than records."""
 _WINDOW_SECONDS: Final = 4.0
 _LEAST_BYTES: Final = 1024
-_LOOK_SECONDS: Final = 0.25
 
 
 class TooSlow(TimeoutError):  # noqa: N818
@@ -150,67 +145,3 @@ def current() -> Arrival | None:
     """Return the limits of this thread, or None."""
     found: Arrival | None = getattr(_local, "arrival", None)
     return found
-
-
-def bounded_pools(pools: Mapping[str, Any]) -> dict[str, Any]:
-    """Return classes of connection pools whose answers `Arrival` can give up.
-
-    Args:
-        pools: Maps `http` and `https` to pool classes of urllib3, as in `PoolManager.pool_classes_by_scheme`.
-    """
-    found: dict[str, Any] = {}
-    for scheme, pool in pools.items():
-        connection = type("BoundedConnection", (pool.ConnectionCls,), {"response_class": _Response})
-        found[scheme] = type("BoundedPool", (pool,), {"ConnectionCls": connection})
-    return found
-
-
-class _Response(http.client.HTTPResponse):
-    def __init__(self, sock: Any, *args: Any, **kwargs: Any) -> None:
-        arrival = current()
-        if arrival is not None:
-            arrival.begin()
-            sock = _Source(sock, arrival)
-        super().__init__(sock, *args, **kwargs)
-
-
-class _Source:
-    """The part of a socket that `HTTPResponse` uses."""
-
-    def __init__(self, sock: socket.socket, arrival: Arrival) -> None:
-        self._sock, self._arrival = sock, arrival
-
-    def makefile(self, *_: object) -> io.BufferedReader:
-        return io.BufferedReader(_Stream(self._sock, self._arrival))
-
-
-class _Stream(io.RawIOBase):
-    def __init__(self, sock: socket.socket, arrival: Arrival) -> None:
-        self._sock, self._arrival = sock, arrival
-        self._file = sock.makefile("rb", buffering=0)  # keeps the socket open while it is read
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        sock, arrival = self._sock, self._arrival
-        patience = sock.gettimeout()
-        until = float("inf") if patience is None else time.monotonic() + patience
-        try:
-            while True:
-                arrival.check()
-                sock.settimeout(min(_LOOK_SECONDS, max(0.001, until - time.monotonic())))
-                try:
-                    count = sock.recv_into(buffer)
-                except TimeoutError:
-                    if time.monotonic() >= until:
-                        raise
-                    continue
-                arrival.heard(count)
-                return count
-        finally:
-            sock.settimeout(patience)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()

@@ -253,9 +253,11 @@ class Follow:
             return tuple(self._lineage.lost(survey, expired_ids))
         except NotProvableError:
             names = ", ".join(map(self._feed.public_id, sorted(expired_ids)[:3])) or "a partition"
-            raise expired(
-                f"{names} no longer exists, and the service does not tell which partitions descend from it; "
-                "plan the feed again (client.plan_partitions)"
+            raise ProviderFault.of(
+                ErrorCategory.CHECKPOINT_EXPIRED,
+                f"{names} no longer exists, and the service does not tell what descends from it, so "
+                "this part of the feed cannot go on, also not with SkipToOldest(); plan the feed again "
+                "(client.plan_partitions)",
             ) from None
 
     def told(self, losses: Iterable[Loss]) -> tuple[tuple[Gap, tuple[str, ...]], ...]:
@@ -271,7 +273,8 @@ class Follow:
             where = (
                 str(self._feed.spec.address) if loss.everything else self._feed.public_id(loss.partition_id)
             )
-            gap = Gap(where, before, left or "nothing left")
+            nothing = "what descends from it" if len(self._lineage) else "nothing left"
+            gap = Gap(where, before, left or nothing)
             gaps.append((gap, tuple(seed.partition_id for seed in loss.left)))
         return tuple(gaps)
 

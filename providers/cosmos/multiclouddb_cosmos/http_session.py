@@ -12,7 +12,7 @@ from requests.adapters import HTTPAdapter
 from requests.structures import CaseInsensitiveDict
 from requests.utils import default_headers, get_encoding_from_headers
 
-from multiclouddb_spi.arrival import bounded_pools
+from multiclouddb_spi.bounded_pools import bounded_pools
 
 __all__ = ["Adapter", "Headers", "SameThread", "Session"]
 

@@ -56,6 +56,7 @@ _PAGE_PARTS: Final = 5
 _SPARE_CONNECTIONS: Final = 8
 _CONNECT_SECONDS: Final = 5
 _READ_SECONDS: Final = 10
+_LEAST_SECONDS: Final = 0.1
 _CLOSE_SECONDS: Final = 0.5
 _LATEST_SECONDS: Final = 0.1
 _EARLY_SECONDS: Final = 10
@@ -178,7 +179,9 @@ class Transport(RequestsTransport):  # type: ignore[misc]
             if watch.deadline.passed():
                 raise _EndedError(CosmosClientTimeoutError())  # type: ignore[no-untyped-call]
             # An answer may arrive after the deadline of its call; then it belongs to the next call.
-            kwargs["read_timeout"] = min(kwargs.get("read_timeout", _READ_SECONDS), _READ_SECONDS)
+            # Of other answers only this call has a use.
+            left = _READ_SECONDS if _is_page(request) else max(_LEAST_SECONDS, watch.deadline.remaining())
+            kwargs["read_timeout"] = min(kwargs.get("read_timeout", _READ_SECONDS), _READ_SECONDS, left)
         if watch is None or not _is_page(request):
             answer = super().send(request, **kwargs)
             if _is_foreign(answer.status_code):

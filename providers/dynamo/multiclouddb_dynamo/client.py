@@ -19,7 +19,7 @@ from multiclouddb_api import ErrorCategory
 from multiclouddb_dynamo.config import DynamoClients
 from multiclouddb_dynamo.errors import classify
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused
-from multiclouddb_spi.arrival import bounded_pools
+from multiclouddb_spi.bounded_pools import bounded_pools
 from multiclouddb_spi.errors import classified
 
 __all__ = ["Calls", "RateLimiter", "Series", "Table"]

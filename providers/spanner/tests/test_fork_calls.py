@@ -25,7 +25,6 @@ from multiclouddb_spi import Deadline
 from .test_forks import SECONDS, FakeTransport
 from .test_heads import planned
 from .test_scripted_attacks import feed, once
-from .test_scripted_audit import audited, fill, left_out
 
 METHODS = ("CreateSession", "ExecuteStreamingSql", "StreamingRead", "PartitionRead")
 MOST_PAGES = 200
@@ -127,17 +126,6 @@ class TestEachCall:
                 ]
             assert len(found) == 3
             assert 6 <= sum(found) <= 12
-
-    def test_an_audit(self, first):
-        with feed(initial_partitions=3) as items:
-            token = left_out(items)
-            fill(items, 0)
-            items.server.split(items.open_partitions()[-1])
-            fill(items, 1)
-            with forking(items, first=first):
-                events, late = audited(items, token, 20)
-            once(events, 20)
-            assert late
 
 
 def one_column():
