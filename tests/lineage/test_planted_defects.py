@@ -29,6 +29,14 @@ def first_only(found):
     return dict(list(found.items())[:1])
 
 
+def looked_only_once(self, survey, asked, most, right=Lineage.looked):
+    return right(self, survey, asked, 1)
+
+
+def without_those_that_have_children(found):
+    return {name: entry for name, entry in found.items() if not entry.children}
+
+
 def kept_token(self, right=Lineage.to_json):
     value = right(self)
     return value | {"p": [item for item in value["p"] if item[2:3] != [4]]}
@@ -48,9 +56,16 @@ DEFECTS = {
     "one partition is lost, not all": (LISTED, "base", changed("gone", first_only)),
     "nothing passes a moment": (ALIVE, "descendants", ("start_passed", lambda self: [])),
     "all pass every moment": (ALIVE, "base", ("_moment", passed_at_once)),
+    "a child is looked for once": (LATE, "descendants", ("looked", looked_only_once)),
+    "an end with a child is never lost": (
+        LATE,
+        "descendants",
+        changed("gone", without_those_that_have_children),
+    ),
     "everything is ours": (LISTED, "descendants", ("_is_ours", lambda self, *args: True)),
     "nothing is found": (LATE, "base", ("found", lambda self, survey, *, skips: ([], []))),
     "a token forgets what waits": (LISTED, "crash", ("to_json", kept_token)),
+    "the stream does not wait for the scan": (LISTED, "scan", ("hold_for_scan", lambda self, names: None)),
     "nothing is lost": (ALIVE, "base", ("gone", lambda self, survey: {})),
     "a loss begins nothing again": (ALIVE, "base", ("_add", lambda self, seeds, unread: [])),
 }

@@ -369,7 +369,8 @@ def _consumer(world: World) -> Iterator[tuple[str, World]]:
             # In a feed of one partition, nothing finds a child that is listed after the last look.
             if bounds.scope is not Scope.DESCENDANTS or all(part.shown for part in world.parts):
                 yield "look last", _look(world, most=1)
-        yield "search", _search(world)
+        if bounds.scope is not Scope.DESCENDANTS:  # a feed of one partition does not search
+            yield "search", _search(world)
     else:
         passed = _passed(world)
         if passed.consumer.entries != kept:
@@ -447,6 +448,8 @@ def _delivered(world: World, i: int, position: int, end: int) -> tuple[int, ...]
     low = max(position, part.born)
     if end <= low:
         return got
+    if any(isinstance(entry, Plan) and entry.holds for entry in world.consumer.entries):
+        raise BrokenError(f"{i} is read before the scan ends")
     if world.bounds.scope is Scope.DESCENDANTS and i and 0 not in _ancestors(world, i):
         raise BrokenError(f"{i} belongs to another reader")
     if world.bounds.scope is Scope.KEY and i not in _held_by_key(world):
@@ -562,7 +565,9 @@ def drained(world: World) -> World:
     if world.bounds.kind is not Kind.LATE:
         return _passed(world)
     looked = _look(world, most=1000)
-    return looked if looked != world or looked.consumer.over else _search(looked)
+    if looked != world or looked.consumer.over or world.bounds.scope is Scope.DESCENDANTS:
+        return looked
+    return _search(looked)
 
 
 def check_settled(world: World) -> None:
