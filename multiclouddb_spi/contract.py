@@ -299,6 +299,8 @@ class Feed(ABC):
     identity: FeedIdentity
     names_late: bool = False
     """True if a partition, or the children of an ended one, may be named or listed late."""
+    lists_parents: bool = True
+    """True if a listing names the parents of each partition, so that a token can be compared with it."""
 
     @final
     def public_id(self, partition_id: str) -> str:

@@ -127,7 +127,7 @@ class Verdict:
     def covers(self) -> str:
         """True if the token covers every open partition of the service."""
         if self.missed is None:
-            return "not checked"
+            return "unknown"
         return f"no, {len(self.missed)} missed: {', '.join(self.missed[:3])}" if self.missed else "yes"
 
     @property
@@ -185,13 +185,11 @@ def check(
 def _missed(session: Session, envelope: Envelope) -> list[str] | None:
     """Return the partitions that the token does not cover.
 
-    The result is None if the scope is not a whole collection, or if an end always names all children, so
-    that nothing can be missed.
+    The result is None if the scope is not a whole collection, or if the service lists no parents.
     """
-    lineage = lineage_of(envelope)
-    if lineage is None or lineage.audited is None:
+    lineage, feed = lineage_of(envelope), session.feed
+    if lineage is None or scope_text(EntireCollection()) != envelope.scope or not feed.lists_parents:
         return None
-    feed = session.feed
     asked = {each.partition_id: each.cursor for each in lineage.listed()}
     survey = session.opened.call("survey", lambda deadline: feed.survey(asked, deadline))
     if lineage.gone(survey):

@@ -84,9 +84,11 @@ class TestPartitions:
         assert branch.partition.partition_id == "p2"
         assert family.gone(branch.partition) == ["p0"]
 
-    def test_ones_whose_changes_are_trimmed_are_still_in_the_tree(self, run, url, shaped):
+    def test_one_that_is_gone_is_named_as_a_parent(self, run, url, shaped):
         shaped.trim("orders", max_count=0)
-        assert run("partitions", url, "orders").stdout.startswith("5 partitions: 2 open, 3 closed\n")
+        shown = run("partitions", url, "orders").stdout
+        assert shown.startswith("4 partitions: 2 open, 2 closed\n")
+        assert "(from p0, no longer listed)" in shown
 
     def test_as_json_have_ids_that_a_scope_takes(self, run, url, shaped):
         found = {

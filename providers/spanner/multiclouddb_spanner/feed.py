@@ -52,6 +52,8 @@ class SpannerFeed(Feed):
         spec: The request.
     """
 
+    lists_parents = False
+
     def __init__(self, source: Source, spec: FeedSpec) -> None:
         self.spec = spec
         self._source = source
