@@ -14,6 +14,6 @@ def test_a_call_takes_few_steps(tmp_path, monkeypatch):
     """The counts vary by about ten, depending on which partition answers first."""
     monkeypatch.setattr(WrittenTokens, "checks", False)  # this check runs only in tests, not for users
     found = measure(tmp_path)
-    assert found.functions <= 140
+    assert found.functions <= 160
     assert found.modules <= 160
     assert found.frames <= 11
