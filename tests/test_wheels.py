@@ -12,7 +12,7 @@ PROJECTS = sorted(
     path.parent
     for pattern in ("", "*/", "tools/emulators/*/", "providers/*/")
     for path in ROOT.glob(f"{pattern}pyproject.toml")
-    if path.parent.name != "tools"  # it is never published
+    if path.parent != ROOT / "tools"  # it is never published
 )
 LIST_CLEAN_ENVIRONMENT = """
 import json

@@ -19,7 +19,7 @@ PROJECTS = sorted(
         "providers/*/pyproject.toml",
     )
     for path in ROOT.glob(pattern)
-    if path.parent.name != "tools"  # it is never published
+    if path.parent != ROOT / "tools"  # it is never published
 )
 ENTRY = re.compile(r"^## \[(?P<version>[^\]]+)\] - (?P<date>.+)$", re.MULTILINE)
 QUOTED = re.compile(r"`([^`\n]+)`")

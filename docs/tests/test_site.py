@@ -37,7 +37,7 @@ PROJECTS = [
     path
     for pattern in ("", "*/", "tools/emulators/*/", "providers/*/")
     for path in ROOT.glob(f"{pattern}pyproject.toml")
-    if path.parent.name != "tools"  # it is never published
+    if path.parent != ROOT / "tools"  # it is never published
 ]
 PUBLIC = [
     (page, f"{package.__name__}.{name}") for page, package in REFERENCE.items() for name in package.__all__
