@@ -108,7 +108,9 @@ class TestCommand:
 
     def test_it_follows_random_histories(self, capsys, monkeypatch):
         assert main(["--random", "6", "0"]) == 0
-        assert "1 random histories of 6 steps: 0 violations" in capsys.readouterr().out
+        assert "1 random histories of 6 steps from seed 0: 0 violations" in capsys.readouterr().out
         monkeypatch.setattr(Lineage, "took", lambda self, name, cursor: None)
-        assert main(["--random", "12", "20"]) == 1
-        assert "replay(" in capsys.readouterr().out
+        assert main(["--random", "12", "20", "--seed", "5"]) == 1
+        printed = capsys.readouterr().out
+        assert printed.startswith("seed 5")
+        assert "replay(" in printed
