@@ -10,13 +10,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from weakref import WeakKeyDictionary
 
 from multiclouddb_spi.deadline import Deadline
-
-if TYPE_CHECKING:
-    from multiclouddb_spi.contract import Feed
 
 __all__ = [
     "ANSWER_SECONDS",
@@ -192,18 +189,18 @@ class AnswerSizes:
     """The sizes of all partitions of one client; several threads share the object."""
 
     def __init__(self) -> None:
-        self._feeds: WeakKeyDictionary[Feed, dict[str, AnswerSize]] = WeakKeyDictionary()
+        self._feeds: WeakKeyDictionary[object, dict[str, AnswerSize]] = WeakKeyDictionary()
 
-    def of(self, feed: Feed, partition_id: str) -> AnswerSize:
+    def of(self, feed: object, partition_id: str) -> AnswerSize:
         """Return the size for a partition; do not change it."""
         return self._feeds.get(feed, {}).get(partition_id, _FULL)
 
-    def failed(self, feed: Feed, partition_id: str, arrival: Arrival) -> None:
+    def failed(self, feed: object, partition_id: str, arrival: Arrival) -> None:
         """Record that a read has failed with an error that may pass."""
         if arrival.received >= _ERROR_BYTES and not arrival.cancelled:
             self._feeds.setdefault(feed, {}).setdefault(partition_id, AnswerSize()).broke()
 
-    def arrived(self, feed: Feed, partition_id: str) -> None:
+    def arrived(self, feed: object, partition_id: str) -> None:
         """Record that an answer with records has arrived."""
         sizes = self._feeds.get(feed)
         size = None if sizes is None else sizes.get(partition_id)

@@ -11,10 +11,10 @@ an offset. An example of a report:
 `events` is the number of records in the step. `events` is null if the service does not report this
 number before the records are read. `readUntil`, `readUntilEstimated` and `lagSeconds` are `read_until`,
 `read_until_estimated` and `lag_seconds` of `OperationDiagnostics`: all changes that are older than
-`readUntil` have been read when the step ends. `headroomSeconds` is the time until the first position expires. With `failOnDataLoss=false`, a
-query leaves out expired changes. `skipped.count` is the number of places where this run of the
-query left out changes. `skipped.last` is the last place where this run of the query left out
-changes. With `onPoison=skip`, `poison` contains the same for changes that cannot be decoded.
+`readUntil` have been read when the step ends. `headroomSeconds` is the time until the first position
+expires. With `failOnDataLoss=false`, a query leaves out expired changes. `skipped.count` is the number of
+places where this run of the query left out changes. `skipped.last` is the last place where this run of the
+query left out changes. With `onPoison=skip`, `poison` contains the same for changes that cannot be decoded.
 
 For a query that began with a snapshot, `snapshot` contains:
 
