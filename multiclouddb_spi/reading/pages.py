@@ -13,12 +13,14 @@ import attrs
 from multiclouddb_api import (
     ChangeFeedPage,
     ChildPartition,
+    Dropped,
     ErrorCategory,
     FeedEnded,
     MulticloudDbError,
     Notice,
     OperationDiagnostics,
     RecordSkipped,
+    Renamed,
     ResourceAddress,
 )
 from multiclouddb_spi.batch import Child
@@ -117,6 +119,14 @@ class Pages:
         if result.failure is None or result.in_hand():
             return False
         return self._fetcher.fault(result.failure[1]).category == ErrorCategory.CHECKPOINT_EXPIRED
+
+    def is_gone(self, result: PollResult[Any]) -> bool:
+        """Return whether the feed has ended, or its resource was dropped, renamed or not found."""
+        if result.failure is None:
+            return result.over is not None or any(
+                isinstance(each, Dropped | Renamed) for each in result.notices
+            )
+        return self._fetcher.fault(result.failure[1]).category == ErrorCategory.NOT_FOUND
 
     def begun_again(
         self, session: Session, lineage: Lineage, fresh: Lineage, result: PollResult[Any], *, whole: bool
