@@ -26,6 +26,7 @@ from multiclouddb_api import (
 from multiclouddb_spi.batch import Child
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.session import Finished, Session
+from multiclouddb_spi.continuation.standings import Progress
 from multiclouddb_spi.continuation.state import FeedOver, FeedState, Retired, state_to_json
 from multiclouddb_spi.continuation.token import encode_token
 from multiclouddb_spi.continuation.written import WrittenTokens
@@ -33,7 +34,7 @@ from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, to_error
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, no_partition_named
 from multiclouddb_spi.observing import Observing
-from multiclouddb_spi.reading.diagnostics import Progress, diagnose, open_watches
+from multiclouddb_spi.reading.diagnostics import diagnose, open_watches
 from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher, late_fault
 from multiclouddb_spi.reading.result import PollResult
@@ -207,7 +208,14 @@ class Pages:
         elif not len(lineage):
             raise no_partition_named()
         now = self._feeds.soon(session.feed, deadline)
-        progress = self._feeds.standings(session.feed).measure(session, lineage, result, now)
+        progress = self._feeds.standings(session.feed).measure(
+            session.feed,
+            lineage,
+            result.turns.all,
+            now,
+            watermark=session.watermark,
+            floor=session.read_until,
+        )
         nearest = min(result.turns.all.values(), key=attrgetter("headroom"), default=None)
         headroom = math.inf if nearest is None else nearest.headroom
         if nearest is not None and headroom < self._headroom_warning:
