@@ -470,6 +470,16 @@ class TestParts:
         assert place_of(batch.cursor_after(1)) == place_after(1)
         assert keys_of(fetch(reader)) == [2]
 
+    def test_a_fetch_that_ends_after_the_first_part_does_not_move(self, log):
+        log.add(parts=3)
+        later = log.entries[1:]
+        del log.entries[1:]
+        reader = reader_of(Server(log, splits=True))
+        batch = fetch(reader)
+        assert (keys_of(batch), place_of(batch.cursor_after(0))) == ([], At(0))
+        log.entries.extend(later)
+        assert keys_of(fetch(reader)) == [1]
+
     def test_a_stream_that_breaks_between_two_parts_begins_with_the_first_again(self, log):
         log.add(parts=3)
         server = Server(log, splits=True, sizes=[2, 1, 1, 1])
