@@ -185,10 +185,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, draft: Path, text: bytes) -> None:
-    """Replace a file atomically.
-
-    After a crash at any point, either the old or the new file exists and is complete.
-    """
+    """Replace a file atomically."""
     # This process holds the lock, so an existing draft was left by a crash.
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "wb") as file:

@@ -71,10 +71,7 @@ class Checkpointer:
         self._saved_at = self._timer.now()
 
     def _settle(self, store: CheckpointStore) -> None:
-        """Find out whether a save succeeded although it raised an error.
-
-        If the save succeeded, remember the version that is now stored.
-        """
+        """Find out whether a save succeeded although it raised an error."""
         if self._attempted is None:
             return
         checkpoint = store.load(self._name)

@@ -334,10 +334,7 @@ class MulticloudDbClient:
                 self._forked = False
 
     def _after_fork(self) -> None:
-        """Reset the client in a forked child.
-
-        The parent's connections, locks and threads do not belong to the child.
-        """
+        """Reset the client in a forked child."""
         self._lock = threading.Lock()
         if not self._forked:
             _inherited.append(self._backend)

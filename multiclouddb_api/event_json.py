@@ -158,10 +158,7 @@ def _moment_out(name: str, moment: datetime) -> str:
 
 
 class _Fields:
-    """Reads one JSON object that must contain exactly the fields of a class.
-
-    Error messages contain the path of the field.
-    """
+    """Reads one JSON object that must contain exactly the fields of a class."""
 
     def __init__(self, where: str, value: Any, kind: type, extra: str = "", without: str = "") -> None:
         if type(value) is not dict:
