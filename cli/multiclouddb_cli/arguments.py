@@ -174,7 +174,7 @@ def to_start(text: str, *, snapshots: bool = False, max_scan_rate: float | None 
 
 
 def to_moment(text: str, option: str, known: str = "now") -> datetime:
-    """Read a time with its zone, an age like `-1h30m`, or `now`; ages are relative to this machine's clock."""
+    """Read a time with its zone, `now`, or an age like `-1h30m` by this machine's clock."""
     now = datetime.now(UTC)
     if text == "now":
         return now
