@@ -33,7 +33,7 @@ from multiclouddb_api import (
     Support,
     connect,
 )
-from multiclouddb_api.position import FromContinuationToken
+from multiclouddb_api.request import FromContinuationToken
 from multiclouddb_cli.arguments import Bookmark, Selection
 from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.rendering import Renderer, notice_line
