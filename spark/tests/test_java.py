@@ -201,6 +201,7 @@ def test_importing_it_does_not_import_spark():
     subprocess.run([sys.executable, "-c", check], check=True)
 
 
+@pytest.mark.soak
 def test_spark_runs_on_the_wheel(tmp_path, monkeypatch):
     """Every tool of the machine is available, except Java."""
     monkeypatch.undo()
