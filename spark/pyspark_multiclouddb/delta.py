@@ -1,31 +1,51 @@
-"""Defines the sink's Delta table: its columns, checks, merges and snapshots."""
+"""Defines the sink's Delta table: its columns, checks, commits, merges and snapshots.
+
+If two threads change a table at the same time, deltalake refuses the later commit. The sink can safely repeat
+any of its commits. Therefore the sink repeats a refused commit on the latest version of the table.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, Literal
+from threading import Lock
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from multiclouddb_api import MulticloudDbError, invalid_request
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 from multiclouddb_spi.missing_state import DOCUMENT, STALE_SINCE, lacks_state
-from pyspark_multiclouddb.columns import check_cases, check_kinds, in_backticks, stored_fields
-from pyspark_multiclouddb.outage import REPAIR
-from pyspark_multiclouddb.table import DELETED_AT, committed, missing, opened
+from pyspark_multiclouddb.errors import REPAIR
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, Field, Transaction, WriterProperties
 
     from pyspark_multiclouddb.checkpoint import Scan
 
-__all__ = ["Numbered", "Target"]
+__all__ = [
+    "DELETED_AT",
+    "Numbered",
+    "Target",
+    "check_cases",
+    "committed",
+    "in_backticks",
+    "missing",
+    "opened",
+]
 
+DELETED_AT: Final = "_deleted_at"
+"""The column that contains the time at which the sink merged a delete; null in the row of a document."""
+_T = TypeVar("_T")
+_TRIES: Final = 10
+_ONE_AT_A_TIME: Final[defaultdict[str, Lock]] = defaultdict(Lock)
+"""For each table, the lock that keeps the threads of this process from refusing each other's commits."""
 _LOG: Final = logging.getLogger("multiclouddb.spark")
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _TEXT: Final = ("key", "order_key")
@@ -42,6 +62,7 @@ _ENDED: Final = 1
 _SAID: Final = set[tuple[str, str]]()
 """The tables and names about which a warning was logged."""
 _NEW_QUERY: Final = "with startingPosition=snapshot, this table, and a checkpointLocation of its own"
+_CAST: Final = "cast it, or leave it out"
 
 
 @attrs.frozen
@@ -127,12 +148,12 @@ class Target:
             if not (pa.types.is_string(kind := schema.field(name).type) or pa.types.is_large_string(kind)):
                 raise invalid_request(f"column {name}", f"is {kind}", "pass the column of the data source")
         stored = _stored(schema)
-        wanted = stored_fields(stored.append(pa.field(STALE_SINCE, _TIME)) if may_be_stale else stored)
+        wanted = _stored_fields(stored.append(pa.field(STALE_SINCE, _TIME)) if may_be_stale else stored)
         check_cases(wanted)
         if self._table is None:
             self._table = _created(self._where, schema)
         known = {field.name: field for field in self._table.schema().fields}
-        check_kinds(wanted, known, self._where)
+        _check_kinds(wanted, known, self._where)
         for name in _TEXT:
             if name not in known:
                 raise _foreign(self._where, name)
@@ -441,3 +462,145 @@ def _with_tombstones(rows: pa.Table) -> pa.Table:
     now = pa.scalar(datetime.now(UTC), _TIME)
     deleted = pc.if_else(pc.equal(rows["type"], "DELETE"), now, pa.scalar(None, _TIME))
     return rows.drop_columns("type").append_column(pa.field(DELETED_AT, _TIME), deleted)
+
+
+def opened(where: str) -> DeltaTable | None:
+    """Return the table, or None if there is none."""
+    from deltalake import DeltaTable
+
+    return DeltaTable(where) if DeltaTable.is_deltatable(where) else None
+
+
+def missing(where: str) -> MulticloudDbError:
+    """Make the error for a table that does not exist."""
+    return MulticloudDbError(
+        f"table_path: there is no Delta table at {where}; correct the path, or let a merge create it",
+        ErrorDetail(category=ErrorCategory.NOT_FOUND),
+    )
+
+
+def committed(table: DeltaTable, commit: Callable[[], _T]) -> _T:
+    """Make a commit, and repeat it if another commit prevents it.
+
+    Before each new attempt, this function updates `table` to its latest version.
+
+    Args:
+        table: The table.
+        commit: Makes the commit with `table`. The function `commit` may be called several times.
+
+    Returns:
+        What `commit` returned.
+
+    Raises:
+        MulticloudDbError: `CONFLICT` if another process changed the table during every attempt.
+    """
+    from deltalake.exceptions import CommitFailedError
+
+    with _ONE_AT_A_TIME[table.table_uri.rstrip("/")]:
+        for tried in range(1, _TRIES + 1):
+            try:
+                return commit()
+            except CommitFailedError as error:
+                if tried == _TRIES:
+                    raise _conflict(table, error) from error
+                table.update_incremental()
+    raise AssertionError("the loop returns or raises")
+
+
+def _conflict(table: DeltaTable, error: Exception) -> MulticloudDbError:
+    return MulticloudDbError(
+        f"table_path: another process changed {table.table_uri} during each of {_TRIES} attempts; let only "
+        f"one process write the table, and try again",
+        ErrorDetail(
+            category=ErrorCategory.CONFLICT,
+            retryable=True,
+            native_class=f"deltalake.exceptions.{type(error).__name__}",
+            native_text=str(error),
+        ),
+    )
+
+
+def _stored_fields(schema: pa.Schema) -> dict[str, Field]:
+    """Return the columns in the form in which a Delta table declares them.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if a Delta table cannot store a column.
+    """
+    from deltalake import Schema
+
+    fields = {}
+    for each in schema:
+        try:
+            [fields[each.name]] = Schema.from_arrow(pa.schema([each])).fields
+        except Exception as error:  # deltalake raises no narrower class
+            raise _cannot_be_stored(each) from error
+        # deltalake creates such a table, but cannot read it.
+        if "timestamp_nanos" in _json(fields[each.name].type):
+            raise _cannot_be_stored(each)
+    return fields
+
+
+def check_cases(wanted: Iterable[str], known: Iterable[str] = ()) -> None:
+    """Refuse a column whose name differs from another one only in upper and lower case.
+
+    Args:
+        wanted: The names of the columns of the batch.
+        known: The names of the columns of the table.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST`, because Delta and Spark do not distinguish names that
+            differ only in upper and lower case.
+    """
+    spelled = {name.lower(): name for name in known}
+    for name in wanted:
+        other = spelled.setdefault(name.lower(), name)
+        if other != name:
+            raise invalid_request(
+                f"column {name}",
+                f"differs from the column {other} only in upper and lower case",
+                "rename one of the two",
+            )
+
+
+def _check_kinds(wanted: Mapping[str, Field], known: Mapping[str, Field], where: str) -> None:
+    """Refuse a column that has another type in the table.
+
+    Args:
+        wanted: The columns of the batch.
+        known: The columns of the table.
+        where: The folder or URL of the table, for the message.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST`; the message names the column and both types.
+    """
+    for name, field in wanted.items():
+        if name in known and _kind(known[name].type) != _kind(field.type):
+            raise invalid_request(
+                f"column {name}",
+                f"is {_name(field.type)} in the batch and {_name(known[name].type)} in {where}",
+                "cast it, or give it another name",
+            )
+
+
+def in_backticks(name: str) -> str:
+    """Return the name of a column for a SQL expression."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _cannot_be_stored(field: pa.Field) -> MulticloudDbError:
+    return invalid_request(
+        f"column {field.name}", f"is {field.type}, which a Delta table cannot store", _CAST
+    )
+
+
+def _kind(of: object) -> str:
+    """Return the name of a Delta type. The name does not say whether the type is nullable."""
+    return re.sub(r'"(nullable|containsNull|valueContainsNull)":(true|false)', "", _json(of))
+
+
+def _name(of: object) -> str:
+    return _json(of).strip('"')
+
+
+def _json(of: object) -> str:
+    return str(of.to_json())  # type: ignore[attr-defined]

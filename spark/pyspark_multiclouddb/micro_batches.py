@@ -26,7 +26,7 @@ from multiclouddb_spi.continuation.entry import AnyEntry, Entry
 from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.planning.kept import check_kept
 from pyspark_multiclouddb.connection import Connection, connection_for
-from pyspark_multiclouddb.errors import source_errors
+from pyspark_multiclouddb.errors import NEW_QUERY, REPAIR, source_errors
 from pyspark_multiclouddb.offsets import (
     Pinned,
     Symbolic,
@@ -36,7 +36,6 @@ from pyspark_multiclouddb.offsets import (
     ranges_of,
 )
 from pyspark_multiclouddb.options import Settings
-from pyspark_multiclouddb.outage import NEW_QUERY, REPAIR, start_warning
 from pyspark_multiclouddb.progress import Reports, snapshot_state
 from pyspark_multiclouddb.rows import find_poison, read_work, work_of
 
@@ -119,7 +118,7 @@ class MicroBatches:
                 start, step = step.after, self._step(connection, step.after, max_records)
                 state = snapshot_state(state, start, step.after)
             self._search(connection, step)
-            said = start_warning(self.settings)
+            said = _start_warning(self.settings)
             offset = Pinned(connection.incarnation, start.to_json(), snapshot=state, warning=said)
             if step.moved and not step.empty:
                 offset = Pinned(
@@ -220,7 +219,7 @@ class MicroBatches:
             state = snapshot_state(None, lineage, lineage, whole=isinstance(offset.position, Snapshot))
             self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
             self._saved = time.monotonic()
-            said = start_warning(self.settings)
+            said = _start_warning(self.settings)
             pinned = Pinned(connection.incarnation, lineage.to_json(), snapshot=state, warning=said)
             return offset_to_json(self.settings, pinned)
         offset.check_incarnation(connection.opened)
@@ -427,3 +426,14 @@ def _ended(settings: Settings) -> MulticloudDbError:
         f"if the resource was recreated, {NEW_QUERY}",
         ErrorDetail(ErrorCategory.NOT_FOUND),
     )
+
+
+def _start_warning(settings: Settings) -> str | None:
+    """Return what a query that does not begin with a snapshot leaves wrong in a table that has rows.
+
+    Args:
+        settings: The options of the query.
+    """
+    if isinstance(settings.start, Snapshot):
+        return None
+    return f"the query does not begin with a snapshot; if its table already has rows, then {REPAIR}"

@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from multiclouddb_api import ChangeType, MulticloudDbError, invalid_request
 from multiclouddb_spi.missing_state import DOCUMENT, LACKS_STATE, MissingState, missing_state_error
-from pyspark_multiclouddb.arguments import CHANGE_TYPES, incomplete_rows
-from pyspark_multiclouddb.columns import in_backticks
+from pyspark_multiclouddb.delta import in_backticks
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = ["PLAN", "Piece", "collected_in_pieces", "latest_rows"]
+__all__ = ["CHANGE_TYPES", "PLAN", "Piece", "collected_in_pieces", "incomplete_rows", "latest_rows"]
+
+CHANGE_TYPES: Final = tuple(kind.value for kind in ChangeType)
+"""The values of the column `type`."""
 
 PLAN: Final = "_multiclouddb_plan"
 """The column with the id of the snapshot that a row belongs to; null for a change."""
@@ -197,3 +200,12 @@ def _bound(frame: DataFrame, max_bytes: int) -> int:
     found = re.fullmatch(r"(\d+)([kmgtp]?)b?", limit.strip().lower())
     allowed = int(found[1]) * _UNITS[found[2]] if found else 0
     return min(max_bytes, allowed // 2) if allowed else max_bytes
+
+
+def incomplete_rows() -> MulticloudDbError:
+    """Make the error for a batch with a missing value, or with a `type` that is no change type."""
+    return invalid_request(
+        "batch",
+        "has rows without key, order_key or type, or whose type is not CREATE, UPDATE or DELETE",
+        "pass the rows of the data source, and give other names to columns that you add",
+    )

@@ -42,7 +42,7 @@ from multiclouddb_spi import Cursor, Lineage, Step
 from multiclouddb_spi.continuation.standings import Standings
 from multiclouddb_spi.continuation.times import ReadUntil, to_moment
 from multiclouddb_spi.scan import plan_id_of
-from pyspark_multiclouddb.arguments import check_has
+from pyspark_multiclouddb.errors import check_has
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

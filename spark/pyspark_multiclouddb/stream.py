@@ -14,8 +14,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from pyspark_multiclouddb.micro_batches import MicroBatches
-from pyspark_multiclouddb.option_table import BACKLOG_RECORDS
-from pyspark_multiclouddb.options import Settings
+from pyspark_multiclouddb.options import BACKLOG_RECORDS, Settings
 
 __all__ = ["ChangeFeedStreamReader"]
 
