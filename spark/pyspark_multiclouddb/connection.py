@@ -48,12 +48,9 @@ _pid = 0
 
 
 class Connection:
-    """A connection to one provider, and one feed of that provider. A connection is used by one thread only.
+    """A connection to one provider, and one feed of that provider, for one thread.
 
-    During an outage, the connection retries for up to two minutes, because Spark itself does not retry.
-
-    Args:
-        settings: The options.
+    It tries again for up to two minutes, because Spark does not.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -96,12 +93,7 @@ class Connection:
         )
 
     def plan(self, operation: str, ask: Callable[[Planner, Deadline], T]) -> T:
-        """Call a function once with a planner for the feed; each request of the planner is retried.
-
-        Args:
-            operation: The name of the call, used in errors.
-            ask: The function to call.
-        """
+        """Call a function once with a planner for the feed; each request of the planner is retried."""
         planner = self._planner(self._tries.call)
         with user_errors(self.provider, operation):
             try:

@@ -90,13 +90,7 @@ class Numbered:
 
 
 class Target:
-    """The table that a sink writes.
-
-    Args:
-        where: The folder or URL of the table.
-        create: True if the first merge creates the table.
-        new_columns: What to do if a batch contains a column that the table does not have.
-    """
+    """The table that a sink writes."""
 
     def __init__(self, where: str, *, create: bool, new_columns: Literal["add", "refuse"]) -> None:
         if new_columns not in ("add", "refuse"):
@@ -107,16 +101,11 @@ class Target:
             raise missing(where)
 
     def has(self, batch: Numbered) -> bool:
-        """Return True if the table already contains all changes of this batch or of a later batch.
-
-        If it is not known which query has merged the stored number, the result is False. A batch that is
-        merged a second time changes nothing, but a batch that is left out by mistake would be lost.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if another query uses the same `app_id` for this table.
-        """
+        """Return True if the table already contains all changes of this batch or of a later batch."""
         if self._table is None:
             return False
+        # If it is not known which query has stored the number, the batch is merged again, which changes
+        # nothing; a batch that is left out by mistake would be lost.
         if batch.query is not None:
             stored = self._table.transaction_version(_QUERY + batch.app_id)
             if stored is None:
@@ -127,18 +116,7 @@ class Target:
         return last is not None and last >= batch.batch_id
 
     def prepare(self, schema: pa.Schema, *, may_be_stale: bool = False) -> None:
-        """Prepare the table for rows with the given schema.
-
-        The schema is checked first; then the table is created, or the new columns are added to it.
-
-        Args:
-            schema: The columns of the rows, without `type`.
-            may_be_stale: True if changes without their documents are merged.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if a column has a different type or a type that a Delta table
-                cannot store, or if a new column is refused.
-        """
+        """Prepare the table for rows with the given schema."""
         for name in _OURS:
             if name in schema.names:
                 raise invalid_request(
@@ -175,21 +153,11 @@ class Target:
         return self._table is not None
 
     def begin(self, scan: Scan) -> None:
-        """Mark all rows of the table as older than a snapshot, before the snapshot's first rows are merged.
-
-        After this call, the rows of the snapshot and every change after the snapshot have priority
-        over the rows in the table. Rows whose `order_key` is lower than the floor do not have to be
-        changed. All other rows get the lowest `order_key`. The rows are marked once for each
-        snapshot, in one commit that contains the snapshot's id.
-
-        Args:
-            scan: The snapshot.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if rows or changes of the snapshot may already have
-                been merged before this call recorded the snapshot, or if the snapshot does not
-                deliver every row. The table's older rows then cannot be distinguished from others.
-        """
+        """Mark all rows of the table as older than a snapshot, before its first rows are merged."""
+        # 1. Rows of the snapshot, and every change after it, then have priority over the rows in the table. A
+        #    row below the floor needs no change; every other row gets the lowest `order_key`.
+        # 2. One commit marks the rows and contains the snapshot's id, so they are marked once.
+        # 3. If rows of the snapshot may have been merged before this call, older rows cannot be told apart.
         if self._stage(scan.plan) is not None:
             return
         if scan.is_first and scan.whole:
@@ -206,14 +174,7 @@ class Target:
         self._ensure(scan.plan, _ENDED if scan.was_over else _BEGUN)
 
     def end(self, scan: Scan) -> None:
-        """Delete the documents that a snapshot did not contain, after the snapshot's last rows were merged.
-
-        A document that a snapshot does not contain was deleted before the snapshot. The row of a
-        deleted document becomes a tombstone.
-
-        Args:
-            scan: The snapshot; its scan is over.
-        """
+        """Turn documents that a snapshot did not contain into tombstones, after its last rows were merged."""
         if self._stage(scan.plan) == _ENDED:
             return
         table = self._known()
@@ -238,16 +199,8 @@ class Target:
         self._ensure(scan.plan, _ENDED)
 
     def accept(self, plan: str) -> None:
-        """Accept rows of a snapshot if the sink does not know where the snapshot begins and ends.
-
-        Args:
-            plan: The id of the snapshot.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the table has no mark of the snapshot and
-                contains rows. If the snapshot were accepted, documents that were deleted before the
-                snapshot would stay in the table.
-        """
+        """Accept rows of a snapshot if the sink does not know where the snapshot begins and ends."""
+        # Otherwise, documents that were deleted before the snapshot would stay in the table.
         if self._stage(plan) is None:
             self._check_empty()
             self._ensure(plan, _BEGUN)
@@ -267,15 +220,8 @@ class Target:
             )
 
     def noted(self, batch: Numbered) -> Numbered:
-        """Return the batch of a query that does not begin with a snapshot, with a note if it is new here.
-
-        The note is also logged, once in this process. A table that has rows may be wrong if it gets
-        the changes of a new query, because nobody knows which changes lie between the rows and the
-        new query.
-
-        Args:
-            batch: The number of the batch.
-        """
+        """Return the batch of a query that does not begin with a snapshot, with a note if it is new here."""
+        # Nobody knows which changes lie between the rows of a table and a query that is new there.
         marks = map(self._known().transaction_version, (batch.app_id, _QUERY + batch.app_id))
         if batch.query is None or any(mark is not None for mark in marks) or self._is_empty():
             return batch
@@ -289,15 +235,7 @@ class Target:
         return attrs.evolve(batch, notes={"multiclouddb.warning": text, **batch.notes})
 
     def check_unused(self, scan: Scan, batch: Numbered) -> None:
-        """Refuse a batch that is recorded as merged although its snapshot has not begun.
-
-        Args:
-            scan: The snapshot.
-            batch: The number of the batch.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if another query has used the `app_id` for this table.
-        """
+        """Refuse a batch that is recorded as merged although its snapshot has not begun."""
         if scan.is_first and self._stage(scan.plan) is None:
             raise self._used(batch)
 
@@ -352,14 +290,7 @@ class Target:
             self._known().alter.add_columns(missing)
 
     def merge(self, rows: pa.Table, batch: Numbered | None, *, is_last: bool) -> None:
-        """Merge the last changes of some keys in one commit. If nothing changes, there is no commit.
-
-        Args:
-            rows: The rows in the prepared schema, with the column `type`; at most one row per key. If a
-                change has no document, its row keeps its columns, and becomes stale.
-            batch: The number of the batch. Each commit stores the query, the last one also the number.
-            is_last: True if these rows complete the batch.
-        """
+        """Merge the last changes of some keys in one commit. If nothing changes, there is no commit."""
         table, lacking = self._known(), lacks_state(rows)
         source = _with_tombstones(rows)
         if may_be_stale := STALE_SINCE in {field.name for field in table.schema().fields}:
@@ -455,10 +386,7 @@ def _stored(schema: pa.Schema) -> pa.Schema:
 
 
 def _with_tombstones(rows: pa.Table) -> pa.Table:
-    """Return the rows in the form in which they are stored.
-
-    The row of a deleted document contains the time at which the delete is merged.
-    """
+    """Return the rows in the form in which they are stored."""
     now = pa.scalar(datetime.now(UTC), _TIME)
     deleted = pc.if_else(pc.equal(rows["type"], "DELETE"), now, pa.scalar(None, _TIME))
     return rows.drop_columns("type").append_column(pa.field(DELETED_AT, _TIME), deleted)
@@ -480,20 +408,7 @@ def missing(where: str) -> MulticloudDbError:
 
 
 def committed(table: DeltaTable, commit: Callable[[], _T]) -> _T:
-    """Make a commit, and repeat it if another commit prevents it.
-
-    Before each new attempt, this function updates `table` to its latest version.
-
-    Args:
-        table: The table.
-        commit: Makes the commit with `table`. The function `commit` may be called several times.
-
-    Returns:
-        What `commit` returned.
-
-    Raises:
-        MulticloudDbError: `CONFLICT` if another process changed the table during every attempt.
-    """
+    """Make a commit, and repeat it if another commit prevents it."""
     from deltalake.exceptions import CommitFailedError
 
     with _ONE_AT_A_TIME[table.table_uri.rstrip("/")]:
@@ -521,11 +436,7 @@ def _conflict(table: DeltaTable, error: Exception) -> MulticloudDbError:
 
 
 def _stored_fields(schema: pa.Schema) -> dict[str, Field]:
-    """Return the columns in the form in which a Delta table declares them.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if a Delta table cannot store a column.
-    """
+    """Return the columns in the form in which a Delta table declares them."""
     from deltalake import Schema
 
     fields = {}
@@ -541,16 +452,7 @@ def _stored_fields(schema: pa.Schema) -> dict[str, Field]:
 
 
 def check_cases(wanted: Iterable[str], known: Iterable[str] = ()) -> None:
-    """Refuse a column whose name differs from another one only in upper and lower case.
-
-    Args:
-        wanted: The names of the columns of the batch.
-        known: The names of the columns of the table.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST`, because Delta and Spark do not distinguish names that
-            differ only in upper and lower case.
-    """
+    """Refuse a column whose name differs from another one only in upper and lower case."""
     spelled = {name.lower(): name for name in known}
     for name in wanted:
         other = spelled.setdefault(name.lower(), name)
@@ -563,16 +465,7 @@ def check_cases(wanted: Iterable[str], known: Iterable[str] = ()) -> None:
 
 
 def _check_kinds(wanted: Mapping[str, Field], known: Mapping[str, Field], where: str) -> None:
-    """Refuse a column that has another type in the table.
-
-    Args:
-        wanted: The columns of the batch.
-        known: The columns of the table.
-        where: The folder or URL of the table, for the message.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST`; the message names the column and both types.
-    """
+    """Refuse a column that has another type in the table."""
     for name, field in wanted.items():
         if name in known and _kind(known[name].type) != _kind(field.type):
             raise invalid_request(

@@ -70,10 +70,7 @@ _IN_SPARK: Final = (
 
 
 class SourceError(Exception):
-    """The error that the data source raises.
-
-    The message is one line that begins with the marker of its category.
-    """
+    """The error that the data source raises."""
 
 
 def error_from_query(error: BaseException | None) -> ErrorCategory | None:
@@ -100,11 +97,7 @@ def error_from_query(error: BaseException | None) -> ErrorCategory | None:
 
 @contextmanager
 def source_errors() -> Iterator[None]:
-    """Add the marker of the category to each error that the `with` block raises.
-
-    Raises:
-        SourceError: Raised for each error of the library and each fault of a provider.
-    """
+    """Add the marker of the category to each error that the `with` block raises."""
     try:
         yield
     except MulticloudDbError as error:
@@ -114,14 +107,7 @@ def source_errors() -> Iterator[None]:
 
 
 def poisoned(where: str, fault: RecordFault, *, is_row: bool = False) -> ProviderFault:
-    """Return the fault for a record that cannot be decoded; its message names the way out.
-
-    Args:
-        where: The partition of the record, or the collection.
-        fault: The record.
-        is_row: True for a row of a snapshot. Such a row is never skipped, because a sink would take the
-            document for a deleted one.
-    """
+    """Return the fault for a record that cannot be decoded; its message names the way out."""
     way_out = (
         "onPoison=skip does not apply to rows of a snapshot; change or delete the document in the database"
         if is_row
@@ -143,23 +129,13 @@ def _marked(category: ErrorCategory, message: str) -> SourceError:
 
 
 def check_has(name: str, value: object, attribute: str, wanted: str) -> None:
-    """Refuse an object that does not have the given attribute.
-
-    Spark's own type has this attribute in every version of Spark.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST`; the message names the argument.
-    """
+    """Refuse an object that does not have the given attribute."""
     if isinstance(value, type) or not hasattr(value, attribute):
         raise invalid_request(name, f"must be {wanted}, not {type_name(value)}", f"pass {wanted}")
 
 
 def no_pyspark(name: str) -> ImportError:
-    """Return the error to raise for a function that needs PySpark.
-
-    Args:
-        name: The name of the function.
-    """
+    """Return the error to raise for a function that needs PySpark."""
     try:
         trouble = f"this is {import_module('pyspark').__version__}; install a newer one"
     except ModuleNotFoundError:

@@ -80,14 +80,7 @@ BACKLOG_RECORDS: Final = 1_000_000
 
 @attrs.frozen
 class Option:
-    """One option.
-
-    Attributes:
-        name: The name of the option as the docs spell it; Spark ignores case.
-        values: The possible values of the option, in Markdown.
-        default: The default of the option, in Markdown.
-        only: `stream` or `batch` if the option applies only to streams or batches; otherwise empty.
-    """
+    """One option."""
 
     name: str
     values: str
@@ -208,24 +201,7 @@ def _names_alone(connection: tuple[tuple[str, str], ...]) -> str:
 
 @attrs.frozen
 class Settings:
-    """The checked options of the data source.
-
-    Attributes:
-        connection: The connection to the database: `url` or `provider`, and the provider's settings, as the
-            user gave them.
-        address: The collection.
-        start: The start of a new query or a batch.
-        end: The end of a batch; None means the current end.
-        max_records: The hard limit on the rows of a micro-batch, or None.
-        max_tasks: The maximum number of tasks of a batch.
-        on_loss: What to do if changes have expired: `Fail()`, `SkipToOldest()` or `Resnapshot(…)`.
-        skip_poison: True to leave out changes that cannot be decoded.
-        new_item_state: Whether rows contain the new document.
-        old_item_state: Whether rows contain the old document.
-        poll_seconds: The time between two polls of an idle feed.
-        idle_checkpoint_seconds: The time after which new positions of idle partitions are saved.
-        given: Maps each given option to its name as the user spelled it.
-    """
+    """The checked options of the data source."""
 
     connection: tuple[tuple[str, str], ...] = attrs.field(repr=_names_alone)
     address: ResourceAddress
@@ -243,26 +219,14 @@ class Settings:
 
     @property
     def config(self) -> ClientConfig:
-        """Return the configuration of the client in this process.
-
-        In the connection's options, the value `env:NAME` is replaced only when code reads this
-        property.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the connection's options name an environment
-                variable that is not set in this process, or if `url` is not valid.
-        """
+        """Return the configuration of the client in this process."""
         found = {name: _from_environment(name, value) for name, value in self.connection}
         ours = {name: found.pop(name, None) for name in ("url", "provider")}
         return _config(ours["url"], ours["provider"], _provider_options(found))
 
     @property
     def on_expired(self) -> OnExpired:
-        """What a planned read does if its position has expired.
-
-        A read never begins another snapshot, because the end of its batch is already stored. Only
-        the planning of a batch can begin another snapshot.
-        """
+        """What a planned read does if its position has expired."""
         return Fail() if isinstance(self.on_loss, Resnapshot) else self.on_loss
 
     @property
@@ -305,29 +269,16 @@ class Settings:
         )
 
     def named(self, name: str) -> str:
-        """Return the name of an option as the user spelled it.
-
-        Args:
-            name: The option's name as the docs spell it.
-        """
+        """Return the name of an option as the user spelled it."""
         return dict(self.given).get(name, name)
 
     def for_stream(self) -> Settings:
-        """Return these settings, checked for a stream.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if an option applies only to batches.
-        """
+        """Return these settings, checked for a stream."""
         self._refuse("batch", "a stream", "end it with trigger(availableNow=True), or use spark.read")
         return self
 
     def for_batch(self) -> Settings:
-        """Return these settings, checked for a batch.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if an option applies only to streams, or if the start and the
-                end leave no range to read.
-        """
+        """Return these settings, checked for a batch."""
         self._refuse("stream", "a batch", "leave it out, or use spark.readStream")
         start, end = self.named("startingPosition"), self.named("endingPosition")
         if isinstance(self.start, Now):
@@ -357,14 +308,7 @@ class Settings:
 
 
 def parse_options(options: Mapping[str, str]) -> Settings:
-    """Check options.
-
-    Args:
-        options: The options, with values as text, as Spark passes them. Names may be in upper or lower case.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST`; the message names the option and a solution.
-    """
+    """Check options."""
     given, connection = _sorted_out(options)
 
     def text(name: str, default: str) -> tuple[str, str]:

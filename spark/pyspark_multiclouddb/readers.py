@@ -29,14 +29,7 @@ _WRAPPER: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
 
 def checked_schema(options: Mapping[str, str]) -> StructType:
-    """Return the columns of the source, if the options are valid.
-
-    Args:
-        options: The options, as Spark passes them.
-
-    Raises:
-        SourceError: `INVALID_REQUEST`; the message names the option and a solution.
-    """
+    """Return the columns of the source, if the options are valid."""
     with source_errors():
         config = parse_options(options).config
         plugin = load_plugin(config.provider)
@@ -46,16 +39,7 @@ def checked_schema(options: Mapping[str, str]) -> StructType:
 
 
 def settings_of(options: Mapping[str, str], schema: StructType, *, is_stream: bool) -> Settings:
-    """Return the checked options for one reader.
-
-    Args:
-        options: The options, as Spark passes them.
-        schema: The schema that Spark wants to read.
-        is_stream: True for a stream, False for a batch.
-
-    Raises:
-        SourceError: `INVALID_REQUEST`; the message names the option or the schema, and a solution.
-    """
+    """Return the checked options for one reader."""
     with source_errors():
         if schema != SPARK_SCHEMA:
             raise invalid_request(
@@ -68,16 +52,7 @@ def settings_of(options: Mapping[str, str], schema: StructType, *, is_stream: bo
 
 
 class ChangeFeedReader(DataSourceReader):
-    """Reads a feed once, as a batch.
-
-    Each action on a DataFrame plans the read again and may end at a later position.
-
-    The tasks run in any order, and a child partition may be in a different task than its parent. Therefore
-    `order_key`, not the order of rows, shows which of two changes to a key is the later one.
-
-    Args:
-        settings: The options, checked for a batch.
-    """
+    """Reads a feed once, as a batch."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -108,15 +83,7 @@ class ChangeFeedReader(DataSourceReader):
 
 
 class PlainStreamReader(DataSourceStreamReader):
-    """Plans micro-batches from the offsets that it returned earlier, and from the offset of a restart.
-
-    A query that ends by itself (`availableNow`, `once`) runs one micro-batch. In such a query, the
-    first batch resolves the start position and also reads rows. If the first batch only resolved
-    the start position, the run would deliver no rows.
-
-    Args:
-        settings: The options, checked for a stream.
-    """
+    """Plans micro-batches from the offsets that it returned earlier, and from the offset of a restart."""
 
     def __init__(self, settings: Settings) -> None:
         self._batches = MicroBatches(settings)
@@ -127,11 +94,7 @@ class PlainStreamReader(DataSourceStreamReader):
         return type(self), (self._batches.settings,)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the start of a new query.
-
-        This method does not resolve the start, because Spark asks for the start again when it
-        replays a batch.
-        """
+        """Return the start of a new query."""
         return self._batches.initial()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override] # as Spark 4.0 and 4.1 call it
@@ -144,13 +107,7 @@ class PlainStreamReader(DataSourceStreamReader):
         return self._first
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the work of a micro-batch. After this call, `end` is the position of the query.
-
-        Raises:
-            SourceError: Raised if Spark passes the position in the query's checkpoint too late.
-                Spark must pass this position before it requests the first batch. No rows have been
-                written when this error is raised.
-        """
+        """Return the work of a micro-batch. After this call, `end` is the position of the query."""
         if self._position is None and self._first not in (None, end):
             with source_errors():
                 raise invalid_request(

@@ -53,13 +53,7 @@ SPARK_SCHEMA: Final = StructType([StructField(field.name, _SPARK_TYPES[field.typ
 
 @attrs.frozen
 class Work:
-    """The work of one task; the value of an `InputPartition`.
-
-    Attributes:
-        incarnation: The incarnation of the resource for which the work was planned.
-        ranges: The ranges to read, in this order.
-        skip_poison: True to leave out changes that cannot be decoded.
-    """
+    """The work of one task; the value of an `InputPartition`."""
 
     incarnation: str | None
     ranges: tuple[Range, ...]
@@ -76,15 +70,7 @@ def work_of(
 
 
 def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Return the rows of one task.
-
-    Args:
-        settings: The options.
-        partition: A partition from `work_of`, or a partition with the value None if there is nothing to read.
-
-    Raises:
-        SourceError: Raised for every error; the message begins with the marker of the category.
-    """
+    """Return the rows of one task."""
     work: Work | None = partition.value
     if work is None:
         return
@@ -100,10 +86,7 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
 
 
 def find_poison(connection: Connection, ranges: Sequence[Range]) -> list[tuple[str, str]]:
-    """Read ranges, and return partition and position of each change that cannot be decoded.
-
-    A task that skips poison leaves out exactly these changes. Segments of a snapshot are not read.
-    """
+    """Read ranges, and return partition and position of each change that cannot be decoded."""
     found: list[tuple[str, str]] = []
 
     def note(where: str, fault: RecordFault) -> None:

@@ -168,11 +168,7 @@ def _bundled_home() -> Path:
 
 
 def _write_shim(folder: Path, shim: str) -> Path:
-    """Write the start script into a folder, and return the folder.
-
-    The name of the folder contains a digest of the script. Therefore several environments can share
-    the folder.
-    """
+    """Write the start script into a folder, and return the folder."""
     home = folder / f"java-{hashlib.sha256(shim.encode()).hexdigest()[:16]}"
     target = home / "bin" / "java"
     if target.is_file() and target.read_text() == shim and os.access(target, os.X_OK):
@@ -194,10 +190,7 @@ def _cache_folder() -> Path:
 
 
 def _temporary_folder() -> Path:
-    """Return a private temporary folder, which is deleted when this process ends.
-
-    The function is used if the user's cache folder is not writable.
-    """
+    """Return a private temporary folder, which is deleted when this process ends."""
     folder = tempfile.mkdtemp(prefix="multiclouddb-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

@@ -324,11 +324,7 @@ def drop_tombstones(
 
 
 def _check_rows(name: str, value: object, *, or_page: bool = False) -> None:
-    """Accept only a DataFrame or a pyarrow table, and with `or_page` also a page.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST`; the message names the argument.
-    """
+    """Accept only a DataFrame or a pyarrow table, and with `or_page` also a page."""
     if isinstance(value, pa.Table) or (or_page and isinstance(value, ChangeFeedPage)):
         return
     wanted = "a DataFrame, a pyarrow table or a page" if or_page else "a DataFrame or a pyarrow table"
@@ -336,11 +332,7 @@ def _check_rows(name: str, value: object, *, or_page: bool = False) -> None:
 
 
 def _check_merge(batch: object, table_path: object, **rest: Any) -> None:
-    """Refuse arguments for `merge_into_delta` that are of the wrong type or do not fit together.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST`; the message names the argument.
-    """
+    """Refuse arguments for `merge_into_delta` that are of the wrong type or do not fit together."""
     _check_rows("batch", batch, or_page=True)
     local_path("table_path", table_path)
     check_type("batch_id", rest["batch_id"], int, type(None))
@@ -405,13 +397,7 @@ def _told(
     app_id: str | None,
     checkpoint: str | os.PathLike[str] | None,
 ) -> tuple[str | None, Scan | None, dict[str, str]]:
-    """Return the id of the query, the snapshot to which the batch belongs, and notes for the commit.
-
-    The id or the snapshot is None if it does not exist.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the batch has a number, but it is not known of which query.
-    """
+    """Return the id of the query, the snapshot to which the batch belongs, and notes for the commit."""
     frame = None if isinstance(batch, pa.Table | ChangeFeedPage) else batch
     query, is_reported = query_of(frame)
     scan, notes = None, dict[str, str]()
@@ -449,10 +435,7 @@ def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool
 def _pieces(
     batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int, missing_state: MissingState
 ) -> Generator[Piece, None, None]:
-    """Return the last change of each key in the batch, piece by piece.
-
-    A piece has the columns of the target and the column `type`.
-    """
+    """Return the last change of each key in the batch, piece by piece."""
     if isinstance(batch, ChangeFeedPage):
         batch = pa.Table.from_batches([events_to_arrow(batch.events)])
     is_table = isinstance(batch, pa.Table)
@@ -495,10 +478,7 @@ def _stored_schema(batch: DataFrame | pa.Table | ChangeFeedPage) -> pa.Schema:
 
 
 def _plan_in(events: pa.Table) -> str | None:
-    """Return the id of the snapshot to which rows of `events` belong, or None.
-
-    The function reads the id from the first row of the snapshot.
-    """
+    """Return the id of the snapshot to which rows of `events` belong, or None."""
     backfilled = events["backfilled"]
     where = pc.index(backfilled, True).as_py()
     if where < 0:
@@ -507,11 +487,7 @@ def _plan_in(events: pa.Table) -> str | None:
 
 
 def _last_of_each(events: pa.Table) -> pa.Array:
-    """Return the row numbers of the last change of each key, in ascending order.
-
-    Most keys change once in a batch. Therefore the function sorts only the changes of keys that
-    occur several times. To find these keys, the function gives each key a number with a hash table.
-    """
+    """Return the row numbers of the last change of each key, in ascending order."""
     number = events["key"].combine_chunks().dictionary_encode().indices
     counts = pa.table({"number": number}).group_by("number").aggregate([("number", "count")])
     repeated = counts.filter(pc.field("number_count") > 1)["number"]
@@ -529,10 +505,7 @@ def _last_of_each(events: pa.Table) -> pa.Array:
 
 
 def _in_utc(events: pa.Table) -> pa.Table:
-    """Return the events with all times in UTC.
-
-    In a result of Spark, times have the time zone of the session.
-    """
+    """Return the events with all times in UTC."""
     for index, field in enumerate(events.schema):
         if pa.types.is_timestamp(field.type) and field.type.tz not in (None, "UTC"):
             utc: Any = events.column(index).cast(pa.timestamp("us", tz="UTC"))
