@@ -1,8 +1,7 @@
 """Finds out from a query's checkpoint which snapshot the query reads, and whether its scan is over.
 
-Spark writes `offsets/N`, the end of micro-batch N, before it runs the batch. After the batch, Spark writes
-`commits/N`. The stored end contains the offset of the source, and therefore the snapshot (`offsets.py`). So
-every run of the batch reads the same snapshot, even after the process was killed.
+Spark writes `offsets/N`, the end of micro-batch N, before it runs the batch, and `commits/N` after it. The
+end contains the snapshot (`offsets.py`), so every run of the batch reads the same snapshot.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ class Scan:
     """The snapshot to which a micro-batch belongs.
 
     Attributes:
-        plan: The id of the snapshot.
         floor: Rows of the target table with a lower `order_key` are older than the snapshot.
         is_first: True if no earlier batch of the query belongs to this snapshot.
         was_over: True if the scan was over before the batch.

@@ -67,14 +67,7 @@ _CAST: Final = "cast it, or leave it out"
 
 @attrs.frozen
 class Numbered:
-    """The number of a batch, as a table stores it.
-
-    Attributes:
-        app_id: The name under which the number is stored.
-        batch_id: The number.
-        query: The id of the query that numbers the batches, or None if no query does.
-        notes: What the commit says about changes that the batch lacks.
-    """
+    """The number of a batch, as a table stores it, with what its commit says about changes that it lacks."""
 
     app_id: str
     batch_id: int

@@ -193,7 +193,11 @@ class MicroBatches:
         self._rules = connection.feed
         before = offset.lineage(self._rules)
         if not len(before):
-            raise _ended(self.settings)
+            raise MulticloudDbError(
+                f"the feed of {self.settings.address} has ended, and all its changes were delivered; "
+                f"if the resource was recreated, {NEW_QUERY}",
+                ErrorDetail(ErrorCategory.NOT_FOUND),
+            )
         mark = self._mark()
         try:
             self._check_kept(connection, before)
@@ -364,14 +368,6 @@ def _without_idle_moves(before: Lineage, step: Step) -> Lineage:
 def _may_have_more(before: Lineage, after: Lineage, max_records: int | None) -> bool:
     """Return True if more records may exist after a step."""
     return max_records is not None or _entries(before).keys() != _entries(after).keys()
-
-
-def _ended(settings: Settings) -> MulticloudDbError:
-    return MulticloudDbError(
-        f"the feed of {settings.address} has ended, and all its changes were delivered; "
-        f"if the resource was recreated, {NEW_QUERY}",
-        ErrorDetail(ErrorCategory.NOT_FOUND),
-    )
 
 
 def _start_warning(settings: Settings) -> str | None:

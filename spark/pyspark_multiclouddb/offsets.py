@@ -76,22 +76,7 @@ class Symbolic:
 
 @attrs.frozen
 class Pinned:
-    """The positions of all partitions at an offset.
-
-    Attributes:
-        incarnation: The incarnation of the feed's resource.
-        cursors: The lineage as JSON.
-        ends: The end position of each partition that ended in the step to this offset.
-        empty: True if the step to this offset contains no record.
-        origin: The lineage from which the step to this offset starts, as JSON. `origin` is set only
-            if the step starts at a `Symbolic` offset.
-        more: True if more records may follow this offset. `more` is set only on Spark 4.0 and 4.1.
-        snapshot: The query's last snapshot, with the fields `plan`, `floor`, `over` and `whole`.
-        poison: The changes that the step to this offset leaves out, in the form of `poison_state`; None if
-            there are none.
-        warning: What the target may lack, and how to repair it.
-        lost: True if changes were skipped at this offset or an earlier one.
-    """
+    """The positions of all partitions at an offset; the fields are those of the stored form, see above."""
 
     incarnation: str | None
     cursors: Cursor

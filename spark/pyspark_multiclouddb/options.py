@@ -222,7 +222,8 @@ class Settings:
         """Return the configuration of the client in this process."""
         found = {name: _from_environment(name, value) for name, value in self.connection}
         ours = {name: found.pop(name, None) for name in ("url", "provider")}
-        return _config(ours["url"], ours["provider"], _provider_options(found))
+        own = {name.removeprefix(CONNECTION): value for name, value in found.items()}
+        return _config(ours["url"], ours["provider"], own)
 
     @property
     def on_expired(self) -> OnExpired:
@@ -448,10 +449,6 @@ def _unknown(name: str) -> MulticloudDbError:
         hint = f"did you mean {known[close[0]]}?" if close else f"known are {', '.join(_NAMES.values())}."
         hint += " The names of the provider's own options begin with connection."
     return invalid_request(name, "is not an option of this source", hint)
-
-
-def _provider_options(connection: Mapping[str, str]) -> dict[str, str]:
-    return {name.removeprefix(CONNECTION): value for name, value in connection.items()}
 
 
 def _config(url: str | None, provider: str | None, connection: Mapping[str, str]) -> ClientConfig:

@@ -102,7 +102,7 @@ class Reports:
             "readUntil": None if until is None else rfc3339(until),
             "readUntilEstimated": progress.read_until is not None and progress.read_until.estimated,
             "skipped": _told(self._skipped),
-            "snapshot": None if snapshot is None else {**_shown(snapshot), **_scan(lineage)},
+            "snapshot": None if snapshot is None else _scan(snapshot, lineage),
             "v": 1,
             "waiting": len(lineage.waiting()),
         }
@@ -138,17 +138,14 @@ def _events(step: Step | None) -> int | None:
     return None if step.before.plan is not None and step.ranges() else step.records
 
 
-def _shown(snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: snapshot[name] for name in ("floor", "over", "plan")}
-
-
-def _scan(lineage: Lineage) -> dict[str, Any]:
-    """Return the progress of a scan while the scan is running."""
+def _scan(snapshot: Mapping[str, Any], lineage: Lineage) -> dict[str, Any]:
+    """Return the state of a snapshot, and the progress of its scan while the scan is running."""
+    state = {name: snapshot[name] for name in ("floor", "over", "plan")}
     if lineage.plan is None:
-        return {}
+        return state
     scan = lineage.plan.progress()
     numbers = {"records": scan.records, "segments": scan.segments, "segmentsDone": scan.segments_done}
-    return {"order": scan.order.value, **numbers}
+    return {"order": scan.order.value, **state, **numbers}
 
 
 def _kept(lineage: Lineage) -> list[Cursor]:

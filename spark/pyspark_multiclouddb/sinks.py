@@ -1,24 +1,9 @@
 """Sinks for `foreachBatch` that keep a table equal to the collection.
 
-A micro-batch can be delivered twice. If a query is killed after the sink's commit and before
-Spark's own commit, Spark delivers the batch again. The repeated batch has the same number and the
-same rows. Also, a key can change several times in one batch. Therefore the sink first finds the
-last change of each key, and then merges these changes. The sink can safely repeat the search for
-the last changes, and also the merge. An example:
-
-    def merge(frame, batch_id):
-        merge_into_delta(frame, batch_id, "/data/orders", app_id="orders-1")
-
-    stream.writeStream.foreachBatch(merge).option("checkpointLocation", "/data/checkpoint").start()
-
-An older change can also arrive after a newer one: from a second query on the table, from a query
-that starts again, or from a scan. The older change never replaces the newer change, because the
-table stores the `order_key` of each row. The row of a deleted document stays in the table as a
-*tombstone*, so the sink can also refuse older changes of this document. In a tombstone,
-`_deleted_at` contains the time at which the sink merged the delete. Read the table with
-`live_rows`, or with `WHERE _deleted_at IS NULL`, and call `drop_tombstones` from time to time.
-
-`merge_into_delta` also works without Spark: it accepts a page of `client.iterate_changes(…).pages()`.
+If a query is killed after the sink's commit and before Spark's own commit, Spark delivers the batch again,
+with the same number and the same rows. An older change can also arrive after a newer one: from a second query
+on the table, from a query that starts again, or from a scan. So the sink finds the last change of each key,
+and then merges these changes by `order_key`; it can safely repeat both.
 """
 
 from __future__ import annotations

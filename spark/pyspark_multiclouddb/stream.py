@@ -20,7 +20,7 @@ __all__ = ["ChangeFeedStreamReader"]
 
 
 class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches in one long-lived process per query, and reads them in Spark's tasks."""
+    """Plans micro-batches; it has no `commit` and `stop`, because Spark does not always call them."""
 
     def __init__(self, settings: Settings) -> None:
         self._batches = MicroBatches(settings)
