@@ -20,7 +20,6 @@ from multiclouddb_api import (
     Beginning,
     ErrorCategory,
     Gap,
-    LogicalPartition,
     Now,
     OnExpired,
     PartitionFoundLate,
@@ -179,7 +178,7 @@ def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | No
         position: The start position.
         now: The service's time, requested before the feed starts; None if it does not report one.
     """
-    if isinstance(feed.spec.scope, LogicalPartition) or not feed.names_late:
+    if not feed.names_late:
         return None
     match position:
         case Beginning():

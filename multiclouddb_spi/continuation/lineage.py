@@ -454,19 +454,23 @@ class Lineage:
 
     def _cut(self, gone: Mapping[str, Entry], heirs: Sequence[Seed]) -> list[Loss]:
         """Begin again at the oldest moment, where nothing tells which partitions were read to their end."""
-        kept = []
+        losses = [Loss(name, each.cursor, tuple(heirs), everything=True) for name, each in gone.items()]
+        begin = []
         for seed in heirs:
             entry = self._entries.get(seed.partition_id)
-            stands = isinstance(entry, Entry) and entry.stage is _READ
-            if stands and entry is not None and self.rules.compare(entry.cursor, seed.cursor) in (0, 1):
-                kept.append(attrs.evolve(seed, cursor=entry.cursor))
-            else:
-                kept.append(seed)
-        losses = [Loss(name, each.cursor, tuple(heirs), everything=True) for name, each in gone.items()]
+            if not isinstance(entry, Entry) or entry.stage is _END:
+                begin.append(seed)
+                continue
+            position = self.rules.join(seed.partition_id, entry.said)
+            order = self.rules.compare(position, seed.cursor)
+            if order == -1:
+                losses.append(Loss(seed.partition_id, position, (seed,)))
+            stands = entry.stage is _READ and order in (0, 1)
+            begin.append(attrs.evolve(seed, cursor=position) if stands else seed)
         for each in self.listed():
             self._remove(each.partition_id)
         self._waiting_for.clear()
-        self._add(kept, frozenset())
+        self._add(begin, frozenset())
         return losses
 
     # -- Transition 3: found
