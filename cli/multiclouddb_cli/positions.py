@@ -7,10 +7,9 @@ from datetime import datetime
 import attrs
 
 from multiclouddb_api import MulticloudDbError, PhysicalPartition, invalid_request
-from multiclouddb_spi import Cursor, Feed, InvalidCursor, Lineage
-from multiclouddb_spi.continuation.entry import AnyEntry, Stage
-from multiclouddb_spi.continuation.lineage import INSPECTED
-from multiclouddb_spi.continuation.plan import Plan
+from multiclouddb_spi import Cursor, Feed, InvalidCursor
+from multiclouddb_spi.continuation.entry import AnyEntry, Plan, Stage
+from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage
 from multiclouddb_spi.continuation.state import FeedOver, Retired, state_from_json
 from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_text
 

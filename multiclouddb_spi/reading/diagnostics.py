@@ -12,12 +12,10 @@ from typing import Any, Final
 import attrs
 
 from multiclouddb_api import OperationDiagnostics
-from multiclouddb_spi.continuation.entry import Entry, Stage
+from multiclouddb_spi.continuation.entry import Entry, Plan, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.plan import Plan
-from multiclouddb_spi.continuation.session import Session
-from multiclouddb_spi.continuation.state import FeedState, Retired
-from multiclouddb_spi.continuation.times import ReadUntil, to_micros, to_moment
+from multiclouddb_spi.continuation.state import FeedState, Retired, Session
+from multiclouddb_spi.continuation.token import ReadUntil, to_micros, to_moment
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.reading.fetcher import Fetcher

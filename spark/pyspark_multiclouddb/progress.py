@@ -39,7 +39,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from multiclouddb_api.redaction import rfc3339
-from multiclouddb_spi import Cursor, Lineage, Step
+from multiclouddb_spi import Cursor, Step
+from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.scan import plan_id_of
 from pyspark_multiclouddb.arguments import check_has
 

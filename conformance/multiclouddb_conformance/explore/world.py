@@ -18,9 +18,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import attrs
 
 from multiclouddb_spi import Child, Cursor, Partition, PartitionState, Seed, Survey
-from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Stage
+from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Plan, Stage
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, NotProvableError
-from multiclouddb_spi.continuation.plan import Plan
 
 __all__ = [
     "RULES",
