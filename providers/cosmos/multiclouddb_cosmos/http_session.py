@@ -14,8 +14,6 @@ from requests.utils import default_headers, get_encoding_from_headers
 
 from multiclouddb_spi.bounded_pools import bounded_pools
 
-__all__ = ["Adapter", "Headers", "SameThread", "Session"]
-
 _PLAIN: Final = frozenset(
     {"headers", "data", "files", "verify", "timeout", "cert", "allow_redirects", "proxies"}
 )
@@ -24,11 +22,10 @@ _USUAL: Final = {name: default_headers()[name] for name in ("Accept-Encoding", "
 
 
 class Headers(CaseInsensitiveDict[str]):
-    """The headers of an answer, which other threads can extend while one thread reads them.
+    """The headers of an answer, which other threads can extend while one thread reads them."""
 
-    azure-cosmos keeps the headers of the client's last answer in a field that all threads share, and adds
-    entries to the headers there. Meanwhile, the thread that received the answer copies the headers.
-    """
+    # azure-cosmos keeps the headers of the client's last answer in a field that all threads share, and adds
+    # entries to the headers there. Meanwhile, the thread that received the answer copies the headers.
 
     def __iter__(self) -> Iterator[str]:
         """Return the names that exist at the time of the call."""
@@ -37,12 +34,10 @@ class Headers(CaseInsensitiveDict[str]):
 
 
 class Session(requests.Session):
-    """A requests session that reads the environment only once per host, and never reads a `.netrc` file.
+    """A requests session that reads the environment only once per host, and never reads a `.netrc` file."""
 
-    By default, the `requests` library searches all environment variables for a proxy before each request. The
-    `requests` library also reads `.netrc`. An authorization from `.netrc` would replace the authorization
-    that azure-cosmos has made.
-    """
+    # The `requests` library also reads `.netrc`. An authorization from `.netrc` would replace the
+    # authorization that azure-cosmos has made.
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,12 +53,7 @@ class Session(requests.Session):
         return dict(self._settings[asked])
 
     def request(self, method: Any, url: Any, *args: Any, **kwargs: Any) -> requests.Response:
-        """Send a request like the `requests` library, but with fewer steps for a plain read.
-
-        For each request, the `requests` library merges and checks settings, headers and cookies. These steps
-        take a quarter of the CPU time of a call. A read of azure-cosmos needs none of these steps: the
-        headers are complete, and the service sets no cookies. All other requests are sent in the usual way.
-        """
+        """Send a request like the `requests` library, but with fewer steps for a plain read."""
         if method != "GET" or args or kwargs.keys() != _PLAIN or kwargs["data"] or kwargs["files"]:
             return super().request(method, url, *args, **kwargs)
         settings = self.merge_environment_settings(
@@ -79,10 +69,8 @@ class Session(requests.Session):
         return answer
 
     def _prepared(self, url: str) -> str:
-        """Return the URL in the form that the `requests` library uses.
-
-        The result is remembered, because each container has only one URL.
-        """
+        """Return the URL in the form that the `requests` library uses."""
+        # The result is remembered, because each container has only one URL.
         found = self._urls.get(url)
         if found is None:
             asked = requests.PreparedRequest()
@@ -126,13 +114,10 @@ def _unchanged(request: Any) -> Any:
 
 
 class SameThread(Executor):
-    """Runs the requests of an account with per-partition automatic failover in the calling thread.
+    """Runs the requests of an account with per-partition automatic failover in the calling thread."""
 
-    For an account with per-partition automatic failover, azure-cosmos sends each read in a separate thread,
-    and sends a second read to another region if the first read is slow. A `Watch` does not observe other
-    threads. Therefore this class runs the first request in the calling thread, and does not send the other
-    requests.
-    """
+    # A `Watch` does not observe other threads. Therefore this class runs the first request in the calling
+    # thread, and does not send the other requests.
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run the request to the first region, and cancel the requests to other regions."""

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from azure.cosmos import CosmosClient
 
-__all__ = ["renew_locks", "separate_locks"]
-
 
 def separate_locks(client: CosmosClient) -> None:
     """Give a client its own locks for listings; other versions of azure-cosmos may have no such locks."""

@@ -9,8 +9,6 @@ import attrs
 from multiclouddb_api import Capability, ProviderOptions
 from multiclouddb_api.validators import check_type, is_a
 
-__all__ = ["CosmosOptions"]
-
 _BACKFILLED: Final = (Capability.CHANGE_FEED_BEGINNING, Capability.CHANGE_FEED_POINT_IN_TIME)
 
 

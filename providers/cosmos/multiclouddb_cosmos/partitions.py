@@ -26,16 +26,6 @@ from multiclouddb_spi import (
     Survey,
 )
 
-__all__ = [
-    "children_of",
-    "listed",
-    "oldest_place",
-    "pieces_after",
-    "read_settled",
-    "seed_of",
-    "stated",
-]
-
 T = TypeVar("T")
 _EARLY_SECONDS: Final = 2
 _TRIES: Final = 4
@@ -49,13 +39,7 @@ def listed(place: KeyRange) -> Partition:
 def stated(
     kept: Mapping[KeyRange, Sequence[KeyRange]], lost: Sequence[KeyRange], oldest: Mapping[KeyRange, Place]
 ) -> Survey:
-    """State which ranges exist.
-
-    Args:
-        kept: Ranges whose position is good, with their parts in the current partitions.
-        lost: Expired ranges, which do not overlap.
-        oldest: The parts of the expired ranges, with their oldest positions.
-    """
+    """State which ranges exist."""
     states = {
         span: PartitionState.OPEN if len(parts) == 1 else PartitionState.CLOSED
         for span, parts in kept.items()
@@ -70,24 +54,14 @@ def stated(
 
 
 def children_of(parent: KeyRange, pieces: Sequence[KeyRange], place: Place) -> Drained:
-    """Return how a range continues after it was split.
-
-    Each part starts at the position where reading of the whole range stopped.
-    """
+    """Return how a range continues after it was split."""
     cursor = cursor_of(place)
     return Drained(tuple(Child(each.partition_id, (parent.partition_id,), cursor) for each in pieces))
 
 
 def read_settled(source: Source, place: KeyRange, read: Callable[[KeyRange], T]) -> dict[KeyRange, T]:
-    """Divide a range by the current partitions and read each part.
-
-    If a partition splits in the meantime, the part of the range in that partition is divided too.
-
-    Args:
-        source: The feed.
-        place: The range.
-        read: A function that reads a range within one partition.
-    """
+    """Divide a range by the current partitions and read each part."""
+    # If a partition splits in the meantime, the part of the range in that partition is divided too.
     found: dict[KeyRange, T] = {}
     left, tries = source.ranges().cut(place), 0
     while left:
@@ -105,21 +79,8 @@ def read_settled(source: Source, place: KeyRange, read: Callable[[KeyRange], T])
 def pieces_after(
     source: Source, seen: RangeMap, piece: KeyRange, error: Exception, *, final: bool = False
 ) -> list[KeyRange]:
-    """Return the current parts of a range after a split has made a read of the range fail.
-
-    The result `[piece]` means that the same range must be read again.
-
-    Args:
-        source: The feed.
-        seen: The ranges that were known before the read.
-        piece: The range.
-        error: The error with which the read failed.
-        final: True to raise the error in any case, because the range has already been divided too often.
-
-    Raises:
-        Exception: The given `error`, if a split was not the reason for the failure, or if the service still
-            lists the same partitions. Instead of a `MovedError`, a `ProviderFault` is raised.
-    """
+    """Return the current parts of a range after a split has made a read of the range fail."""
+    # The result `[piece]` means that the same range must be read again.
     moved = isinstance(error, MovedError)
     if not moved and getattr(error, "status_code", None) != GONE:
         raise error
@@ -136,14 +97,7 @@ def pieces_after(
 
 
 def oldest_place(source: Source, place: KeyRange, since: datetime | None, deadline: Deadline) -> Place:
-    """Find the oldest position from which a range can be read, by trial reads.
-
-    Args:
-        source: The feed.
-        place: A range that lies within one partition.
-        since: Changes before this time are not needed; None for all changes.
-        deadline: The time limit.
-    """
+    """Find the oldest position from which a range can be read, by trial reads."""
     low, high = 0, source.end(place, deadline)
     while low < high:
         middle = (low + high) // 2

@@ -18,8 +18,6 @@ import attrs
 
 from multiclouddb_spi import Cursor, InvalidCursor, Position
 
-__all__ = ["Place", "compare", "cursor_of", "describe", "is_number", "place_of"]
-
 _MOST_LSN: Final = 2**62 - 1
 _MOST_SECONDS: Final = 253_402_300_799
 _MOST_INNER: Final = 64
@@ -27,17 +25,11 @@ _MOST_INNER: Final = 64
 
 @attrs.frozen
 class Place:
-    """A position.
+    """A position."""
 
-    Attributes:
-        lsn: The logical sequence number (LSN) of the position.
-        seconds: A lower limit on the times of the changes after the position, in seconds since 1970, or None.
-        inner: The last change with this LSN that was read; None if all changes with this LSN were read.
-    """
-
-    lsn: int
+    lsn: int  # the logical sequence number (LSN) of the position
     seconds: int | None = None
-    inner: str | None = None
+    inner: str | None = None  # the last change with this LSN that was read
 
     @property
     def order(self) -> tuple[int, str]:
@@ -58,11 +50,7 @@ def cursor_of(place: Place) -> Cursor:
 
 
 def place_of(cursor: Cursor) -> Place:
-    """Convert a stored position to a `Place`; the inverse of `cursor_of`.
-
-    Raises:
-        InvalidCursor: Raised if the cursor cannot come from this provider.
-    """
+    """Convert a stored position to a `Place`; the inverse of `cursor_of`."""
     match cursor:
         case [int() as lsn, *rest] if is_number(lsn) and len(rest) <= 2:
             seconds, inner = [*rest, None, None][:2]

@@ -25,8 +25,6 @@ from multiclouddb_cosmos.transport import make_client
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderPlugin
 from multiclouddb_spi.connection import checked_native
 
-__all__ = ["CAPABILITIES", "PLUGIN", "CosmosPlugin", "CosmosProvider"]
-
 _NATIVE, _EMULATED, _UNSUPPORTED = Support.NATIVE, Support.EMULATED, Support.UNSUPPORTED
 _NO_WIDER: Final = "a feed covers one container; read each container with EntireCollection()"
 _START: Final = (
@@ -65,12 +63,7 @@ CAPABILITIES: Final = CapabilitySet(
 
 
 class CosmosProvider(Provider):
-    """The provider for one Cosmos DB account.
-
-    Args:
-        calls: The object that makes the calls.
-        vendor_retried: True if the client itself retries failed calls.
-    """
+    """The provider for one Cosmos DB account."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
     options_type = CosmosOptions
@@ -87,10 +80,7 @@ class CosmosProvider(Provider):
         return CosmosFeed(Source.opened(self._calls, spec, deadline))
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """Return the containers of a database, or those of all databases in the account.
-
-        See `SupportsCollections`.
-        """
+        """Return the containers of a database, or those of all databases in the account."""
         return self._calls.addresses(database, deadline)
 
     def classify(self, error: Exception) -> Fault:
@@ -98,10 +88,7 @@ class CosmosProvider(Provider):
         return classify(error, vendor_retried=self._vendor_retried)
 
     def close(self) -> None:
-        """Close the connections of the client, if the library made this client.
-
-        A running call of the application's own client ends after its read timeout of 10 s at the latest.
-        """
+        """Close the connections of the client, if the library made this client."""
         self._calls.close()
 
 
@@ -115,21 +102,11 @@ class CosmosPlugin(ProviderPlugin):
         return CAPABILITIES
 
     def check(self, config: ClientConfig) -> None:
-        """Check the names and the values in `connection`.
-
-        Args:
-            config: The client's configuration, which is later passed to `connect`.
-        """
+        """Check the names and the values in `connection`."""
         CosmosConfig.from_client(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> CosmosProvider:
-        """Check the configuration. azure-cosmos first contacts the account when it is used.
-
-        Args:
-            config: `connection` contains a `url`, `cosmos://HOST?tls=false`, and optionally the application's
-                own `credential` from azure-identity.
-            native_client: The application's own `CosmosClient`, which is used unchanged.
-        """
+        """Check the configuration. azure-cosmos first contacts the account when it is used."""
         if native_client is not None:
             own = checked_native(native_client, CosmosClient, "pass an azure.cosmos.CosmosClient")
             return CosmosProvider(Calls(None, own), vendor_retried=True)

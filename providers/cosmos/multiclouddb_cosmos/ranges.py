@@ -14,8 +14,6 @@ from typing import Final
 
 import attrs
 
-__all__ = ["LEAST", "MOST", "KeyRange", "RangeMap", "range_of"]
-
 LEAST: Final = ""
 MOST: Final = "FF"
 # With version 1 of the hash, a key contains the first 100 bytes of a text, and is the longest of all keys.
@@ -24,15 +22,10 @@ _FORM: Final = re.compile(r"([0-9A-F]{0,218})-([0-9A-F]{1,218})", re.ASCII)
 
 @attrs.frozen(order=True)
 class KeyRange:
-    """A range of keys that includes its lower bound but not its upper bound.
+    """A range of keys that includes its lower bound but not its upper bound."""
 
-    Attributes:
-        low: The first effective partition key in the range.
-        high: The first effective partition key after the range.
-    """
-
-    low: str
-    high: str
+    low: str  # the first effective partition key in the range
+    high: str  # the first effective partition key after the range
 
     @property
     def partition_id(self) -> str:
@@ -54,11 +47,7 @@ def range_of(partition_id: str) -> KeyRange | None:
 
 
 class RangeMap:
-    """The ranges of all physical partitions at one point in time.
-
-    Args:
-        ranges: The ranges in any order. All ranges together cover the whole key space.
-    """
+    """The ranges of all physical partitions at one point in time."""
 
     def __init__(self, ranges: Iterable[KeyRange]) -> None:
         self.ranges = tuple(sorted(ranges))

@@ -14,32 +14,20 @@ from multiclouddb_cosmos.ranges import KeyRange
 from multiclouddb_cosmos.source import Source
 from multiclouddb_spi import Deadline
 
-__all__ = ["Resolution"]
-
 _AT_A_TIME: Final = 16
 
 
 @attrs.define(eq=False)
 class Resolution:
-    """Collects the start positions during one call.
+    """Collects the start positions during one call."""
 
-    If the call is tried again, only the positions that are still missing are read.
+    # If the call is tried again, only the positions that are still missing are read.
 
-    Attributes:
-        source: The feed.
-        found: The positions that have been found so far.
-    """
-
-    source: Source
-    found: dict[KeyRange, Place] = attrs.field(factory=dict)
+    source: Source  # the feed
+    found: dict[KeyRange, Place] = attrs.field(factory=dict)  # the positions that have been found so far
 
     def at_now(self, wanted: list[KeyRange], deadline: Deadline) -> dict[KeyRange, Place]:
-        """Divide the ranges by the current partitions, and return the end of each part.
-
-        Args:
-            wanted: The ranges.
-            deadline: The time limit.
-        """
+        """Divide the ranges by the current partitions, and return the end of each part."""
 
         def end(piece: KeyRange) -> Place:
             if piece not in self.found:
@@ -53,12 +41,7 @@ class Resolution:
         return self.each(wanted, end)
 
     def each(self, wanted: list[KeyRange], read: Callable[[KeyRange], Place]) -> dict[KeyRange, Place]:
-        """Divide the ranges at the borders of the current partitions, and return a position for each part.
-
-        Args:
-            wanted: The ranges.
-            read: A function that finds a position for a range that lies within one partition.
-        """
+        """Divide the ranges at the borders of the current partitions, and return a position for each part."""
         if len(wanted) < 2:
             answers = [read_settled(self.source, each, read) for each in wanted]
         else:

@@ -33,21 +33,6 @@ from multiclouddb_cosmos.listing_locks import renew_locks, separate_locks
 from multiclouddb_cosmos.ranges import KeyRange
 from multiclouddb_spi import Deadline
 
-__all__ = [
-    "ALL_VERSIONS",
-    "LATEST",
-    "MovedError",
-    "Transport",
-    "Watch",
-    "close_client",
-    "continuation_of",
-    "end_if_throttled",
-    "make_client",
-    "ranges_in",
-    "start_of",
-    "unwrapped",
-]
-
 ALL_VERSIONS: Final = "AllVersionsAndDeletes"
 LATEST: Final = "LatestVersion"
 _OK: Final = 200
@@ -67,20 +52,13 @@ os.register_at_fork(after_in_child=renew_locks)
 
 
 class MovedError(Exception):
-    """Raised if a range now spans several partitions.
+    """Raised if a range now spans several partitions."""
 
-    If the call continued, azure-cosmos would read a wrong range.
-    """
+    # If the call continued, azure-cosmos would read a wrong range.
 
 
 class _EndedError(Exception):
-    """Ends a call that azure-cosmos would otherwise retry.
-
-    The retry code of azure-cosmos does not catch this class.
-
-    Args:
-        reason: The error that the caller gets: the answer that the service sent, or a timeout.
-    """
+    """Ends a call that azure-cosmos would otherwise retry."""
 
     def __init__(self, reason: Exception) -> None:
         super().__init__(reason)
@@ -97,14 +75,9 @@ def unwrapped() -> Iterator[None]:
 
 
 def end_if_throttled(deadline: Deadline) -> Callable[[Any], None]:
-    """Return a hook for each answer that the application's own client gets.
-
-    The hook ends the call if the service asks the client to wait until after the deadline. Otherwise
-    azure-cosmos would still be waiting at the deadline, and the caller would not learn the reason.
-
-    Args:
-        deadline: The time limit of the call.
-    """
+    """Return a hook for each answer that the application's own client gets."""
+    # The hook ends the call if the service asks the client to wait until after the deadline. Otherwise azure-
+    # cosmos would still be waiting at the deadline, and the caller would not learn the reason.
 
     def hook(response: Any) -> None:
         if response.http_response.status_code == TOO_MANY:
@@ -117,29 +90,16 @@ def end_if_throttled(deadline: Deadline) -> Callable[[Any], None]:
 
 @attrs.define
 class Watch:
-    """The observations of the transport during one call.
+    """The observations of the transport during one call."""
 
-    Attributes:
-        deadline: The time limit of the call.
-        body: The page as the service sent it; None until a page is received.
-        answered: True after the service has sent a page or the answer "nothing new".
-        requests: The number of requests that were made.
-    """
-
-    deadline: Deadline
-    body: bytes | None = None
-    answered: bool = False
-    requests: int = 0
+    deadline: Deadline  # the time limit of the call
+    body: bytes | None = None  # the page as the service sent it
+    answered: bool = False  # true after the service has sent a page or the answer "nothing new"
+    requests: int = 0  # the number of requests that were made
 
 
 class Transport(RequestsTransport):  # type: ignore[misc]
-    """The transport of the provider's own client; it observes the requests for pages.
-
-    Several threads can use this object.
-
-    Args:
-        connections: The number of connections that are kept open.
-    """
+    """The transport of the provider's own client; it observes the requests for pages."""
 
     def __init__(self, connections: int) -> None:
         session = Session()
@@ -155,16 +115,7 @@ class Transport(RequestsTransport):  # type: ignore[misc]
 
     @contextmanager
     def watching(self, deadline: Deadline) -> Iterator[Watch]:
-        """Observe the calls of this thread.
-
-        Args:
-            deadline: The time after which no further request is sent.
-
-        Raises:
-            CosmosClientTimeoutError: Raised if the time limit has passed.
-            CosmosHttpResponseError: Raised if the service sends an answer that azure-cosmos must not retry.
-            MovedError: Raised if a second page was requested.
-        """
+        """Observe the calls of this thread."""
         self._local.watch = watch = Watch(deadline)
         try:
             with unwrapped():
@@ -230,14 +181,8 @@ def _substatus(answer: Any) -> int:
 
 
 def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, Transport]:
-    """Make a client; azure-cosmos asks the service for the account's regions during this call.
-
-    The client retries only in another region of the account.
-
-    Args:
-        config: The account.
-        concurrency: The number of calls that run at the same time.
-    """
+    """Make a client; azure-cosmos asks the service for the account's regions during this call."""
+    # The client retries only in another region of the account.
     transport = Transport(concurrency + _SPARE_CONNECTIONS)
     policy = ConnectionPolicy()
     retries = _no_retries()
@@ -268,10 +213,7 @@ def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, T
 
 
 def _no_retries() -> Any:
-    """Return the options that disable the retry of a 429 answer.
-
-    Return None if the class of these options is not found in azure-cosmos.
-    """
+    """Return the options that disable the retry of a 429 answer."""
     try:
         from azure.cosmos._retry_options import RetryOptions
     except ImportError:  # pragma: no cover - a later version
@@ -280,11 +222,7 @@ def _no_retries() -> Any:
 
 
 def close_client(client: CosmosClient) -> None:
-    """Close the library's own client.
-
-    First wait until the thread that checks the account's regions has ended. The wait takes at most about half
-    a second.
-    """
+    """Close the library's own client."""
     patience = Deadline.after(_CLOSE_SECONDS)
     for thread in threading.enumerate():
         if thread.name == _THREAD:
@@ -293,15 +231,7 @@ def close_client(client: CosmosClient) -> None:
 
 
 def continuation_of(rid: str, place: KeyRange, etag: int | None, mode: str, start: dict[str, Any]) -> str:
-    """Return the continuation for one range, in the format of azure-cosmos.
-
-    Args:
-        rid: The resource id of the container.
-        place: The range.
-        etag: The LSN after which to read; None if nothing was read yet.
-        mode: `ALL_VERSIONS` or `LATEST`.
-        start: The start of the read, in the format of azure-cosmos.
-    """
+    """Return the continuation for one range, in the format of azure-cosmos."""
     span = {"min": place.low, "max": place.high, "isMinInclusive": True, "isMaxInclusive": False}
     body = {
         "v": "v2",
@@ -319,13 +249,8 @@ def continuation_of(rid: str, place: KeyRange, etag: int | None, mode: str, star
 
 
 def start_of(since: int | None) -> dict[str, Any]:
-    """Return the start of the feed of latest versions, in the format of azure-cosmos.
-
-    The service's times are only precise to a few seconds, so the caller must filter out earlier items.
-
-    Args:
-        since: Seconds since 1970; None for the beginning of the feed.
-    """
+    """Return the start of the feed of latest versions, in the format of azure-cosmos."""
+    # The service's times are only precise to a few seconds, so the caller must filter out earlier items.
     if since is None:
         return {"Type": "Beginning"}
     early = max(0, since - _EARLY_SECONDS)
@@ -334,10 +259,7 @@ def start_of(since: int | None) -> dict[str, Any]:
 
 @cache
 def _takes_milliseconds() -> bool:
-    """Return True if this version of azure-cosmos expects times in milliseconds.
-
-    Some versions of azure-cosmos expect seconds.
-    """
+    """Return True if this version of azure-cosmos expects times in milliseconds."""
     from azure.cosmos._change_feed.change_feed_start_from import ChangeFeedStartFromPointInTime
 
     try:

@@ -39,15 +39,9 @@ from multiclouddb_spi import (
     plan_id_of,
 )
 
-__all__ = ["EmbeddedFeed"]
-
 
 class EmbeddedFeed(Feed):
-    """A feed that reads the log of one collection.
-
-    Args:
-        source: The objects that all readers of the feed share.
-    """
+    """A feed that reads the log of one collection."""
 
     def __init__(self, source: Source) -> None:
         self.spec = source.spec
@@ -155,13 +149,7 @@ class EmbeddedFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """Return the current end of each partition, all from one read transaction.
-
-        The record counts are exact and need no scan.
-
-        Raises:
-            ProviderFault: `CHECKPOINT_EXPIRED` if one of the cursors has expired.
-        """
+        """Return the current end of each partition, all from one read transaction."""
         with self._store.reading(deadline) as connection:
             return {
                 name: find_head(connection, self._scope, name, position_of(cursor), max_records)

@@ -39,34 +39,15 @@ from multiclouddb_spi import (
 )
 from multiclouddb_spi.faults import START_ANEW
 
-__all__ = [
-    "Family",
-    "Standing",
-    "check_images",
-    "check_there",
-    "find_head",
-    "outcome_of",
-    "read_family",
-    "read_head",
-    "standing",
-]
-
 
 @attrs.frozen
 class Standing:
-    """The newest change of the store and the state of one partition, read in one transaction.
+    """The newest change of the store and the state of one partition, read in one transaction."""
 
-    Attributes:
-        head_seq: The sequence number of the store's last change.
-        head_ts: The time of the store's last commit. No later commit has an earlier time.
-        before: The sequence number of the store's last change before the requested time.
-        row: The partition.
-    """
-
-    head_seq: int
-    head_ts: int
-    before: int
-    row: PartitionRow
+    head_seq: int  # the sequence number of the store's last change
+    head_ts: int  # the time of the store's last commit
+    before: int  # the sequence number of the store's last change before the requested time
+    row: PartitionRow  # the partition
 
     @property
     def end(self) -> tuple[int, int]:
@@ -89,12 +70,7 @@ _STANDING_WHOLE = _STANDING.format(partitions=WHOLE, parent="id")
 
 
 def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: tuple[int, int]) -> Standing:
-    """Return the state of a partition for a reader that is at the given position.
-
-    Raises:
-        ProviderFault: `NOT_FOUND`, `INVALID_REQUEST` for an unknown partition, or `CHECKPOINT_EXPIRED`.
-        InvalidCursor: Raised if the position lies after the end of the store.
-    """
+    """Return the state of a partition for a reader that is at the given position."""
     seq, ts = position
     collection = scope.collection
     found = connection.execute(
@@ -131,11 +107,7 @@ def _missing(connection: sqlite3.Connection, collection: Collection, name: str) 
 
 
 def check_there(connection: sqlite3.Connection, collection: Collection) -> None:
-    """Refuse to read a collection that was dropped.
-
-    Raises:
-        ProviderFault: `NOT_FOUND`.
-    """
+    """Refuse to read a collection that was dropped."""
     live = connection.execute(
         "SELECT 1 FROM collections WHERE id = ? AND incarnation = ?", (collection.id, collection.incarnation)
     ).fetchone()
@@ -154,14 +126,7 @@ def _dropped(collection: Collection) -> ProviderFault:
 def outcome_of(
     connection: sqlite3.Connection, scope: Scope, row: PartitionRow, position: tuple[int, int]
 ) -> Outcome:
-    """Return the outcome after the last change of a partition.
-
-    Args:
-        connection: The connection, in the same read transaction in which `row` was read.
-        scope: If the scope has a key, the result contains only partitions that contain the key.
-        row: The partition.
-        position: The position at which reading ends; children are read only after this position.
-    """
+    """Return the outcome after the last change of a partition."""
     if row.is_open:
         return Continue()
     children = named_partitions(connection, scope.collection.id, row.children).values()
@@ -188,28 +153,15 @@ def _from(row: PartitionRow, seq: int, ts: int) -> Cursor:
 
 
 class Family:
-    """The partitions that a feed covers at one point in time.
-
-    Args:
-        rows: All partitions that ever existed, parents before children.
-        created: The sequence number of the store's last change when the collection was created.
-        trimmed: The highest sequence number that was removed from the collection's log.
-    """
+    """The partitions that a feed covers at one point in time."""
 
     def __init__(self, rows: Sequence[PartitionRow], created: int = 0, trimmed: int = 0) -> None:
         self._rows = {row.name: row for row in rows}
         self.created, self.trimmed = created, trimmed
 
     def survey(self, asked: Container[str], since: tuple[int, int]) -> Survey:
-        """State which partitions exist, and which no longer do.
-
-        A partition is gone if it is closed and the log was trimmed up to its end, whether it had changes or
-        not. All its ancestors ended earlier, so they are gone too.
-
-        Args:
-            asked: The partitions of the engine.
-            since: The position before which no other partition is needed.
-        """
+        """State which partitions exist, and which no longer do."""
+        # All its ancestors ended earlier, so they are gone too.
         there, gone = list[Partition](), dict[str, tuple[str, ...] | None]()
         for row in self._rows.values():
             seed = self._oldest(row)
@@ -223,11 +175,9 @@ class Family:
         return Survey(tuple(there), gone)
 
     def unread(self) -> list[PartitionRow]:
-        """Return the partitions that contain unread changes or may still receive changes.
-
-        The result includes an empty partition if its parent is in the result, because the children
-        of the partition wait for the parent.
-        """
+        """Return the partitions that contain unread changes or may still receive changes."""
+        # The result includes an empty partition if its parent is in the result, because the children of the
+        # partition wait for the parent.
         found: dict[str, PartitionRow] = {}
         for row in self._rows.values():
             if row.is_open or row.remaining or not found.keys().isdisjoint(row.parents):
@@ -262,11 +212,7 @@ class Family:
 
 
 def read_family(connection: sqlite3.Connection, scope: Scope) -> Family:
-    """Return the partitions that a feed covers.
-
-    Raises:
-        ProviderFault: `NOT_FOUND` if the collection was dropped.
-    """
+    """Return the partitions that a feed covers."""
     collection = scope.collection
     found = connection.execute(
         "SELECT trimmed FROM collections WHERE id = ? AND incarnation = ?",
@@ -302,12 +248,7 @@ def read_shape(connection: sqlite3.Connection, scope: Scope) -> tuple[object, ..
 def find_head(
     connection: sqlite3.Connection, scope: Scope, name: str, position: tuple[int, int], most: int | None
 ) -> Head:
-    """Return the current end of a partition, or the position `most` records after a given one.
-
-    Raises:
-        ProviderFault: Raised by `standing`.
-        InvalidCursor: Raised by `standing`.
-    """
+    """Return the current end of a partition, or the position `most` records after a given one."""
     state = standing(connection, scope, name, position)
     row, first = state.row, max(position[0], state.before)
     count, last = _count(connection, scope, row, first, most)
@@ -354,11 +295,7 @@ def _count_hash(
 
 
 def check_images(collection: Collection, spec: FeedSpec) -> None:
-    """Refuse a request for documents that the log does not contain.
-
-    Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names the setting.
-    """
+    """Refuse a request for documents that the log does not contain."""
     name, images = collection.name, collection.images
     if spec.new_item_state_mode is NewItemStateMode.REQUIRE and images == "keys":
         raise unsupported(

@@ -32,8 +32,6 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi import FeedSpec, FeedStart, unsupported
 
-__all__ = ["PLAIN", "PROFILES", "Profile", "check_spec", "check_start"]
-
 _MICROSECOND: Final = 1
 _SECOND: Final = 1_000_000
 
@@ -68,20 +66,11 @@ _PLAIN: Final = {
 
 @attrs.frozen
 class Profile:
-    """The limits of one profile.
+    """The limits of one profile."""
 
-    Attributes:
-        name: The value of `profile=`; empty for the profile without limits.
-        capabilities: The capabilities of the provider under this profile.
-        precision: `AtTime` is rounded down to a multiple of this many microseconds. The rounded
-            time is never late, and it is less than `precision` microseconds early.
-        whole: True if the collection is shown as a single partition with the id `0`, even if the store splits
-            and merges partitions.
-    """
-
-    name: str
-    capabilities: CapabilitySet
-    precision: int = _MICROSECOND
+    name: str  # the value of `profile=`
+    capabilities: CapabilitySet  # the capabilities of the provider under this profile
+    precision: int = _MICROSECOND  # `AtTime` is rounded down to a multiple of this many microseconds
     whole: bool = False
 
 
@@ -219,11 +208,7 @@ PROFILES: Final[Mapping[str, Profile]] = {each.name: each for each in (_COSMOS, 
 
 
 def check_spec(profile: Profile, spec: FeedSpec) -> None:
-    """Refuse a feed that the profile does not support, even if the engine's `gate` did not check it.
-
-    Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names an alternative.
-    """
+    """Refuse a feed that the profile does not support, even if the engine's `gate` did not check it."""
     match spec.scope:
         case EntireDatabase():
             _check(profile, Capability.CHANGE_FEED_DATABASE_SCOPE, "EntireDatabase()", spec.options)
@@ -241,11 +226,7 @@ def check_spec(profile: Profile, spec: FeedSpec) -> None:
 
 
 def check_start(profile: Profile, position: FeedStart, options: ProviderOptions | None) -> None:
-    """Refuse a start that the profile does not support, or supports only with an option.
-
-    Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names an alternative.
-    """
+    """Refuse a start that the profile does not support, or supports only with an option."""
     match position:
         case Beginning():
             _check(profile, Capability.CHANGE_FEED_BEGINNING, "Beginning()", options)

@@ -21,8 +21,6 @@ from multiclouddb_spi import (
     Reader,
 )
 
-__all__ = ["EmbeddedReader"]
-
 
 # Finds the last row to read. A read returns at least one row, and otherwise as many of the wanted rows as fit
 # into the byte limit. In most cases all wanted rows fit. Then only the last wanted row is examined. `before`
@@ -64,20 +62,11 @@ _ONE_HASH: Final = "INDEXED BY log_hash WHERE hash = :hash"
 
 
 class EmbeddedReader(Reader):
-    """Reads one partition forward.
+    """Reads one partition forward."""
 
-    Each fetch is one read transaction. In one fetch, the store's last change, the partition and its
-    rows come from the same state of the store. Therefore no split can happen between the answers
-    "no more changes" and "closed".
-
-    Args:
-        source: The objects that all readers of the feed share.
-        name: The partition.
-        view: The properties that are the same for all events of the partition.
-        position: The start position: a sequence number and a time. Reading begins after the start
-            position.
-        until: The position after which to stop, or None.
-    """
+    # In one fetch, the store's last change, the partition and its rows come from the same state of the store.
+    # Each fetch is one read transaction. Therefore no split can happen between the answers "no more changes"
+    # and "closed".
 
     def __init__(
         self, source: Source, name: str, view: View, position: tuple[int, int], until: tuple[int, int] | None
@@ -193,11 +182,9 @@ class EmbeddedReader(Reader):
         return position, outcome_of(connection, self._source.scope, state.row, position)
 
     def _headroom(self, ts: int, *, caught_up: bool) -> float | None:
-        """Return how long the position stays valid.
-
-        At the end of the log, the result is the whole retention, because no later change can be
-        removed yet.
-        """
+        """Return how long the position stays valid."""
+        # At the end of the log, the result is the whole retention, because no later change can be removed
+        # yet.
         retention = self._source.scope.collection.retention
         if retention is None:
             return None
@@ -209,10 +196,8 @@ _NOTHING: Final = Records(0, "", "", "", b"", None, None)
 
 
 def _matching(records: Records, canonical: bytes, components: int) -> Records:
-    """Return the rows with this partition key.
-
-    The check is needed because two keys can have the same hash.
-    """
+    """Return the rows with this partition key."""
+    # The check is needed because two keys can have the same hash.
 
     def is_other(text: bytes) -> bool:
         try:

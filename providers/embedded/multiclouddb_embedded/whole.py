@@ -13,8 +13,6 @@ from typing import Final
 from multiclouddb_embedded.store.layout import PARTITION_COLUMNS, PartitionRow, partition_rows
 from multiclouddb_embedded.store.retention import ordinal_at
 
-__all__ = ["WHOLE", "WHOLE_NAME", "WHOLE_STATEMENTS", "count_whole", "whole_row"]
-
 WHOLE_NAME: Final = "0"
 """The id of the only partition."""
 
@@ -87,10 +85,8 @@ def whole_row(connection: sqlite3.Connection, collection: int, number: int | Non
 def count_whole(
     connection: sqlite3.Connection, row: PartitionRow, number: int | None, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
-    """Count the changes after `first`.
-
-    If `most` limits the count, also return the sequence number and time of the last counted change.
-    """
+    """Count the changes after `first`."""
+    # If `most` limits the count, also return the sequence number and time of the last counted change.
     if number is not None:
         return _count_hash(connection, row, number, first, most)
     rows = [each for each in partition_rows(connection, row.id) if each.last_seq > first]

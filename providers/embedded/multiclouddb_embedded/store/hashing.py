@@ -8,8 +8,6 @@ from typing import Final
 
 from multiclouddb_api import MulticloudDbKey
 
-__all__ = ["HASH_END", "even_ranges", "partition_hash", "partition_identity"]
-
 HASH_END: Final = 2**62
 """Hashes are in `[0, HASH_END)`.
 
@@ -18,10 +16,7 @@ Hashes have 62 bits, so that the end also fits into SQLite's signed integers.
 
 
 def partition_identity(key: MulticloudDbKey) -> bytes:
-    """Return the canonical JSON of a key's partition key.
-
-    The JSON is the same for all keys with the same partition key.
-    """
+    """Return the canonical JSON of a key's partition key."""
     if len(key.components) > key.partition_components:
         key = MulticloudDbKey(key.partition_key, key.partition_components)
     return key.canonical()

@@ -18,16 +18,6 @@ from multiclouddb_embedded.errors import PROVIDER_ID
 from multiclouddb_embedded.store.collection import MAIN, Collection
 from multiclouddb_spi import ProviderFault, encode_partition_id
 
-__all__ = [
-    "PARTITION_COLUMNS",
-    "PartitionRow",
-    "add_partitions",
-    "named_partitions",
-    "native_id",
-    "open_partition",
-    "partition_rows",
-]
-
 PARTITION_COLUMNS: Final = (
     "id, name, low, high, parents, children, start_seq, start_ts, end_seq, end_ts, "
     "last_seq, written, volume, removed, trimmed"
@@ -40,41 +30,23 @@ def _names(text: str) -> tuple[str, ...]:
 
 @attrs.frozen
 class PartitionRow:
-    """A row of the table `partitions`; the partition contains the changes in `(start_seq, end_seq]`.
+    """A row of the table `partitions`; the partition contains the changes in `(start_seq, end_seq]`."""
 
-    Attributes:
-        id: The number of the partition in the file.
-        name: The id of the partition in the collection, for example `p0`.
-        low: The first hash of the partition.
-        high: The first hash after the partition.
-        parents: The names of the partitions that this partition replaces.
-        children: The names of the partitions that replace this partition.
-        start_seq: The number of the store's newest change, split or merge when the partition was made.
-        start_ts: The time at which the partition was made.
-        end_seq: The number of the split or merge that closed the partition, or None while it is open.
-        end_ts: The time at which the partition was closed.
-        last_seq: The number of the partition's last change, or `start_seq`.
-        written: The number of changes in the partition so far.
-        volume: The total size in bytes of all changes in the partition so far.
-        removed: The number of changes that were trimmed.
-        trimmed: The highest sequence number that was trimmed, or 0.
-    """
-
-    id: int
-    name: str
-    low: int
-    high: int
+    id: int  # the number of the partition in the file
+    name: str  # the id of the partition in the collection, for example `p0`
+    low: int  # the first hash of the partition
+    high: int  # the first hash after the partition
     parents: tuple[str, ...] = attrs.field(converter=_names)
     children: tuple[str, ...] = attrs.field(converter=_names)
-    start_seq: int
-    start_ts: int
+    start_seq: int  # the number of the store's newest change, split or merge when the partition was made
+    start_ts: int  # the time at which the partition was made
     end_seq: int | None
-    end_ts: int | None
-    last_seq: int
-    written: int
-    volume: int
-    removed: int
-    trimmed: int
+    end_ts: int | None  # the time at which the partition was closed
+    last_seq: int  # the number of the partition's last change, or `start_seq`
+    written: int  # the number of changes in the partition so far
+    volume: int  # the total size in bytes of all changes in the partition so far
+    removed: int  # the number of changes that were trimmed
+    trimmed: int  # the highest sequence number that was trimmed, or 0
 
     @property
     def is_open(self) -> bool:
@@ -112,12 +84,7 @@ def named_partitions(
 
 
 def open_partition(connection: sqlite3.Connection, collection: Collection, name: str) -> PartitionRow:
-    """Return an open partition, which the caller will split or merge.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the partition was already split or merged.
-        ProviderFault: `NOT_FOUND` if the partition does not exist.
-    """
+    """Return an open partition, which the caller will split or merge."""
     row = named_partitions(connection, collection.id, [name]).get(name)
     if row is None:
         known = [other.name for other in partition_rows(connection, collection.id) if other.is_open]
@@ -141,17 +108,7 @@ def add_partitions(
     parents: Sequence[PartitionRow],
     start: tuple[int, int],
 ) -> list[str]:
-    """Open partitions that replace their parents. Return the names of the new partitions.
-
-    Args:
-        connection: The connection, inside a write transaction.
-        collection: The collection.
-        ranges: The hash range of each partition; together they cover the same hashes as the parents.
-        parents: The open partitions that this function closes; empty for the first partitions of a
-            collection.
-        start: The position at which the parents end and the new partitions start: a sequence number and its
-            time.
-    """
+    """Open partitions that replace their parents."""
     (number,) = connection.execute(
         "SELECT partitions FROM collections WHERE id = ?", (collection,)
     ).fetchone()
@@ -176,11 +133,7 @@ def add_partitions(
 
 
 def native_id(partition_id: str, collection: Collection) -> str:
-    """Return the store's own id, such as `p0`; the given id may be this id or a public id.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` for the id of another resource.
-    """
+    """Return the store's own id, such as `p0`; the given id may be this id or a public id."""
     check_type("partition_id", partition_id, str)
     native = utf8("partition_id", partition_id).rpartition(":")[2]
     if native == partition_id:

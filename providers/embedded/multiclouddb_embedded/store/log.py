@@ -12,20 +12,11 @@ from multiclouddb_embedded.mapping import CHANGE_TYPES
 from multiclouddb_embedded.store.change import EncodedChange
 from multiclouddb_embedded.store.collection import Collection
 
-__all__ = ["LogWriter", "Moment", "write_transaction"]
-
 _CREATE, _UPDATE, _DELETE = range(3)
 
 
 class Moment:
-    """The newest change of the store, including the changes of the current write transaction.
-
-    Attributes:
-        seq: The number of the last change. Each further change, split or merge adds 1, so a partition that
-            ends has a higher number than its ancestors, also if it received no change.
-        ts: The time of the transaction's commit, in microseconds since 1970. This time is never
-            earlier than the time of the previous commit.
-    """
+    """The newest change of the store, including the changes of the current write transaction."""
 
     __slots__ = ("seq", "ts")
 
@@ -45,10 +36,8 @@ class Moment:
 
 @contextmanager
 def write_transaction(connection: sqlite3.Connection, now: int) -> Iterator[Moment]:
-    """Open a transaction: either all changes inside the block are committed, or none.
-
-    Only one writer runs at a time, so the order of sequence numbers is the order of commits.
-    """
+    """Open a transaction: either all changes inside the block are committed, or none."""
+    # Only one writer runs at a time, so the order of sequence numbers is the order of commits.
     connection.execute("BEGIN IMMEDIATE")
     try:
         head_seq, head_ts = connection.execute("SELECT head_seq, head_ts FROM store").fetchone()
@@ -77,13 +66,7 @@ class _Tail:
 
 
 class LogWriter:
-    """Writes the changes of one collection.
-
-    Args:
-        connection: The connection, inside a `write_transaction`.
-        collection: The collection.
-        moment: The newest change of the store. This object is updated in place.
-    """
+    """Writes the changes of one collection."""
 
     def __init__(self, connection: sqlite3.Connection, collection: Collection, moment: Moment) -> None:
         self._connection, self._collection, self._moment = connection, collection, moment
@@ -96,10 +79,7 @@ class LogWriter:
         )
 
     def write(self, change: EncodedChange) -> ChangeType | None:
-        """Apply one change to the documents, and append it to the log.
-
-        Return None for a delete of a document that does not exist.
-        """
+        """Apply one change to the documents, and append it to the log."""
         place = (self._collection.id, change.identity)
         found = self._connection.execute(self._read, place).fetchone()
         if change.doc is None:

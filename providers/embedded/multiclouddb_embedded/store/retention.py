@@ -11,15 +11,9 @@ from multiclouddb_api import invalid_request
 from multiclouddb_embedded.store.collection import Collection
 from multiclouddb_embedded.store.layout import PartitionRow, partition_rows
 
-__all__ = ["check_bounds", "count_bound", "ordinal_at", "seq_before", "trim_log"]
-
 
 def check_bounds(max_age: object, max_count: object) -> None:
-    """Refuse bounds that have the wrong type or are negative.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST`.
-    """
+    """Refuse bounds that have the wrong type or are negative."""
     if max_age is not None and not (isinstance(max_age, timedelta) and max_age >= timedelta(0)):
         raise invalid_request("max_age", f"is {max_age!r}", "pass a timedelta that is not negative")
     if max_count is not None and not (type(max_count) is int and max_count >= 0):
@@ -35,10 +29,7 @@ def seq_before(connection: sqlite3.Connection, ts: int) -> int:
 
 
 def ordinal_at(connection: sqlite3.Connection, row: PartitionRow, seq: int) -> int:
-    """Count all changes that the partition has ever received, up to and including `seq`.
-
-    The result is at least the number of removed changes.
-    """
+    """Count all changes that the partition has ever received, up to and including `seq`."""
     if seq >= row.last_seq:
         return row.written
     found = connection.execute(
@@ -61,11 +52,9 @@ def count_bound(
 
 
 def trim_log(connection: sqlite3.Connection, collection: Collection, bound: int) -> int:
-    """Remove every change up to and including `bound`. Return the number of removed changes.
-
-    All partitions are trimmed up to the same bound. Therefore, if a parent still has changes, no change of
-    its children has been removed.
-    """
+    """Remove every change up to and including `bound`."""
+    # All partitions are trimmed up to the same bound. Therefore, if a parent still has changes, no change of
+    # its children has been removed.
     highest, total = 0, 0
     for row in partition_rows(connection, collection.id):
         count = ordinal_at(connection, row, bound) - row.removed if row.remaining else 0
@@ -86,11 +75,8 @@ def trim_log(connection: sqlite3.Connection, collection: Collection, bound: int)
 
 
 def _forget_commits(connection: sqlite3.Connection) -> None:
-    """Delete commit times that are no longer needed as start times of any collection.
-
-    The latest unneeded commit time is kept. A start before the kept time would need changes that
-    were removed.
-    """
+    """Delete commit times that are no longer needed as start times of any collection."""
+    # A start before the kept time would need changes that were removed.
     connection.execute(
         "DELETE FROM commits WHERE seq < (SELECT max(seq) FROM commits WHERE seq <= "
         "(SELECT min(max(trimmed, created_seq)) FROM collections))"

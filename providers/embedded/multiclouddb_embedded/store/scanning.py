@@ -10,8 +10,6 @@ from multiclouddb_embedded.store.collection import find_collection
 from multiclouddb_embedded.store.connection import connect
 from multiclouddb_embedded.store.forking import Holder, inherited, using_sqlite
 
-__all__ = ["Scan"]
-
 _ROWS: Final = 500
 _KEPT_CHARACTERS: Final = 256 * 1024 * 1024
 
@@ -20,15 +18,9 @@ Row = tuple[str, str]
 
 
 class Scan(Holder):
-    """A cursor over the documents.
+    """A cursor over the documents."""
 
-    If the process forks during the scan, the remaining rows are first read into memory.
-
-    Args:
-        path: The store.
-        database: The database that contains the collection.
-        collection: The name of the collection.
-    """
+    # If the process forks during the scan, the remaining rows are first read into memory.
 
     def __init__(self, path: str, database: str, collection: str) -> None:
         super().__init__()

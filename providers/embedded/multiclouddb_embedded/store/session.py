@@ -21,20 +21,11 @@ from multiclouddb_embedded.store.forking import Holder, using_sqlite
 from multiclouddb_embedded.store.log import Moment, write_transaction
 from multiclouddb_embedded.store.schema import check_store, create_store
 
-__all__ = ["Session"]
-
 _WAL_BYTES: Final = 64 * 1024 * 1024
 
 
 class Session(Holder):
-    """The only connection that a store uses for writing.
-
-    Args:
-        path: The path of the file, which is created if it does not exist.
-        clock: A function that returns the time of commits, or None for the system's clock.
-        durable: True to sync each commit to disk.
-        busy_seconds: How long to wait for other writers, in seconds.
-    """
+    """The only connection that a store uses for writing."""
 
     def __init__(
         self, path: str, clock: Callable[[], datetime] | None, *, durable: bool, busy_seconds: float

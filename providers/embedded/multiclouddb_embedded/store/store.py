@@ -46,8 +46,6 @@ from multiclouddb_embedded.store.retention import check_bounds, count_bound, seq
 from multiclouddb_embedded.store.scanning import Scan
 from multiclouddb_embedded.store.session import Session
 
-__all__ = ["EmbeddedStore", "PartitionRange"]
-
 
 @attrs.frozen
 class PartitionRange:
