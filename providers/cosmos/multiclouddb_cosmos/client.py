@@ -23,7 +23,7 @@ from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory, ResourceAddress
 from multiclouddb_cosmos.errors import BAD_REQUEST, RECREATED, code_of, recreated
-from multiclouddb_cosmos.ranges import LEAST, MOST, KeyRange
+from multiclouddb_cosmos.position import LEAST, MOST, KeyRange
 from multiclouddb_cosmos.transport import (
     ALL_VERSIONS,
     MovedError,

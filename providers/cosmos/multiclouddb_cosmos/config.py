@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import attrs
 
-from multiclouddb_api import ClientConfig, invalid_request
+from multiclouddb_api import Capability, ClientConfig, ProviderOptions, invalid_request
 from multiclouddb_api.secret import SecretText, settled
+from multiclouddb_api.validators import check_type, is_a
 from multiclouddb_spi.connection import check_names, merged, parse_location, split_url
 
 KEY_VARIABLE: Final = "AZURE_COSMOS_KEY"
@@ -106,3 +107,25 @@ def _truth(value: object) -> bool:
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     raise invalid_request("connection.tls", f"is {value!r}", "write tls=false for an emulator without TLS")
+
+
+_BACKFILLED: Final = (Capability.CHANGE_FEED_BEGINNING, Capability.CHANGE_FEED_POINT_IN_TIME)
+
+
+@attrs.frozen
+class CosmosOptions(ProviderOptions):
+    """Options of a feed."""
+
+    backfill: bool = attrs.field(default=False, validator=is_a(bool))
+    """True to accept that the library emulates `Beginning()` and `AtTime(…)`; False by default.
+
+    The service can start its feed with all versions and deletes only at the current time or at a token.
+    Therefore the feed first returns the current items as `CREATE` events with `backfilled` set, then a
+    `BackfillDone` notice, and then every change since the start. The feed never returns an item that was
+    deleted before the start.
+    """
+
+    def opts_into(self, capability: Capability) -> bool:
+        """Return True if the caller accepts an emulated start."""
+        check_type("capability", capability, Capability)
+        return self.backfill and capability in _BACKFILLED

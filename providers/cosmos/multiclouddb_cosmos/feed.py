@@ -8,13 +8,11 @@ from datetime import datetime
 
 from multiclouddb_api import AtTime, Beginning, Now
 from multiclouddb_cosmos.errors import PROVIDER_ID
-from multiclouddb_cosmos.partitions import listed, oldest_place, seed_of, stated
-from multiclouddb_cosmos.position import compare, cursor_of, describe, place_of
-from multiclouddb_cosmos.ranges import range_of
+from multiclouddb_cosmos.partitions import Resolution, listed, oldest_place, seed_of, stated
+from multiclouddb_cosmos.position import compare, cursor_of, describe, place_of, range_of
 from multiclouddb_cosmos.reader import CosmosReader
 from multiclouddb_cosmos.snapshots import ScanReader, cut_segments, is_scan, plan_scan, scan_of
 from multiclouddb_cosmos.source import Source
-from multiclouddb_cosmos.start import Resolution
 from multiclouddb_spi import (
     Continue,
     Cursor,

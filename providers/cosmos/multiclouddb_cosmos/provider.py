@@ -16,10 +16,9 @@ from multiclouddb_api import (
     Support,
 )
 from multiclouddb_cosmos.client import Calls
-from multiclouddb_cosmos.config import CosmosConfig
+from multiclouddb_cosmos.config import CosmosConfig, CosmosOptions
 from multiclouddb_cosmos.errors import PROVIDER_ID, classify
 from multiclouddb_cosmos.feed import CosmosFeed
-from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import make_client
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderPlugin

@@ -10,9 +10,9 @@ from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory, LogicalPartition, MulticloudDbKey, invalid_request
 from multiclouddb_cosmos.client import Answer, Calls, Definition
+from multiclouddb_cosmos.config import CosmosOptions
 from multiclouddb_cosmos.errors import BAD_REQUEST, classify, is_disabled
-from multiclouddb_cosmos.options import CosmosOptions
-from multiclouddb_cosmos.ranges import LEAST, MOST, KeyRange, RangeMap
+from multiclouddb_cosmos.position import LEAST, MOST, KeyRange, RangeMap
 from multiclouddb_cosmos.records import View, is_of, lsn_of, seconds_of
 from multiclouddb_cosmos.transport import LATEST, start_of
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired, unsupported

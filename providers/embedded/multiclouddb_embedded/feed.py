@@ -16,12 +16,11 @@ from multiclouddb_embedded.partitions import (
     read_head,
     read_shape,
 )
-from multiclouddb_embedded.profile import check_start
 from multiclouddb_embedded.reader import EmbeddedReader
 from multiclouddb_embedded.snapshots import SegmentReader, cut, plan_scan
 from multiclouddb_embedded.source import Source
 from multiclouddb_embedded.store.collection import check_kind
-from multiclouddb_embedded.store.retention import seq_before
+from multiclouddb_embedded.store.log import seq_before
 from multiclouddb_spi import (
     Cursor,
     Deadline,
@@ -59,8 +58,6 @@ class EmbeddedFeed(Feed):
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Resolve a start. A feed can also start in a partition that was split or merged."""
-        profile = self._store.profile
-        check_start(profile, position, self.spec.options)
         with self._store.reading(deadline) as connection:
             self._check_key(connection)
             family = read_family(connection, self._scope)
@@ -70,7 +67,7 @@ class EmbeddedFeed(Feed):
                 case Now():
                     where = read_head(connection)
                 case AtTime(utc):
-                    where = _place_at(connection, family, utc, profile.precision)
+                    where = _place_at(connection, family, utc, self._store.profile.precision)
         if partition_id is not None:
             return family.one(partition_id, where)
         return family.beginning() if where is None else family.at(*where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from bisect import bisect_left
 from collections.abc import Container, Sequence
+from typing import Final
 
 import attrs
 
@@ -18,8 +19,7 @@ from multiclouddb_embedded.store.layout import (
     named_partitions,
     partition_rows,
 )
-from multiclouddb_embedded.store.retention import ordinal_at
-from multiclouddb_embedded.whole import WHOLE, count_whole, whole_row
+from multiclouddb_embedded.store.log import ordinal_at
 from multiclouddb_spi import (
     Child,
     Continue,
@@ -38,6 +38,31 @@ from multiclouddb_spi import (
     unsupported,
 )
 from multiclouddb_spi.faults import START_ANEW
+
+WHOLE_NAME: Final = "0"
+"""The id of the only partition."""
+
+WHOLE: Final = f"""(
+SELECT collection AS id, '{WHOLE_NAME}' AS name, min(low) AS low, max(high) AS high,
+    '[]' AS parents, '[]' AS children, min(start_seq) AS start_seq, min(start_ts) AS start_ts,
+    NULL AS end_seq, NULL AS end_ts, max(last_seq) AS last_seq, sum(written) AS written,
+    sum(volume) AS volume, sum(removed) AS removed, max(trimmed) AS trimmed
+FROM partitions
+WHERE collection = :collection AND (:hash IS NULL OR (low <= :hash AND :hash < high))
+GROUP BY collection
+)"""
+"""A query that returns a row in the form of the table `partitions`, with the collection's id as `id`.
+
+The parameters are `:collection` and `:hash`, which may be null.
+"""
+
+
+def whole_row(connection: sqlite3.Connection, collection: int, number: int | None) -> PartitionRow | None:
+    """Return one partition that represents the whole collection, or all partitions that contain a hash."""
+    row = connection.execute(
+        f"SELECT {PARTITION_COLUMNS} FROM {WHOLE}", {"collection": collection, "hash": number}
+    ).fetchone()
+    return PartitionRow(*row) if row is not None else None
 
 
 @attrs.frozen
@@ -263,35 +288,32 @@ def _count(
     connection: sqlite3.Connection, scope: Scope, row: PartitionRow, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
     """Count up to `most` records; if more exist, also return the last counted record's position."""
+    rows = [row]
     if scope.whole:
-        return count_whole(connection, row, scope.hash, first, most)
+        rows = [each for each in partition_rows(connection, row.id) if each.last_seq > first]
+    if not rows:
+        return 0, None
+    place = f"partition IN ({', '.join(str(each.id) for each in rows)})"
     if scope.hash is not None:
-        return _count_hash(connection, scope.hash, row, first, most)
-    base = ordinal_at(connection, row, first)
-    count = row.written - base
+        later = f"FROM log INDEXED BY log_hash WHERE hash = ? AND {place} AND seq > ?"
+        if most is not None:
+            cut = connection.execute(
+                f"SELECT seq, ts {later} ORDER BY seq LIMIT 2 OFFSET ?", (scope.hash, first, most - 1)
+            ).fetchall()
+            if len(cut) == 2:
+                return most, cut[0]
+        return connection.execute(f"SELECT count(*) {later}", (scope.hash, first)).fetchone()[0], None
+
+    def passed(seq: int) -> int:
+        return sum(ordinal_at(connection, each, seq) for each in rows)
+
+    base = passed(first)
+    count = sum(each.written for each in rows) - base
     if most is None or count <= most:
         return count, None
     seqs = range(first, row.last_seq + 1)
-    index = bisect_left(seqs, base + most, key=lambda seq: ordinal_at(connection, row, seq))
-    last: tuple[int, int] = connection.execute(
-        "SELECT seq, ts FROM log WHERE partition = ? AND seq = ?", (row.id, seqs[index])
-    ).fetchone()
-    return most, last
-
-
-def _count_hash(
-    connection: sqlite3.Connection, number: int, row: PartitionRow, first: int, most: int | None
-) -> tuple[int, tuple[int, int] | None]:
-    later = "FROM log INDEXED BY log_hash WHERE partition = ? AND hash = ? AND seq > ?"
-    place = (row.id, number, first)
-    if most is not None:
-        cut = connection.execute(
-            f"SELECT seq, ts {later} ORDER BY seq LIMIT 2 OFFSET ?", (*place, most - 1)
-        ).fetchall()
-        if len(cut) == 2:
-            return most, cut[0]
-    (count,) = connection.execute(f"SELECT count(*) {later}", place).fetchone()
-    return count, None
+    last = seqs[bisect_left(seqs, base + most, key=passed)]
+    return most, connection.execute(f"SELECT seq, ts FROM log WHERE {place} AND seq = ?", (last,)).fetchone()
 
 
 def check_images(collection: Collection, spec: FeedSpec) -> None:

@@ -13,7 +13,7 @@ from multiclouddb_embedded.errors import PROVIDER_ID, classify, missing_file
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_embedded.mapping import to_micros
 from multiclouddb_embedded.partitions import check_images
-from multiclouddb_embedded.profile import PLAIN, Profile, check_spec
+from multiclouddb_embedded.profile import PLAIN, Profile
 from multiclouddb_embedded.source import OpenStore, Source, scope_of
 from multiclouddb_embedded.store import EmbeddedStore
 from multiclouddb_embedded.store.collection import MAIN, find_collection, list_collections
@@ -50,7 +50,6 @@ class EmbeddedProvider(Provider):
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> EmbeddedFeed:
         """Find the collection, and check that its log contains what the spec requires."""
         store = self._store
-        check_spec(store.profile, spec)
         if spec.address.collection is None:
             raise invalid_request("address.collection", "is None", "name the collection")
         database = spec.address.database or MAIN

@@ -14,7 +14,7 @@ from multiclouddb_api import MulticloudDbKey, encode_json, invalid_request
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.validators import is_a, type_name
 from multiclouddb_embedded.store.collection import Collection
-from multiclouddb_embedded.store.hashing import partition_hash, partition_identity
+from multiclouddb_embedded.store.layout import partition_hash, partition_identity
 
 MAX_DOCUMENT_BYTES: Final = 16 * 1024 * 1024
 
