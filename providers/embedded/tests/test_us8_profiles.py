@@ -1,4 +1,4 @@
-"""Runs the classes of the suite that profiles change: starts, scopes, images, and the one partition of MongoDB."""
+"""Runs the classes of the suite that profiles change: starts, scopes, images and partitions."""
 
 from multiclouddb_conformance.us8 import (  # noqa: F401
     TestAtTime,
