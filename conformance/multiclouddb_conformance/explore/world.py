@@ -495,7 +495,7 @@ def _lost(world: World, expired: Collection[str]) -> World:
         if world.bounds.kind is Kind.LISTED:
             raise BrokenError("all parents are listed, and it says that an heir cannot be proved") from None
         return attrs.evolve(world, consumer=attrs.evolve(world.consumer, over=True), fetched=frozenset())
-    if not losses and expired:
+    if not losses and expired and not (world.bounds.scope is Scope.DESCENDANTS and _hides(world)):
         raise BrokenError(f"nothing changes after the loss of {sorted(expired)}")
     names = {int(loss.partition_id) for loss in losses}
     gap = world.consumer.gap | names | _told(world, [seed for loss in losses for seed in loss.left])
@@ -510,12 +510,21 @@ def _lost(world: World, expired: Collection[str]) -> World:
     return _with(world, lineage, got=got, gap=frozenset(gap))
 
 
+def _hides(world: World) -> bool:
+    return not all(part.shown for part in world.parts)
+
+
 def _look(world: World, most: int) -> World:
     lineage = _lineage(world)
     ends = [each.partition_id for each in lineage.ends()]
     survey = _survey(world, ends)
     if lineage.gone(survey):
         return _lost(world, ())
+    if lineage.is_doubtful:
+        try:
+            lineage.prove(_survey(world, {each.partition_id for each in lineage.listed()}))
+        except NotProvableError:
+            return attrs.evolve(world, consumer=attrs.evolve(world.consumer, over=True), fetched=frozenset())
     lineage.looked(survey, ends, most)
     return _with(world, lineage)
 
