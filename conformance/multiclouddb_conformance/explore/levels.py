@@ -50,12 +50,14 @@ class Service(ABC):
         address: The collection.
         position: Where a consumer starts; nothing is written before.
         rolls: True if a partition can be replaced by one other.
+        empty_answers: How many answers without records may come before the next record.
     """
 
     kind: ClassVar[Kind]
     address: ResourceAddress
     position: ClassVar[FeedStart] = Beginning()
     rolls: ClassVar[bool] = True
+    empty_answers: ClassVar[int] = 0
 
     @abstractmethod
     def begin(self, partitions: int) -> list[str]:
@@ -209,7 +211,7 @@ class Level:
         world = begin(attrs.evolve(self._bounds, ahead=False), ROOTS)
         world = _with(world, Consumer((), world.consumer.got))
         empty = Node(world, names, None)
-        token = self._reader.begin(At(self._service, empty, "", self._bounds.fails))
+        token = self._reader.open(At(self._service, empty, "", self._bounds.fails))
         self._write(empty, world)
         node = self._here = Node(world, names, self._service.save())
         return self._state(node, token, world.consumer)
@@ -233,6 +235,7 @@ class Level:
         kind, *rest = name.split()
         match kind:
             case "merge":
+                self._go(node)
                 return self._service.can_merge([node.names[int(i)] for i in rest])
             case "roll":
                 return self._service.rolls and ("hide" not in rest or self._hides())

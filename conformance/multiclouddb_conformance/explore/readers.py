@@ -24,6 +24,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.explore.levels import At, Got, moment_of
 from multiclouddb_conformance.explore.world import BrokenError, World
 from multiclouddb_spi import Deadline, Engine, Feed, FeedSpec, Provider
+from multiclouddb_spi.batch import goes_on
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.follow import Follow, Found, Looks, apply_end
 from multiclouddb_spi.continuation.lineage import Lineage, Loss
@@ -44,7 +45,19 @@ _NEVER: Final = 1e9
 
 
 class Reader(ABC):
-    """Reads a feed; a token is all that it keeps from step to step."""
+    """Reads a feed; a token is all that it keeps from step to step.
+
+    Attributes:
+        rules: A feed of the service, of which only pure methods are called.
+    """
+
+    rules: Feed
+
+    def open(self, at: At) -> str:
+        """Start a feed; return its token."""
+        provider = at.service.provider()
+        self.rules = provider.open_feed(FeedSpec(at.service.address), _deadline())
+        return self.begin(at)
 
     @abstractmethod
     def begin(self, at: At) -> str:
@@ -72,16 +85,14 @@ class Reader(ABC):
 
     def mark(self, at: At) -> Hashable:
         """Return what a token decides."""
-        with opened(at) as (_, feed):
-            return tuple(marked(at, feed, self._lineage(at, feed)))
+        return tuple(marked(at, self.rules, self._lineage(at, self.rules)))
 
     def kept(self, at: At, token: str) -> Collection[str]:
         """Return the partitions that are read, and that stand after a step where they stood before."""
-        with opened(at) as (_, feed):
-            before = {each.partition_id: each.cursor for each in self._lineage(at, feed).active()}
-            value = self.state(token)
-            after = Lineage.from_json(value, feed).active() if "p" in value else []
-            return [one.partition_id for one in after if before.get(one.partition_id, _NEVER) == one.cursor]
+        before = {each.partition_id: each.cursor for each in self._lineage(at, self.rules).active()}
+        value = self.state(token)
+        after = Lineage.from_json(value, self.rules).active() if "p" in value else []
+        return [one.partition_id for one in after if before.get(one.partition_id, _NEVER) == one.cursor]
 
     def check_quiet(self, at: At) -> None:
         """Check that a feed of which everything was read waits for nothing.
@@ -89,14 +100,13 @@ class Reader(ABC):
         Raises:
             BrokenError: Raised if it waits.
         """
-        with opened(at) as (_, feed):
-            lineage = self._lineage(at, feed)
-            if waiting := lineage.waiting():
-                raise BrokenError(f"waits for ever: {[(each.partition_id, each.waits) for each in waiting]}")
-            if not lineage.is_quiet({each.partition_id for each in lineage.active()}):
-                raise BrokenError("never idle")
-            if len(lineage) > len(at.node.names):
-                raise BrokenError(f"a token of {len(lineage)} entries for {len(at.node.names)} partitions")
+        lineage = self._lineage(at, self.rules)
+        if waiting := lineage.waiting():
+            raise BrokenError(f"waits for ever: {[(each.partition_id, each.waits) for each in waiting]}")
+        if not lineage.is_quiet({each.partition_id for each in lineage.active()}):
+            raise BrokenError("never idle")
+        if len(lineage) > len(at.node.names):
+            raise BrokenError(f"a token of {len(lineage)} entries for {len(at.node.names)} partitions")
 
     def _lineage(self, at: At, feed: Feed) -> Lineage:
         value = self.state(at.token)
@@ -167,13 +177,16 @@ class Answers(Reader):
             return Got()
         with closing(feed.open(name, lineage.cursor(name))) as reader:
             try:
-                batch = reader.fetch(most, _BYTES, 0.0, _deadline())
+                for _ in range(at.service.empty_answers + 1):
+                    batch = reader.fetch(most, _BYTES, 0.0, _deadline())
+                    lineage.took(name, batch.cursor_after(len(batch)))
+                    if len(batch) or batch.caught_up is not False or not goes_on(batch.outcome):
+                        break
             except Exception as error:
                 if at.fails or _category(provider, error) != ErrorCategory.CHECKPOINT_EXPIRED:
                     raise
                 return _lost(follow.lost((name,)))
             events = [moment_of(event) for event in batch.events(0, len(batch))]
-            lineage.took(name, batch.cursor_after(len(batch)))
             apply_end(lineage, name, batch.outcome, names_late=feed.names_late)
             return Got(events=events)
 
@@ -239,10 +252,9 @@ class Planned(Reader):
 
     def mark(self, at: At) -> Hashable:
         """See `Reader.mark`."""
-        with opened(at) as (_, feed):
-            place = at.service.place
-            batch = [(one[0], place(feed, one[1]), place(feed, one[2])) for one in json.loads(at.token)[1]]
-            return tuple(batch), tuple(marked(at, feed, self._lineage(at, feed)))
+        place = at.service.place
+        batch = [(one[0], *(place(self.rules, each) for each in one[1:3])) for one in json.loads(at.token)[1]]
+        return tuple(batch), tuple(marked(at, self.rules, self._lineage(at, self.rules)))
 
     def steps(self, at: At) -> list[str]:
         """See `Reader.steps`."""
