@@ -11,13 +11,17 @@ from multiclouddb_dynamo.provider import DynamoProvider
 from multiclouddb_dynamo_emulator import Habits, ScriptedStreams
 
 TABLE = "orders"
-STEP_SECONDS = 1200.0
+FIRST_SECONDS = 4 * 3600.0
 DAY = 24 * 3600.0
 FOR_EVER = 1 << 30
 
 
 class DynamoService(Service):
-    """One table; a step of the service takes twenty minutes."""
+    """One table.
+
+    Each step of the service takes half as long as the one before. So what comes after a removed moment is
+    kept for a day, whatever follows.
+    """
 
     kind = Kind.LATE
     empty_answers = 1
@@ -71,13 +75,13 @@ class DynamoService(Service):
         return self._server.shard_of(TABLE, {"id": {"S": key}})
 
     def put(self, keys, moment):
-        self._server.advance(STEP_SECONDS)
+        self._server.advance(FIRST_SECONDS / 2**moment)
         self._moments[moment] = self._server.clock.seconds()
         for key in keys:
             self._table.put_item(TableName=TABLE, Item={"id": {"S": key}, "n": {"N": str(moment)}})
 
     def forget(self, moment):
-        then = self._moments[moment] + DAY + STEP_SECONDS / 2
+        then = self._moments[moment] + DAY + 1.0
         self._server.advance(max(0.0, then - self._server.clock.seconds()))
 
     def hide(self, name, *, hidden):

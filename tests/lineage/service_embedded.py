@@ -76,7 +76,9 @@ class EmbeddedService(Service):
 
     def holder(self, key):
         place = partition_hash(partition_identity(MulticloudDbKey({"id": key})))
-        return next(each.partition_id for each in self._store.partitions(NAME) if each.low <= place < each.high)
+        return next(
+            each.partition_id for each in self._store.partitions(NAME) if each.low <= place < each.high
+        )
 
     def put(self, keys, moment):
         self._now = max(self._now, BEGUN + timedelta(hours=moment))

@@ -4,19 +4,19 @@ from multiclouddb_conformance.explore.simulated import SIMULATED
 
 
 def _embedded():
-    from .service_embedded import EmbeddedService  # noqa: PLC0415
+    from .service_embedded import EmbeddedService
 
     return EmbeddedService()
 
 
 def _dynamo():
-    from .service_dynamo import DynamoService  # noqa: PLC0415
+    from .service_dynamo import DynamoService
 
     return DynamoService()
 
 
 def _spanner():
-    from .service_spanner import SpannerService  # noqa: PLC0415
+    from .service_spanner import SpannerService
 
     return SpannerService()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from itertools import count, groupby
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -365,7 +365,7 @@ class Level:
         Raises:
             BrokenError: Raised if a promise does not hold.
         """
-        way, tried, idle = list[int](), set[str](), False
+        way, tried = list[int](), set[str]()
         state = self._shown(state)
         for _ in range(_MOST_STEPS):
             if state.consumer.over:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Final
 
@@ -69,7 +69,7 @@ class Reader(ABC):
 
     @abstractmethod
     def rest(self, at: At, world: World) -> list[str]:
-        """Return the steps that read everything, in this order; the first that changes nothing is left out."""
+        """Return the steps that read everything; one that changes nothing is not made again."""
 
     @abstractmethod
     def step(self, at: At, name: str) -> tuple[str, Got]:
@@ -319,7 +319,7 @@ class Planned(Reader):
                 raise BrokenError(f"a batch of {name} had {wanted}, and has {found} now")
 
 
-READERS: Final = {"answers": Answers, "pages": Pages, "planner": Planned}
+READERS: Final[Mapping[str, Callable[[], Reader]]] = {"answers": Answers, "pages": Pages, "planner": Planned}
 """The readers by name."""
 
 

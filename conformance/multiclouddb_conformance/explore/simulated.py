@@ -49,7 +49,7 @@ class SimulatedService(Service):
     def _make(self) -> None:
         behaviour = ServiceBehaviour(proves_children=self.kind is not Kind.LATE, listing=self.listing)
         self._sim = _Hiding(self._partitions, behaviour)
-        self.address = self._sim.address
+        self.address, self._ends = self._sim.address, dict[int, int]()
 
     def _do(self, act: Callable[[], object]) -> object:
         self._done = (*self._done, act)
@@ -83,13 +83,16 @@ class SimulatedService(Service):
 
     def put(self, keys: Sequence[str], moment: int) -> None:
         """See `Service.put`."""
-        self._do(lambda: self._sim.transaction([(key, {"n": moment}) for key in keys]))
-        self._ends = self._ends | {moment: self._sim.head} if moment > 1 else {1: self._sim.head}
+
+        def act() -> None:
+            self._sim.transaction([(key, {"n": moment}) for key in keys])
+            self._ends[moment] = self._sim.head
+
+        self._do(act)
 
     def forget(self, moment: int) -> None:
         """See `Service.forget`."""
-        upto = self._ends[moment]
-        self._do(lambda: self._sim.trim(upto=upto))
+        self._do(lambda: self._sim.trim(upto=self._ends[moment]))
 
     def hide(self, name: str, *, hidden: bool) -> None:
         """See `Service.hide`."""

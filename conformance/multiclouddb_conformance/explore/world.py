@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
-from functools import lru_cache
 from itertools import combinations
 from typing import Any, Final, NamedTuple, TypeAlias
 
