@@ -4,7 +4,7 @@ import boto3
 from botocore.config import Config
 
 from multiclouddb_api import ResourceAddress
-from multiclouddb_conformance.explore.levels import Service
+from multiclouddb_conformance.explore.service import Service
 from multiclouddb_conformance.explore.world import Kind
 from multiclouddb_dynamo import DynamoClients
 from multiclouddb_dynamo.provider import DynamoProvider

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 
 from multiclouddb_api import ClientConfig, ResourceAddress
-from multiclouddb_conformance.explore.levels import Service
+from multiclouddb_conformance.explore.service import Service
 from multiclouddb_conformance.explore.world import Kind
 from multiclouddb_spanner.client import DatabaseClient
 from multiclouddb_spanner.config import SpannerConfig

@@ -5,6 +5,7 @@ One server serves all readers of a service.
 
 import pytest
 
+from multiclouddb_conformance.explore.__main__ import main
 from multiclouddb_conformance.explore.levels import Level
 from multiclouddb_conformance.explore.readers import READERS
 from multiclouddb_conformance.explore.world import Bounds
@@ -51,6 +52,12 @@ def test_every_small_history_keeps_every_promise(service, name, reader, fails):
     assert not result.violations, told(result.violations)
     assert result.complete
     assert result.states > 5
+
+
+def test_the_command_prints_what_was_explored(capsys):
+    assert main(["--level", "alive", "--reader", "planner", "--depth", "1"], SERVICES) == 0
+    assert "alive planner: " in (printed := capsys.readouterr().out)
+    assert "all histories of at most 1 steps over at most 9 partitions" in printed
 
 
 @pytest.mark.soak

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Final
 
-from multiclouddb_conformance.explore.levels import Level, Service
+from multiclouddb_conformance.explore.levels import Level
 from multiclouddb_conformance.explore.readers import READERS
 from multiclouddb_conformance.explore.report import (
     GROUPS,
@@ -21,6 +21,7 @@ from multiclouddb_conformance.explore.report import (
     test_of,
 )
 from multiclouddb_conformance.explore.search import explore, shortened, wander
+from multiclouddb_conformance.explore.service import Service
 from multiclouddb_conformance.explore.simulated import SIMULATED
 from multiclouddb_conformance.explore.world import Bounds, Kind
 

@@ -21,7 +21,7 @@ from multiclouddb_api import (
     PartitionFoundLate,
     SkipToOldest,
 )
-from multiclouddb_conformance.explore.levels import At, Got, moment_of
+from multiclouddb_conformance.explore.service import At, Got, moment_of
 from multiclouddb_conformance.explore.world import BrokenError, World
 from multiclouddb_spi import Deadline, Engine, Feed, FeedSpec, Provider
 from multiclouddb_spi.batch import goes_on

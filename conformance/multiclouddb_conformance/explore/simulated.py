@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from multiclouddb_conformance.explore.levels import Service
+from multiclouddb_conformance.explore.service import Service
 from multiclouddb_conformance.explore.world import Kind
 from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_conformance.simulation.service_behaviour import Listing
