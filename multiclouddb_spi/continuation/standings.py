@@ -10,10 +10,9 @@ from typing import Final, Protocol
 
 import attrs
 
-from multiclouddb_spi.continuation.entry import Entry, Stage
+from multiclouddb_spi.continuation.entry import Entry, Plan, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.plan import Plan
-from multiclouddb_spi.continuation.times import ReadUntil, to_micros
+from multiclouddb_spi.continuation.token import ReadUntil, to_micros
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 

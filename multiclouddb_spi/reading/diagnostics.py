@@ -10,7 +10,7 @@ from multiclouddb_api import OperationDiagnostics
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.standings import Progress
 from multiclouddb_spi.continuation.state import FeedState, Retired
-from multiclouddb_spi.continuation.times import to_moment
+from multiclouddb_spi.continuation.token import to_moment
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.reading.fetcher import Fetcher
 from multiclouddb_spi.reading.result import PollResult

@@ -25,11 +25,17 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi.batch import Child
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.session import Finished, Session
 from multiclouddb_spi.continuation.standings import Progress
-from multiclouddb_spi.continuation.state import FeedOver, FeedState, Retired, state_to_json
+from multiclouddb_spi.continuation.state import (
+    FeedOver,
+    FeedState,
+    Finished,
+    Retired,
+    Session,
+    WrittenTokens,
+    state_to_json,
+)
 from multiclouddb_spi.continuation.token import encode_token
-from multiclouddb_spi.continuation.written import WrittenTokens
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, to_error
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, no_partition_named
