@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import ErrorCategory, FeedEnded, Gap, Invalidated, OnExpired, SkipToOldest
-from multiclouddb_api.outage import answered
+from multiclouddb_api.pacing import answered
 from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Outcome
 from multiclouddb_spi.continuation.follow import Ending, Follow, Found, apply_end, is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import attrs
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_api.outage import answered, still_waiting
+from multiclouddb_api.pacing import answered, still_waiting
 from multiclouddb_spi.arrival import AnswerSizes, Arrival, arriving
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.contract import Provider
