@@ -6,13 +6,12 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from multiclouddb_embedded.store.layout import partition_hash, partition_identity
-
 from multiclouddb_api import ClientConfig, MulticloudDbKey
 from multiclouddb_conformance.explore.service import Service
 from multiclouddb_conformance.explore.world import Kind
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_embedded.provider import EmbeddedPlugin
+from multiclouddb_embedded.store.layout import partition_hash, partition_identity
 
 NAME = "orders"
 BEGUN = datetime(2026, 1, 1, tzinfo=UTC)
