@@ -1,12 +1,15 @@
-"""Builds the page or the error from the result of a call."""
+"""Builds the page or the error from the result of a call: how far it was read, lag, headroom and cost."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import attrs
 
@@ -22,26 +25,30 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_spi.batch import Child
+from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.continuation.session import Finished, Session
 from multiclouddb_spi.continuation.state import FeedOver, FeedState, Retired, state_to_json
+from multiclouddb_spi.continuation.times import ReadUntil, to_micros, to_moment
 from multiclouddb_spi.continuation.token import encode_token
 from multiclouddb_spi.continuation.written import WrittenTokens
+from multiclouddb_spi.contract import Feed
+from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, to_error
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, no_partition_named
 from multiclouddb_spi.observing import Observing
-from multiclouddb_spi.reading.diagnostics import Progress, diagnose, open_watches
-from multiclouddb_spi.reading.feeds import FeedCache
+from multiclouddb_spi.open_feed import FeedCache
+from multiclouddb_spi.reading.answers import Look
 from multiclouddb_spi.reading.fetcher import Fetcher, late_fault
-from multiclouddb_spi.reading.result import PollResult
-from multiclouddb_spi.reading.retired import Look
-from multiclouddb_spi.reading.snapshotting import announced, lost
-from multiclouddb_spi.reading.turns import Turn
+from multiclouddb_spi.reading.scanning import announced, lost
+from multiclouddb_spi.reading.turns import PollResult, Turn
 
 __all__ = ["Pages", "Reading", "finished"]
 
 T = TypeVar("T")
+_MOST_KNOWN: Final = 100_000
 _WARNING_SECONDS: Final = 60.0
 _REOPEN: Final = (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST, ErrorCategory.CHECKPOINT_EXPIRED)
 
@@ -57,6 +64,139 @@ class Reading(Generic[T]):
 
     values: tuple[T, ...]
     page: ChangeFeedPage
+
+
+@attrs.frozen
+class Progress:
+    """How far a feed was read.
+
+    Attributes:
+        watermark: The watermark of the page, or None. It is never less than that of an earlier page.
+        read_until: The moment before which every change was returned, or None. It is never less than that of
+            an earlier page. None during the scan of a snapshot.
+        estimated: True if `read_until` is only likely.
+        partitions: The moment of each partition, by its public id, as far as it is known.
+    """
+
+    watermark: datetime | None
+    read_until: datetime | None
+    estimated: bool
+    partitions: Mapping[str, datetime]
+
+
+@attrs.frozen
+class _Stand:
+    """How far one partition was read.
+
+    Attributes:
+        public_id: The partition.
+        cursor: The position; what is known of it also holds for later positions. None for a partition that
+            is not read.
+        proven: Every later record has this time or a later time; None if that is not known.
+        likely: As `proven`, but only likely; None if the service proves what it tells.
+    """
+
+    public_id: str
+    cursor: Cursor = None
+    proven: datetime | None = None
+    likely: datetime | None = None
+
+
+class Standings:
+    """Remembers how far each partition of a feed was read, because a call may return before it asks them all.
+
+    Several threads may use one object. If the memory is lost, no moment is wrong, but it may be earlier.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Stand] = {}
+
+    def measure(
+        self,
+        session: Session,
+        entries: Collection[AnyEntry],
+        plan: Plan | None,
+        result: PollResult[Any],
+        now: datetime | None,
+    ) -> Progress:
+        """Return how far the feed was read when a call ends.
+
+        A watermark and a moment move only by proof: by a record, by a heartbeat, or by an answer that no
+        records follow. Then everything was returned that the service had shown when that read began.
+        The watermark and the moment of the feed are the minimum over all partitions. A waiting child has
+        start positions from its seed and from its ended parents; the earliest of their times counts. During
+        the scan of a snapshot, the watermark is the snapshot's moment.
+
+        Args:
+            session: The feed, with the watermark and the moment of the request's token.
+            entries: The entries of the lineage after the call.
+            plan: Its plan, or None.
+            result: The result of the call.
+            now: The service's time, or None if the service does not report it.
+        """
+        floor, before = session.read_until, session.watermark
+        watermark = None if before is None else to_moment(before)
+        if plan is not None:
+            moment = to_moment(plan.moment)
+            return Progress(moment if watermark is None else max(moment, watermark), None, False, {})
+        least = None if floor is None else to_moment(floor.micros)
+        is_estimated = floor is not None and floor.estimated
+        if len(self._known) > _MOST_KNOWN:
+            self._known = {}
+        proven, moments, estimated, count = list[datetime](), dict[str, datetime](), False, 0
+        for entry in entries:
+            # The known children of an ended partition are in the lineage; nothing is known of the others.
+            if not isinstance(entry, Entry) or (entry.stage is Stage.END and entry.children):
+                continue
+            count += 1
+            stand = self._stand(session.feed, entry, result, now)
+            until, likely = least, is_estimated
+            if stand.proven is not None:
+                proven.append(stand.proven)
+                if until is None or stand.proven >= until:
+                    until, likely = stand.proven, False
+            if stand.likely is not None and (until is None or stand.likely > until):
+                until, likely = stand.likely, True
+            if until is not None:
+                moments[stand.public_id] = until
+                estimated = estimated or likely
+        if moments and len(moments) == count:
+            least, is_estimated = min(moments.values()), estimated
+        if proven and len(proven) == count:
+            watermark = min(proven) if watermark is None else max(min(proven), watermark)
+        return Progress(watermark, least, is_estimated, moments)
+
+    def _stand(self, feed: Feed, entry: Entry, result: PollResult[Any], now: datetime | None) -> _Stand:
+        known = self._known.get(entry.partition_id)
+        public_id = feed.public_id(entry.partition_id) if known is None else known.public_id
+        if not entry.said:
+            return _Stand(public_id)  # it was lost, and what follows it is not known yet
+        if entry.stage is Stage.WAIT:
+            told = [feed.describe(cursor).time for cursor in entry.said]
+            times = [each for each in told if each is not None]
+            return _Stand(public_id, None, min(times) if times and len(times) == len(told) else None)
+        cursor, turn = entry.said[0], result.turns.all.get(entry.partition_id)
+        # What is known of a position also holds at a later one.
+        is_there = known is not None and known.cursor == cursor
+        if known is None or not (is_there or feed.compare(known.cursor, cursor) in (-1, 0)):
+            known = _Stand(public_id)
+        watermark = None if turn is None else turn.watermark
+        if watermark is None and not is_there:
+            watermark = feed.describe(cursor).time
+        proven, likely = _later(known.proven, watermark), known.likely
+        if turn is not None:
+            likely, delay = _later(likely, turn.likely_read_until), feed.visible_after()
+            if turn.caught_up_at is not None and now is not None and delay is not None:
+                ago = timedelta(seconds=time.monotonic() - turn.caught_up_at + delay)
+                proven = _later(proven, now - ago)
+        stand = _Stand(public_id, cursor, proven, likely)
+        if cursor is not None:
+            self._known[entry.partition_id] = stand
+        return stand
+
+
+def _later(a: datetime | None, b: datetime | None) -> datetime | None:
+    return b if a is None else a if b is None else max(a, b)
 
 
 class Pages:
@@ -84,6 +224,7 @@ class Pages:
         self._observing, self._headroom_warning = observing, headroom_warning
         self._written = written
         self._warned: dict[ResourceAddress, float] = {}
+        self._standings: WeakKeyDictionary[Feed, Standings] = WeakKeyDictionary()
 
     def raise_failure(
         self, session: Session, lineage: Lineage, result: PollResult[Any], deadline: Deadline
@@ -194,20 +335,54 @@ class Pages:
             state = result.retired
         elif result.over is not None:
             state = FeedOver(result.over)
-        elif not len(lineage):
+        feed, now = session.feed, self._feeds.soon(session.feed, deadline)
+        entries, plan = list(lineage), lineage.plan
+        if state is lineage and not entries:
             raise no_partition_named()
-        now = self._feeds.soon(session.feed, deadline)
-        progress = self._feeds.standings(session.feed).measure(session, lineage, result, now)
+        if (standings := self._standings.get(feed)) is None:
+            standings = self._standings.setdefault(feed, Standings())
+        progress = standings.measure(session, entries, plan, result, now)
         nearest = min(result.turns.all.values(), key=attrgetter("headroom"), default=None)
         headroom = math.inf if nearest is None else nearest.headroom
         if nearest is not None and headroom < self._headroom_warning:
             self._warn(session, nearest)
-        elapsed = time.monotonic() - began
-        diagnostics = diagnose(session.feed, self._fetcher, state, result, progress, now, headroom, elapsed)
-        return Reading(
-            tuple(result.values),
-            self._page(session, state, diagnostics, tuple(result.notices), progress, idle=result.idle),
+        errors, watches = {}, int(isinstance(state, Retired) and state.watch is not None)
+        for turn in result.turns.failed.values():
+            assert turn.error is not None
+            errors[feed.public_id(turn.partition_id)] = self._fetcher.fault(turn.error).message
+        for entry in entries if state is lineage else ():
+            watches += isinstance(entry, Entry) and entry.stage is Stage.END and bool(entry.children)
+            if now is not None and isinstance(entry, Entry) and entry.stage is Stage.WAIT:
+                for cursor in entry.said:
+                    seconds = feed.headroom(cursor, now)
+                    headroom = headroom if seconds is None else min(headroom, seconds)
+        lag: float | None = None
+        if progress.read_until is not None and now is not None:
+            lag = max(0.0, (now - progress.read_until).total_seconds())
+        diagnostics = OperationDiagnostics(
+            watermark=progress.watermark,
+            read_until=progress.read_until,
+            read_until_estimated=progress.estimated,
+            partitions_read_until=progress.partitions,
+            lag_seconds=lag,
+            retention_headroom_seconds=None if headroom == math.inf else headroom,
+            requests=result.requests,
+            native_charge=result.charge,
+            retries=result.retries,
+            open_watches=watches,
+            found_late=result.found_late,
+            partition_errors=errors,
+            elapsed_seconds=time.monotonic() - began,
+            snapshot=None if plan is None or state is not lineage else plan.progress(),
         )
+        watermark = None if progress.watermark is None else to_micros(progress.watermark)
+        read_until: ReadUntil | None = None
+        if progress.read_until is not None:
+            read_until = ReadUntil(to_micros(progress.read_until), progress.estimated)
+        page = self._page(
+            session, state, diagnostics, tuple(result.notices), watermark, read_until, idle=result.idle
+        )
+        return Reading(tuple(result.values), page)
 
     def ended(self, session: Session, look: Look) -> Reading[Any]:
         """Build the page for the token of an ended feed or partition; the page reports the end again."""
@@ -215,11 +390,12 @@ class Pages:
         errors = {}
         if look.error is not None and isinstance(state, Retired):
             errors[session.feed.public_id(state.partition_id)] = look.error
+        watches = int(isinstance(state, Retired) and state.watch is not None)
         diagnostics = OperationDiagnostics(
-            requests=look.requests, partition_errors=errors, open_watches=open_watches(state)
+            requests=look.requests, partition_errors=errors, open_watches=watches
         )
-        progress = Progress(session.watermark, session.read_until, {})
-        return Reading((), self._page(session, state, diagnostics, (), progress, idle=False))
+        page = self._page(session, state, diagnostics, (), session.watermark, session.read_until, idle=False)
+        return Reading((), page)
 
     def _page(
         self,
@@ -227,7 +403,8 @@ class Pages:
         state: FeedState,
         diagnostics: OperationDiagnostics,
         notices: tuple[Notice, ...],
-        progress: Progress,
+        watermark: int | None,
+        read_until: ReadUntil | None,
         *,
         idle: bool,
     ) -> ChangeFeedPage:
@@ -238,9 +415,7 @@ class Pages:
             notices, idle = (*notices, FeedEnded(state.reason)), True
         if session.skipped:
             notices = (*_skipped(session), *notices)
-        envelope = session.envelope(
-            state_to_json(state), watermark=progress.watermark, read_until=progress.read_until
-        )
+        envelope = session.envelope(state_to_json(state), watermark=watermark, read_until=read_until)
         token = encode_token(envelope)
         if isinstance(state, Lineage):
             self._written.keep(token, envelope, state)
