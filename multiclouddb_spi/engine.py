@@ -20,6 +20,7 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
     EntireCollection,
+    FromContinuationToken,
     Now,
     Observer,
     OperationOptions,
@@ -196,6 +197,8 @@ class Engine:
         except Exception as error:
             self._pages.forget_if_gone(session, self._fetcher.fault(error))
             raise
+        if isinstance(request.start_position, FromContinuationToken) and self._pages.is_gone(result):
+            self._opener.refuse_recreated(session.feed, deadline)
         again = request.on_expired
         if isinstance(again, Resnapshot) and self._pages.has_expired(result):
             fresh = self._opener.snapshot(session.feed, again.snapshot, deadline)

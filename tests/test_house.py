@@ -22,11 +22,9 @@ FOLDERS = [
     "multiclouddb_spi",
     "providers",
     "conformance",
-    "emulators",
     "spark",
     "cli",
-    "benchmarks",
-    "mutation",
+    "tools",
 ]
 SOURCES = [
     path.relative_to(ROOT)
@@ -35,7 +33,7 @@ SOURCES = [
     if not {"tests", "build", "__pycache__"} & set(path.relative_to(ROOT).parts)
 ]
 PROVIDERS = sorted(path.parent.name for path in ROOT.glob("providers/*/multiclouddb_*/provider.py"))
-EMULATORS = sorted(ROOT.glob("emulators/*/pyproject.toml"))
+EMULATORS = sorted(ROOT.glob("tools/emulators/*/pyproject.toml"))
 API = [path for path in SOURCES if path.parts[0] == "multiclouddb_api"]
 SDKS = {
     "azure",

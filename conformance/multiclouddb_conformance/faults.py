@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
 from typing import Final, TypeAlias, assert_never
 
 import attrs
@@ -298,32 +297,25 @@ class FaultyProvider(WrappedProvider):
         """Return True if the script names partitions late, or leaves one out."""
         return isinstance(self._script, LateChildren | LateSiblings | LeavesOut) or super().names_late(feed)
 
-    def survey(
-        self,
-        feed: WrappedFeed,
-        asked: Mapping[str, Cursor],
-        deadline: Deadline,
-        *,
-        expired: Collection[str] = frozenset(),
-        since: datetime | None = None,
-        whole: bool = True,
+    def stated(
+        self, survey: Survey, asked: Mapping[str, Cursor], expired: Collection[str], *, whole: bool
     ) -> Survey:
         """State what exists.
 
         `LateChildren` delays children, `LateSiblings` tells only one of them, and `ChildrenFirst` puts
         partitions before their parents.
         """
-        if isinstance(self._script, LateChildren) and not whole and self._once():
-            return Survey()
-        stated = super().survey(feed, asked, deadline, expired=expired, since=since, whole=whole)
+        del expired
         match self._script:
+            case LateChildren() if not whole and self._once():
+                return Survey()
             case ChildrenFirst():
-                return attrs.evolve(stated, present=stated.present[::-1])
+                return attrs.evolve(survey, present=survey.present[::-1])
             case LateSiblings() if not whole:
-                present = [each for each in stated.present if not self._is_later_sibling(each, asked)]
-                return attrs.evolve(stated, present=tuple(present), final={})
+                present = [each for each in survey.present if not self._is_later_sibling(each, asked)]
+                return attrs.evolve(survey, present=tuple(present), final={})
             case _:
-                return stated
+                return survey
 
     def _is_later_sibling(self, partition: Partition, asked: Collection[str]) -> bool:
         match partition.parents:

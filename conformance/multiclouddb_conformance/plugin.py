@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "requires(capability): us8: runs if the provider has the capability, native or emulated",
         "refuses(capability): us8: tests the refusal of a capability that is missing or only emulated",
+        "shows(*ids): the promises of docs/us8.toml that the test shows",
         "needs(*abilities): us8: runs if the harness has these abilities, see Harness.can_…",
     ):
         config.addinivalue_line("markers", line)

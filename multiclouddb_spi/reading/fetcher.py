@@ -1,7 +1,4 @@
-"""Runs reads of single partitions in a bounded thread pool, with retries; what all calls of a client share.
-
-After a connection has broken within an answer, smaller answers are requested from that partition.
-"""
+"""Runs reads of single partitions on a bounded thread pool, with retries, for all calls of a client."""
 
 from __future__ import annotations
 
@@ -10,16 +7,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, wait
 from typing import Final, TypeVar
-from weakref import WeakKeyDictionary
 
 import attrs
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.outage import answered, check_stopped, still_waiting
-from multiclouddb_spi.arrival import Arrival, arriving
+from multiclouddb_spi.arrival import AnswerSizes, Arrival, arriving
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.continuation.follow import Looks
-from multiclouddb_spi.contract import Feed, Provider
+from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import Fault, ProviderFault
@@ -28,7 +24,6 @@ from multiclouddb_spi.reading.readers import Budget, PartitionReader, ReaderCach
 from multiclouddb_spi.retry import ATTEMPTS, Tries
 
 __all__ = [
-    "AnswerSizes",
     "Ask",
     "Fetcher",
     "InlineExecutor",
@@ -43,12 +38,6 @@ _LOOK_SECONDS: Final = 0.2
 _REST_SECONDS: Final = 0.05
 _MOST_SCANS: Final = 1024
 _PAUSE_SECONDS: Final = 0.25
-# An error message is shorter than this.
-_LEAST_BYTES: Final = 8192
-_SMALLER: Final = 2  # a quarter
-_LARGER: Final = 1  # twice as much
-_MOST: Final = 24
-_ARRIVED: Final = 4
 
 
 @attrs.frozen
@@ -88,60 +77,6 @@ class InlineExecutor(Executor):
         except BaseException as error:  # noqa: BLE001 - the future raises it
             future.set_exception(error)
         return future
-
-
-class AnswerSize:
-    """The size of the answers to request from one partition: a part of what the caller wants."""
-
-    def __init__(self) -> None:
-        self._shift = self._arrived = 0
-
-    @property
-    def is_full(self) -> bool:
-        """True if the caller gets as much as it wants."""
-        return not self._shift
-
-    def of(self, wanted: int) -> int:
-        """Return how much to request."""
-        return max(1, wanted >> self._shift)
-
-    def broke(self) -> None:
-        """Record that the connection has broken within an answer; the next one is a quarter as large."""
-        self._shift, self._arrived = min(_MOST, self._shift + _SMALLER), 0
-
-    def arrived(self) -> None:
-        """Record that an answer has arrived; after four of them, the next one is twice as large."""
-        self._arrived += 1
-        if self._arrived >= _ARRIVED:
-            self._shift, self._arrived = max(0, self._shift - _LARGER), 0
-
-
-_FULL: Final = AnswerSize()
-
-
-class AnswerSizes:
-    """The sizes of all partitions of one client; several threads share the object."""
-
-    def __init__(self) -> None:
-        self._feeds: WeakKeyDictionary[Feed, dict[str, AnswerSize]] = WeakKeyDictionary()
-
-    def of(self, feed: Feed, partition_id: str) -> AnswerSize:
-        """Return the size for a partition; do not change it."""
-        return self._feeds.get(feed, {}).get(partition_id, _FULL)
-
-    def failed(self, feed: Feed, partition_id: str, arrival: Arrival) -> None:
-        """Record that a read has failed with an error that may pass."""
-        if arrival.received >= _LEAST_BYTES and not arrival.cancelled:
-            self._feeds.setdefault(feed, {}).setdefault(partition_id, AnswerSize()).broke()
-
-    def arrived(self, feed: Feed, partition_id: str) -> None:
-        """Record that an answer with records has arrived."""
-        sizes = self._feeds.get(feed)
-        size = None if sizes is None else sizes.get(partition_id)
-        if sizes is not None and size is not None:
-            size.arrived()
-            if size.is_full:
-                sizes.pop(partition_id, None)
 
 
 class Fetcher:

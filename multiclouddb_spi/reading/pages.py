@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -16,25 +14,26 @@ import attrs
 from multiclouddb_api import (
     ChangeFeedPage,
     ChildPartition,
+    Dropped,
     ErrorCategory,
     FeedEnded,
     MulticloudDbError,
     Notice,
     OperationDiagnostics,
     RecordSkipped,
+    Renamed,
     ResourceAddress,
 )
 from multiclouddb_spi.batch import Child
-from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Stage
+from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.continuation.session import Finished, Session
+from multiclouddb_spi.continuation.standings import Standings
 from multiclouddb_spi.continuation.state import FeedOver, FeedState, Retired, state_to_json
-from multiclouddb_spi.continuation.times import ReadUntil, to_micros, to_moment
+from multiclouddb_spi.continuation.times import ReadUntil, to_moment
 from multiclouddb_spi.continuation.token import encode_token
 from multiclouddb_spi.continuation.written import WrittenTokens
 from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, to_error
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, no_partition_named
@@ -64,139 +63,6 @@ class Reading(Generic[T]):
 
     values: tuple[T, ...]
     page: ChangeFeedPage
-
-
-@attrs.frozen
-class Progress:
-    """How far a feed was read.
-
-    Attributes:
-        watermark: The watermark of the page, or None. It is never less than that of an earlier page.
-        read_until: The moment before which every change was returned, or None. It is never less than that of
-            an earlier page. None during the scan of a snapshot.
-        estimated: True if `read_until` is only likely.
-        partitions: The moment of each partition, by its public id, as far as it is known.
-    """
-
-    watermark: datetime | None
-    read_until: datetime | None
-    estimated: bool
-    partitions: Mapping[str, datetime]
-
-
-@attrs.frozen
-class _Stand:
-    """How far one partition was read.
-
-    Attributes:
-        public_id: The partition.
-        cursor: The position; what is known of it also holds for later positions. None for a partition that
-            is not read.
-        proven: Every later record has this time or a later time; None if that is not known.
-        likely: As `proven`, but only likely; None if the service proves what it tells.
-    """
-
-    public_id: str
-    cursor: Cursor = None
-    proven: datetime | None = None
-    likely: datetime | None = None
-
-
-class Standings:
-    """Remembers how far each partition of a feed was read, because a call may return before it asks them all.
-
-    Several threads may use one object. If the memory is lost, no moment is wrong, but it may be earlier.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[str, _Stand] = {}
-
-    def measure(
-        self,
-        session: Session,
-        entries: Collection[AnyEntry],
-        plan: Plan | None,
-        result: PollResult[Any],
-        now: datetime | None,
-    ) -> Progress:
-        """Return how far the feed was read when a call ends.
-
-        A watermark and a moment move only by proof: by a record, by a heartbeat, or by an answer that no
-        records follow. Then everything was returned that the service had shown when that read began.
-        The watermark and the moment of the feed are the minimum over all partitions. A waiting child has
-        start positions from its seed and from its ended parents; the earliest of their times counts. During
-        the scan of a snapshot, the watermark is the snapshot's moment.
-
-        Args:
-            session: The feed, with the watermark and the moment of the request's token.
-            entries: The entries of the lineage after the call.
-            plan: Its plan, or None.
-            result: The result of the call.
-            now: The service's time, or None if the service does not report it.
-        """
-        floor, before = session.read_until, session.watermark
-        watermark = None if before is None else to_moment(before)
-        if plan is not None:
-            moment = to_moment(plan.moment)
-            return Progress(moment if watermark is None else max(moment, watermark), None, False, {})
-        least = None if floor is None else to_moment(floor.micros)
-        is_estimated = floor is not None and floor.estimated
-        if len(self._known) > _MOST_KNOWN:
-            self._known = {}
-        proven, moments, estimated, count = list[datetime](), dict[str, datetime](), False, 0
-        for entry in entries:
-            # The known children of an ended partition are in the lineage; nothing is known of the others.
-            if not isinstance(entry, Entry) or (entry.stage is Stage.END and entry.children):
-                continue
-            count += 1
-            stand = self._stand(session.feed, entry, result, now)
-            until, likely = least, is_estimated
-            if stand.proven is not None:
-                proven.append(stand.proven)
-                if until is None or stand.proven >= until:
-                    until, likely = stand.proven, False
-            if stand.likely is not None and (until is None or stand.likely > until):
-                until, likely = stand.likely, True
-            if until is not None:
-                moments[stand.public_id] = until
-                estimated = estimated or likely
-        if moments and len(moments) == count:
-            least, is_estimated = min(moments.values()), estimated
-        if proven and len(proven) == count:
-            watermark = min(proven) if watermark is None else max(min(proven), watermark)
-        return Progress(watermark, least, is_estimated, moments)
-
-    def _stand(self, feed: Feed, entry: Entry, result: PollResult[Any], now: datetime | None) -> _Stand:
-        known = self._known.get(entry.partition_id)
-        public_id = feed.public_id(entry.partition_id) if known is None else known.public_id
-        if not entry.said:
-            return _Stand(public_id)  # it was lost, and what follows it is not known yet
-        if entry.stage is Stage.WAIT:
-            told = [feed.describe(cursor).time for cursor in entry.said]
-            times = [each for each in told if each is not None]
-            return _Stand(public_id, None, min(times) if times and len(times) == len(told) else None)
-        cursor, turn = entry.said[0], result.turns.all.get(entry.partition_id)
-        # What is known of a position also holds at a later one.
-        is_there = known is not None and known.cursor == cursor
-        if known is None or not (is_there or feed.compare(known.cursor, cursor) in (-1, 0)):
-            known = _Stand(public_id)
-        watermark = None if turn is None else turn.watermark
-        if watermark is None and not is_there:
-            watermark = feed.describe(cursor).time
-        proven, likely = _later(known.proven, watermark), known.likely
-        if turn is not None:
-            likely, delay = _later(likely, turn.likely_read_until), feed.visible_after()
-            if turn.caught_up_at is not None and now is not None and delay is not None:
-                ago = timedelta(seconds=time.monotonic() - turn.caught_up_at + delay)
-                proven = _later(proven, now - ago)
-        stand = _Stand(public_id, cursor, proven, likely)
-        if cursor is not None:
-            self._known[entry.partition_id] = stand
-        return stand
-
-
-def _later(a: datetime | None, b: datetime | None) -> datetime | None:
-    return b if a is None else a if b is None else max(a, b)
 
 
 class Pages:
@@ -257,6 +123,14 @@ class Pages:
         if result.failure is None or result.in_hand():
             return False
         return self._fetcher.fault(result.failure[1]).category == ErrorCategory.CHECKPOINT_EXPIRED
+
+    def is_gone(self, result: PollResult[Any]) -> bool:
+        """Return whether the feed has ended, or its resource was dropped, renamed or not found."""
+        if result.failure is None:
+            return result.over is not None or any(
+                isinstance(each, Dropped | Renamed) for each in result.notices
+            )
+        return self._fetcher.fault(result.failure[1]).category == ErrorCategory.NOT_FOUND
 
     def begun_again(
         self, session: Session, lineage: Lineage, fresh: Lineage, result: PollResult[Any], *, whole: bool
@@ -341,7 +215,12 @@ class Pages:
             raise no_partition_named()
         if (standings := self._standings.get(feed)) is None:
             standings = self._standings.setdefault(feed, Standings())
-        progress = standings.measure(session, entries, plan, result, now)
+        progress = standings.measure(
+            feed, lineage, result.turns.all, now, watermark=session.watermark, floor=session.read_until
+        )
+        watermark, until = progress.watermark, progress.read_until
+        read_until = None if until is None else to_moment(until.micros)
+        told_watermark = None if watermark is None else to_moment(watermark)
         nearest = min(result.turns.all.values(), key=attrgetter("headroom"), default=None)
         headroom = math.inf if nearest is None else nearest.headroom
         if nearest is not None and headroom < self._headroom_warning:
@@ -357,12 +236,12 @@ class Pages:
                     seconds = feed.headroom(cursor, now)
                     headroom = headroom if seconds is None else min(headroom, seconds)
         lag: float | None = None
-        if progress.read_until is not None and now is not None:
-            lag = max(0.0, (now - progress.read_until).total_seconds())
+        if read_until is not None and now is not None:
+            lag = max(0.0, (now - read_until).total_seconds())
         diagnostics = OperationDiagnostics(
-            watermark=progress.watermark,
-            read_until=progress.read_until,
-            read_until_estimated=progress.estimated,
+            watermark=told_watermark,
+            read_until=read_until,
+            read_until_estimated=until is not None and until.estimated,
             partitions_read_until=progress.partitions,
             lag_seconds=lag,
             retention_headroom_seconds=None if headroom == math.inf else headroom,
@@ -375,12 +254,8 @@ class Pages:
             elapsed_seconds=time.monotonic() - began,
             snapshot=None if plan is None or state is not lineage else plan.progress(),
         )
-        watermark = None if progress.watermark is None else to_micros(progress.watermark)
-        read_until: ReadUntil | None = None
-        if progress.read_until is not None:
-            read_until = ReadUntil(to_micros(progress.read_until), progress.estimated)
         page = self._page(
-            session, state, diagnostics, tuple(result.notices), watermark, read_until, idle=result.idle
+            session, state, diagnostics, tuple(result.notices), watermark, until, idle=result.idle
         )
         return Reading(tuple(result.values), page)
 

@@ -5,16 +5,16 @@ an offset. An example of a report:
 
     {"events": 20, "foundLate": 0, "headroomSeconds": 86012.0, "idle": false, "lagSeconds": 1.2,
      "openWatches": 0, "partitions": 8, "poison": {"count": 0, "last": null},
-     "readUntil": "2026-01-31T12:00:00Z", "skipped": {"count": 0, "last": null}, "snapshot": null, "v": 1,
-     "waiting": 0}
+     "readUntil": "2026-01-31T12:00:00Z", "readUntilEstimated": false,
+     "skipped": {"count": 0, "last": null}, "snapshot": null, "v": 1, "waiting": 0}
 
 `events` is the number of records in the step. `events` is null if the service does not report this
-number before the records are read. All changes that are older than `readUntil` have been read.
-`lagSeconds` is the difference between the service's clock and `readUntil`; it is 0 if the feed is
-idle. `headroomSeconds` is the time until the first position expires. With `failOnDataLoss=false`, a
-query leaves out expired changes. `skipped.count` is the number of places where this run of the
-query left out changes. `skipped.last` is the last place where this run of the query left out
-changes. With `onPoison=skip`, `poison` contains the same for changes that cannot be decoded.
+number before the records are read. `readUntil`, `readUntilEstimated` and `lagSeconds` are `read_until`,
+`read_until_estimated` and `lag_seconds` of `OperationDiagnostics`: all changes that are older than
+`readUntil` have been read when the step ends. `headroomSeconds` is the time until the first position
+expires. With `failOnDataLoss=false`, a query leaves out expired changes. `skipped.count` is the number of
+places where this run of the query left out changes. `skipped.last` is the last place where this run of the
+query left out changes. With `onPoison=skip`, `poison` contains the same for changes that cannot be decoded.
 
 For a query that began with a snapshot, `snapshot` contains:
 
@@ -23,9 +23,8 @@ For a query that began with a snapshot, `snapshot` contains:
 
 `records` is the estimated number of rows of the whole scan. `segmentsDone` includes the segments
 that this step reads. After the scan is over, `snapshot` contains only the fields `floor`, `over`
-and `plan`. While the scan of a snapshot runs, `readUntil` is the time of the snapshot. During the
-scan, `headroomSeconds` is the time for which the service still keeps the changes after the
-snapshot.
+and `plan`. While the scan of a snapshot runs, `readUntil` is null, and `headroomSeconds` is the time
+for which the service still keeps the changes after the snapshot.
 """
 
 from __future__ import annotations
@@ -35,11 +34,13 @@ import time
 from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_spi import Cursor, Lineage, Step
+from multiclouddb_spi.continuation.standings import Standings
+from multiclouddb_spi.continuation.times import ReadUntil, to_moment
 from multiclouddb_spi.scan import plan_id_of
 from pyspark_multiclouddb.arguments import check_has
 
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 __all__ = ["Reports", "caught_up", "snapshot_state"]
 
 _CLOCK_SECONDS: Final = 30.0
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Reports:
@@ -62,6 +62,8 @@ class Reports:
 
     def __init__(self) -> None:
         self._clock: tuple[datetime | None, float] | None = None
+        self._standings = Standings()
+        self._until: ReadUntil | None = None
         self._skipped: list[str] = []
         self._poison: list[str] = []
         self._found_late = 0
@@ -97,7 +99,10 @@ class Reports:
             self._found_late += len(step.found_late)
         active = lineage.active()
         feed, now = connection.feed, self._now(connection)
-        until = _read_until(connection, lineage)
+        answers = {} if step is None else step.answers
+        progress = self._standings.measure(feed, lineage, answers, now, floor=self._until)
+        self._until = progress.read_until or self._until
+        until = None if progress.read_until is None else to_moment(progress.read_until.micros)
         lag = None if until is None or now is None else max(0.0, (now - until).total_seconds())
         rooms = [] if now is None else [feed.headroom(cursor, now) for cursor in _kept(lineage)]
         return {
@@ -105,11 +110,12 @@ class Reports:
             "foundLate": self._found_late,
             "headroomSeconds": min((room for room in rooms if room is not None), default=None),
             "idle": idle,
-            "lagSeconds": 0.0 if idle else lag,
+            "lagSeconds": lag,
             "openWatches": sum(bool(end.children) for end in lineage.ends()),
             "partitions": sum(not lineage.is_segment(entry.partition_id) for entry in active),
             "poison": _told(self._poison),
             "readUntil": None if until is None else rfc3339(until),
+            "readUntilEstimated": progress.read_until is not None and progress.read_until.estimated,
             "skipped": _told(self._skipped),
             "snapshot": None if snapshot is None else {**_shown(snapshot), **_scan(lineage)},
             "v": 1,
@@ -178,15 +184,6 @@ def _kept(lineage: Lineage) -> list[Cursor]:
     if lineage.plan is None:
         return active
     return active + [cursor for entry in lineage.waiting() for cursor in entry.said]
-
-
-def _read_until(connection: Connection, lineage: Lineage) -> datetime | None:
-    """Return a time; all events that are older than this time have been read."""
-    if lineage.plan is not None:
-        return _EPOCH + timedelta(microseconds=lineage.plan.moment)
-    times = [connection.feed.describe(entry.cursor).time for entry in lineage.active()]
-    known = [moment for moment in times if moment is not None]
-    return min(known) if known and len(known) == len(times) else None
 
 
 def caught_up(query: StreamingQuery) -> bool:

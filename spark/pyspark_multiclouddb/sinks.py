@@ -212,8 +212,11 @@ def merge_into_delta(
                         done = target.noted(done)
                 target.merge(piece.rows, done, is_last=piece.is_last)
                 merged = True
-        if done is not None and done.notes and target.exists and not target.has(done):
-            target.note(done)  # no row has changed, for example because no change could be decoded
+        if done is not None and done.notes and not target.has(done):
+            # No row has changed, for example because no change could be decoded.
+            if not target.exists:
+                target.prepare(_stored_schema(batch))
+            target.note(done)
     _end(target, ended)
     return merged
 
@@ -340,6 +343,17 @@ def _pieces(
         if lacking.num_rows and missing_state == "refuse":
             raise missing_state_error(pc.min(lacking["key"]).as_py(), lacking.num_rows)
         yield Piece(rows, is_last=True, plan=found, is_incomplete=bool(lacking.num_rows))
+
+
+def _stored_schema(batch: DataFrame | pa.Table | ChangeFeedPage) -> pa.Schema:
+    """Return the columns that a batch without rows gives the table."""
+    if isinstance(batch, ChangeFeedPage):
+        return _PAGE_SCHEMA
+    names = batch.column_names if isinstance(batch, pa.Table) else batch.columns
+    kept = [name for name in names if name not in _OF_THE_EVENT]
+    if not isinstance(batch, pa.Table):
+        batch = cast("pa.Table", batch.selectExpr(*map(in_backticks, kept)).limit(0).toArrow())
+    return _in_utc(batch.select(kept)).schema
 
 
 def _plan_in(events: pa.Table) -> str | None:

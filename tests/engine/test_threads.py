@@ -432,7 +432,7 @@ class TestLive:
         self, threaded, monkeypatch, eventually
     ):
         """Nothing cancels such a reader, so a read would block until the service answers."""
-        monkeypatch.setattr("multiclouddb_spi.reading.partition_reader.ANSWER_SECONDS", -60.0)
+        monkeypatch.setattr("multiclouddb_spi.reading.readers.ANSWER_SECONDS", -60.0)
         bench = threaded()
         bench.page()
         bench.fill(1)

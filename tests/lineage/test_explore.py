@@ -19,6 +19,8 @@ from multiclouddb_conformance.explore.search import NEXT, Violation, explore, re
 from multiclouddb_conformance.explore.world import Bounds, BrokenError, Kind, Scope
 from multiclouddb_spi.continuation.lineage import Lineage
 
+pytestmark = pytest.mark.shows("Promise 14")
+
 test_of.__test__ = False
 KINDS = [pytest.param(kind, id=kind.value) for kind in Kind]
 SECONDS = int(os.environ.get("MULTICLOUDDB_WANDER_SECONDS", "3600"))
@@ -108,7 +110,9 @@ class TestCommand:
 
     def test_it_follows_random_histories(self, capsys, monkeypatch):
         assert main(["--random", "6", "0"]) == 0
-        assert "1 random histories of 6 steps: 0 violations" in capsys.readouterr().out
+        assert "1 random histories of 6 steps from seed 0: 0 violations" in capsys.readouterr().out
         monkeypatch.setattr(Lineage, "took", lambda self, name, cursor: None)
-        assert main(["--random", "12", "20"]) == 1
-        assert "replay(" in capsys.readouterr().out
+        assert main(["--random", "12", "20", "--seed", "5"]) == 1
+        printed = capsys.readouterr().out
+        assert printed.startswith("seed 5")
+        assert "replay(" in printed

@@ -48,12 +48,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nargs=2,
         type=int,
         metavar=("STEPS", "SECONDS"),
-        help="random histories of STEPS steps for SECONDS seconds instead, with the seeds 0, 1, 2, …",
+        help="random histories of STEPS steps for SECONDS CPU seconds instead, one for each seed",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="the first seed of random histories; the default is 0",
     )
     options = parser.parse_args(arguments)
     pairs = chosen(options.kind, options.group)
     if options.random:
-        return _wander(pairs, *options.random)
+        return _wander(pairs, options.random, options.seed)
     broken = states = transitions = 0
     for kind, group in pairs:
         bounds = bounds_of(kind, group)
@@ -68,16 +75,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(broken > 0)
 
 
-def _wander(pairs: list[tuple[Kind, str]], steps: int, seconds: int) -> int:
-    until = time.monotonic() + seconds
-    for seed in count():
+def _wander(pairs: list[tuple[Kind, str]], wanted: tuple[int, int], first: int) -> int:
+    steps, seconds = wanted
+    until = time.process_time() + seconds
+    for seed in count(first):
         bounds = random_bounds(*pairs[seed % len(pairs)])
         violation = wander(bounds, steps, seed)
         if violation is not None:
             _print(f"seed {seed}:", "", test_of(bounds, shortened(bounds, violation), 1))
             return 1
-        if time.monotonic() > until:
-            _print(f"{seed + 1:,} random histories of {steps} steps: 0 violations")
+        if time.process_time() > until:
+            _print(f"{seed + 1 - first:,} random histories of {steps} steps from seed {first}: 0 violations")
             return 0
     raise AssertionError
 

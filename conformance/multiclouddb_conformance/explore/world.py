@@ -31,9 +31,15 @@ __all__ = [
     "Scope",
     "Step",
     "World",
+    "ancestors",
     "begin",
+    "check_read",
+    "delivered",
+    "is_gone",
+    "moves",
     "settle",
     "steps",
+    "widened",
 ]
 
 Step: TypeAlias = tuple["World", str]
@@ -191,13 +197,13 @@ def steps(world: World) -> Iterator[tuple[str, World]]:
     Raises:
         BrokenError: Raised if a step breaks a promise; its text names the step.
     """
-    yield from _service(world)
+    yield from moves(world)
     if not world.consumer.over:
         yield from _consumer(world)
     if world.bounds.crash and world.token is not None:
         if world.token != world.consumer:
             yield "save", world._replace(token=world.consumer)
-            yield "crash", world._replace(consumer=_widened(world.token, world), fetched=frozenset())
+            yield "crash", world._replace(consumer=widened(world.token, world), fetched=frozenset())
         elif world.fetched:
             yield "crash", world._replace(fetched=frozenset())
 
@@ -205,7 +211,8 @@ def steps(world: World) -> Iterator[tuple[str, World]]:
 # -- The service
 
 
-def _service(world: World) -> Iterator[tuple[str, World]]:
+def moves(world: World) -> Iterator[tuple[str, World]]:
+    """Yield every step of the service that can follow, with its name and the world after it."""
     parts, bounds = world.parts, world.bounds
     there = [i for i, part in enumerate(parts) if part.closed is None]
     merges = bounds.kind is not Kind.LATE
@@ -249,7 +256,7 @@ def _shaped(
     )
 
 
-def _widened(consumer: Consumer, world: World) -> Consumer:
+def widened(consumer: Consumer, world: World) -> Consumer:
     """Return a consumer that knows of every partition that appeared since then."""
     return consumer._replace(got=consumer.got + (-1,) * (len(world.parts) - len(consumer.got)))
 
@@ -260,7 +267,8 @@ def _show(world: World, i: int) -> World:
     return world._replace(parts=tuple(parts))
 
 
-def _is_gone(world: World, i: int) -> bool:
+def is_gone(world: World, i: int) -> bool:
+    """Return whether retention has removed a partition."""
     closed = world.parts[i].closed
     return closed is not None and closed <= world.kept
 
@@ -270,7 +278,8 @@ def _end(world: World, i: int) -> int:
     return world.now if closed is None else closed
 
 
-def _ancestors(world: World, i: int) -> set[int]:
+def ancestors(world: World, i: int) -> set[int]:
+    """Return the ancestors of a partition."""
     found, pending = set[int](), list(world.parts[i].parents)
     while pending:
         one = pending.pop()
@@ -310,7 +319,7 @@ def _named(world: World, i: int) -> tuple[int, ...]:
 def _survey(world: World, asked: Collection[str]) -> Survey:
     """State what `Feed.survey` of such a service states."""
     kind, parts = world.bounds.kind, world.parts
-    gone = {i for i in range(len(parts)) if _is_gone(world, i)}
+    gone = {i for i in range(len(parts)) if is_gone(world, i)}
     if kind is Kind.ALIVE:
         lost = {name: None for name in asked if int(name) in gone}
         there = {i for i in map(int, asked) if i not in gone}
@@ -414,7 +423,7 @@ def _with(world: World, lineage: Lineage, **more: Any) -> World:
 
 
 def _refused(world: World, i: int, position: int) -> bool:
-    return _is_gone(world, i) or position < min(world.kept, _end(world, i))
+    return is_gone(world, i) or position < min(world.kept, _end(world, i))
 
 
 def _read(world: World, i: int) -> World:
@@ -430,7 +439,7 @@ def _read(world: World, i: int) -> World:
 
 def _took(world: World, i: int, position: int, end: int, is_end: bool, children: tuple[int, ...]) -> World:
     """Deliver the records (position, end] of a partition, and its end."""
-    got = _delivered(world, i, position, end)
+    got = delivered(world, i, position, end)
     world = world._replace(fetched=frozenset(each for each in world.fetched if each[0] != i))
     lineage = _lineage(world)
     lineage.took(str(i), end)
@@ -440,19 +449,24 @@ def _took(world: World, i: int, position: int, end: int, is_end: bool, children:
     return _with(world, lineage, got=got)
 
 
-def _delivered(world: World, i: int, position: int, end: int) -> tuple[int, ...]:
+def delivered(world: World, i: int, position: int, end: int) -> tuple[int, ...]:
+    """Return up to which time each partition was delivered, after the records (position, end] of one.
+
+    Raises:
+        BrokenError: Raised if one of the records must not come now.
+    """
     got, part = world.consumer.got, world.parts[i]
     low = max(position, part.born)
     if end <= low:
         return got
     if any(isinstance(entry, Plan) and entry.holds for entry in world.consumer.entries):
         raise BrokenError(f"{i} is read before the scan ends")
-    if world.bounds.scope is Scope.DESCENDANTS and i and 0 not in _ancestors(world, i):
+    if world.bounds.scope is Scope.DESCENDANTS and i and 0 not in ancestors(world, i):
         raise BrokenError(f"{i} belongs to another reader")
     if world.bounds.scope is Scope.KEY and i not in _held_by_key(world):
         raise BrokenError(f"{i} does not hold the key")
     for j, last in enumerate(got):
-        if j != i and last >= 0 and i in _ancestors(world, j):
+        if j != i and last >= 0 and i in ancestors(world, j):
             raise BrokenError(f"order: {i} after its descendant {j}")
     if low < got[i]:
         raise BrokenError(f"twice: {i}")
@@ -483,7 +497,7 @@ def _lost(world: World, expired: Collection[str]) -> World:
     names = {int(loss.partition_id) for loss in losses}
     gap = world.consumer.gap | names | _told(world, [seed for loss in losses for seed in loss.left])
     # What lies between a lost partition and what follows it is lost with it.
-    gap |= {j for j in range(len(world.parts)) if not names.isdisjoint(_ancestors(world, j))}
+    gap |= {j for j in range(len(world.parts)) if not names.isdisjoint(ancestors(world, j))}
     got = world.consumer.got
     if survey.heirs is not None:
         # The notice names the collection: everything from there on comes again, as after a start there.
@@ -513,7 +527,7 @@ def _search(world: World) -> World:
         return world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
     gap = world.consumer.gap | _told(world, added)
     for loss in losses:
-        gap |= {int(loss.partition_id), *_ancestors(world, int(loss.partition_id))}
+        gap |= {int(loss.partition_id), *ancestors(world, int(loss.partition_id))}
     return _with(world, lineage, gap=frozenset(gap))
 
 
@@ -524,7 +538,7 @@ def _told(world: World, seeds: Sequence[Seed]) -> set[int]:
         for seed in seeds
         if _at(seed.cursor) > world.parts[int(seed.partition_id)].born
     }
-    gone = {j for seed in seeds for j in _ancestors(world, int(seed.partition_id)) if _is_gone(world, j)}
+    gone = {j for seed in seeds for j in ancestors(world, int(seed.partition_id)) if is_gone(world, j)}
     return late | (gone if late else set())
 
 
@@ -581,8 +595,17 @@ def check_settled(world: World) -> None:
         raise BrokenError(f"waits for ever: {[(each.partition_id, each.waits) for each in waiting]}")
     if not lineage.is_quiet({each.partition_id for each in lineage.active()}):
         raise BrokenError("never idle")
+    check_read(world)
+
+
+def check_read(world: World) -> None:
+    """Check that every record was delivered, or was removed with a notice.
+
+    Raises:
+        BrokenError: Raised if one was not.
+    """
     for i, part in enumerate(world.parts):
-        if world.bounds.scope is Scope.DESCENDANTS and i and 0 not in _ancestors(world, i):
+        if world.bounds.scope is Scope.DESCENDANTS and i and 0 not in ancestors(world, i):
             continue
         if world.bounds.scope is Scope.KEY and i not in _held_by_key(world):
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from datetime import datetime
 from typing import Final
 
 import attrs
@@ -126,19 +125,12 @@ class ForgetsChildrenNamedLate(Mutant):
 
     caught_by = ("TestLateChildren::test_children_named_late_lose_nothing",)
 
-    def survey(
-        self,
-        feed: WrappedFeed,
-        asked: Mapping[str, Cursor],
-        deadline: Deadline,
-        *,
-        expired: Collection[str] = frozenset(),
-        since: datetime | None = None,
-        whole: bool = True,
+    def stated(
+        self, survey: Survey, asked: Mapping[str, Cursor], expired: Collection[str], *, whole: bool
     ) -> Survey:
         """Never find a child."""
-        stated = super().survey(feed, asked, deadline, expired=expired, since=since, whole=whole)
-        return stated if whole else Survey()
+        del asked, expired
+        return survey if whole else Survey()
 
 
 class ForgetsWatchAtRestart(Mutant):
@@ -159,23 +151,16 @@ class ForgetsWatchAtRestart(Mutant):
             self._seen.add(reader.partition_id)
         return batch
 
-    def survey(
-        self,
-        feed: WrappedFeed,
-        asked: Mapping[str, Cursor],
-        deadline: Deadline,
-        *,
-        expired: Collection[str] = frozenset(),
-        since: datetime | None = None,
-        whole: bool = True,
+    def stated(
+        self, survey: Survey, asked: Mapping[str, Cursor], expired: Collection[str], *, whole: bool
     ) -> Survey:
         """Ignore further children of a partition if this process has not seen the partition end."""
-        stated = super().survey(feed, asked, deadline, expired=expired, since=since, whole=whole)
+        del expired
         if whole:
-            return stated
+            return survey
         unseen = {name: None for name in asked if name not in self._seen}
-        present = [each for each in stated.present if unseen.keys().isdisjoint(each.parents)]
-        return attrs.evolve(stated, present=tuple(present), final={**stated.final, **unseen})
+        present = [each for each in survey.present if unseen.keys().isdisjoint(each.parents)]
+        return attrs.evolve(survey, present=tuple(present), final={**survey.final, **unseen})
 
 
 class NeverSearches(Mutant):
@@ -183,20 +168,11 @@ class NeverSearches(Mutant):
 
     caught_by = ("TestUncovered::test_a_partition_that_a_start_left_out_is_found_late",)
 
-    def survey(
-        self,
-        feed: WrappedFeed,
-        asked: Mapping[str, Cursor],
-        deadline: Deadline,
-        *,
-        expired: Collection[str] = frozenset(),
-        since: datetime | None = None,
-        whole: bool = True,
+    def stated(
+        self, survey: Survey, asked: Mapping[str, Cursor], expired: Collection[str], *, whole: bool
     ) -> Survey:
         """Tell nothing, unless a position was refused."""
-        if asked and whole and not expired:
-            return Survey()
-        return super().survey(feed, asked, deadline, expired=expired, since=since, whole=whole)
+        return Survey() if asked and whole and not expired else survey
 
 
 class ReadsFirstPageOfPartitionList(Mutant):
@@ -213,19 +189,12 @@ class ReadsFirstPageOfPartitionList(Mutant):
         """Return only the first page of the list of partitions."""
         return super().start(feed, position, partition_id, deadline)[:_PAGE]
 
-    def survey(
-        self,
-        feed: WrappedFeed,
-        asked: Mapping[str, Cursor],
-        deadline: Deadline,
-        *,
-        expired: Collection[str] = frozenset(),
-        since: datetime | None = None,
-        whole: bool = True,
+    def stated(
+        self, survey: Survey, asked: Mapping[str, Cursor], expired: Collection[str], *, whole: bool
     ) -> Survey:
         """Return only the first page of a listing."""
-        stated = super().survey(feed, asked, deadline, expired=expired, since=since, whole=whole)
-        return stated if asked else attrs.evolve(stated, present=stated.present[:_PAGE])
+        del expired, whole
+        return survey if asked else attrs.evolve(survey, present=survey.present[:_PAGE])
 
 
 class NamesMergedChildLate(Mutant):
@@ -251,25 +220,18 @@ class KeepsParentsOfWhatIsGone(Mutant):
 
     caught_by = ("TestFollowing::test_retention_takes_ancestors_first",)
 
-    def survey(
-        self,
-        feed: WrappedFeed,
-        asked: Mapping[str, Cursor],
-        deadline: Deadline,
-        *,
-        expired: Collection[str] = frozenset(),
-        since: datetime | None = None,
-        whole: bool = True,
+    def stated(
+        self, survey: Survey, asked: Mapping[str, Cursor], expired: Collection[str], *, whole: bool
     ) -> Survey:
         """State that what is gone still exists, if its children are gone too."""
-        stated = super().survey(feed, asked, deadline, expired=expired, since=since, whole=whole)
-        above = {parent for parents in stated.gone.values() for parent in parents or ()}
-        kept = {name: stated.gone[name] or () for name in above if name in stated.gone}
+        del expired, whole
+        above = {parent for parents in survey.gone.values() for parent in parents or ()}
+        kept = {name: survey.gone[name] or () for name in above if name in survey.gone}
         more = [
             Partition(name, parents, PartitionState.CLOSED, asked.get(name)) for name, parents in kept.items()
         ]
-        gone = {name: parents for name, parents in stated.gone.items() if name not in kept}
-        return attrs.evolve(stated, present=(*stated.present, *more), gone=gone)
+        gone = {name: parents for name, parents in survey.gone.items() if name not in kept}
+        return attrs.evolve(survey, present=(*survey.present, *more), gone=gone)
 
 
 class RoundsMoments(Mutant):

@@ -25,6 +25,7 @@ __all__ = [
     "classify",
     "earliest_of",
     "interval_of",
+    "is_broken",
     "is_foreign_partition",
     "is_lost_session",
     "is_lost_version",
@@ -169,6 +170,12 @@ def is_lost_session(error: BaseException) -> bool:
 def is_lost_version(error: BaseException) -> bool:
     """Return True if the database no longer keeps the data of the time that a read requests."""
     return status_of(error) is _Code.FAILED_PRECONDITION and "timestamp staleness" in text_of(error)
+
+
+def is_broken(error: Exception) -> bool:
+    """Return True if the connection may have broken within an answer."""
+    transient = classify(error).category is ErrorCategory.TRANSIENT_FAILURE
+    return transient and status_of(error) is not _Code.CANCELLED
 
 
 def earliest_of(error: BaseException) -> str | None:

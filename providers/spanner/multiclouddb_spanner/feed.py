@@ -8,7 +8,7 @@ from typing import Final
 
 from multiclouddb_api import AtTime, Beginning, ErrorCategory, NewItemStateMode, Now, OldItemStateMode
 from multiclouddb_spanner.cancel_scope import CancelScope
-from multiclouddb_spanner.errors import PROVIDER_ID, is_past
+from multiclouddb_spanner.errors import PROVIDER_ID, is_broken, is_past
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.partitions import survey_of
 from multiclouddb_spanner.position import Place, compare, cursor_of, describe, moment_of, ordered, place_of
@@ -281,6 +281,8 @@ class SpannerFeed(Feed):
         try:
             found = self._source.find_first(name, start, end, look, deadline, CancelScope())
         except Exception as error:
+            if is_broken(error):
+                return True  # it is unknown; a reader requests smaller answers
             raise self._refused(error, start, deadline) or error from error
         return found is not None
 

@@ -9,6 +9,7 @@ from typing import Final
 import attrs
 
 from multiclouddb_spanner.cancel_scope import CancelScope
+from multiclouddb_spanner.errors import is_broken
 from multiclouddb_spanner.forks import Interrupted
 from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, View, has_new, has_old, place_after
 from multiclouddb_spanner.position import Place, cursor_of, moment_of, ordered
@@ -112,6 +113,8 @@ class SpannerReader(Reader):
         try:
             nbytes, caught_up = self._read(taken, max_records, max_bytes, wait, deadline)
         except Exception as error:
+            if self._window is not None and is_broken(error):
+                self._source.spans.broke(self._token, self._window.end - self._from.cut.at)
             self._end_window()
             if taken:  # the error may have come in the middle of a message
                 self._place = place_after(begin, taken, len(taken))
@@ -173,7 +176,9 @@ class SpannerReader(Reader):
     def _open_window(self, wait: float, deadline: Deadline) -> Window:
         client, start = self._source.client, self._place.cut.at
         hole = self._source.check_watched(start, deadline, self._scope)
-        last = start + self._span if self._until is None else min(start + self._span, _last_of(self._until))
+        last = start + (self._source.spans.of(self._token) or self._span)
+        if self._until is not None:
+            last = min(last, _last_of(self._until))
         if hole is not None:  # the next window begins there, and says that changes are missing
             last = min(last, hole - 1)
         waits, current = 0.0, False
@@ -332,6 +337,7 @@ class SpannerReader(Reader):
         """Handle the end of a window. Return True if no change is left."""
         children = tuple(self._children.values())
         few, took = self._count < _FEW, time.monotonic() - window.began
+        self._source.spans.arrived(self._token, small=self._count <= 1)
         self._end_window()
         if self._bound is not None and (children or window.end >= _last_of(_from(self._bound))):
             self._place, self._outcome = self._bound, Reached()

@@ -17,7 +17,7 @@ from multiclouddb_api.key import trusted_keys
 from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.client import Answer
 from multiclouddb_spanner.cutting import key_text, range_read
-from multiclouddb_spanner.errors import is_lost_version
+from multiclouddb_spanner.errors import is_broken, is_lost_version
 from multiclouddb_spanner.forks import Interrupted
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.position import moment_of
@@ -72,6 +72,8 @@ class _Rows:
 
 
 _VALUE_BYTES: Final = 64
+# Divided by four, this is the number of rows to read after a connection has broken within an answer.
+_FIRST_LIMIT: Final = 2048
 _SPARE_SECONDS: Final = 0.25
 _TEXTS: Final = frozenset(
     {"BYTES", "DATE", "ENUM", "INT64", "INTERVAL", "JSON", "NUMERIC", "PROTO", "STRING", "TIMESTAMP", "UUID"}
@@ -217,6 +219,7 @@ class SegmentReader(Reader):
         self._used = 0
         self._size = 1
         self._received = span.after
+        self._limit = self._arrived = 0
         self._bytes = 0
         self._requests = 0
         self._looked = False
@@ -241,6 +244,8 @@ class SegmentReader(Reader):
             self._look_at(whole=found.whole)
             nbytes = self._take(taken, max_records, max_bytes, deadline)
         except Exception as error:
+            if self._answer is not None and is_broken(error):
+                self._source.row_limits.broke(self._view.partition_id, self._limit or _FIRST_LIMIT)
             self._end_answer()
             if not taken and not is_lost_version(error):
                 raise
@@ -281,7 +286,8 @@ class SegmentReader(Reader):
         names = scans.columns(span.at, whole=whole, deadline=deadline, scope=self._scope)
         self._requests += 1
         table = self._source.info.table
-        request = range_read(table, names, self._received, span.end, span.at)
+        self._limit, self._arrived = self._source.row_limits.of(view.partition_id) or 0, 0
+        request = range_read(table, names, self._received, span.end, span.at, self._limit)
         self._answer = self._source.client.read(request, deadline, self._scope)
         messages, width = self._metered(self._answer), len(names)
         self._messages = (_Rows(values, width) for values in values_of(messages, width))
@@ -345,9 +351,16 @@ class SegmentReader(Reader):
                 self._begin(deadline)
             try:
                 rows = next(self._messages, None)
-                break
             except Interrupted:
                 self._end_answer()
+                continue
+            if rows is not None:
+                self._arrived += len(rows)
+                break
+            self._source.row_limits.arrived(self._view.partition_id)
+            if not self._limit or self._arrived < self._limit:
+                break
+            self._end_answer()
         self._scope.check()
         if rows is not None and len(rows):
             self._size, self._bytes = max(1, self._bytes // len(rows)), 0

@@ -32,7 +32,7 @@ from multiclouddb_spanner.watching import WatchedTimes
 from multiclouddb_spi import Deadline, ProviderFault, Reader
 from multiclouddb_spi.faults import START_AGAIN, START_ANEW, expired
 
-__all__ = ["Slots", "Source"]
+__all__ = ["RequestSizes", "Slots", "Source"]
 
 _T = TypeVar("_T")
 _SECOND = 1_000_000
@@ -44,6 +44,11 @@ _SLACK = 60 * _SECOND
 _MARGIN = 60 * _SECOND
 # How often the provider asks the service whether the stream still watches the table.
 _CHECK_SECONDS = 60.0
+# Requests up to these sizes may be limited after a connection has broken. After four whole answers, the size
+# of a limited request doubles.
+_FULL_SPAN = 3600 * _SECOND
+_FULL_ROWS = 4096
+_ARRIVED = 4
 
 
 class Slots:
@@ -68,6 +73,42 @@ class Slots:
         self._free.release()
 
 
+class RequestSizes:
+    """The sizes of the next requests, after a connection has broken within an answer.
+
+    The service sends up to a megabyte in one message of gRPC. If a connection breaks within a message,
+    nothing of it arrives. Therefore the next request is a quarter as large, and later ones are larger again.
+
+    Args:
+        full: The size from which on a request needs no limit.
+    """
+
+    def __init__(self, full: int) -> None:
+        self._full = full
+        self._sizes: dict[str, tuple[int, int]] = {}
+
+    def of(self, name: str) -> int | None:
+        """Return the size of the next request for a partition or segment; None for no limit."""
+        found = self._sizes.get(name)
+        return None if found is None else found[0]
+
+    def broke(self, name: str, size: int) -> None:
+        """Record that the connection has broken within the answer to a request of the given size."""
+        self._sizes[name] = max(1, size // 4), 0
+
+    def arrived(self, name: str, *, small: bool = False) -> None:
+        """Record that a whole answer has arrived; `small` if much more would have arrived too."""
+        found = self._sizes.get(name)
+        if found is not None:
+            size, count = found[0], found[1] + 1
+            if small or count == _ARRIVED:
+                size, count = 2 * size, 0
+            if size >= self._full:
+                self._sizes.pop(name, None)
+            else:
+                self._sizes[name] = size, count
+
+
 class Source:
     """One change stream, and the table whose changes are read from the stream.
 
@@ -77,12 +118,15 @@ class Source:
         slots: The slots, which limit the number of answers that the client keeps open.
 
     Attributes:
+        spans: The lengths of the next queries of partitions, in microseconds.
+        row_limits: The numbers of rows of the next reads of segments.
         resume_at: The end of the last period that was found in which the stream did not watch the table.
     """
 
     def __init__(self, client: DatabaseClient, info: ChangeStreamInfo, slots: Slots) -> None:
         self.client, self.info, self.slots = client, info, slots
         self.shapes = Shapes()
+        self.spans, self.row_limits = RequestSizes(_FULL_SPAN), RequestSizes(_FULL_ROWS)
         self.readers: WeakSet[Reader] = WeakSet()
         self._watched = WatchedColumns(self._is_whole)
         self._checking = threading.Lock()

@@ -14,7 +14,7 @@ from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.position import place_of, text_at
 from multiclouddb_spanner.reader import SpannerReader
 from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Mod, Shape
-from multiclouddb_spanner.source import Slots
+from multiclouddb_spanner.source import RequestSizes, Slots
 from multiclouddb_spi import Deadline
 
 SHAPE = Shape(("id", "n"))
@@ -86,6 +86,7 @@ class FakeStream:
         self.records, self.ends, self.message = records, ends, message
         self.client = FakeClock(max([each.at - ORIGIN for each in records], default=0) + 5)
         self.slots, self.readers = Slots(slots), WeakSet()
+        self.spans = RequestSizes(3600 * 1_000_000)
         self.windows, self.open, self.breaks = [], 0, 0
         self.whole = True
         self.info = ChangeStreamInfo("s", "items", ("id",), False, True, "NEW_ROW", 86400)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_spanner.records import Heartbeat
+from multiclouddb_spanner.source import RequestSizes
 from multiclouddb_spi import Child, Continue, Drained, ProviderFault, Reached
 
 from .fake import ORIGIN, FakeStream, fetch, names, record
@@ -40,6 +41,24 @@ def logs(draw):
             found.append(record(at, f"{at}{transaction}", sequences[transaction], draw(st.integers(1, 4))))
             sequences[transaction] += 1
     return found
+
+
+def test_a_request_is_smaller_after_a_failure_and_larger_after_four_answers():
+    sizes = RequestSizes(1000)
+    sizes.arrived("a")
+    assert sizes.of("a") is None
+    sizes.broke("a", 1600)
+    sizes.broke("b", 2)
+    assert (sizes.of("a"), sizes.of("b"), sizes.of("c")) == (400, 1, None)
+    for _ in range(3):
+        sizes.arrived("a")
+    assert sizes.of("a") == 400
+    sizes.arrived("a")
+    assert sizes.of("a") == 800
+    sizes.arrived("b", small=True)
+    assert sizes.of("b") == 2
+    sizes.arrived("a", small=True)
+    assert sizes.of("a") is None
 
 
 class TestEveryPlace:

@@ -4,9 +4,11 @@ import logging
 
 import pytest
 
-from multiclouddb_api import ChangeFeedRequest, Now, connect
+from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, Snapshot, connect
 from multiclouddb_conformance.proxy import Proxy
 from multiclouddb_conformance.slow_link import SlowConsumer, seconds_to_close, seconds_to_stop
+from multiclouddb_spanner.provider import PLUGIN
+from multiclouddb_spi import Deadline, FeedSpec
 
 from .test_scripted_attacks import feed
 
@@ -75,6 +77,45 @@ class TestSlow:
         assert not consumer.events
         link.heal()
         assert consumer.until(20, at_most=20) < 5
+
+
+class TestCut:
+    """A connection that is cut within a message gets smaller answers, and later larger ones."""
+
+    def test_a_backlog_arrives_and_later_a_quiet_hour_is_read_at_once(self, items, link, ours):
+        consumer = backlog(items, ours, 200, timeout=5.0)
+        link.cut_after = 60_000
+        consumer.until(100, at_most=30)
+        link.heal()
+        items.server.advance(3600)
+        items.put(("last", 200))
+        consumer.until(201, at_most=30)
+        assert [event.new_item_state["n"] for event in consumer.events] == list(range(201))
+
+    def test_the_rows_of_a_snapshot_arrive(self, items, link, ours):
+        items.put(*((f"k{number}-" + "x" * 700, number) for number in range(400)))
+        consumer = SlowConsumer(ours, items.address, Snapshot(), timeout=5.0)
+        consumer.begin()
+        link.cut_after = 60_000
+        consumer.until(200, at_most=30)
+        link.heal()
+        consumer.until(400, at_most=30)
+        assert sorted(event.new_item_state["n"] for event in consumer.events) == list(range(400))
+
+    def test_a_planner_finds_that_there_are_records(self, items, link, ours):
+        provider = PLUGIN.connect(
+            ClientConfig("spanner", {"url": f"spanner://tests/tests?emulator_host=127.0.0.1:{link.port}"}),
+            None,
+        )
+        try:
+            opened = provider.open_feed(FeedSpec(items.address), Deadline.after(30))
+            (seed,) = opened.start(Now(), None, Deadline.after(30))
+            items.put(*((f"k{number}-" + "x" * 700, number) for number in range(400)))
+            link.cut_after = 60_000
+            heads = opened.heads({seed.partition_id: seed.cursor}, None, Deadline.after(30))
+            assert [head.records for head in heads.values()] == [None]
+        finally:
+            provider.close()
 
 
 class TestEnd:

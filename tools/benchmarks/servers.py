@@ -12,7 +12,7 @@ from typing import Any, Final
 
 __all__ = ["server_module"]
 
-_PROVIDERS: Final = Path(__file__).parents[1] / "providers"
+_PROVIDERS: Final = Path(__file__).parents[2] / "providers"
 
 
 @cache

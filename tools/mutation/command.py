@@ -17,14 +17,14 @@ from mutation.tracing import FailingTestsError, Traces, trace
 
 __all__ = ["app"]
 
-ROOT: Final = FOLDER.parent
+ROOT: Final = FOLDER.parents[1]
 _SETTINGS: Final = "mutation.toml"
 _Chosen: TypeAlias = Annotated[
     str,
     typer.Option(
         "--settings",
         metavar="FILE",
-        help="The settings file in mutation/; with spanner.toml, the Spanner provider gets the defects.",
+        help="The settings file in tools/mutation/; spanner.toml plants them in the Spanner provider.",
     ),
 ]
 _Equivalents: TypeAlias = Annotated[

@@ -1,6 +1,6 @@
 """Defines a row of the benchmarks: two sides that do the same work, and a goal for the ratio between them.
 
-To add a row, write one decorated function in a module of `benchmarks/rows`:
+To add a row, write one decorated function in a module of `tools/benchmarks/rows`:
 
     @row(
         "dynamo-events",
@@ -157,7 +157,7 @@ def row(
 
 
 def load_rows() -> dict[str, Row]:
-    """Return every row in `benchmarks/rows` by name, sorted by module and line number."""
+    """Return every row in `tools/benchmarks/rows` by name, sorted by module and line number."""
     from benchmarks import rows
 
     for module in sorted(pkgutil.iter_modules(rows.__path__), key=lambda module: module.name):

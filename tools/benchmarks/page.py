@@ -57,8 +57,8 @@ python -m benchmarks --redraw                  # page and chart again from the J
 The exit code is 0 if all rows ran, even with missed goals, and 1 if a row failed. `--record` with `--only`
 replaces only the given rows. The page names the machine of each row.
 
-To add a row, write one decorated function in a module of `benchmarks/rows`. `benchmarks/row.py` shows an
-example.
+To add a row, write one decorated function in a module of `tools/benchmarks/rows`. `tools/benchmarks/row.py`
+shows an example.
 
 ---
 

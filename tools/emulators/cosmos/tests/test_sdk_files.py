@@ -24,8 +24,6 @@ SDK = Path(__file__).parent / "sdk"
 EXPECTED = tomllib.loads((SDK / "expected.toml").read_text(encoding="utf-8"))
 SECONDS = 1500
 
-pytestmark = pytest.mark.tools
-
 
 def listed(file):
     """Return the tests of a file that are expected to fail."""

@@ -257,7 +257,7 @@ class TestPeers:
         assert [path.suffix for path in (tmp_path / "multiclouddb-tests").iterdir()] == [".lock"]
 
     def test_everything_that_is_fetched_is_pinned_by_a_digest_and_names_no_registry(self):
-        locks = ROOT.parent / "benchmarks/peers/locks"
+        locks = ROOT.parent / "tools/benchmarks/peers/locks"
         packages = json.loads((locks / "package-lock.json").read_text())["packages"]
         wanted = json.loads((locks / "package.json").read_text())["dependencies"]
         assert packages.pop("")["dependencies"] == wanted

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.row import Done, Row, Sides
 
 # The benchmarks are not a distribution: Python finds them from the repository's root.
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

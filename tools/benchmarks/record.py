@@ -18,7 +18,7 @@ from benchmarks.result import Result
 
 __all__ = ["ROOT", "Record", "setting"]
 
-ROOT: Final = Path(__file__).resolve().parent.parent / "docs"
+ROOT: Final = Path(__file__).resolve().parents[2] / "docs"
 _PACKAGES: Final = ("orjson", "pyarrow", "pyspark")
 
 

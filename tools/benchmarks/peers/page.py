@@ -122,7 +122,7 @@ def _goals(outcomes: dict[str, Outcome]) -> str:
 
 
 def _programs(shown: list[tuple[Peer, Outcome]]) -> str:
-    lines = ["## The programs\n", "They are in `benchmarks/peers/programs`.\n"]
+    lines = ["## The programs\n", "They are in `tools/benchmarks/peers/programs`.\n"]
     for peer, outcome in shown:
         versions = ", ".join(f"{name} {number}" for name, number in outcome.versions.items())
         lines.append(

@@ -8,7 +8,7 @@ from mutation.equivalents import read_equivalents, stale
 from mutation.mutant import mutants_of
 from mutation.settings import FOLDER, Settings
 
-ROOT = FOLDER.parent
+ROOT = FOLDER.parents[1]
 ENTRY = """
 [[equivalent]]
 file = "module.py"

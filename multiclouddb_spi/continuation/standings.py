@@ -1,0 +1,170 @@
+"""Computes up to which moment a feed was read, for pages and for planned steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Final, Protocol
+
+import attrs
+
+from multiclouddb_spi.continuation.entry import Entry, Stage
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.times import ReadUntil, to_micros, to_moment
+from multiclouddb_spi.contract import Feed
+from multiclouddb_spi.cursor import Cursor
+
+__all__ = ["Answered", "Progress", "Standings"]
+
+_MOST_KNOWN: Final = 100_000
+
+
+class Answered(Protocol):
+    """What the answers of one partition say about later records; see the attributes of `Batch`."""
+
+    @property
+    def watermark(self) -> datetime | None:
+        """The watermark at the position, or None."""
+
+    @property
+    def likely_read_until(self) -> datetime | None:
+        """The moment before which every change was probably read, or None."""
+
+    @property
+    def caught_up_at(self) -> float | None:
+        """The monotonic time at which a read began that reached the current end; None without such a read."""
+
+
+@attrs.frozen
+class Progress:
+    """How far a feed was read.
+
+    Attributes:
+        watermark: The watermark of the page, in µs since 1970, or None. It is never less than that of an
+            earlier page.
+        read_until: The moment before which every change was returned, or None. It is never less than that of
+            an earlier page. None during the scan of a snapshot.
+        partitions: The moment of each partition, by its public id, as far as it is known.
+    """
+
+    watermark: int | None
+    read_until: ReadUntil | None
+    partitions: Mapping[str, datetime]
+
+
+@attrs.frozen
+class _Stand:
+    """How far one partition was read.
+
+    Attributes:
+        public_id: The partition.
+        cursor: The position; what is known of it also holds for later positions. None for a partition that
+            is not read.
+        proven: Every later record has this time or a later time; None if that is not known.
+        likely: As `proven`, but only likely; None if the service proves what it tells.
+    """
+
+    public_id: str
+    cursor: Cursor = None
+    proven: datetime | None = None
+    likely: datetime | None = None
+
+
+class Standings:
+    """Remembers how far each partition of a feed was read, because a call may return before it asks them all.
+
+    Several threads may use one object. If the memory is lost, no moment is wrong, but it may be earlier.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Stand] = {}
+
+    def measure(
+        self,
+        feed: Feed,
+        lineage: Lineage,
+        answered: Mapping[str, Answered],
+        now: datetime | None,
+        *,
+        watermark: int | None = None,
+        floor: ReadUntil | None = None,
+    ) -> Progress:
+        """Return how far the feed was read when a call ends.
+
+        A watermark and a moment move only by proof: by a record, by a heartbeat, or by an answer that no
+        records follow. Then everything was returned that the service had shown when that read began.
+        The watermark and the moment of the feed are the minimum over all partitions. A waiting child has
+        start positions from its seed and from its ended parents; the earliest of their times counts. During
+        the scan of a snapshot, the watermark is the snapshot's moment.
+
+        Args:
+            feed: The feed.
+            lineage: The state after the call.
+            answered: What the partitions have answered in this call.
+            now: The service's time, or None if the service does not report it.
+            watermark: The watermark before the call, in µs since 1970.
+            floor: The moment up to which the feed was read before the call.
+        """
+        if (plan := lineage.plan) is not None:
+            return Progress(plan.moment if watermark is None else max(plan.moment, watermark), None, {})
+        least = None if floor is None else to_moment(floor.micros)
+        is_estimated = floor is not None and floor.estimated
+        if len(self._known) > _MOST_KNOWN:
+            self._known = {}
+        proven, moments, estimated, count = list[datetime](), dict[str, datetime](), False, 0
+        for entry in lineage:
+            # The known children of an ended partition are in the lineage; nothing is known of the others.
+            if not isinstance(entry, Entry) or (entry.stage is Stage.END and entry.children):
+                continue
+            count += 1
+            stand = self._stand(feed, entry, answered.get(entry.partition_id), now)
+            moment, likely = least, is_estimated
+            if stand.proven is not None:
+                proven.append(stand.proven)
+                if moment is None or stand.proven >= moment:
+                    moment, likely = stand.proven, False
+            if stand.likely is not None and (moment is None or stand.likely > moment):
+                moment, likely = stand.likely, True
+            if moment is not None:
+                moments[stand.public_id] = moment
+                estimated = estimated or likely
+        if moments and len(moments) == count:
+            least, is_estimated = min(moments.values()), estimated
+        if proven and len(proven) == count:
+            micros = to_micros(min(proven))
+            watermark = micros if watermark is None else max(micros, watermark)
+        until = None if least is None else ReadUntil(to_micros(least), is_estimated)
+        return Progress(watermark, until, moments)
+
+    def _stand(self, feed: Feed, entry: Entry, turn: Answered | None, now: datetime | None) -> _Stand:
+        known = self._known.get(entry.partition_id)
+        public_id = feed.public_id(entry.partition_id) if known is None else known.public_id
+        if not entry.said:
+            return _Stand(public_id)  # it was lost, and what follows it is not known yet
+        if entry.stage is Stage.WAIT:
+            told = [feed.describe(cursor).time for cursor in entry.said]
+            times = [each for each in told if each is not None]
+            return _Stand(public_id, None, min(times) if times and len(times) == len(told) else None)
+        cursor = entry.said[0]
+        # What is known of a position also holds at a later one.
+        is_there = known is not None and known.cursor == cursor
+        if known is None or not (is_there or feed.compare(known.cursor, cursor) in (-1, 0)):
+            known = _Stand(public_id)
+        watermark = None if turn is None else turn.watermark
+        if watermark is None and not is_there:
+            watermark = feed.describe(cursor).time
+        proven, likely = _later(known.proven, watermark), known.likely
+        if turn is not None:
+            likely, delay = _later(likely, turn.likely_read_until), feed.visible_after()
+            if turn.caught_up_at is not None and now is not None and delay is not None:
+                ago = timedelta(seconds=time.monotonic() - turn.caught_up_at + delay)
+                proven = _later(proven, now - ago)
+        stand = _Stand(public_id, cursor, proven, likely)
+        if cursor is not None:
+            self._known[entry.partition_id] = stand
+        return stand
+
+
+def _later(a: datetime | None, b: datetime | None) -> datetime | None:
+    return b if a is None else a if b is None else max(a, b)
