@@ -45,9 +45,9 @@ from multiclouddb_api import (
 from multiclouddb_conformance.refusals import refusal as refused
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_mongo.oplog import Entry, Log
 from multiclouddb_mongo.position import At
 from multiclouddb_mongo.provider import PLUGIN
+from multiclouddb_mongo.source import Entry, Log
 from multiclouddb_spi import Deadline, Ended, FeedSpec, ProviderFault, Range, read_range
 
 from .monitor import Commands, Feed, keys, patient, watched
