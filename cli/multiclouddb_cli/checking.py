@@ -36,8 +36,15 @@ from multiclouddb_api import (
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_cli.exits import NOT_COVERED
 from multiclouddb_cli.failure import scrub
-from multiclouddb_cli.inspection import ago, watermark_of
-from multiclouddb_cli.positions import Standing, ending, lineage_of, one_partition, read_standings
+from multiclouddb_cli.inspection import (
+    Standing,
+    ago,
+    ending,
+    lineage_of,
+    one_partition,
+    read_standings,
+    watermark_of,
+)
 from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table
 from multiclouddb_cli.session import Session
 from multiclouddb_spi import encode_partition_id

@@ -25,8 +25,7 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_cli.failure import scrub
-from multiclouddb_cli.interrupt import Interrupt, until_signal
-from multiclouddb_cli.positions import Standing, read_standings
+from multiclouddb_cli.inspection import Standing, read_standings
 from multiclouddb_cli.screen import (
     Cell,
     check_reader,
@@ -39,7 +38,7 @@ from multiclouddb_cli.screen import (
     printable,
     rich_table,
 )
-from multiclouddb_cli.session import Session
+from multiclouddb_cli.session import Interrupt, Session, until_signal
 from multiclouddb_spi.continuation.token import decode_token
 
 __all__ = ["top"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from multiclouddb_spi.continuation.written import WrittenTokens
+from multiclouddb_spi.continuation.state import WrittenTokens
 
 if TYPE_CHECKING:
     from multiclouddb_api import Capability, MulticloudDbClient

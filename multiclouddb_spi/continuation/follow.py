@@ -30,7 +30,7 @@ from multiclouddb_spi.batch import Awaiting, Child, Continue, Drained, Ended, Ou
 from multiclouddb_spi.continuation.entry import Audited, Entry
 from multiclouddb_spi.continuation.lineage import Lineage, Loss, NotProvableError
 from multiclouddb_spi.continuation.times import to_micros, to_moment
-from multiclouddb_spi.contract import Feed, FeedIdentity, FeedStart, Survey
+from multiclouddb_spi.contract import Feed, FeedIdentity, FeedStart, Seed, Survey
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import ProviderFault, expired
@@ -252,13 +252,16 @@ class Follow:
         try:
             return tuple(self._lineage.lost(survey, expired_ids))
         except NotProvableError:
-            names = ", ".join(map(self._feed.public_id, sorted(expired_ids)[:3])) or "a partition"
-            raise ProviderFault.of(
-                ErrorCategory.CHECKPOINT_EXPIRED,
-                f"{names} no longer exists, and the service does not tell what descends from it, so "
-                "this part of the feed cannot go on, also not with SkipToOldest(); plan the feed again "
-                "(client.plan_partitions)",
-            ) from None
+            raise self._not_provable(expired_ids) from None
+
+    def _not_provable(self, lost_ids: Collection[str]) -> ProviderFault:
+        names = ", ".join(map(self._feed.public_id, sorted(lost_ids)[:3])) or "a partition"
+        return ProviderFault.of(
+            ErrorCategory.CHECKPOINT_EXPIRED,
+            f"{names} no longer exists, and the service does not tell what descends from it, so "
+            "this part of the feed cannot go on, also not with SkipToOldest(); plan the feed again "
+            "(client.plan_partitions)",
+        )
 
     def told(self, losses: Iterable[Loss]) -> tuple[tuple[Gap, tuple[str, ...]], ...]:
         """Return the notice of each loss, with the partitions that are read because of it."""
@@ -306,7 +309,14 @@ class Follow:
             for end in ends
             if end.partition_id in answered and self._looks.asked(self._feed, end)
         ]
+        proved = list[Seed]()
+        if lineage.is_doubtful:
+            try:
+                proved = lineage.prove(self._survey(self._entries(), self._deadline))
+            except NotProvableError:
+                raise self._not_provable(asked) from None
         children, started = lineage.looked(survey, counted, most_looks(self._watch_seconds))
+        started += [seed.partition_id for seed in proved]
         over = []
         for name, notice in survey.final.items():
             if (end := lineage.ending(name)) is not None:

@@ -408,27 +408,53 @@ class Lineage:
             NotProvableError: Raised before anything changes.
         """
         gone = self.gone(survey)
-        if gone and self.root is not None and (self.rules.names_late or survey.heirs is not None):
-            raise NotProvableError  # an heir may be unlisted, or may descend from somebody else's partition
+        if gone and self.root is not None and survey.heirs is not None:
+            raise NotProvableError  # an heir may descend from somebody else's partition
         if gone and survey.heirs is not None:
             return self._cut(gone, survey.heirs)
         tops = self._uncovered(survey, gone) if gone else None
+        follows = dict[str, tuple[str, ...]]()
+        if tops is not None and self.root is not None and self.rules.names_late:
+            follows = _followers(survey, gone)
+            if not all(follows.values()):
+                if tops.hidden:
+                    return []  # what follows may be listed soon
+                raise NotProvableError
         losses = self._move(survey, expired)
         if tops is None:
             return losses
         for name in gone:
             self._remove(name)
         added = self._add(tops.seeds, tops.unread)
-        if self.rules.names_late and (tops.hidden or not self.listed()):
+        if self.rules.names_late and not follows and (tops.hidden or not self.listed()):
             # 1. What follows the lost ones is not known yet; one of them stays, so that the search goes on.
             stays = next(iter(gone.values()))
-            children = dict.fromkeys(one for each in gone.values() for one in each.children)
-            self._put(Entry(stays.partition_id, _END, (), children=tuple(children)))
+            known = dict.fromkeys(one for each in gone.values() for one in each.children)
+            self._put(Entry(stays.partition_id, _END, (), children=tuple(known)))
+        for name, children in follows.items():  # nothing but a look finds a child that is listed later
+            self._put(Entry(name, _END, (), children=children))
         # 2. A wait for a lost partition would never end.
         for name in [name for name in self._waiting_for if name in survey.gone]:
             self.release(name)
         left = tuple(added)
         return losses + [Loss(each.partition_id, each.cursor, left) for each in gone.values()]
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether a later listing may show that it is not known what follows a lost partition."""
+        return self.root is not None and any(map(_is_lost, self.ends()))
+
+    def prove(self, survey: Survey) -> list[Seed]:
+        """Add what follows the lost partitions of a feed of one partition, and was not listed before.
+
+        Args:
+            survey: What exists now.
+
+        Raises:
+            NotProvableError: Raised before anything changes.
+        """
+        tops = self._uncovered(survey, {end.partition_id: end for end in self.ends() if _is_lost(end)})
+        return self._add(tops.seeds, tops.unread)
 
     def _move(self, survey: Survey, expired: Collection[str]) -> list[Loss]:
         losses = []
@@ -878,6 +904,28 @@ class _Tops:
     seeds: list[Seed] = attrs.field(factory=list)
     unread: set[str] = attrs.field(factory=set)
     hidden: bool = False
+
+
+def _followers(survey: Survey, lost: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Map each lost partition to what exists nearest below it, as far as the service tells."""
+    below = dict[str, list[str]]()
+    for each in survey.present:
+        for parent in each.parents:
+            below.setdefault(parent, []).append(each.partition_id)
+    for name, parents in survey.gone.items():
+        for parent in parents or ():
+            below.setdefault(parent, []).append(name)
+    found = dict[str, tuple[str, ...]]()
+    for name in lost:
+        pending, there = list(below.get(name, ())), dict[str, None]()
+        while pending:
+            one = pending.pop()
+            if one in survey.gone:
+                pending += below.get(one, ())
+            else:
+                there[one] = None
+        found[name] = tuple(there)
+    return found
 
 
 def _is_lost(entry: Entry) -> bool:

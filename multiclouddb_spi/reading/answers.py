@@ -134,7 +134,6 @@ class Answers:
             self._forget_gaps(turn)
             self.blame(turn, error)
             return []
-        before = self._lineage.copy() if self._single else None
         position = self._lineage.cursor(name)
         try:
             losses = self._follow.lost((name,))
@@ -146,9 +145,9 @@ class Answers:
             return []
         turn.skips += 1
         turn.lost = position if turn.skips == 1 else turn.lost
-        if before is not None and name not in self._lineage:
+        if self._single and self._lineage.reading(name) is None:
             children = tuple(Child(seed.partition_id, seed.parents, seed.cursor) for seed in losses[0].left)
-            self._result.retired = Retired(name, children)
+            self._result.retired = Retired(name, children, self._lineage.ending(name))
         started = [seed.partition_id for loss in losses for seed in loss.left]
         return self._apply(Found(tuple(started), gaps=self._follow.told(losses)))
 

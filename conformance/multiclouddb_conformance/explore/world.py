@@ -18,9 +18,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import attrs
 
 from multiclouddb_spi import Child, Cursor, Partition, PartitionState, Seed, Survey
-from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Stage
-from multiclouddb_spi.continuation.lineage import Lineage, NotProvableError
-from multiclouddb_spi.continuation.plan import Plan
+from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Plan, Stage
+from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, NotProvableError
 
 __all__ = [
     "RULES",
@@ -181,6 +180,7 @@ RULES: Final = _RULES[Kind.LATE]
 
 def begin(bounds: Bounds, roots: int = 2) -> World:
     """Return a service with open partitions, and a consumer that has just started at their beginning."""
+    _kept.cache_clear()  # a defect may have been planted since then
     parts = tuple(Part((), 0) for _ in range(roots))
     mine = range(roots) if bounds.scope is Scope.ALL else range(1)
     seeds = [Seed(str(i), (), 0) for i in mine]
@@ -392,11 +392,16 @@ def _lineage(world: World) -> Lineage:
 
 
 def _entries(lineage: Lineage) -> tuple[AnyEntry, ...]:
+    return _kept(tuple(lineage))
+
+
+@lru_cache(maxsize=65536)
+def _kept(entries: tuple[AnyEntry, ...]) -> tuple[AnyEntry, ...]:
     """Return the entries in an order of their own: in which order they are read is the explorer's choice."""
-    again = Lineage.from_json(lineage.to_json(), lineage.rules)
-    if list(again) != list(lineage):
-        raise BrokenError(f"a token is read as something else: {list(again)}, not {list(lineage)}")
-    return tuple(sorted((_plain(each) for each in lineage), key=lambda each: each.partition_id))
+    again = Lineage.from_json(Lineage(entries, INSPECTED).to_json(), INSPECTED)
+    if tuple(again) != entries:
+        raise BrokenError(f"a token is read as something else: {list(again)}, not {list(entries)}")
+    return tuple(sorted(map(_plain, entries), key=lambda each: each.partition_id))
 
 
 def _plain(entry: AnyEntry) -> AnyEntry:
@@ -486,14 +491,21 @@ def _lost(world: World, expired: Collection[str]) -> World:
     survey = _survey(
         world, asked | {one for each in lineage.waiting() for one in each.waits if one != "plan"}
     )
+    before = {each.partition_id: each for each in lineage.listed()}
+    missing = set(lineage.gone(survey))
     try:
         losses = lineage.lost(survey, expired)
     except NotProvableError:
         if world.bounds.kind is Kind.LISTED:
             raise BrokenError("all parents are listed, and it says that an heir cannot be proved") from None
         return world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
-    if not losses and expired:
+    if not losses and expired and not (world.bounds.scope is Scope.DESCENDANTS and _hides(world)):
         raise BrokenError(f"nothing changes after the loss of {sorted(expired)}")
+    for name, entry in before.items():
+        if lineage.reading(name) is not None and _at(lineage.cursor(name)) > max(map(_at, entry.said)):
+            missing.add(name)
+    if losses and sorted(loss.partition_id for loss in losses) != sorted(missing):
+        raise BrokenError(f"{sorted(missing)} lose records, and {losses} are told")
     names = {int(loss.partition_id) for loss in losses}
     gap = world.consumer.gap | names | _told(world, [seed for loss in losses for seed in loss.left])
     # What lies between a lost partition and what follows it is lost with it.
@@ -507,12 +519,21 @@ def _lost(world: World, expired: Collection[str]) -> World:
     return _with(world, lineage, got=got, gap=frozenset(gap))
 
 
+def _hides(world: World) -> bool:
+    return not all(part.shown for part in world.parts)
+
+
 def _look(world: World, most: int) -> World:
     lineage = _lineage(world)
     ends = [each.partition_id for each in lineage.ends()]
     survey = _survey(world, ends)
     if lineage.gone(survey):
         return _lost(world, ())
+    if lineage.is_doubtful:
+        try:
+            lineage.prove(_survey(world, {each.partition_id for each in lineage.listed()}))
+        except NotProvableError:
+            return world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
     lineage.looked(survey, ends, most)
     return _with(world, lineage)
 
@@ -562,7 +583,8 @@ def _scanned(world: World, *, over: bool) -> World:
 
 def drained(world: World) -> World:
     """Return the world after one more step while the service is silent; itself if nothing is left to do."""
-    world = world._replace(parts=tuple(part._replace(shown=True) for part in world.parts))
+    if not all(part.shown for part in world.parts):
+        world = world._replace(parts=tuple(part._replace(shown=True) for part in world.parts))
     if world.consumer.over:
         return world
     for entry in world.consumer.entries:

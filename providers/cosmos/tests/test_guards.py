@@ -17,7 +17,7 @@ from multiclouddb_api import (
     Now,
     connect,
 )
-from multiclouddb_cosmos.ranges import KeyRange
+from multiclouddb_cosmos.position import KeyRange
 from multiclouddb_cosmos.transport import ALL_VERSIONS, MovedError, continuation_of
 from multiclouddb_cosmos_emulator.faults import Act, Fail
 from multiclouddb_spi import FeedSpec

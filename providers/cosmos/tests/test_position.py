@@ -5,8 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiclouddb_api import ResourceAddress
-from multiclouddb_cosmos.position import Place, compare, cursor_of, describe, place_of
-from multiclouddb_cosmos.ranges import KeyRange, RangeMap, range_of
+from multiclouddb_cosmos.position import (
+    KeyRange,
+    Place,
+    RangeMap,
+    compare,
+    cursor_of,
+    describe,
+    place_of,
+    range_of,
+)
 from multiclouddb_cosmos.records import View, place_after, records_of
 from multiclouddb_cosmos.snapshots import Scan, cut_segments, is_scan, scan_of
 from multiclouddb_spi import InvalidCursor

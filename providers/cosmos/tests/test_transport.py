@@ -16,8 +16,7 @@ from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import Now
 from multiclouddb_cosmos.errors import classify
-from multiclouddb_cosmos.http_session import Adapter
-from multiclouddb_cosmos.transport import Transport
+from multiclouddb_cosmos.transport import Adapter, Transport
 
 from .world import World, soon
 

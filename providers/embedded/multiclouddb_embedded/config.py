@@ -18,8 +18,6 @@ from multiclouddb_embedded.errors import store_errors
 from multiclouddb_embedded.profile import PLAIN, PROFILES, Profile
 from multiclouddb_spi.connection import check_names, merged, parse_location
 
-__all__ = ["EmbeddedConfig", "EmbeddedOptions", "check_path"]
-
 _OPTIONS: Final = ("path", "profile", "url")
 _URL: Final = "write embedded:///absolute/path/store.db"
 _EMULATED: Final = (Capability.CHANGE_FEED_BEGINNING, Capability.CHANGE_FEED_POINT_IN_TIME)
@@ -71,16 +69,7 @@ class EmbeddedConfig:
     def from_client(
         cls, config: ClientConfig, *, path: str | None = None, profile: Profile = PLAIN
     ) -> EmbeddedConfig:
-        """Check the configuration of a client.
-
-        Args:
-            config: The configuration's `connection` contains a `url`, or a `path` and optionally a `profile`.
-            path: The file to use if the connection does not name one.
-            profile: The profile to use if the connection does not name one.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST`; the message names the option and says how to correct it.
-        """
+        """Check the configuration of a client."""
         return settled(_checked, cls, config, path, profile)
 
 
@@ -129,16 +118,8 @@ def _parsed(url: object) -> dict[str, Any]:
 
 
 def check_path(field: str, path: object) -> str:
-    """Return the absolute form of a path. The folder must exist, but the file itself need not exist.
-
-    Args:
-        field: The name of the path in messages.
-        path: The path, as text or as a path object.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST`; `AUTHORIZATION_FAILED` if this process has no permission to read
-            the folder.
-    """
+    """Return the absolute form of a path."""
+    # The folder must exist, but the file itself need not exist.
     if not isinstance(path, str | os.PathLike) or not os.fspath(path) or isinstance(os.fspath(path), bytes):
         raise invalid_request(field, f"must be a path, not {type_name(path)}", "give the file of the store")
     if str(path).startswith(":memory:"):

@@ -48,8 +48,6 @@ from multiclouddb_spi import (
     snapshot_id_of,
 )
 
-__all__ = ["SegmentReader", "cut", "is_segment", "plan_scan"]
-
 _SEGMENTS: Final = 4
 _LEAST_ROWS: Final = 1000
 _ROW_BYTES: Final = 200
@@ -70,15 +68,7 @@ def plan_scan(
     seeds: Sequence[Seed],
     segments: int | None,
 ) -> ScanPlan:
-    """Plan a scan.
-
-    Args:
-        connection: The connection, inside a read transaction.
-        scope: The part of the collection that the feed covers.
-        head: The newest change of the store.
-        seeds: The start positions of the stream, at the newest change.
-        segments: The number of segments that the application requests, or None.
-    """
+    """Plan a scan."""
     seq, ts = head
     bounds = _bounds(scope)
     if bounds is None:
@@ -107,18 +97,7 @@ def _bounds(scope: Scope) -> tuple[bytes, bytes] | None:
 def cut(
     connection: sqlite3.Connection, scope: Scope, cursor: Cursor, count: int
 ) -> tuple[list[Segment], Cursor | None]:
-    """Take the next segments from a plan.
-
-    Args:
-        connection: The connection, inside a read transaction.
-        scope: The part of the collection that the feed covers.
-        cursor: The plan.
-        count: The maximum number of segments.
-
-    Raises:
-        InvalidCursor: Raised if the cursor is not a plan.
-        ProviderFault: `NOT_FOUND` if the collection was dropped.
-    """
+    """Take the next segments from a plan."""
     plan_id, seq, ts, rows, number, after, end = _plan_of(cursor)
     check_there(connection, scope.collection)
     found: list[Segment] = []
@@ -155,10 +134,7 @@ def is_segment(cursor: Cursor) -> bool:
 
 
 def _floor(seq: int) -> str:
-    """Return the `floor` of the snapshot: the order key of its rows.
-
-    The order key sorts after the change `seq` and before the next change.
-    """
+    """Return the `floor` of the snapshot: the order key of its rows."""
     return f"{seq:0{ORDER_DIGITS}d}~"
 
 
@@ -219,12 +195,7 @@ class _Mapper(Mapper):
 
 
 def _values(texts: list[str]) -> list[Any]:
-    """Return JSON objects and nulls.
-
-    Raises:
-        ValueError: Raised if a text is neither a JSON object nor null.
-        MulticloudDbError: Raised if a text is damaged.
-    """
+    """Return JSON objects and nulls."""
     joined = ",".join(texts).encode()
     values = [decode_json(text) for text in texts] if _MARKED in joined else orjson.loads(b"[%b]" % joined)
     if len(values) != len(texts) or not {dict, type(None)}.issuperset(map(type, values)):
@@ -233,19 +204,9 @@ def _values(texts: list[str]) -> list[Any]:
 
 
 class SegmentReader(Reader):
-    """Reads the rows of one segment.
+    """Reads the rows of one segment."""
 
-    Each fetch is one read transaction, so the rows of a fetch come from the same state of the
-    store.
-
-    Args:
-        source: The objects that all readers of the feed share.
-        view: The properties that are the same for all events of the segment.
-        cursor: The start position.
-
-    Raises:
-        InvalidCursor: Raised if the cursor does not belong to a segment.
-    """
+    # Each fetch is one read transaction, so the rows of a fetch come from the same state of the store.
 
     def __init__(self, source: Source, view: View, cursor: Cursor) -> None:
         if not is_segment(cursor):

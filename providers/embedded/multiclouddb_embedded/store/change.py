@@ -14,19 +14,7 @@ from multiclouddb_api import MulticloudDbKey, encode_json, invalid_request
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.validators import is_a, type_name
 from multiclouddb_embedded.store.collection import Collection
-from multiclouddb_embedded.store.hashing import partition_hash, partition_identity
-
-__all__ = [
-    "MAX_DOCUMENT_BYTES",
-    "Delete",
-    "EncodedChange",
-    "Key",
-    "Operation",
-    "Put",
-    "encode",
-    "encode_all",
-    "to_key",
-]
+from multiclouddb_embedded.store.layout import partition_hash, partition_identity
 
 MAX_DOCUMENT_BYTES: Final = 16 * 1024 * 1024
 
@@ -75,11 +63,7 @@ class EncodedChange:
 
 
 def encode_all(operations: Iterable[Operation], collection: Collection) -> list[EncodedChange]:
-    """Check operations and encode them.
-
-    Raises:
-        MulticloudDbError: Raised as by `encode`.
-    """
+    """Check operations and encode them."""
     if not isinstance(operations, Iterable):
         raise invalid_request(
             "operations",
@@ -90,12 +74,7 @@ def encode_all(operations: Iterable[Operation], collection: Collection) -> list[
 
 
 def encode(operation: Operation, collection: Collection) -> EncodedChange:
-    """Check one operation and encode it.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if a value has no JSON form, the document is not a mapping or is
-            too large, or the key does not fit the collection.
-    """
+    """Check one operation and encode it."""
     if not isinstance(operation, Put | Delete):
         raise invalid_request(
             "operations", f"holds a {type_name(operation)}", "pass Put(key, document) and Delete(key)"
@@ -115,11 +94,7 @@ def encode(operation: Operation, collection: Collection) -> EncodedChange:
 
 
 def to_key(key: Key, collection: Collection) -> MulticloudDbKey:
-    """Convert the caller's key to a `MulticloudDbKey`, and check it against the collection's partition key.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` with a message that names the mismatch.
-    """
+    """Convert the caller's key, and check it against the collection's partition key."""
     if isinstance(key, Mapping):
         key = MulticloudDbKey(key, collection.partition_components)
     elif not isinstance(key, MulticloudDbKey):

@@ -34,19 +34,15 @@ from multiclouddb_embedded.store.collection import (
     make_room,
     remove_collection,
 )
-from multiclouddb_embedded.store.hashing import even_ranges
 from multiclouddb_embedded.store.layout import (
     add_partitions,
+    even_ranges,
     native_id,
     open_partition,
     partition_rows,
 )
-from multiclouddb_embedded.store.log import LogWriter
-from multiclouddb_embedded.store.retention import check_bounds, count_bound, seq_before, trim_log
-from multiclouddb_embedded.store.scanning import Scan
-from multiclouddb_embedded.store.session import Session
-
-__all__ = ["EmbeddedStore", "PartitionRange"]
+from multiclouddb_embedded.store.log import LogWriter, check_bounds, count_bound, seq_before, trim_log
+from multiclouddb_embedded.store.session import Scan, Session
 
 
 @attrs.frozen
