@@ -23,7 +23,6 @@ from multiclouddb_spi.batch import (
     Segment,
     collector_paused,
 )
-from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import (
     Feed,
     FeedIdentity,
@@ -85,7 +84,6 @@ __all__ = [
     "Head",
     "InlineExecutor",
     "InvalidCursor",
-    "Lineage",
     "Mapper",
     "Outcome",
     "Partition",

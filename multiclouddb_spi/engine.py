@@ -34,9 +34,7 @@ from multiclouddb_spi.abilities import SupportsCommands
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.continuation.entry import Stage
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.session import Finished, Session
-from multiclouddb_spi.continuation.state import Retired
-from multiclouddb_spi.continuation.written import WrittenTokens
+from multiclouddb_spi.continuation.state import Finished, Retired, Session, WrittenTokens
 from multiclouddb_spi.contract import Feed, PartitionState, Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import user_errors

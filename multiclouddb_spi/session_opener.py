@@ -19,17 +19,23 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi.batch import Segment
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.session import Finished, Session
-from multiclouddb_spi.continuation.snapshots import (
+from multiclouddb_spi.continuation.starting import (
     cut_all,
     resolve_backfill,
     resolve_snapshot,
+    resolve_start,
     segment_lineage,
 )
-from multiclouddb_spi.continuation.starting import resolve_start
-from multiclouddb_spi.continuation.state import FeedOver, end_from_json, state_from_json
+from multiclouddb_spi.continuation.state import (
+    FeedOver,
+    Finished,
+    Session,
+    Written,
+    WrittenTokens,
+    end_from_json,
+    state_from_json,
+)
 from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text
-from multiclouddb_spi.continuation.written import Written, WrittenTokens
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline

@@ -3,7 +3,7 @@
 from statistics import median
 
 from benchmarks.hops import measure
-from multiclouddb_spi.continuation.written import WrittenTokens
+from multiclouddb_spi.continuation.state import WrittenTokens
 
 
 def test_a_call_is_seen_through_all_rooms(tmp_path):

@@ -19,10 +19,9 @@ import typer
 from multiclouddb_api import MulticloudDbError, PhysicalPartition, invalid_request
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_cli.screen import duration, moment, print_fields, print_table
-from multiclouddb_spi import Cursor, Feed, InvalidCursor, Lineage
-from multiclouddb_spi.continuation.entry import AnyEntry, Stage
-from multiclouddb_spi.continuation.lineage import INSPECTED
-from multiclouddb_spi.continuation.plan import Plan
+from multiclouddb_spi import Cursor, Feed, InvalidCursor
+from multiclouddb_spi.continuation.entry import AnyEntry, Plan, Stage
+from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage
 from multiclouddb_spi.continuation.state import FeedOver, Retired, state_from_json
 from multiclouddb_spi.continuation.token import VERSION, Envelope, decode_token, encode_token, scope_text
 

@@ -11,7 +11,7 @@ import attrs
 
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.times import ReadUntil, to_micros, to_moment
+from multiclouddb_spi.continuation.token import ReadUntil, to_micros, to_moment
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 

@@ -13,8 +13,7 @@ from multiclouddb_api import ErrorCategory, Fail, FeedEnded, Gap, Invalidated, O
 from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Outcome
 from multiclouddb_spi.continuation.follow import Ending, Follow, Found, apply_end, is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.session import Session
-from multiclouddb_spi.continuation.state import FeedOver, Retired, retired
+from multiclouddb_spi.continuation.state import FeedOver, Retired, Session, retired
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import ProviderFault

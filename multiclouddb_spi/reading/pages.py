@@ -27,12 +27,17 @@ from multiclouddb_api import (
 from multiclouddb_spi.batch import Child
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.session import Finished, Session
 from multiclouddb_spi.continuation.standings import Standings
-from multiclouddb_spi.continuation.state import FeedOver, FeedState, Retired, state_to_json
-from multiclouddb_spi.continuation.times import ReadUntil, to_moment
-from multiclouddb_spi.continuation.token import encode_token
-from multiclouddb_spi.continuation.written import WrittenTokens
+from multiclouddb_spi.continuation.state import (
+    FeedOver,
+    FeedState,
+    Finished,
+    Retired,
+    Session,
+    WrittenTokens,
+    state_to_json,
+)
+from multiclouddb_spi.continuation.token import ReadUntil, encode_token, to_moment
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, to_error

@@ -19,7 +19,6 @@ from multiclouddb_spi import (
     Deadline,
     Feed,
     FeedStart,
-    Lineage,
     Planner,
     Provider,
     RecordFault,
@@ -27,6 +26,7 @@ from multiclouddb_spi import (
     open_provider,
 )
 from multiclouddb_spi.continuation.follow import Looks
+from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.errors import fault_of, user_errors
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of

@@ -21,9 +21,9 @@ from multiclouddb_api import (
     SkipToOldest,
     Snapshot,
 )
-from multiclouddb_spi import FeedStart, Lineage, Step, SupportsChangeMark, Target
-from multiclouddb_spi.continuation.entry import AnyEntry, Entry
-from multiclouddb_spi.continuation.plan import Plan
+from multiclouddb_spi import FeedStart, Step, SupportsChangeMark, Target
+from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Plan
+from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.planning.kept import check_kept
 from pyspark_multiclouddb.connection import Connection, connection_for
 from pyspark_multiclouddb.errors import source_errors

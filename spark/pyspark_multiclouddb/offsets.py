@@ -46,8 +46,8 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from multiclouddb_api import MulticloudDbError, Snapshot, invalid_request
-from multiclouddb_spi import Cursor, FeedStart, InvalidCursor, Lineage, Range, ranges_between
-from multiclouddb_spi.continuation.lineage import INSPECTED
+from multiclouddb_spi import Cursor, FeedStart, InvalidCursor, Range, ranges_between
+from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage
 from multiclouddb_spi.open_feed import OpenFeed
 from pyspark_multiclouddb.options import Settings, position_from_text, position_text
 from pyspark_multiclouddb.outage import NEW_QUERY

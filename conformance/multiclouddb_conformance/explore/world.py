@@ -502,7 +502,7 @@ def _lost(world: World, expired: Collection[str]) -> World:
     if not losses and expired and not (world.bounds.scope is Scope.DESCENDANTS and _hides(world)):
         raise BrokenError(f"nothing changes after the loss of {sorted(expired)}")
     for name, entry in before.items():
-        if lineage.reading(name) is not None and _at(lineage.cursor(name)) > max(map(_at, entry.said)):
+        if lineage.reads(name) and _at(lineage.cursor(name)) > max(map(_at, entry.said)):
             missing.add(name)
     if losses and sorted(loss.partition_id for loss in losses) != sorted(missing):
         raise BrokenError(f"{sorted(missing)} lose records, and {losses} are told")

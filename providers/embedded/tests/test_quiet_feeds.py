@@ -30,8 +30,8 @@ from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_embedded.reader import EmbeddedReader
 from multiclouddb_spi import Deadline, Fault, ProviderFault
 from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.state import WrittenTokens
 from multiclouddb_spi.continuation.token import Envelope
-from multiclouddb_spi.continuation.written import WrittenTokens
 from multiclouddb_spi.reading.quiet_feeds import Check, QuietFeeds
 
 PARTITIONS = 8
