@@ -74,13 +74,7 @@ _SUFFIX: Final = ".checkpoint.json"
 
 
 class Bookmark(FileCheckpointStore):
-    """A checkpoint store like `FileCheckpointStore`, but for one file with any name.
-
-    The store can also read and update a file that an application's `FileCheckpointStore` has written.
-
-    Args:
-        file: The path of the file; the file need not exist yet.
-    """
+    """A checkpoint store like `FileCheckpointStore`, but for one file with any name."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(file.parent)
@@ -89,11 +83,7 @@ class Bookmark(FileCheckpointStore):
         self.name = file.name.removesuffix(_SUFFIX)
 
     def path(self, name: str) -> Path:
-        """The path of the file.
-
-        Raises:
-            MulticloudDbError: Raised with `INVALID_REQUEST` for a name that a checkpoint cannot have.
-        """
+        """The path of the file."""
         super().path(name)
         return self._file
 
@@ -184,13 +174,7 @@ def to_start(text: str, *, snapshots: bool = False, max_scan_rate: float | None 
 
 
 def to_moment(text: str, option: str, known: str = "now") -> datetime:
-    """Read a time with its zone, an age like `-1h30m`, or `now`; ages are relative to this machine's clock.
-
-    Args:
-        text: The text that the user entered.
-        option: The option to which the text belongs.
-        known: The other values that the option accepts; the error message lists them.
-    """
+    """Read a time with its zone, `now`, or an age like `-1h30m` by this machine's clock."""
     now = datetime.now(UTC)
     if text == "now":
         return now
@@ -208,10 +192,7 @@ def to_moment(text: str, option: str, known: str = "now") -> datetime:
 
 
 def to_checkpoint(path: Path | None) -> Path | None:
-    """Check a checkpoint's path.
-
-    The folder of the file must already exist, but the file itself need not exist.
-    """
+    """Check a checkpoint's path."""
     if path is None:
         return None
     if path.is_dir():
@@ -287,13 +268,7 @@ _HINT = "--option"
 
 
 def to_options(config: ClientConfig, texts: Sequence[str]) -> ProviderOptions | None:
-    """Return the provider's options, or None if there are none.
-
-    Raises:
-        MulticloudDbError: Raised if the configuration or a value is wrong.
-        typer.BadParameter: Raised if the provider has no such option, or if the option cannot have this
-            value.
-    """
+    """Return the provider's options, or None if there are none."""
     if not texts:
         return None
     kind = _kind(config)
@@ -369,20 +344,12 @@ class Selection:
         return self.until is not None and self.until < datetime.now(UTC)
 
     def leaves_for_later(self, page: ChangeFeedPage) -> bool:
-        """Return True if this page contains an event that is later than `until`.
-
-        A later run without `until` must print this event.
-        """
+        """Return True if this page contains an event that is later than `until`."""
         until = self.until
         return until is not None and any(event.timestamp > until for event in page.events)
 
     def is_over(self, page: ChangeFeedPage, asked_at: datetime) -> bool:
-        """Return True if no later page can contain an event up to `until`.
-
-        Args:
-            page: The last page.
-            asked_at: The time at which the page was requested.
-        """
+        """Return True if no later page can contain an event up to `until`."""
         if self.until is None:
             return False
         watermark = page.diagnostics.watermark
@@ -403,15 +370,7 @@ class Selection:
 
 
 def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScope) -> FeedScope:
-    """Return the scope with the public id of its partition.
-
-    If the user gave the service's own id of the partition, the function asks the service for its
-    list of partitions.
-
-    Raises:
-        MulticloudDbError: Raised if the partitions cannot be listed.
-        typer.BadParameter: Raised if no partition has this id.
-    """
+    """Return the scope with the public id of its partition."""
     if not isinstance(scope, PhysicalPartition) or scope.partition_id.startswith(f"{config.provider}:"):
         return scope
     with Session(config, ChangeFeedRequest(address, Now())) as session:
@@ -444,12 +403,7 @@ def to_request(
     max_scan_rate: float | None = None,
     last: int | None = None,
 ) -> ChangeFeedRequest:
-    """Return the request that a command line describes.
-
-    Raises:
-        MulticloudDbError: Raised if the library refuses a part of the request.
-        typer.BadParameter: Raised if an option is wrong.
-    """
+    """Return the request that a command line describes."""
     config = to_config(url)
     address, kind = to_target(collection, scope, config.provider)
     if last is not None and start != "now":

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import attrs
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_api.outage import answered, check_stopped, still_waiting
+from multiclouddb_api.pacing import answered, check_stopped, still_waiting
 from multiclouddb_spi.arrival import AnswerSizes, Arrival, arriving
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.continuation.follow import Looks

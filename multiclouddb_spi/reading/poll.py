@@ -31,8 +31,7 @@ from functools import cached_property, partial
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import OnExpired
-from multiclouddb_api.outage import answered, still_waiting
-from multiclouddb_api.wakeup import Wakeup
+from multiclouddb_api.pacing import Wakeup, answered, still_waiting
 from multiclouddb_spi.batch import Batch, collector_paused
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed

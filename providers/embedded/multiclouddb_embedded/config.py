@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import attrs
 
 from multiclouddb_api import Capability, ClientConfig, ProviderOptions, invalid_request
-from multiclouddb_api.secret import settled
+from multiclouddb_api.config import settled
 from multiclouddb_api.validators import check_type, is_a, suggestion, type_name, utf8
 from multiclouddb_embedded.errors import store_errors
 from multiclouddb_embedded.profile import PLAIN, PROFILES, Profile
