@@ -19,11 +19,7 @@ class CancelScope:
         self._call: Any = None
 
     def take(self, call: Any) -> None:
-        """Store the call that is running now.
-
-        Args:
-            call: The gRPC call.
-        """
+        """Store the call that is running now."""
         self._call = call
         if self._cancelled.is_set():
             call.cancel()
@@ -36,11 +32,7 @@ class CancelScope:
             call.cancel()
 
     def check(self) -> None:
-        """Raise an error if the call was cancelled.
-
-        Raises:
-            ProviderFault: `TRANSIENT_FAILURE` if the call was cancelled.
-        """
+        """Raise an error if the call was cancelled."""
         if self._cancelled.is_set():
             raise cancelled()
 

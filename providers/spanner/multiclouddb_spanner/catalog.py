@@ -52,17 +52,7 @@ _Row: TypeAlias = Sequence[Any]
 
 @attrs.frozen
 class ChangeStreamInfo:
-    """A table and the change stream that watches it.
-
-    Attributes:
-        stream: The name of the change stream.
-        table: The name of the table, as the records contain it.
-        key_names: The columns of the table's primary key, in order.
-        postgres: True for a database with the PostgreSQL dialect.
-        whole: True if the stream watches all columns.
-        capture: The value capture type of the stream.
-        retention: The number of seconds for which the stream keeps changes.
-    """
+    """A table and the change stream that watches it."""
 
     stream: str
     table: str
@@ -80,20 +70,7 @@ def find(
     deadline: Deadline,
     scope: CancelScope,
 ) -> ChangeStreamInfo:
-    """Find the table of an address and its change stream.
-
-    Args:
-        client: The database.
-        address: The table.
-        configured: The change stream that the configuration names, or None.
-        deadline: The time limit.
-        scope: An object through which another thread can cancel the call.
-
-    Raises:
-        ProviderFault: `NOT_FOUND` if the table or stream does not exist, `INVALID_REQUEST` if several streams
-            watch the table or the only stream omits changes, `UNSUPPORTED_CAPABILITY` for a stream in the
-            mode MUTABLE_KEY_RANGE.
-    """
+    """Find the table of an address and its change stream."""
     table = str(address.collection)
     schema, _, name = table.rpartition(".")
     postgres = _is_postgres(client, deadline, scope)
@@ -119,10 +96,7 @@ def find(
 
 
 def table_names(client: DatabaseClient, deadline: Deadline, scope: CancelScope) -> list[str]:
-    """Return the names of the tables in a database.
-
-    The name of a table outside the default schema also contains the name of its schema.
-    """
+    """Return the names of the tables in a database."""
     rows = client.rows(
         "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'",
         2,
@@ -159,15 +133,7 @@ def is_whole(
     scope: CancelScope,
     at: int | None = None,
 ) -> bool | None:
-    """Return whether a stream watches all columns of a table; None if it does not watch the table.
-
-    Args:
-        client: The database.
-        info: The table and the stream.
-        deadline: The time limit.
-        scope: An object through which another thread can cancel the call.
-        at: The time to which the answer refers, in microseconds since 1970; None for the present.
-    """
+    """Return whether a stream watches all columns of a table; None if it does not watch the table."""
     schema, _, name = info.table.rpartition(".")
     watching = _watching(client, schema, name, deadline, scope, postgres=info.postgres, at=at)
     return watching.get(info.stream)
@@ -183,17 +149,7 @@ def retention_of(
 def columns_at(
     client: DatabaseClient, info: ChangeStreamInfo, at: int, deadline: Deadline, scope: CancelScope
 ) -> list[str]:
-    """Return the columns of a table that its changes contained at a given time.
-
-    Generated columns are not included.
-
-    Args:
-        client: The database.
-        info: The table.
-        at: The given time, in microseconds since 1970.
-        deadline: The time limit.
-        scope: An object through which another thread can cancel the call.
-    """
+    """Return the columns of a table that its changes contained at a given time."""
     schema, _, table = info.table.rpartition(".")
     rows = client.rows(
         "SELECT table_schema, table_name, column_name, is_generated FROM information_schema.columns "
@@ -210,11 +166,7 @@ def columns_at(
 
 
 def check_provisioned(info: ChangeStreamInfo, spec: FeedSpec) -> None:
-    """Refuse a request that needs old or new rows if the stream's records do not contain such rows.
-
-    Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that contains the statement to run.
-    """
+    """Refuse a request that needs old or new rows if the stream's records do not contain such rows."""
     wanted: list[tuple[str, tuple[str, ...]]] = []
     if spec.new_item_state_mode is NewItemStateMode.REQUIRE:
         wanted.append(("new_item_state_mode", _WITH_ROW))
@@ -363,10 +315,7 @@ def _chosen(
 def _check_complete(
     table: str, name: str, whole: bool, options: Mapping[str, str], *, postgres: bool
 ) -> None:
-    """Refuse a change stream that omits changes.
-
-    A stream that the configuration names is accepted, because the user has chosen it.
-    """
+    """Refuse a change stream that omits changes."""
     left_out = [option for option in _EXCLUDES if options.get(option, "").lower() == "true"]
     if not whole:
         left_out.append("some columns")
@@ -384,11 +333,7 @@ def _listed(names: Collection[str]) -> str:
 
 
 def check_address(address: ResourceAddress) -> str:
-    """Return the database of an address.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the address names no database.
-    """
+    """Return the database of an address."""
     if address.database is None:
         raise invalid_request(
             "address.database",

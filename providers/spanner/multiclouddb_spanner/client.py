@@ -47,27 +47,14 @@ _DELETE_SECONDS: Final = 0.5
 
 @attrs.frozen
 class Parameter:
-    """One parameter of a query.
-
-    Attributes:
-        kind: The code of the parameter's type.
-        text: The value of the parameter as text, or None.
-    """
+    """One parameter of a query."""
 
     kind: int
     text: str | None
 
 
 class Answer:
-    """The answer to a query, which arrives message by message.
-
-    Args:
-        client: The database.
-        call: The gRPC call.
-        session: The session in which the query runs.
-        expires: The value of `time.monotonic()` at which gRPC ends the call.
-        before: The number of forks when the call started.
-    """
+    """The answer to a query, which arrives message by message."""
 
     def __init__(self, client: DatabaseClient, call: Any, session: str, expires: float, before: int) -> None:
         self._client, self._call, self._session, self.expires = client, call, session, expires
@@ -98,13 +85,7 @@ class Answer:
 
 
 class DatabaseClient:
-    """One database.
-
-    Args:
-        name: The full name of the database.
-        transport: The vendor's transport, with its channel.
-        ours: True if the library made the channel, so that `close` must close it.
-    """
+    """One database."""
 
     def __init__(self, name: str, transport: Any, *, ours: bool) -> None:
         self._name, self._ours = name, ours
@@ -134,18 +115,7 @@ class DatabaseClient:
         read_timestamp: bool = False,
         at: int | None = None,
     ) -> Answer:
-        """Start a single-use read, which is a strong read by default.
-
-        If no session is available, the method waits for one; it does not wait for the answer.
-
-        Args:
-            sql: The query.
-            parameters: Maps each name to its value.
-            deadline: The time at which gRPC ends the call.
-            scope: An object through which another thread can cancel the call.
-            read_timestamp: True if the answer must contain the time of the read.
-            at: The time of the data to read, in microseconds since 1970.
-        """
+        """Start a single-use read, which is a strong read by default."""
         session = self._open_session(deadline, scope)
         scope.check()
         request = ExecuteSqlRequest.pb()(session=session, sql=sql)
@@ -163,25 +133,13 @@ class DatabaseClient:
         return self._answer(self._transport.execute_streaming_sql, request, deadline, scope)
 
     def read(self, request: Any, deadline: Deadline, scope: CancelScope) -> Answer:
-        """Begin to read rows.
-
-        Args:
-            request: A `ReadRequest` of protobuf that names no session.
-            deadline: The time at which gRPC ends the call.
-            scope: An object through which another thread can cancel the call.
-        """
+        """Begin to read rows."""
         request.session = self._open_session(deadline, scope)
         scope.check()
         return self._answer(self._transport.streaming_read, request, deadline, scope)
 
     def partition_read(self, request: Any, deadline: Deadline, scope: CancelScope) -> Any:
-        """Ask the service how it would divide a read into parts.
-
-        Args:
-            request: A `PartitionReadRequest` of protobuf that names no session.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-        """
+        """Ask the service how it would divide a read into parts."""
         request.session = self._open_session(deadline, scope)
         metadata = self._metadata("session", request.session)
         return self._waited(self._transport.partition_read, request, metadata, deadline, scope)
@@ -231,16 +189,7 @@ class DatabaseClient:
         parameters: Mapping[str, Parameter] | None = None,
         at: int | None = None,
     ) -> list[list[Any]]:
-        """Return all rows of a query. A value is a text, a bool or None.
-
-        Args:
-            sql: The query.
-            columns: The number of columns in a row.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-            parameters: Maps each name to its value.
-            at: The time of the data to read, in microseconds since 1970.
-        """
+        """Return all rows of a query. A value is a text, a bool or None."""
 
         def read() -> list[list[Any]]:
             answer = self.query(sql, parameters or {}, deadline, scope, at=at)
@@ -283,10 +232,7 @@ class DatabaseClient:
         return active
 
     def close(self) -> None:
-        """Cancel all calls, delete the session, and close the channel if the library made it.
-
-        The method takes at most a second.
-        """
+        """Cancel all calls, delete the session, and close the channel if the library made it."""
         with self._lock:
             self._closed = True
             active, session, self._session = list(self._active), self._session, None
@@ -325,11 +271,7 @@ class DatabaseClient:
             self._creating.release()
 
     def _create(self, deadline: Deadline, scope: CancelScope) -> tuple[str, bool, float]:
-        """Create a session.
-
-        If the server supports multiplexed sessions, the session is multiplexed. Many queries can
-        use a multiplexed session at the same time.
-        """
+        """Create a session."""
         request = CreateSessionRequest.pb()(database=self._name)
         request.session.multiplexed = True
         metadata = self._metadata("database", self._name)
@@ -337,10 +279,7 @@ class DatabaseClient:
         return made.name, bool(made.multiplexed), time.monotonic()
 
     def _delete(self, session: str) -> None:
-        """Delete a session, which the server would otherwise keep for an hour.
-
-        A failed deletion does no harm.
-        """
+        """Delete a session, which the server would otherwise keep for an hour."""
         request = DeleteSessionRequest.pb()(name=session)
         metadata = self._metadata("name", session)
         with forks.calling():

@@ -35,9 +35,6 @@ class Clock:
     The time that the clock returns is equal to or later than the time of every commit that was
     acknowledged before the request. If several threads request the time while a call is running,
     these threads share the next call.
-
-    Args:
-        asked: A function that asks the service for its time, and returns it in microseconds since 1970.
     """
 
     def __init__(self, asked: Callable[[Deadline, CancelScope], int]) -> None:
@@ -47,12 +44,7 @@ class Clock:
         self._answer: tuple[int, float] | None = None
 
     def now(self, deadline: Deadline, scope: CancelScope) -> int:
-        """Ask the service for its time, in microseconds since 1970.
-
-        Args:
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-        """
+        """Ask the service for its time, in microseconds since 1970."""
         with self._lock:
             turn, leads = self._waiting, self._waiting is None
             if turn is None:
@@ -100,12 +92,7 @@ class Clock:
         return 0 if answer is None else answer[0]
 
     def ahead(self) -> int | None:
-        """Return a time slightly ahead of the service's clock, without a call.
-
-        Return None if the last answer is too old. The answer of a call is the service's time at
-        some point after the call was sent. This machine's clock stops while the machine sleeps. A
-        caller that waits for the returned time detects that the machine has slept.
-        """
+        """Return a time slightly ahead of the service's clock, without a call."""
         answer = self._answer
         if answer is None or time.monotonic() - answer[1] > _KEPT_SECONDS:
             return None

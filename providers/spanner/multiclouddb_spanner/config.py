@@ -59,15 +59,7 @@ _PATTERNS: Final = {
 
 @attrs.frozen
 class SpannerConfig:
-    """The checked configuration of a client.
-
-    Attributes:
-        project: The project.
-        instance: The instance.
-        change_stream: The change stream to read, or None to find the one that watches a table.
-        emulator_host: The host and port of an emulator; None to use `SPANNER_EMULATOR_HOST`, if that variable
-            is set.
-    """
+    """The checked configuration of a client."""
 
     project: str
     instance: str
@@ -76,11 +68,7 @@ class SpannerConfig:
 
     @classmethod
     def from_client(cls, config: ClientConfig) -> SpannerConfig:
-        """Check the `connection` of a client.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST`; the message names the option and says how to correct it.
-        """
+        """Check the `connection` of a client."""
         return settled(_checked, cls, config)
 
     def client(self) -> Any:
@@ -95,11 +83,7 @@ class SpannerConfig:
         )
 
     def transport(self, client: Any) -> SpannerTransport:
-        """Make the transport for one database. Its channel notices a connection that has become silent.
-
-        Args:
-            client: The client that `client` returned.
-        """
+        """Make the transport for one database. Its channel notices a connection that has become silent."""
         host = client.instance(self.instance).emulator_host
         if host is not None:
             return SpannerGrpcTransport(channel=grpc.insecure_channel(host, options=list(ALIVE)))

@@ -40,16 +40,7 @@ def key_text(values: Sequence[Any]) -> str:
 
 
 def range_read(table: str, columns: Sequence[str], after: str, end: str, at: int, limit: int = 0) -> Any:
-    """Make the request that reads a range of keys in the order of the primary key, without a session.
-
-    Args:
-        table: The table.
-        columns: The columns to read.
-        after: The key after which to read, as text; "" means to begin with the first key.
-        end: The last key to read, which is included; "" means to read to the last key.
-        at: The time of the data to read, in microseconds since 1970.
-        limit: The maximum number of rows; 0 means all rows.
-    """
+    """Make the request that reads a range of keys in the order of the primary key, without a session."""
     request = ReadRequest.pb()(table=table, columns=columns, limit=limit)
     request.transaction.single_use.read_only.read_timestamp.FromMicroseconds(at)
     part = request.key_set.ranges.add()
@@ -70,16 +61,7 @@ def bounds_of(
     deadline: Deadline,
     scope: CancelScope,
 ) -> tuple[list[str], int | None]:
-    """Return the last key of each segment ("" for the last one), and the number of rows if it is known.
-
-    Args:
-        client: The database.
-        info: The table.
-        at: The time of the data to scan.
-        segments: The number of segments that the application requests, or None.
-        deadline: The time limit.
-        scope: An object through which another thread can cancel the call.
-    """
+    """Return the last key of each segment ("" for the last one), and the number of rows if it is known."""
     request = range_read(info.table, info.key_names, "", "", at, _SMALL + 1)
     keys = _keys(client, request, len(info.key_names), deadline, scope)
     count = min(segments or (1 if len(keys) <= _SMALL else _SEGMENTS), _MOST_SEGMENTS)
@@ -129,10 +111,7 @@ def _cuts(
     deadline: Deadline,
     scope: CancelScope,
 ) -> list[str]:
-    """Return the first keys of the parts of the table, in table order.
-
-    If the table has many parts, the first keys of only some of them are returned.
-    """
+    """Return the first keys of the parts of the table, in table order."""
     half = time.monotonic() + deadline.remaining() / 2
     asked = PartitionReadRequest.pb()(table=info.table, columns=info.key_names)
     asked.transaction.begin.read_only.read_timestamp.FromMicroseconds(at)

@@ -191,10 +191,7 @@ def interval_of(error: BaseException) -> tuple[str, str] | None:
 
 
 def classify(error: Exception) -> Fault:
-    """Classify a failure.
-
-    This function raises nothing, even for unknown exceptions.
-    """
+    """Classify a failure."""
     status = status_of(error)
     if status is not None:
         return _said(error, status)

@@ -45,12 +45,7 @@ _EPOCH: Final = moment_of(0)
 
 
 class SpannerFeed(Feed):
-    """A feed that reads the change stream of one table.
-
-    Args:
-        source: The objects that all readers of the feed share.
-        spec: The request.
-    """
+    """A feed that reads the change stream of one table."""
 
     lists_parents = False
 
@@ -67,13 +62,7 @@ class SpannerFeed(Feed):
         return moment_of(self._now(deadline))
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Return the partitions that are alive at the start. Each partition is read from the start position.
-
-        When a partition is read, its records name its child partitions.
-
-        If a single partition is requested and begins after the start position, reading starts at
-        the beginning of the partition.
-        """
+        """Return the partitions that are alive at the start. Each partition is read from the start position."""
         now = self._now(deadline)
         at, names = now, None
         try:
@@ -104,10 +93,7 @@ class SpannerFeed(Feed):
         return self._alone(partition_id, place, now, deadline)
 
     def _alive_before(self, at: int, deadline: Deadline) -> list[str] | None:
-        """Return the partitions that were alive just before a time.
-
-        Return None if the stream no longer keeps changes of that time.
-        """
+        """Return the partitions that were alive just before a time."""
         try:
             return self._source.partitions(at - 1, deadline, self._scope)
         except Exception as error:
@@ -116,10 +102,7 @@ class SpannerFeed(Feed):
             return None
 
     def _alone(self, name: str, place: Place, now: int, deadline: Deadline) -> list[Seed]:
-        """Return the seed (start position) of a partition that is not alive at the start.
-
-        If the partition has ended before the start, the result is empty.
-        """
+        """Return the seed (start position) of a partition that is not alive at the start."""
         interval = self._source.interval(name, now, deadline, self._scope)
         if interval is None:
             raise ProviderFault.of(
@@ -132,10 +115,7 @@ class SpannerFeed(Feed):
         return [Seed(name, (), cursor_of(Place.at(begin, place.since)))] if begin > place.cut.at else []
 
     def longest_wait(self) -> float:
-        """Return how long a query waits in the service until its window ends.
-
-        With a long wait, fewer queries are needed. The waiting time of a query costs nothing.
-        """
+        """Return how long a query waits in the service until its window ends."""
         return 5.0
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
@@ -180,12 +160,7 @@ class SpannerFeed(Feed):
         since: datetime | None = None,
         whole: bool = True,
     ) -> Survey:
-        """Return the partitions that are alive now, and what is left of the asked ones.
-
-        The service reports neither the parents of a partition nor what descends from a partition that no
-        longer exists. If one of the asked partitions no longer exists, the heirs are all partitions that were
-        alive at the oldest time that can be read: together they contain every later change, exactly once.
-        """
+        """Return the partitions that are alive now, and what is left of the asked ones."""
         now = self._now(deadline)
         if not asked:
             names = self._listed(now, deadline)
@@ -199,15 +174,7 @@ class SpannerFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """Return the current end of each partition that is alive now.
-
-        The service cannot count or limit records. Therefore this method finds neither a head with a
-        limit on its records nor the end of a partition. The planner finds such heads and ends by
-        reading. If `max_records` is None, the partitions are queried for a change, one after
-        another. After the first change is found, no other partition is queried, because one change
-        is enough to show that the planner must read records. The number of records in the other
-        partitions stays unknown.
-        """
+        """Return the current end of each partition that is alive now."""
         if max_records is not None:
             return {}
         now = self._now(deadline)
@@ -231,10 +198,7 @@ class SpannerFeed(Feed):
         return max(0.0, left)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Compare commit timestamps.
-
-        If the timestamps are equal, compare the changes that were delivered at this timestamp.
-        """
+        """Compare commit timestamps."""
         if is_segment(a) or is_segment(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))
@@ -262,11 +226,7 @@ class SpannerFeed(Feed):
         return self._source.translated(error, at, deadline, CancelScope())
 
     def _has_change(self, name: str, place: Place, now: int, deadline: Deadline) -> bool:
-        """Return True if there is a change after a position and up to the present time.
-
-        The service may already have sent a whole window when the answer is cancelled. Therefore a small
-        window is read first.
-        """
+        """Return True if there is a change after a position and up to the present time."""
         start, length = place.cut.at, max(0, now - place.cut.at)
         for end in dict.fromkeys((start + length // 100, start + length // 10, start + length)):
             if self._has_change_until(name, place, start, end, deadline):

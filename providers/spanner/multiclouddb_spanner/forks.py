@@ -51,23 +51,7 @@ class Interrupted(ProviderFault):
 
 
 class _Process:
-    """The calls, threads and forks of this process.
-
-    Attributes:
-        changed: Notified when an entry of `starting`, `receiving` or `forking` is removed. A thread
-            holds the lock of `changed` while the thread changes another attribute, except
-            `cancelled`.
-        starting: The threads of the calls that are being started.
-        receiving: The threads that wait for a message.
-        forking: The threads that are in `os.fork`.
-        forks: The number of forks that this process has begun so far.
-        callers: The objects that make gRPC calls.
-        used: True if `callers` has ever contained an object.
-        cancelled: The calls that were cancelled because of forks that are now running. The list
-            keeps the cancelled calls, so that no thread frees a call during a fork.
-        disturbed: True if a call was started during a fork.
-        broken: True if gRPC may not work in this process.
-    """
+    """The calls, threads and forks of this process."""
 
     def __init__(self, *, broken: bool = False) -> None:
         self.changed = threading.Condition()
@@ -82,11 +66,7 @@ class _Process:
 
 
 class _Fork(threading.local):
-    """The fork that this thread is making; in the child process, only this thread exists.
-
-    Attributes:
-        quiet: True if no thread was in gRPC.
-    """
+    """The fork that this thread is making; in the child process, only this thread exists."""
 
     quiet = False
 
@@ -98,12 +78,7 @@ _inherited: list[Any] = []
 
 
 def watch(caller: Caller) -> None:
-    """Interrupt the calls of an object at each fork.
-
-    Args:
-        caller: The object that makes the calls. This module keeps only a weak reference to the
-            object.
-    """
+    """Interrupt the calls of an object at each fork."""
     process = _process
     with process.changed:
         process.callers.add(caller)
@@ -112,14 +87,7 @@ def watch(caller: Caller) -> None:
 
 @contextmanager
 def calling() -> Iterator[int]:
-    """Make every fork wait while the `with` block starts a call.
-
-    The `with` block starts when no fork is running. If a fork takes too long, the block starts
-    anyway, and the child process of the fork cannot use gRPC.
-
-    Yields:
-        The number of forks so far.
-    """
+    """Make every fork wait while the `with` block starts a call."""
     process, mark, thread = _process, object(), threading.get_ident()
     try:
         with process.changed:
@@ -155,11 +123,7 @@ def count() -> int:
 
 
 def again(call: Callable[[], _T]) -> _T:
-    """Make a call, and make it again each time that a fork interrupts it. Return its result.
-
-    Args:
-        call: The function that makes the call.
-    """
+    """Make a call, and make it again each time that a fork interrupts it. Return its result."""
     while True:
         try:
             return call()
@@ -168,13 +132,7 @@ def again(call: Callable[[], _T]) -> _T:
 
 
 def check() -> None:
-    """Raise an error if gRPC may not work in this process.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if gRPC was in use when this process was forked. In
-            most cases, code outside this library was using gRPC, because a fork ends the calls of
-            this library.
-    """
+    """Raise an error if gRPC may not work in this process."""
     if _process.broken:
         raise invalid_request(
             "process",
@@ -204,10 +162,7 @@ def _before_fork() -> None:
 
 
 def _wait_for_others(marks: dict[object, int], until: float) -> None:
-    """Wait until no other thread is making a call.
-
-    A signal handler may fork while its own thread is making a call.
-    """
+    """Wait until no other thread is making a call."""
     process, thread = _process, threading.get_ident()
     with process.changed:
         process.changed.wait_for(

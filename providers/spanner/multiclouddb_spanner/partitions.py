@@ -21,21 +21,7 @@ def survey_of(
     deadline: Deadline,
     scope: CancelScope,
 ) -> Survey:
-    """State which of the asked partitions existed at the oldest time that can be read, or began later.
-
-    The service reports neither parents nor the end of a partition that is gone. A partition exists at its own
-    position. So a position at or after the oldest time shows that the partition exists, and a position before
-    it shows that the partition is gone, unless the partition was alive at the oldest time.
-
-    Args:
-        source: The change stream.
-        asked: Maps each partition to its position, or to None if no position is known; not empty.
-        expired: Those whose position was refused.
-        now: The service's time.
-        since: Changes older than this time are not needed.
-        deadline: The time limit.
-        scope: An object through which another thread can cancel the calls.
-    """
+    """State which of the asked partitions existed at the oldest time that can be read, or began later."""
     oldest, alive_then = source.oldest(now, deadline, scope)
     alive_now = source.partitions(now, deadline, scope)
     # A partition that ends at the oldest time has changes of that time, but is not alive then.

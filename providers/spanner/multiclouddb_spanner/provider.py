@@ -80,13 +80,7 @@ CAPABILITIES: Final = CapabilitySet(
 
 
 class SpannerProvider(Provider):
-    """The provider for one Spanner instance.
-
-    Args:
-        client: The vendor's client.
-        config: The configuration.
-        ours: True if the library made the client.
-    """
+    """The provider for one Spanner instance."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
@@ -134,10 +128,7 @@ class SpannerProvider(Provider):
         return classify(error)
 
     def close(self) -> None:
-        """Cancel every reader and call, delete the sessions, and close the library's channels.
-
-        The method takes at most a second.
-        """
+        """Cancel every reader and call, delete the sessions, and close the library's channels."""
         for source in list(self._sources):
             for reader in list(source.readers):
                 reader.cancel()
@@ -178,21 +169,11 @@ class SpannerPlugin(ProviderPlugin):
         return CAPABILITIES
 
     def check(self, config: ClientConfig) -> None:
-        """Check the names and the values in `connection`.
-
-        Args:
-            config: The client's configuration, which is later passed to `connect`.
-        """
+        """Check the names and the values in `connection`."""
         SpannerConfig.from_client(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> SpannerProvider:
-        """Make the vendor's client, without calling the service.
-
-        Args:
-            config: `connection` contains a `url`, `spanner://PROJECT/INSTANCE`, or `project` and `instance`.
-                `connection` may also contain `change_stream` and `emulator_host`.
-            native_client: A `google.cloud.spanner.Client`, which is used unchanged.
-        """
+        """Make the vendor's client, without calling the service."""
         forks.check()
         checked = SpannerConfig.from_client(config)
         if native_client is None:

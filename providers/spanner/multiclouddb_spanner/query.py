@@ -30,17 +30,7 @@ def begin_query(
     deadline: Deadline,
     scope: CancelScope,
 ) -> Answer:
-    """Start the query for a partition, or for the list of partitions.
-
-    Args:
-        client: The database.
-        info: The change stream.
-        token: The partition to read; None to list the partitions that are alive at `start`.
-        start: The time from which to read.
-        end: The time up to which to read.
-        deadline: The time at which gRPC ends the call.
-        scope: An object through which another thread can cancel the call.
-    """
+    """Start the query for a partition, or for the list of partitions."""
     values = [
         Parameter(TIMESTAMP, text_at(start)),
         Parameter(TIMESTAMP, None if end is None else text_at(end)),
@@ -62,12 +52,7 @@ def begin_query(
 def list_partitions(
     client: DatabaseClient, info: ChangeStreamInfo, at: int, deadline: Deadline, scope: CancelScope
 ) -> list[str]:
-    """Return the tokens of the partitions that are alive at a given time.
-
-    Raises:
-        Exception: The error that gRPC raised. `is_past` returns True for this error if the stream no longer
-            keeps the changes of the given time.
-    """
+    """Return the tokens of the partitions that are alive at a given time."""
 
     def ask() -> list[str]:
         answer = begin_query(client, info, None, at, None, deadline, scope)
@@ -83,26 +68,13 @@ def list_partitions(
 
 
 def _parsed(rows: Sequence[Sequence[Any]], table: str, shapes: Shapes) -> list[Item]:
-    """Return the items of one message.
-
-    Parsing makes many objects, and all of them are still in use. Therefore the garbage collector
-    pauses.
-    """
+    """Return the items of one message."""
     with collector_paused():
         return list(parse_rows(rows, table, shapes))
 
 
 class Window:
-    """A query of one partition between two times, both included.
-
-    Args:
-        answer: The answer to the query.
-        table: The table whose changes are requested.
-        shapes: The columns of the feed's records, with their converters.
-        end: All changes up to this time are returned.
-        waits: The number of seconds by which `end` was ahead of the clock; 0.0 if `end` had passed.
-        current: True if the window reaches the current time of the service's clock.
-    """
+    """A query of one partition between two times, both included."""
 
     def __init__(
         self, answer: Answer, table: str, shapes: Shapes, end: int, *, waits: float, current: bool
@@ -118,14 +90,7 @@ class Window:
         return self._answer.expires
 
     def next(self) -> list[Item] | None:
-        """Return the records of the next message, or None after the last message.
-
-        The method waits until a message arrives.
-
-        Raises:
-            Interrupted: Raised if a fork has cancelled the query. The query can be started again.
-            Exception: The error that gRPC raised for the query.
-        """
+        """Return the records of the next message, or None after the last message."""
         return next(self._messages, None)
 
     def cancel(self) -> None:

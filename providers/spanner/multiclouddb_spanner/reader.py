@@ -50,17 +50,7 @@ _REST: Final = 10
 
 
 class SpannerReader(Reader):
-    """Reads a partition forward in windows of time. Each window is a query that ends by itself.
-
-    Args:
-        source: The objects that all readers of the feed share.
-        view: The properties that are the same for all events of the partition.
-        token: The partition.
-        place: The position from which to read.
-        until: The position after which to stop, or None.
-        require_new: True if every event must include its new row.
-        require_old: True if every event must include its old row.
-    """
+    """Reads a partition forward in windows of time. Each window is a query that ends by itself."""
 
     def __init__(
         self,
@@ -94,11 +84,7 @@ class SpannerReader(Reader):
         source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """Return the next changes up to the service's current time, or up to `wait` seconds later.
-
-        If an answer has more changes than requested, it stays open for the next call, at most until
-        the answer's deadline.
-        """
+        """Return the next changes up to the service's current time, or up to `wait` seconds later."""
         self._scope.check()
         deadline = answer_deadline(deadline)
         begin, began = self._place, time.monotonic()
@@ -209,11 +195,7 @@ class SpannerReader(Reader):
     def _read(
         self, taken: list[Change], max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> tuple[int, bool | None]:
-        """Take the available changes.
-
-        Return the size of the changes, and True if no change is left. None means that it is unknown
-        whether a change is left.
-        """
+        """Take the available changes."""
         nbytes, begin = 0, self._place
         while True:
             window = self._window or self._open_window(wait, deadline)
@@ -277,10 +259,7 @@ class SpannerReader(Reader):
             self._place = Place.at(at, self._since)
 
     def _wanted(self, record: DataRecord) -> tuple[int, int]:
-        """Return the wanted changes of a record.
-
-        Changes that were already delivered or lie after the bound are not wanted.
-        """
+        """Return the wanted changes of a record."""
         start, stop = 0, len(record.mods)
         if record.at < self._since:
             return stop, stop
@@ -292,14 +271,7 @@ class SpannerReader(Reader):
         return start, stop
 
     def _lacks(self, record: DataRecord, taken: list[Change]) -> bool:
-        """Return True if a record lacks a required row.
-
-        The changes before the incomplete record are delivered first.
-
-        Raises:
-            ProviderFault: Raised if a record lacks a required row, and no change before the record
-                can be delivered.
-        """
+        """Return True if a record lacks a required row."""
         new = has_new(record) or not self._require_new
         old = has_old(record) or not self._require_old
         whole = self._view.whole and record.shape.whole

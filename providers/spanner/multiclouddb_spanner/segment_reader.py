@@ -49,10 +49,6 @@ class _Rows:
     """Some rows. One list contains the values of all rows, row after row.
 
     Making a list for each row would take longer.
-
-    Attributes:
-        values: Values of protobuf.
-        width: The number of values of a row.
     """
 
     values: list[Any]
@@ -87,12 +83,7 @@ _NO_ROWS: Final = _Rows([], 1)
 
 @attrs.frozen(eq=False)
 class _Columns:
-    """The columns of an answer to a read.
-
-    Attributes:
-        shape: The names of the columns, and the functions that convert their values.
-        codes: The codes of the columns' types.
-    """
+    """The columns of an answer to a read."""
 
     shape: Shape
     codes: tuple[str, ...]
@@ -134,13 +125,7 @@ def _kind(type_: Any) -> dict[str, Any]:
 
 @attrs.frozen(eq=False)
 class _Mapper(Mapper):
-    """Maps rows that were all read at the same timestamp.
-
-    Attributes:
-        view: The properties that are the same for all events of the segment.
-        span: The segment. The mapper does not use `span.after`.
-        columns: The columns of the rows.
-    """
+    """Maps rows that were all read at the same timestamp."""
 
     view: View
     span: Span
@@ -197,13 +182,7 @@ class _Mapper(Mapper):
 
 
 class SegmentReader(Reader):
-    """Reads one segment forward with one read of its key range, which stays open between fetches.
-
-    Args:
-        scans: The information about the table that the scans of the feed share.
-        view: The properties that are the same for all events of the segment.
-        span: The segment, including the position at which the read starts.
-    """
+    """Reads one segment forward with one read of its key range, which stays open between fetches."""
 
     def __init__(self, scans: Scans, view: View, span: Span) -> None:
         self._scans, self._source = scans, scans.source
@@ -226,11 +205,7 @@ class SegmentReader(Reader):
         self._source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """Return the next rows.
-
-        If an answer has more rows than requested, it stays open for the next call, at most until
-        the answer's deadline.
-        """
+        """Return the next rows."""
         self._scope.check()
         deadline = answer_deadline(deadline)
         begin = self._span.cursor()
@@ -269,11 +244,7 @@ class SegmentReader(Reader):
     # -- The answer
 
     def _look_at(self, *, whole: bool) -> None:
-        """Check the stream.
-
-        If the stream does not watch all columns, the events of the stream and the events of the
-        scan contain no rows.
-        """
+        """Check the stream."""
         if whole != self._view.whole:
             self._end_answer()
             self._rows, self._used = _NO_ROWS, 0
@@ -309,10 +280,7 @@ class SegmentReader(Reader):
             self._source.slots.give()
 
     def _keep_answer(self) -> None:
-        """Leave an unfinished answer open if a slot is free.
-
-        The rows that were already received are kept even if no slot is free.
-        """
+        """Leave an unfinished answer open if a slot is free."""
         if self._answer is not None and not self._kept:
             self._kept = self._source.slots.take()
             if not self._kept:

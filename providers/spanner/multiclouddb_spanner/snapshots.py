@@ -67,25 +67,13 @@ _MARGIN: Final = 120 * _SECOND
 
 
 def floor_of(at: int) -> str:
-    """Return the `order_key` of the rows of a snapshot taken at the given time.
-
-    This floor is greater than the `order_key` of every change up to this time, and less than the `order_key`
-    of every later change.
-    """
+    """Return the `order_key` of the rows of a snapshot taken at the given time."""
     return f"{text_at(at)}|~"
 
 
 @attrs.frozen
 class Span:
-    """The content of the cursor of a segment.
-
-    Attributes:
-        plan_id: The id of the plan.
-        began: The time T of the snapshot.
-        at: The time at which rows are read.
-        after: The key after which to read; "" means to begin with the first key.
-        end: The last key to read, which is included; "" means to read to the last key.
-    """
+    """The content of the cursor of a segment."""
 
     plan_id: str
     began: int
@@ -108,11 +96,7 @@ def is_segment(cursor: Cursor) -> bool:
 
 
 def span_of(cursor: Cursor) -> Span:
-    """Convert a stored position to a `Span`; the inverse of `Span.cursor`.
-
-    Raises:
-        InvalidCursor: Raised if the cursor does not belong to a segment.
-    """
+    """Convert a stored position to a `Span`; the inverse of `Span.cursor`."""
     if not is_segment(cursor):
         raise InvalidCursor("it is no segment of a snapshot")
     plan_id, began, later, after, end = cast("tuple[str, int, int, str, str]", cursor)
@@ -131,12 +115,7 @@ def _is_key(text: str) -> bool:
 
 
 class Scans:
-    """Stores recent information about the table, for all scans of one feed.
-
-    Args:
-        source: The table and its change stream.
-        spec: The specification of the feed.
-    """
+    """Stores recent information about the table, for all scans of one feed."""
 
     def __init__(self, source: Source, spec: FeedSpec) -> None:
         self.source, self.spec = source, spec
@@ -148,23 +127,7 @@ class Scans:
     def check(
         self, began: int, deadline: Deadline, scope: CancelScope, *, lately: bool = False
     ) -> ChangeStreamInfo:
-        """Check that the table and the change stream are still those of a snapshot.
-
-        A result that is up to half a second old is accepted.
-
-        Old rows of a dropped table can still be read, so a successful read does not prove that the table
-        exists.
-
-        Args:
-            began: The time of the snapshot.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-            lately: True to accept a result that is up to five seconds old.
-
-        Raises:
-            ProviderFault: Raised if the table or the stream was dropped or recreated, or the stream no longer
-                contains the required data.
-        """
+        """Check that the table and the change stream are still those of a snapshot."""
         with self._lock:
             checked = self._checked
         kept = _LATELY_SECONDS if lately else _KEPT_SECONDS
@@ -197,14 +160,7 @@ class Scans:
         return info
 
     def columns(self, at: int, *, whole: bool, deadline: Deadline, scope: CancelScope) -> list[str]:
-        """Return the columns that the table had at a given time, key columns first.
-
-        Args:
-            at: The given time, in microseconds since 1970.
-            whole: False to return only the key columns.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-        """
+        """Return the columns that the table had at a given time, key columns first."""
         info = self.source.info
         if not whole:
             return list(info.key_names)
@@ -224,15 +180,7 @@ class Scans:
 def plan_scan(
     scans: Scans, seeds: Sequence[Seed], segments: int | None, deadline: Deadline, scope: CancelScope
 ) -> ScanPlan:
-    """Plan a scan.
-
-    Args:
-        scans: The scans of the feed.
-        seeds: The start of the stream, from `Feed.start` with `Now()`.
-        segments: The number of segments that the application requests, or None.
-        deadline: The time limit.
-        scope: An object through which another thread can cancel the call.
-    """
+    """Plan a scan."""
     # `Now()` is directly after the time that was read. Therefore the stream starts exactly where the rows of
     # that time end.
     began, source = place_of(seeds[0].cursor).first - 1, scans.source
@@ -244,15 +192,7 @@ def plan_scan(
 
 
 def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
-    """Take the next segments from a plan.
-
-    Args:
-        cursor: The plan.
-        count: The maximum number of segments.
-
-    Raises:
-        InvalidCursor: Raised if the cursor is not a plan.
-    """
+    """Take the next segments from a plan."""
     match cursor:
         case [str() as plan_id, int() as began, int() as number, str() as after, [*bounds]] if (
             _are_moments(began, number) and _is_key(after) and bounds and all(map(_is_bound, bounds))

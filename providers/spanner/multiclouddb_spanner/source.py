@@ -56,9 +56,6 @@ class Slots:
 
     Each open answer occupies a stream of the gRPC connection. A gRPC connection carries at most a hundred
     streams at a time; every further stream would have to wait until another stream ends.
-
-    Args:
-        most: The maximum number of open answers.
     """
 
     def __init__(self, most: int) -> None:
@@ -78,9 +75,6 @@ class RequestSizes:
 
     The service sends up to a megabyte in one message of gRPC. If a connection breaks within a message,
     nothing of it arrives. Therefore the next request is a quarter as large, and later ones are larger again.
-
-    Args:
-        full: The size from which on a request needs no limit.
     """
 
     def __init__(self, full: int) -> None:
@@ -110,18 +104,7 @@ class RequestSizes:
 
 
 class Source:
-    """One change stream, and the table whose changes are read from the stream.
-
-    Args:
-        client: The database.
-        info: The stream.
-        slots: The slots, which limit the number of answers that the client keeps open.
-
-    Attributes:
-        spans: The lengths of the next queries of partitions, in microseconds.
-        row_limits: The numbers of rows of the next reads of segments.
-        resume_at: The end of the last period that was found in which the stream did not watch the table.
-    """
+    """One change stream, and the table whose changes are read from the stream."""
 
     def __init__(self, client: DatabaseClient, info: ChangeStreamInfo, slots: Slots) -> None:
         self.client, self.info, self.slots = client, info, slots
@@ -150,17 +133,7 @@ class Source:
         waits: float = 0.0,
         current: bool = False,
     ) -> Window:
-        """Start to read a partition.
-
-        Args:
-            token: The partition.
-            start: The time from which to read.
-            end: The time up to which to read.
-            deadline: The time at which gRPC ends the call.
-            scope: An object through which another thread can cancel the call.
-            waits: The number of seconds by which `end` is ahead of the clock, `Window.waits`.
-            current: True if the window reaches the current time of the service's clock, `Window.current`.
-        """
+        """Start to read a partition."""
         answer = begin_query(self.client, self.info, token, start, end, deadline, scope)
         return Window(answer, self.info.table, self.shapes, end, waits=waits, current=current)
 
@@ -173,19 +146,7 @@ class Source:
         deadline: Deadline,
         scope: CancelScope,
     ) -> _T | None:
-        """Read a partition until the function `look` returns a result for an item.
-
-        Return this result of `look`, or None if `look` returns a result for no item.
-
-        Args:
-            token: The partition.
-            start: The time from which to read.
-            end: The time up to which to read.
-            look: A function that returns a result for the item to find, and None for every other
-                item.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-        """
+        """Read a partition until the function `look` returns a result for an item."""
 
         def read() -> _T | None:
             window = self.window(token, start, end, deadline, scope)
@@ -201,13 +162,7 @@ class Source:
         return again(read)
 
     def earliest(self, now: int, deadline: Deadline, scope: CancelScope) -> int:
-        """Return the oldest time that can be read.
-
-        Args:
-            now: The service's time.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-        """
+        """Return the oldest time that can be read."""
         bound = now - self.info.retention * _SECOND
         try:
             self.partitions(bound, deadline, scope)
@@ -219,21 +174,7 @@ class Source:
         return bound
 
     def oldest(self, now: int, deadline: Deadline, scope: CancelScope) -> tuple[int, list[str]]:
-        """Return the oldest time from which a feed can read every partition.
-
-        The result also contains the partitions that are alive at this time.
-
-        If the returned time depends on the retention period, a margin is added, because the oldest
-        readable time moves forward. If the returned time is the creation time of the stream, no
-        margin is added, and no change is left out.
-
-        After a time without records was found, the result is a time after it.
-
-        Args:
-            now: The service's time.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-        """
+        """Return the oldest time from which a feed can read every partition."""
         kept = self.info.retention * _SECOND
         margin = round(min(max(_MARGIN, 2 * deadline.remaining() * _SECOND), kept / 10))
         at = max(self.earliest(now, deadline, scope), now - kept + margin, self.resume_at)
@@ -261,31 +202,13 @@ class Source:
         return after
 
     def is_recreated(self, earliest: int, now: int) -> bool:
-        """Return True if a position before the oldest time belongs to an earlier stream with the same name.
-
-        Normally, the oldest readable time is the current time minus the retention period. If the
-        oldest readable time lies within the retention period, it is the time when the stream was
-        created.
-        """
+        """Return True if a position before the oldest time belongs to an earlier stream with the same name."""
         return earliest > now - self.info.retention * _SECOND + _SLACK
 
     def interval(
         self, token: str, now: int, deadline: Deadline, scope: CancelScope
     ) -> tuple[int, int] | None:
-        """Return the start and the end of a partition.
-
-        The end of an open partition is the current time. Return None for a partition of another stream.
-
-        If a partition is read at a time outside its lifetime, the service normally reports its
-        start and end. If the service does not report the start and the end, this method searches
-        for the start within the retention of the stream.
-
-        Args:
-            token: The partition.
-            now: The service's time.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-        """
+        """Return the start and the end of a partition."""
         earliest = self.earliest(now, deadline, scope)
         for at in (earliest, now):
             error = self._refusal(token, at, deadline, scope)
@@ -308,10 +231,7 @@ class Source:
         return after, now
 
     def _refusal(self, token: str, at: int, deadline: Deadline, scope: CancelScope) -> Exception | None:
-        """Return the reason why a partition cannot be read at a given time.
-
-        Return None if the partition can be read.
-        """
+        """Return the reason why a partition cannot be read at a given time."""
         try:
             self.find_first(token, at, at, lambda item: None, deadline, scope)
         except Exception as error:
@@ -328,20 +248,7 @@ class Source:
         return is_whole(self.client, self.info, deadline, scope, at) is True
 
     def check_watched(self, at: int, deadline: Deadline, scope: CancelScope) -> int | None:
-        """Check that the stream watches the table, and watched it since a position.
-
-        Args:
-            at: The position from which to read.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-
-        Returns:
-            The next time after the position at which the stream did not watch the table, or None.
-
-        Raises:
-            ProviderFault: `NOT_FOUND` if the stream does not watch the table now, with the statement to run;
-                `CHECKPOINT_EXPIRED` if it did not watch the table at the position.
-        """
+        """Check that the stream watches the table, and watched it since a position."""
         self._check_present(deadline, scope)
         for begin, end in self._holes(at, deadline, scope):
             if at < begin:
@@ -373,10 +280,7 @@ class Source:
         return watched or not columns_at(self.client, self.info, at, deadline, scope)
 
     def _check_present(self, deadline: Deadline, scope: CancelScope) -> None:
-        """Check, once a minute, that the stream still watches the table.
-
-        Without this check, the feed of a table that the stream no longer watches would look idle forever.
-        """
+        """Check, once a minute, that the stream still watches the table."""
         now = time.monotonic()
         if now - self._watched_at < _CHECK_SECONDS or not self._checking.acquire(blocking=False):
             return
@@ -397,15 +301,7 @@ class Source:
     def translated(
         self, error: Exception, at: int, deadline: Deadline, scope: CancelScope, token: str | None = None
     ) -> ProviderFault | None:
-        """Return the fault for an error of a read, or None if `classify` can determine its meaning.
-
-        Args:
-            error: The error that gRPC raised.
-            at: The time at which the read started.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-            token: The partition that the position belongs to; None for a start.
-        """
+        """Return the fault for an error of a read, or None if `classify` can determine its meaning."""
         name = self.info.stream
         if is_without_stream(error):
             return ProviderFault.of(

@@ -12,15 +12,7 @@ _UNQUOTED: Final = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 
 
 def quoted(name: str, *, postgres: bool) -> str:
-    """Return a name in the form for a statement.
-
-    The PostgreSQL dialect converts unquoted names to lower case. Therefore this function puts quotes around
-    each part of a name that is not a plain name in lower case.
-
-    Args:
-        name: The name of a change stream or table, with its schema if it has one.
-        postgres: True for a database with the PostgreSQL dialect.
-    """
+    """Return a name in the form for a statement."""
     if not postgres:
         return name
     return ".".join(part if _UNQUOTED.fullmatch(part) else f'"{part}"' for part in name.split("."))

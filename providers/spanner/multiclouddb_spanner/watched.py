@@ -31,10 +31,6 @@ class WatchedColumns:
     had more columns than the record. Therefore the schema is read as of the commit timestamp of a
     record. The answer is reused for records that have the same columns and were committed at most a
     minute earlier or later.
-
-    Args:
-        ask: A function that reads the schema. The first argument of `ask` is a time in microseconds
-            since 1970, or None for the present.
     """
 
     def __init__(self, ask: Callable[[int | None, Deadline, CancelScope], bool]) -> None:
@@ -47,17 +43,7 @@ class WatchedColumns:
         self._present: tuple[float, bool] | None = None
 
     def were_all(self, shape: Shape, at: int, deadline: Deadline, scope: CancelScope) -> bool:
-        """Return True if the stream watched all columns at a given time.
-
-        If the database no longer keeps the schema of the given time, the result depends on the
-        present schema.
-
-        Args:
-            shape: The columns of a record.
-            at: The commit timestamp of the record, in microseconds since 1970.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-        """
+        """Return True if the stream watched all columns at a given time."""
         known = self._known(shape, at)
         if known is not None:
             return known

@@ -26,13 +26,7 @@ _LOOK_SECONDS: Final = 0.1
 
 
 class WatchedTimes:
-    """Remembers at which moments a stream was seen to watch its table, or not to watch it.
-
-    Args:
-        ask: A function that reads the schema of a time, in microseconds since 1970. It returns False if the
-            stream and the table existed, but the stream did not watch the table.
-        now: The present time. The stream watches the table now.
-    """
+    """Remembers at which moments a stream was seen to watch its table, or not to watch it."""
 
     def __init__(self, ask: Callable[[int, Deadline, CancelScope], bool], now: int) -> None:
         self._ask = ask
@@ -41,14 +35,7 @@ class WatchedTimes:
         self._from = self._to = now
 
     def look(self, since: int, now: int, deadline: Deadline, scope: CancelScope) -> None:
-        """Look at moments between a position and the present, unless they are known.
-
-        Args:
-            since: The position.
-            now: The present time. The stream watches the table now.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-        """
+        """Look at moments between a position and the present, unless they are known."""
         while not self._asking.acquire(timeout=_LOOK_SECONDS):
             scope.check()
             if deadline.passed():
@@ -81,11 +68,7 @@ class WatchedTimes:
                 begin = None
 
     def _sample(self, begin: int, end: int, deadline: Deadline, scope: CancelScope) -> None:
-        """Look at moments between two times, from the later to the earlier one.
-
-        The stream watched the table at the later time. If it did not watch the table at a moment, the time at
-        which it began again is searched for, so that a reader can continue exactly there.
-        """
+        """Look at moments between two times, from the later to the earlier one."""
         step = max(_NEAR // 2, (end - begin) // _MOST)
         later, was_watched = end, True
         for at in [*range(end - step, begin, -step), begin]:
