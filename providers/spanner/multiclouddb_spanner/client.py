@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -26,14 +27,153 @@ from google.cloud.spanner_v1 import (
     TypeCode,
 )
 
+from multiclouddb_api import ErrorCategory
 from multiclouddb_spanner import forks
-from multiclouddb_spanner.cancel_scope import CancelScope, late
-from multiclouddb_spanner.clock import Clock
 from multiclouddb_spanner.errors import is_lost_session, status_of
 from multiclouddb_spanner.records import rows_of
-from multiclouddb_spi import Deadline
+from multiclouddb_spi import Deadline, ProviderFault, cancelled
 
-__all__ = ["INT64", "STRING", "TIMESTAMP", "Answer", "CancelScope", "DatabaseClient", "Parameter"]
+__all__ = [
+    "INT64",
+    "STRING",
+    "TIMESTAMP",
+    "Answer",
+    "CancelScope",
+    "Clock",
+    "DatabaseClient",
+    "Parameter",
+    "holding",
+]
+
+
+class CancelScope:
+    """The running call of a caller, which another thread can cancel."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+        self._call: Any = None
+
+    def take(self, call: Any) -> None:
+        """Store the call that is running now."""
+        self._call = call
+        if self._cancelled.is_set():
+            call.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the running call and every later call."""
+        self._cancelled.set()
+        call = self._call
+        if call is not None:
+            call.cancel()
+
+    def check(self) -> None:
+        """Raise an error if the call was cancelled."""
+        if self._cancelled.is_set():
+            raise cancelled()
+
+
+def late() -> ProviderFault:
+    """Make the fault for a service that has not answered by the deadline."""
+    return ProviderFault.of(
+        ErrorCategory.TRANSIENT_FAILURE,
+        "the service gave no answer in time; try again, with a longer timeout_seconds if it happens again",
+        retryable=True,
+    )
+
+
+@contextmanager
+def holding(lock: threading.Lock, deadline: Deadline, scope: CancelScope) -> Iterator[None]:
+    """Hold a lock; give up at the deadline, or if another thread cancels the call."""
+    while not lock.acquire(timeout=_LOOK_SECONDS):
+        scope.check()
+        if deadline.passed():
+            raise late()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+_LOOK_SECONDS: Final = 0.1
+_KEPT_SECONDS: Final = 600.0
+# The factor by which the service's clock may run faster than this machine's clock, and the number of
+# microseconds by which commits may be ahead of the service's clock.
+_DRIFT: Final = 1.0001
+_AHEAD: Final = 5_000
+
+
+@attrs.define(eq=False)
+class _Turn:
+    done: threading.Event = attrs.field(factory=threading.Event)
+    found: int = 0
+    error: BaseException | None = None
+
+
+class Clock:
+    """The service's clock.
+
+    The time that the clock returns is equal to or later than the time of every commit that was
+    acknowledged before the request. If several threads request the time while a call is running,
+    these threads share the next call.
+    """
+
+    def __init__(self, asked: Callable[[Deadline, CancelScope], int]) -> None:
+        self._asked = asked
+        self._lock, self._busy = threading.Lock(), threading.Lock()
+        self._waiting: _Turn | None = None
+        self._answer: tuple[int, float] | None = None
+
+    def now(self, deadline: Deadline, scope: CancelScope) -> int:
+        """Ask the service for its time, in microseconds since 1970."""
+        with self._lock:
+            turn, leads = self._waiting, self._waiting is None
+            if turn is None:
+                turn = self._waiting = _Turn()
+        if leads:
+            self._lead(turn, deadline, scope)
+        else:
+            while not turn.done.wait(_LOOK_SECONDS):
+                scope.check()
+                if deadline.passed():
+                    raise late()
+        if turn.error is not None:
+            raise turn.error
+        return turn.found
+
+    def _lead(self, turn: _Turn, deadline: Deadline, scope: CancelScope) -> None:
+        try:
+            with holding(self._busy, deadline, scope):
+                with self._lock:
+                    self._waiting = None
+                sent = time.monotonic()
+                turn.found = self._asked(deadline, scope)
+                self._answer = (turn.found, sent)
+        except BaseException as error:
+            turn.error = error
+            raise
+        finally:
+            with self._lock:
+                self._waiting = None if self._waiting is turn else self._waiting
+            turn.done.set()
+
+    def passed(self) -> int:
+        """Return the last known time of the service's clock; 0 if no time is known."""
+        answer = self._answer
+        return 0 if answer is None else answer[0]
+
+    def ahead(self) -> int | None:
+        """Return a time slightly ahead of the service's clock, without a call; None if none is known."""
+        # This machine's clock stops while the machine sleeps. A caller that waits for the returned time
+        # notices it.
+        answer = self._answer
+        if answer is None or time.monotonic() - answer[1] > _KEPT_SECONDS:
+            return None
+        return answer[0] + int((time.monotonic() - answer[1]) * 1_000_000 * _DRIFT) + _AHEAD
+
+    def forget(self) -> None:
+        """Forget the last answer, because it is no longer correct."""
+        self._answer = None
+
 
 INT64: Final = int(TypeCode.INT64)
 STRING: Final = int(TypeCode.STRING)
@@ -41,7 +181,6 @@ TIMESTAMP: Final = int(TypeCode.TIMESTAMP)
 
 # The service keeps a session for 28 days, and recommends a new session every week.
 _SESSION_SECONDS: Final = 20 * 3600
-_LOOK_SECONDS: Final = 0.1
 _DELETE_SECONDS: Final = 0.5
 
 
@@ -49,7 +188,7 @@ _DELETE_SECONDS: Final = 0.5
 class Parameter:
     """One parameter of a query."""
 
-    kind: int
+    kind: int  # the code of its type
     text: str | None
 
 
@@ -249,11 +388,7 @@ class DatabaseClient:
         session = self._session
         if session is not None and time.monotonic() - session[2] < _SESSION_SECONDS:
             return session[0]
-        while not self._creating.acquire(timeout=_LOOK_SECONDS):
-            scope.check()
-            if deadline.passed():
-                raise late()
-        try:
+        with holding(self._creating, deadline, scope):
             if self._session is session:
                 made = self._create(deadline, scope)
                 if session is not None and not session[1]:
@@ -267,8 +402,6 @@ class DatabaseClient:
             if found is None:
                 raise late()
             return found[0]
-        finally:
-            self._creating.release()
 
     def _create(self, deadline: Deadline, scope: CancelScope) -> tuple[str, bool, float]:
         """Create a session."""

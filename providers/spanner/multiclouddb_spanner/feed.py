@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from multiclouddb_api import AtTime, Beginning, ErrorCategory, NewItemStateMode, Now, OldItemStateMode
-from multiclouddb_spanner.cancel_scope import CancelScope
+from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.errors import PROVIDER_ID, is_broken, is_past
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.partitions import survey_of
@@ -62,7 +62,7 @@ class SpannerFeed(Feed):
         return moment_of(self._now(deadline))
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Return the partitions that are alive at the start. Each partition is read from the start position."""
+        """Return the partitions that are alive at the start; each is read from the start position."""
         now = self._now(deadline)
         at, names = now, None
         try:
@@ -235,16 +235,15 @@ class SpannerFeed(Feed):
         return False
 
     def _has_change_until(self, name: str, place: Place, start: int, end: int, deadline: Deadline) -> bool:
-        def look(item: Item) -> bool | None:
-            return (isinstance(item, DataRecord) and _is_after(item, place)) or None
+        def is_new(item: Item) -> bool:
+            return isinstance(item, DataRecord) and _is_after(item, place)
 
         try:
-            found = self._source.find_first(name, start, end, look, deadline, CancelScope())
+            return self._source.has(name, start, end, is_new, deadline, CancelScope())
         except Exception as error:
             if is_broken(error):
                 return True  # it is unknown; a reader requests smaller answers
             raise self._refused(error, start, deadline) or error from error
-        return found is not None
 
 
 def _is_after(record: DataRecord, place: Place) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from multiclouddb_spanner.cancel_scope import CancelScope
+from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.position import Place, cursor_of, place_of
 from multiclouddb_spanner.source import Source
 from multiclouddb_spi import Cursor, Deadline, Partition, PartitionState, Seed, Survey

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from typing import Any, ClassVar, Final
-from weakref import WeakSet
 
 from google.auth.exceptions import GoogleAuthError
 from google.cloud.spanner_v1.client import Client
@@ -19,9 +18,8 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_spanner import forks
-from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.catalog import check_address, check_provisioned, find, table_names
-from multiclouddb_spanner.client import DatabaseClient
+from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.errors import PROVIDER_ID, classify
 from multiclouddb_spanner.feed import SpannerFeed
@@ -89,8 +87,6 @@ class SpannerProvider(Provider):
         self._slots = Slots(_KEPT_ANSWERS)
         self._lock = threading.Lock()
         self._databases: dict[str, DatabaseClient] = {}
-        self._sources: WeakSet[Source] = WeakSet()
-        self._closed = False
         self._admin: Any = None
 
     def capabilities(self) -> CapabilitySet:
@@ -102,9 +98,7 @@ class SpannerProvider(Provider):
         database = self._database(check_address(spec.address))
         info = find(database, spec.address, self._config.change_stream, deadline, CancelScope())
         check_provisioned(info, spec)
-        source = Source(database, info, self._slots)
-        self._sources.add(source)
-        return SpannerFeed(source, spec)
+        return SpannerFeed(Source(database, info, self._slots), spec)
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
         """Return the tables of a database, or of all databases (see `SupportsCollections`)."""
@@ -128,12 +122,8 @@ class SpannerProvider(Provider):
         return classify(error)
 
     def close(self) -> None:
-        """Cancel every reader and call, delete the sessions, and close the library's channels."""
-        for source in list(self._sources):
-            for reader in list(source.readers):
-                reader.cancel()
+        """Cancel every call, delete the sessions, and close the library's channels, within a second."""
         with self._lock:
-            self._closed = True
             databases, self._databases = list(self._databases.values()), {}
         for database in databases:
             database.close()

@@ -8,26 +8,15 @@ from typing import Final
 
 import attrs
 
-from multiclouddb_spanner.cancel_scope import CancelScope
+from multiclouddb_spanner.catalog import how_to_alter, how_to_watch
+from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.errors import is_broken
 from multiclouddb_spanner.forks import Interrupted
 from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, View, has_new, has_old, place_after
 from multiclouddb_spanner.position import Place, cursor_of, moment_of, ordered
-from multiclouddb_spanner.query import Window
 from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Item
-from multiclouddb_spanner.source import Source
-from multiclouddb_spanner.statements import how_to_alter, how_to_watch
-from multiclouddb_spi import (
-    Batch,
-    Child,
-    Continue,
-    Deadline,
-    Drained,
-    Outcome,
-    Reached,
-    Reader,
-    unsupported,
-)
+from multiclouddb_spanner.source import Source, Window
+from multiclouddb_spi import Batch, Child, Continue, Deadline, Drained, Outcome, Reached, Reader, unsupported
 from multiclouddb_spi.arrival import SILENT_SECONDS, answer_deadline
 from multiclouddb_spi.cut import Cut
 
@@ -81,7 +70,6 @@ class SpannerReader(Reader):
         self._span = _SPAN
         self._outcome: Outcome = Continue()
         self._requests = 0
-        source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """Return the next changes up to the service's current time, or up to `wait` seconds later."""
@@ -124,7 +112,6 @@ class SpannerReader(Reader):
     def close(self) -> None:
         """Cancel the call whose answer is still being received."""
         self._end_window()
-        self._source.readers.discard(self)
 
     # -- Windows
 

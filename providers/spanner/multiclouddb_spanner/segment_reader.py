@@ -14,15 +14,13 @@ from google.cloud.spanner_v1 import PartialResultSet, TypeCode
 from multiclouddb_api import ChangeEvent, ChangeType
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_spanner.cancel_scope import CancelScope
-from multiclouddb_spanner.client import Answer
-from multiclouddb_spanner.cutting import key_text, range_read
+from multiclouddb_spanner.client import Answer, CancelScope
 from multiclouddb_spanner.errors import is_broken, is_lost_version
 from multiclouddb_spanner.forks import Interrupted
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.position import moment_of
 from multiclouddb_spanner.records import Shape, plain_value, shape_of, values_of
-from multiclouddb_spanner.snapshots import Scans, Span, floor_of
+from multiclouddb_spanner.snapshots import Scans, Span, floor_of, key_text, range_read
 from multiclouddb_spanner.values import integers
 from multiclouddb_spi import (
     Batch,
@@ -202,7 +200,6 @@ class SegmentReader(Reader):
         self._bytes = 0
         self._requests = 0
         self._looked = False
-        self._source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """Return the next rows."""
@@ -239,7 +236,6 @@ class SegmentReader(Reader):
     def close(self) -> None:
         """Cancel the answer that is still open."""
         self._end_answer()
-        self._source.readers.discard(self)
 
     # -- The answer
 

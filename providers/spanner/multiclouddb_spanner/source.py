@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeVar
-from weakref import WeakSet
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import attrs
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spanner.cancel_scope import CancelScope
-from multiclouddb_spanner.catalog import ChangeStreamInfo, columns_at, is_whole, retention_of
-from multiclouddb_spanner.client import DatabaseClient
+from multiclouddb_spanner.catalog import (
+    ChangeStreamInfo,
+    columns_at,
+    how_to_create,
+    how_to_watch,
+    is_whole,
+    retention_of,
+)
+from multiclouddb_spanner.client import (
+    INT64,
+    STRING,
+    TIMESTAMP,
+    Answer,
+    CancelScope,
+    DatabaseClient,
+    Parameter,
+)
 from multiclouddb_spanner.errors import (
     earliest_of,
     interval_of,
@@ -24,17 +37,48 @@ from multiclouddb_spanner.errors import (
 )
 from multiclouddb_spanner.forks import again
 from multiclouddb_spanner.position import micros_of, text_at
-from multiclouddb_spanner.query import Window, begin_query, list_partitions
-from multiclouddb_spanner.records import DataRecord, Item, Shapes
-from multiclouddb_spanner.statements import how_to_create, how_to_watch
-from multiclouddb_spanner.watched import WatchedColumns
-from multiclouddb_spanner.watching import WatchedTimes
-from multiclouddb_spi import Deadline, ProviderFault, Reader
+from multiclouddb_spanner.records import Children, DataRecord, Item, Shapes, parse_rows, rows_of
+from multiclouddb_spanner.watched import WatchedColumns, WatchedTimes, first_at
+from multiclouddb_spi import Deadline, ProviderFault, collector_paused
 from multiclouddb_spi.faults import START_AGAIN, START_ANEW, expired
 
-__all__ = ["RequestSizes", "Slots", "Source"]
+__all__ = ["RequestSizes", "Slots", "Source", "Window"]
 
-_T = TypeVar("_T")
+# The interval of the service's heartbeats. Windows end by themselves, so the provider rarely needs
+# heartbeats.
+_HEARTBEAT_MS: Final = "60000"
+
+
+class Window:
+    """A query of one partition between two times, both included."""
+
+    def __init__(
+        self, answer: Answer, table: str, shapes: Shapes, end: int, *, waits: float, current: bool
+    ) -> None:
+        self.end, self.waits, self.current = end, waits, current
+        self.began = time.monotonic()
+        self._answer = answer
+        self._messages: Iterator[list[Item]] = (_parsed(rows, table, shapes) for rows in rows_of(answer))
+
+    @property
+    def expires(self) -> float:
+        """Return the value of `time.monotonic()` at which gRPC ends the call."""
+        return self._answer.expires
+
+    def next(self) -> list[Item] | None:
+        """Return the records of the next message, or None after the last message."""
+        return next(self._messages, None)
+
+    def cancel(self) -> None:
+        """End the query. Calling this method again does nothing."""
+        self._answer.cancel()
+
+
+def _parsed(rows: Sequence[Sequence[Any]], table: str, shapes: Shapes) -> list[Item]:
+    with collector_paused():  # parsing makes many objects, and all of them are still in use
+        return list(parse_rows(rows, table, shapes))
+
+
 _SECOND = 1_000_000
 # The permitted difference between the oldest readable time and the current time minus the retention period.
 _SLACK = 60 * _SECOND
@@ -110,7 +154,6 @@ class Source:
         self.client, self.info, self.slots = client, info, slots
         self.shapes = Shapes()
         self.spans, self.row_limits = RequestSizes(_FULL_SPAN), RequestSizes(_FULL_ROWS)
-        self.readers: WeakSet[Reader] = WeakSet()
         self._watched = WatchedColumns(self._is_whole)
         self._checking = threading.Lock()
         self._watched_at = time.monotonic()
@@ -118,9 +161,38 @@ class Source:
         self._looked_at = 0.0
         self.resume_at = 0
 
+    def _begin(
+        self, token: str | None, start: int, end: int | None, deadline: Deadline, scope: CancelScope
+    ) -> Answer:
+        values = [
+            Parameter(TIMESTAMP, text_at(start)),
+            Parameter(TIMESTAMP, None if end is None else text_at(end)),
+            Parameter(STRING, token),
+            Parameter(INT64, _HEARTBEAT_MS),
+        ]
+        if self.info.postgres:
+            sql = f'SELECT * FROM spanner."read_json_{self.info.stream}"($1, $2, $3, $4, NULL)'
+            names = ("p1", "p2", "p3", "p4")
+        else:
+            sql = (
+                f"SELECT ChangeRecord FROM READ_{self.info.stream}(start_timestamp => @s, "
+                "end_timestamp => @e, partition_token => @t, heartbeat_milliseconds => @h)"
+            )
+            names = ("s", "e", "t", "h")
+        return self.client.query(sql, dict(zip(names, values, strict=True)), deadline, scope)
+
     def partitions(self, at: int, deadline: Deadline, scope: CancelScope) -> list[str]:
         """Return the partitions that are alive at a given time."""
-        return list_partitions(self.client, self.info, at, deadline, scope)
+
+        def ask() -> list[str]:
+            shapes, tokens = Shapes(), dict[str, None]()
+            for rows in rows_of(self._begin(None, at, None, deadline, scope)):
+                for item in parse_rows(rows, self.info.table, shapes):
+                    if isinstance(item, Children):
+                        tokens.update(dict.fromkeys(item.parents))
+            return list(tokens)
+
+        return again(ask)
 
     def window(
         self,
@@ -134,30 +206,29 @@ class Source:
         current: bool = False,
     ) -> Window:
         """Start to read a partition."""
-        answer = begin_query(self.client, self.info, token, start, end, deadline, scope)
+        answer = self._begin(token, start, end, deadline, scope)
         return Window(answer, self.info.table, self.shapes, end, waits=waits, current=current)
 
-    def find_first(
+    def has(
         self,
         token: str,
         start: int,
         end: int,
-        look: Callable[[Item], _T | None],
+        wanted: Callable[[Item], bool],
         deadline: Deadline,
         scope: CancelScope,
-    ) -> _T | None:
-        """Read a partition until the function `look` returns a result for an item."""
+    ) -> bool:
+        """Read a partition up to the first wanted item; return True if there is one."""
 
-        def read() -> _T | None:
+        def read() -> bool:
             window = self.window(token, start, end, deadline, scope)
             try:
                 while (items := window.next()) is not None:
-                    for item in items:
-                        if (found := look(item)) is not None:
-                            return found
+                    if any(map(wanted, items)):
+                        return True
             finally:
                 window.cancel()
-            return None
+            return False
 
         return again(read)
 
@@ -170,11 +241,14 @@ class Source:
             if not is_past(error):
                 raise
             named = earliest_of(error)
-            return self._search(bound, now, deadline, scope) if named is None else micros_of(named, up=True)
+            if named is not None:
+                return micros_of(named, up=True)
+            return first_at(bound, now, lambda at: self._is_kept(at, deadline, scope))
         return bound
 
     def oldest(self, now: int, deadline: Deadline, scope: CancelScope) -> tuple[int, list[str]]:
-        """Return the oldest time from which a feed can read every partition."""
+        """Return the oldest time from which a feed can read every partition, and its partitions."""
+        # The oldest readable time moves forward, unless it is the time at which the stream was created.
         kept = self.info.retention * _SECOND
         margin = round(min(max(_MARGIN, 2 * deadline.remaining() * _SECOND), kept / 10))
         at = max(self.earliest(now, deadline, scope), now - kept + margin, self.resume_at)
@@ -188,27 +262,19 @@ class Source:
                 named = earliest_of(error)
                 at = (at if named is None else micros_of(named, up=True)) + margin
 
-    def _search(self, before: int, after: int, deadline: Deadline, scope: CancelScope) -> int:
-        """Find the oldest time by binary search, to the microsecond, if the service does not report it."""
-        while after - before > 1:
-            middle = (before + after) // 2
-            try:
-                self.partitions(middle, deadline, scope)
-                after = middle
-            except Exception as error:
-                if not is_past(error):
-                    raise
-                before = middle
-        return after
-
-    def is_recreated(self, earliest: int, now: int) -> bool:
-        """Return True if a position before the oldest time belongs to an earlier stream with the same name."""
-        return earliest > now - self.info.retention * _SECOND + _SLACK
+    def _is_kept(self, at: int, deadline: Deadline, scope: CancelScope) -> bool:
+        try:
+            self.partitions(at, deadline, scope)
+        except Exception as error:
+            if not is_past(error):
+                raise
+            return False
+        return True
 
     def interval(
         self, token: str, now: int, deadline: Deadline, scope: CancelScope
     ) -> tuple[int, int] | None:
-        """Return the start and the end of a partition."""
+        """Return the start and the end (or now) of a partition; None for one of another stream."""
         earliest = self.earliest(now, deadline, scope)
         for at in (earliest, now):
             error = self._refusal(token, at, deadline, scope)
@@ -221,19 +287,13 @@ class Source:
                 return micros_of(named[0], up=True), micros_of(named[1])
         if error is not None:
             return None
-        before, after = earliest, now
-        while after - before > 1:
-            middle = (before + after) // 2
-            if self._refusal(token, middle, deadline, scope) is None:
-                after = middle
-            else:
-                before = middle
-        return after, now
+        # The service does not name the start, so it is searched for within the retention.
+        return first_at(earliest, now, lambda at: self._refusal(token, at, deadline, scope) is None), now
 
     def _refusal(self, token: str, at: int, deadline: Deadline, scope: CancelScope) -> Exception | None:
-        """Return the reason why a partition cannot be read at a given time."""
+        """Return the reason why a partition cannot be read at a given time, or None."""
         try:
-            self.find_first(token, at, at, lambda item: None, deadline, scope)
+            self.has(token, at, at, lambda item: False, deadline, scope)
         except Exception as error:
             if not (is_outside_partition(error) or is_foreign_partition(error) or is_past(error)):
                 raise
@@ -248,7 +308,7 @@ class Source:
         return is_whole(self.client, self.info, deadline, scope, at) is True
 
     def check_watched(self, at: int, deadline: Deadline, scope: CancelScope) -> int | None:
-        """Check that the stream watches the table, and watched it since a position."""
+        """Check that the stream watches the table; return when it next did not after a position, or None."""
         self._check_present(deadline, scope)
         for begin, end in self._holes(at, deadline, scope):
             if at < begin:
@@ -280,7 +340,7 @@ class Source:
         return watched or not columns_at(self.client, self.info, at, deadline, scope)
 
     def _check_present(self, deadline: Deadline, scope: CancelScope) -> None:
-        """Check, once a minute, that the stream still watches the table."""
+        # Without this check, the feed of a table that is no longer watched would look idle forever.
         now = time.monotonic()
         if now - self._watched_at < _CHECK_SECONDS or not self._checking.acquire(blocking=False):
             return
@@ -334,7 +394,8 @@ class Source:
         now = self.client.now(deadline, scope)
         named = earliest_of(error)
         earliest = self.earliest(now, deadline, scope) if named is None else micros_of(named, up=True)
-        if resumes and self.is_recreated(earliest, now):
+        # An oldest time within the retention is the time when the stream was created.
+        if resumes and earliest > now - self.info.retention * _SECOND + _SLACK:
             return ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
                 f"change stream {name!r} was created at {text_at(earliest)}, and this position is at "

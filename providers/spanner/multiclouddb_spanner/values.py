@@ -28,7 +28,7 @@ _MOST_DIGITS: Final = 150_000  # a numeric of PostgreSQL may have 147,455 digits
 
 
 def converter(kind: Mapping[str, Any]) -> Converter | None:
-    """Return a function that converts a column's value to a Python value, or None if no conversion is needed."""
+    """Return a function that converts a column's value to a Python value; None for a value as it is."""
     return _of(kind, _PYTHON)
 
 

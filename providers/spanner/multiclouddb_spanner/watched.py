@@ -1,25 +1,28 @@
-"""Finds out whether a change stream watched all columns of its table when a record was written."""
+"""Finds out when a change stream watched its table, and all columns of it.
+
+A stream can be pointed away from a table and back while nobody reads. No query reports this, and changes of
+that time are not recorded. But the database keeps its old schemas for a time.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from multiclouddb_spanner.cancel_scope import CancelScope, late
+from multiclouddb_spanner.client import CancelScope, holding
 from multiclouddb_spanner.errors import is_lost_version
 from multiclouddb_spanner.records import Shape
 from multiclouddb_spi import Deadline
 
-__all__ = ["WatchedColumns"]
+__all__ = ["WatchedColumns", "WatchedTimes", "first_at"]
 
 # The schema of one time is used for records that were committed at most this time before or after it.
 _NEAR: Final = 60_000_000
 _PRESENT_SECONDS: Final = 60.0
-_LOOK_SECONDS: Final = 0.1
 # The maximum number of answers to keep for one set of columns: about 11 days of changes.
 _MOST: Final = 16_384
 
@@ -47,15 +50,9 @@ class WatchedColumns:
         known = self._known(shape, at)
         if known is not None:
             return known
-        while not self._asking.acquire(timeout=_LOOK_SECONDS):
-            scope.check()
-            if deadline.passed():
-                raise late()
-        try:
+        with holding(self._asking, deadline, scope):
             known = self._known(shape, at)  # another thread may have asked
             return self._asked(shape, at, deadline, scope) if known is None else known
-        finally:
-            self._asking.release()
 
     def _known(self, shape: Shape, at: int) -> bool | None:
         last, moment, whole = self._last
@@ -89,3 +86,81 @@ class WatchedColumns:
         whole = self._ask(None, deadline, scope)
         self._present = time.monotonic(), whole
         return whole
+
+
+# A shorter time is not looked at.
+_SHORT: Final = 120_000_000
+# The time for which a database keeps old schemas, unless its version_retention_period is longer.
+_KEPT: Final = 3_600_000_000
+# The maximum number of moments to look at between two known ones.
+_MOST_MOMENTS: Final = 12
+
+
+class WatchedTimes:
+    """Remembers at which moments a stream was seen to watch its table, or not to watch it.
+
+    `ask` returns False if the stream and the table existed, but the stream did not watch the table.
+    """
+
+    def __init__(self, ask: Callable[[int, Deadline, CancelScope], bool], now: int) -> None:
+        self._ask = ask
+        self._asking = threading.Lock()
+        self._known = [(now, True)]
+        self._from = self._to = now
+
+    def look(self, since: int, now: int, deadline: Deadline, scope: CancelScope) -> None:
+        """Look at moments between a position and the present, unless they are known."""
+        with holding(self._asking, deadline, scope):
+            oldest = max(since, now - _KEPT)
+            if now - self._to > _SHORT:
+                self._sample(self._to, now, deadline, scope)
+                self._known.append((now, True))
+            self._to = max(self._to, now)
+            if self._from - oldest > _SHORT:
+                self._sample(oldest, self._from, deadline, scope)
+            self._from = min(self._from, since)
+            self._known.sort()
+
+    def reaches(self, since: int) -> bool:
+        """Return True if the moments between a position and the present were looked at."""
+        return self._from - since <= _SHORT
+
+    def holes(self) -> Iterator[tuple[int, int]]:
+        """Yield the known times without records, each as its begin and its end, in order."""
+        begin = None
+        for at, watched in list(self._known):
+            if not watched:
+                begin, last = (at if begin is None else begin), at
+            elif begin is not None:
+                yield begin, last + 1
+                begin = None
+
+    def _sample(self, begin: int, end: int, deadline: Deadline, scope: CancelScope) -> None:
+        """Look at moments between two times, from the later to the earlier one."""
+        # If the stream did not watch the table at a moment, the time at which it began again is searched for, so
+        # that a reader can continue exactly there.
+        step = max(_SHORT // 2, (end - begin) // _MOST_MOMENTS)
+        later, was_watched = end, True
+        for at in [*range(end - step, begin, -step), begin]:
+            try:
+                watched = self._ask(at, deadline, scope)
+            except Exception as error:
+                if not is_lost_version(error):
+                    raise
+                return
+            if was_watched and not watched:
+                again = first_at(at, later, lambda moment: self._ask(moment, deadline, scope))
+                self._known += [(again - 1, False), (again, True)]
+            self._known.append((at, watched))
+            later, was_watched = at, watched
+
+
+def first_at(before: int, after: int, holds: Callable[[int], bool]) -> int:
+    """Return the first moment at which something holds that does not hold before, but after."""
+    while after - before > 1:
+        middle = (before + after) // 2
+        if holds(middle):
+            after = middle
+        else:
+            before = middle
+    return after

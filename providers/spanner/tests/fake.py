@@ -4,7 +4,6 @@ Commits may have equal times, and an answer may end anywhere.
 """
 
 import time
-from weakref import WeakSet
 
 import attrs
 
@@ -85,7 +84,7 @@ class FakeStream:
     def __init__(self, records, ends=None, message=2, slots=8):
         self.records, self.ends, self.message = records, ends, message
         self.client = FakeClock(max([each.at - ORIGIN for each in records], default=0) + 5)
-        self.slots, self.readers = Slots(slots), WeakSet()
+        self.slots = Slots(slots)
         self.spans = RequestSizes(3600 * 1_000_000)
         self.windows, self.open, self.breaks = [], 0, 0
         self.whole = True

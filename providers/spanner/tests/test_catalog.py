@@ -5,8 +5,8 @@ import attrs
 import pytest
 
 from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode, ResourceAddress
-from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.catalog import check_provisioned, find, is_whole
+from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault
 
 HERE = ResourceAddress("shop", "orders")

@@ -18,8 +18,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spanner import forks
-from multiclouddb_spanner.cancel_scope import CancelScope
-from multiclouddb_spanner.client import DatabaseClient
+from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spi import Deadline
 
 from .test_forks import SECONDS, FakeTransport

@@ -12,8 +12,7 @@ from google.cloud.spanner_v1 import PartialResultSet, Session
 from google.protobuf import json_format
 
 from multiclouddb_spanner import forks
-from multiclouddb_spanner.cancel_scope import CancelScope
-from multiclouddb_spanner.client import DatabaseClient
+from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spi import Deadline, ProviderFault
 
 from .servers.emulator import STILL, shared

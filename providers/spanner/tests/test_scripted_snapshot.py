@@ -16,7 +16,6 @@ from multiclouddb_api import (
     SnapshotOrder,
 )
 from multiclouddb_conformance.sink import Sink
-from multiclouddb_spanner import cutting
 from multiclouddb_spanner_emulator import Habits
 
 from .scripted import Scripted
@@ -176,7 +175,7 @@ class TestTroubles:
             assert len(items.backfilled()) == 25
 
     def test_a_large_table_is_cut_while_it_is_read(self, monkeypatch):
-        monkeypatch.setattr(cutting, "_SMALL", 10)
+        monkeypatch.setattr(snapshots, "_SMALL", 10)
         with table() as items:
             items.fill(137)
             token = items.page(Snapshot(ORDERED))
