@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 import attrs
@@ -33,42 +33,49 @@ from multiclouddb_spanner.errors import is_lost_session, status_of
 from multiclouddb_spanner.records import rows_of
 from multiclouddb_spi import Deadline, ProviderFault, cancelled
 
-__all__ = [
-    "INT64",
-    "STRING",
-    "TIMESTAMP",
-    "Answer",
-    "CancelScope",
-    "Clock",
-    "DatabaseClient",
-    "Parameter",
-    "holding",
-]
+
+class _Running:
+    """The calls of a caller; at most one of them is running.
+
+    Attributes:
+        call: The call of gRPC that began last, or None.
+    """
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self.call: Any = None
+
+
+_NEVER: Final = Deadline(float("inf"))
 
 
 class CancelScope:
-    """The running call of a caller, which another thread can cancel."""
+    """The time limit of a caller's calls, which another thread can cancel."""
 
-    def __init__(self) -> None:
-        self._cancelled = threading.Event()
-        self._call: Any = None
+    def __init__(self, deadline: Deadline = _NEVER, running: _Running | None = None) -> None:
+        self.deadline = deadline
+        self._running = running or _Running()
+
+    def at(self, deadline: Deadline) -> CancelScope:
+        """Return the scope of the same caller with another time limit."""
+        return CancelScope(deadline, self._running)
 
     def take(self, call: Any) -> None:
         """Store the call that is running now."""
-        self._call = call
-        if self._cancelled.is_set():
+        self._running.call = call
+        if self._running.cancelled.is_set():
             call.cancel()
 
     def cancel(self) -> None:
         """Cancel the running call and every later call."""
-        self._cancelled.set()
-        call = self._call
+        self._running.cancelled.set()
+        call = self._running.call
         if call is not None:
             call.cancel()
 
     def check(self) -> None:
-        """Raise an error if the call was cancelled."""
-        if self._cancelled.is_set():
+        """Raise an error if the calls were cancelled."""
+        if self._running.cancelled.is_set():
             raise cancelled()
 
 
@@ -82,11 +89,11 @@ def late() -> ProviderFault:
 
 
 @contextmanager
-def holding(lock: threading.Lock, deadline: Deadline, scope: CancelScope) -> Iterator[None]:
+def holding(lock: threading.Lock, scope: CancelScope) -> Iterator[None]:
     """Hold a lock; give up at the deadline, or if another thread cancels the call."""
     while not lock.acquire(timeout=_LOOK_SECONDS):
         scope.check()
-        if deadline.passed():
+        if scope.deadline.passed():
             raise late()
     try:
         yield
@@ -117,36 +124,36 @@ class Clock:
     these threads share the next call.
     """
 
-    def __init__(self, asked: Callable[[Deadline, CancelScope], int]) -> None:
+    def __init__(self, asked: Callable[[CancelScope], int]) -> None:
         self._asked = asked
         self._lock, self._busy = threading.Lock(), threading.Lock()
         self._waiting: _Turn | None = None
         self._answer: tuple[int, float] | None = None
 
-    def now(self, deadline: Deadline, scope: CancelScope) -> int:
+    def now(self, scope: CancelScope) -> int:
         """Ask the service for its time, in microseconds since 1970."""
         with self._lock:
             turn, leads = self._waiting, self._waiting is None
             if turn is None:
                 turn = self._waiting = _Turn()
         if leads:
-            self._lead(turn, deadline, scope)
+            self._lead(turn, scope)
         else:
             while not turn.done.wait(_LOOK_SECONDS):
                 scope.check()
-                if deadline.passed():
+                if scope.deadline.passed():
                     raise late()
         if turn.error is not None:
             raise turn.error
         return turn.found
 
-    def _lead(self, turn: _Turn, deadline: Deadline, scope: CancelScope) -> None:
+    def _lead(self, turn: _Turn, scope: CancelScope) -> None:
         try:
-            with holding(self._busy, deadline, scope):
+            with holding(self._busy, scope):
                 with self._lock:
                     self._waiting = None
                 sent = time.monotonic()
-                turn.found = self._asked(deadline, scope)
+                turn.found = self._asked(scope)
                 self._answer = (turn.found, sent)
         except BaseException as error:
             turn.error = error
@@ -184,12 +191,8 @@ _SESSION_SECONDS: Final = 20 * 3600
 _DELETE_SECONDS: Final = 0.5
 
 
-@attrs.frozen
-class Parameter:
-    """One parameter of a query."""
-
-    kind: int  # the code of its type
-    text: str | None
+Parameter: TypeAlias = tuple[int, str | None]
+"""A parameter of a query: the code of its type, and its value as text."""
 
 
 class Answer:
@@ -248,14 +251,13 @@ class DatabaseClient:
         self,
         sql: str,
         parameters: Mapping[str, Parameter],
-        deadline: Deadline,
         scope: CancelScope,
         *,
         read_timestamp: bool = False,
         at: int | None = None,
     ) -> Answer:
         """Start a single-use read, which is a strong read by default."""
-        session = self._open_session(deadline, scope)
+        session = self._open_session(scope)
         scope.check()
         request = ExecuteSqlRequest.pb()(session=session, sql=sql)
         options = request.transaction.single_use.read_only
@@ -263,37 +265,30 @@ class DatabaseClient:
             options.strong, options.return_read_timestamp = True, read_timestamp
         else:
             options.read_timestamp.FromMicroseconds(at)
-        for name, parameter in parameters.items():
-            request.param_types[name].code = parameter.kind
-            if parameter.text is None:
+        for name, (kind, text) in parameters.items():
+            request.param_types[name].code = kind
+            if text is None:
                 request.params.fields[name].null_value = 0
             else:
-                request.params.fields[name].string_value = parameter.text
-        return self._answer(self._transport.execute_streaming_sql, request, deadline, scope)
+                request.params.fields[name].string_value = text
+        return self._answer(self._transport.execute_streaming_sql, request, scope)
 
-    def read(self, request: Any, deadline: Deadline, scope: CancelScope) -> Answer:
+    def read(self, request: Any, scope: CancelScope) -> Answer:
         """Begin to read rows."""
-        request.session = self._open_session(deadline, scope)
+        request.session = self._open_session(scope)
         scope.check()
-        return self._answer(self._transport.streaming_read, request, deadline, scope)
+        return self._answer(self._transport.streaming_read, request, scope)
 
-    def partition_read(self, request: Any, deadline: Deadline, scope: CancelScope) -> Any:
+    def partition_read(self, request: Any, scope: CancelScope) -> Any:
         """Ask the service how it would divide a read into parts."""
-        request.session = self._open_session(deadline, scope)
+        request.session = self._open_session(scope)
         metadata = self._metadata("session", request.session)
-        return self._waited(self._transport.partition_read, request, metadata, deadline, scope)
+        return self._waited(self._transport.partition_read, request, metadata, scope)
 
-    def _waited(
-        self,
-        method: Any,
-        request: Any,
-        metadata: list[tuple[str, str]],
-        deadline: Deadline,
-        scope: CancelScope,
-    ) -> Any:
+    def _waited(self, method: Any, request: Any, metadata: list[tuple[str, str]], scope: CancelScope) -> Any:
         def make() -> Any:
             with forks.calling() as before:
-                call = method.future(request, timeout=deadline.remaining(), metadata=metadata)
+                call = method.future(request, timeout=scope.deadline.remaining(), metadata=metadata)
                 self._begun(call)
             scope.take(call)
             try:
@@ -307,23 +302,20 @@ class DatabaseClient:
 
         return forks.again(make)
 
-    def _answer(
-        self, method: Callable[..., Any], request: Any, deadline: Deadline, scope: CancelScope
-    ) -> Answer:
+    def _answer(self, method: Callable[..., Any], request: Any, scope: CancelScope) -> Answer:
         session = request.session
         # A call is sent even if its deadline has passed, because gRPC then raises its own error.
         metadata = self._metadata("session", session)
         with forks.calling() as before:
-            call = method(request, timeout=deadline.remaining(), metadata=metadata)
+            call = method(request, timeout=scope.deadline.remaining(), metadata=metadata)
             self._begun(call)
         scope.take(call)
-        return Answer(self, call, session, deadline.at, before)
+        return Answer(self, call, session, scope.deadline.at, before)
 
     def rows(
         self,
         sql: str,
         columns: int,
-        deadline: Deadline,
         scope: CancelScope,
         parameters: Mapping[str, Parameter] | None = None,
         at: int | None = None,
@@ -331,20 +323,20 @@ class DatabaseClient:
         """Return all rows of a query. A value is a text, a bool or None."""
 
         def read() -> list[list[Any]]:
-            answer = self.query(sql, parameters or {}, deadline, scope, at=at)
+            answer = self.query(sql, parameters or {}, scope, at=at)
             return [[_plain(value) for value in row] for rows in rows_of(answer, columns) for row in rows]
 
         return forks.again(read)
 
-    def _ask_time(self, deadline: Deadline, scope: CancelScope) -> int:
-        return forks.again(lambda: self._asked_time(deadline, scope))
+    def _ask_time(self, scope: CancelScope) -> int:
+        def ask() -> int:
+            found = 0
+            for message in self.query("SELECT 1", {}, scope, read_timestamp=True):
+                moment = PartialResultSet.pb(message).metadata.transaction.read_timestamp
+                found = max(found, moment.seconds * 1_000_000 + moment.nanos // 1000)
+            return found
 
-    def _asked_time(self, deadline: Deadline, scope: CancelScope) -> int:
-        found = 0
-        for message in self.query("SELECT 1", {}, deadline, scope, read_timestamp=True):
-            moment = PartialResultSet.pb(message).metadata.transaction.read_timestamp
-            found = max(found, moment.seconds * 1_000_000 + moment.nanos // 1000)
-        return found
+        return forks.again(ask)
 
     def forget(self, session: str) -> None:
         """Forget a session that the service no longer knows."""
@@ -384,13 +376,13 @@ class DatabaseClient:
 
     # -- Sessions
 
-    def _open_session(self, deadline: Deadline, scope: CancelScope) -> str:
+    def _open_session(self, scope: CancelScope) -> str:
         session = self._session
         if session is not None and time.monotonic() - session[2] < _SESSION_SECONDS:
             return session[0]
-        with holding(self._creating, deadline, scope):
+        with holding(self._creating, scope):
             if self._session is session:
-                made = self._create(deadline, scope)
+                made = self._create(scope)
                 if session is not None and not session[1]:
                     self._delete(session[0])
                 with self._lock:
@@ -403,12 +395,12 @@ class DatabaseClient:
                 raise late()
             return found[0]
 
-    def _create(self, deadline: Deadline, scope: CancelScope) -> tuple[str, bool, float]:
+    def _create(self, scope: CancelScope) -> tuple[str, bool, float]:
         """Create a session."""
         request = CreateSessionRequest.pb()(database=self._name)
         request.session.multiplexed = True
         metadata = self._metadata("database", self._name)
-        made = self._waited(self._transport.create_session, request, metadata, deadline, scope)
+        made = self._waited(self._transport.create_session, request, metadata, scope)
         return made.name, bool(made.multiplexed), time.monotonic()
 
     def _delete(self, session: str) -> None:

@@ -14,13 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 from multiclouddb_api import ErrorCategory, invalid_request
 from multiclouddb_spi import Fault, ProviderFault
-
-__all__ = ["Caller", "Interrupted", "again", "calling", "check", "count", "receiving", "watch"]
 
 _T = TypeVar("_T")
 # The maximum time for which a fork waits until no thread is in gRPC.
@@ -33,13 +31,6 @@ _LOOK_SECONDS: Final = 0.001
 _HELD_SECONDS: Final = 3.0
 # For each channel that has calls, gRPC runs one of these functions in a thread of its own.
 _GRPC_THREADS: Final = ("(channel_spin)", "(managed_target)")
-
-
-class Caller(Protocol):
-    """An object whose calls may still be running after its methods have returned."""
-
-    def interrupt(self) -> list[Any]:
-        """Cancel all calls, without waiting until they have ended. Return the calls."""
 
 
 class Interrupted(ProviderFault):
@@ -55,14 +46,14 @@ class _Process:
 
     def __init__(self, *, broken: bool = False) -> None:
         self.changed = threading.Condition()
-        self.starting: dict[object, int] = {}
-        self.receiving: dict[object, int] = {}
-        self.forking: list[int] = []
+        self.starting: dict[object, int] = {}  # the threads of the calls that are being started
+        self.receiving: dict[object, int] = {}  # the threads that wait for a message
+        self.forking: list[int] = []  # the threads that are in `os.fork`
         self.forks = 0
-        self.callers: WeakSet[Caller] = WeakSet()
-        self.cancelled: list[Any] = []
-        self.used = self.disturbed = False
-        self.broken = broken
+        self.callers: WeakSet[Any] = WeakSet()  # the objects that make calls
+        self.cancelled: list[Any] = []  # kept during a fork, so that no thread frees a call
+        self.used = self.disturbed = False  # disturbed: a call was started during a fork
+        self.broken = broken  # gRPC may not work in this process
 
 
 class _Fork(threading.local):
@@ -77,7 +68,7 @@ _fork = _Fork()
 _inherited: list[Any] = []
 
 
-def watch(caller: Caller) -> None:
+def watch(caller: Any) -> None:
     """Interrupt the calls of an object at each fork."""
     process = _process
     with process.changed:
@@ -87,7 +78,8 @@ def watch(caller: Caller) -> None:
 
 @contextmanager
 def calling() -> Iterator[int]:
-    """Make every fork wait while the `with` block starts a call."""
+    """Make every fork wait while the `with` block starts a call; yield the number of forks so far."""
+    # If a fork takes too long, the block starts anyway, and the child process cannot use gRPC.
     process, mark, thread = _process, object(), threading.get_ident()
     try:
         with process.changed:

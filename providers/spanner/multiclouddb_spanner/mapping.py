@@ -23,8 +23,6 @@ from multiclouddb_spi.cut import Cut
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Change", "Changes", "SpannerMapper", "View", "has_new", "has_old", "place_after"]
-
 _TYPES: Final = {"INSERT": ChangeType.CREATE, "UPDATE": ChangeType.UPDATE, "DELETE": ChangeType.DELETE}
 _TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
 _WITH_ROW: Final = frozenset({"NEW_ROW", "NEW_ROW_AND_OLD_VALUES"})
@@ -64,7 +62,7 @@ class View:
     with_new: bool = True
     with_old: bool = False
     native: bool = False
-    whole: bool = True
+    whole: bool = True  # False if the stream does not watch all columns
 
 
 def has_new(record: DataRecord) -> bool:

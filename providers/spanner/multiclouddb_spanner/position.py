@@ -23,19 +23,6 @@ import attrs
 from multiclouddb_spi import Cursor, InvalidCursor, Position
 from multiclouddb_spi.cut import Cut
 
-__all__ = [
-    "Place",
-    "compare",
-    "cursor_of",
-    "describe",
-    "fixed_text",
-    "micros_of",
-    "moment_of",
-    "ordered",
-    "place_of",
-    "text_at",
-]
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = 253_402_300_799_999_999  # the end of the year 9999
 _MOST_SEQUENCE: Final = 64
@@ -48,7 +35,7 @@ class Place:
     """A position."""
 
     cut: Cut
-    since: int = 0
+    since: int = 0  # changes committed before this time are not wanted; 0 if it is not later than the cut
 
     @classmethod
     def at(cls, at: int, since: int = 0) -> Place:
@@ -87,7 +74,7 @@ def _is_mark(mark: tuple[str | int, ...]) -> bool:
 
 
 def compare(a: Place, b: Place) -> int | None:
-    """Compare two positions in one partition; return -1, 0 or 1."""
+    """Compare two positions in one partition; return -1, 0, 1, or None if neither includes the other."""
     return _from(a).compare(_from(b))
 
 

@@ -23,7 +23,7 @@ from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.errors import PROVIDER_ID, classify
 from multiclouddb_spanner.feed import SpannerFeed
-from multiclouddb_spanner.source import Slots, Source
+from multiclouddb_spanner.source import Source
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 
 __all__ = ["CAPABILITIES", "PLUGIN", "SpannerPlugin", "SpannerProvider"]
@@ -84,7 +84,7 @@ class SpannerProvider(Provider):
 
     def __init__(self, client: Any, config: SpannerConfig, *, ours: bool) -> None:
         self._client, self._config, self._ours = client, config, ours
-        self._slots = Slots(_KEPT_ANSWERS)
+        self._slots = threading.Semaphore(_KEPT_ANSWERS)
         self._lock = threading.Lock()
         self._databases: dict[str, DatabaseClient] = {}
         self._admin: Any = None
@@ -96,7 +96,7 @@ class SpannerProvider(Provider):
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> SpannerFeed:
         """Find the table and its change stream, and check which rows the stream's records contain."""
         database = self._database(check_address(spec.address))
-        info = find(database, spec.address, self._config.change_stream, deadline, CancelScope())
+        info = find(database, spec.address, self._config.change_stream, CancelScope(deadline))
         check_provisioned(info, spec)
         return SpannerFeed(Source(database, info, self._slots), spec)
 
@@ -106,7 +106,7 @@ class SpannerProvider(Provider):
         return [
             ResourceAddress(name, table)
             for name in names
-            for table in table_names(self._database(name), deadline, CancelScope())
+            for table in table_names(self._database(name), CancelScope(deadline))
         ]
 
     def _database_names(self, deadline: Deadline) -> list[str]:

@@ -18,21 +18,6 @@ from multiclouddb_spanner.position import micros_of
 from multiclouddb_spanner.values import Converter, converter, json_converter
 from multiclouddb_spi import collector_paused
 
-__all__ = [
-    "Children",
-    "DataRecord",
-    "Heartbeat",
-    "Item",
-    "Mod",
-    "Shape",
-    "Shapes",
-    "parse_rows",
-    "plain_value",
-    "rows_of",
-    "shape_of",
-    "values_of",
-]
-
 _MOST_SHAPES: Final = 4096
 _MOD_BYTES: Final = 400
 
@@ -50,10 +35,10 @@ class Shape:
     """The columns of a record, with their converters."""
 
     names: tuple[str, ...]
-    python: Mapping[str, Converter] = attrs.field(factory=dict)
-    json: Mapping[str, Converter] = attrs.field(factory=dict)
-    problem: str | None = None
-    whole: bool = True
+    python: Mapping[str, Converter] = attrs.field(factory=dict)  # for columns whose values are converted
+    json: Mapping[str, Converter] = attrs.field(factory=dict)  # the same, for the library's JSON
+    problem: str | None = None  # why the columns cannot be read
+    whole: bool = True  # False if the stream did not watch all columns of the table
 
 
 @attrs.frozen(eq=False)
@@ -61,16 +46,16 @@ class DataRecord:
     """Changes that one transaction made to one table, of one kind and with the same columns."""
 
     at: int
-    commit: str
-    sequence: str
+    commit: str  # the commit timestamp, as the service wrote it
+    sequence: str  # the place among the transaction's records in this partition
     transaction: str
     table: str
     shape: Shape
     mods: Sequence[Mod]
     kind: str
-    capture: str
-    by_expiry: bool | None
-    native: Callable[[], dict[str, Any]]
+    capture: str  # the value capture type that the stream had when the changes were made
+    by_expiry: bool | None  # None if the service deleted the rows and named no reason
+    native: Callable[[], dict[str, Any]]  # the record as the service sent it, without its changes
     nbytes: int
 
 
@@ -86,7 +71,7 @@ class Children:
     """A record that ends the partition and names the partitions that follow."""
 
     at: int
-    parents: Mapping[str, tuple[str, ...]]
+    parents: Mapping[str, tuple[str, ...]]  # all parents of each child
 
 
 Item: TypeAlias = DataRecord | Heartbeat | Children
@@ -177,15 +162,12 @@ def _merged(first: Any, second: Any) -> Any:
         made.string_value = first.string_value + second.string_value
         return made
     start, rest = list(first.list_value.values), list(second.list_value.values)
-    if start and rest and _is_mergeable(start[-1], rest[0]):
-        start[-1:] = [_merged(start[-1], rest.pop(0))]
+    if start and rest:
+        kinds = {start[-1].WhichOneof("kind"), rest[0].WhichOneof("kind")}
+        if kinds in ({"string_value"}, {"list_value"}):
+            start[-1:] = [_merged(start[-1], rest.pop(0))]
     made.list_value.values.extend(start + rest)
     return made
-
-
-def _is_mergeable(first: Any, second: Any) -> bool:
-    kinds = {first.WhichOneof("kind"), second.WhichOneof("kind")}
-    return kinds in ({"string_value"}, {"list_value"})
 
 
 def parse_rows(rows: Iterable[Sequence[Any]], table: str, shapes: Shapes) -> Iterator[Item]:

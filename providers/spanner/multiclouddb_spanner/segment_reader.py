@@ -36,8 +36,6 @@ from multiclouddb_spi import (
 )
 from multiclouddb_spi.arrival import answer_deadline
 
-__all__ = ["SegmentReader"]
-
 Row: TypeAlias = Sequence[Any]
 """A row: its values in protobuf, in the order of the columns, with the key columns first."""
 
@@ -211,7 +209,7 @@ class SegmentReader(Reader):
         if isinstance(self._outcome, Scanned):
             return self._batch(begin, taken, 0)
         try:
-            found = self._scans.check(self._span.began, deadline, self._scope, lately=self._looked)
+            found = self._scans.check(self._span.began, self._scope.at(deadline), lately=self._looked)
             self._looked = True
             self._look_at(whole=found.whole)
             nbytes = self._take(taken, max_records, max_bytes, deadline)
@@ -224,7 +222,7 @@ class SegmentReader(Reader):
             if not taken:
                 # Read at a later time. This is correct, because the stream also delivers the changes since
                 # the snapshot.
-                later = self._source.client.now(deadline, self._scope)
+                later = self._source.client.now(self._scope.at(deadline))
                 self._span = attrs.evolve(self._span, at=later)
         self._keep_answer()
         return self._batch(begin, taken, nbytes)
@@ -250,12 +248,12 @@ class SegmentReader(Reader):
     def _begin(self, deadline: Deadline) -> None:
         view, span, scans = self._view, self._span, self._scans
         whole = view.whole and (view.with_new or view.native)
-        names = scans.columns(span.at, whole=whole, deadline=deadline, scope=self._scope)
+        names = scans.columns(span.at, whole=whole, scope=self._scope.at(deadline))
         self._requests += 1
         table = self._source.info.table
         self._limit, self._arrived = self._source.row_limits.of(view.partition_id) or 0, 0
         request = range_read(table, names, self._received, span.end, span.at, self._limit)
-        self._answer = self._source.client.read(request, deadline, self._scope)
+        self._answer = self._source.client.read(request, self._scope.at(deadline))
         messages, width = self._metered(self._answer), len(names)
         self._messages = (_Rows(values, width) for values in values_of(messages, width))
 
@@ -273,12 +271,12 @@ class SegmentReader(Reader):
             answer.cancel()
         if self._kept:
             self._kept = False
-            self._source.slots.give()
+            self._source.slots.release()
 
     def _keep_answer(self) -> None:
         """Leave an unfinished answer open if a slot is free."""
         if self._answer is not None and not self._kept:
-            self._kept = self._source.slots.take()
+            self._kept = self._source.slots.acquire(blocking=False)
             if not self._kept:
                 self._end_answer()
 

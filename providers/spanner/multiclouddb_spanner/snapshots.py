@@ -40,7 +40,6 @@ from multiclouddb_spanner.records import plain_value, rows_of
 from multiclouddb_spanner.source import Source
 from multiclouddb_spi import (
     Cursor,
-    Deadline,
     FeedSpec,
     InvalidCursor,
     ProviderFault,
@@ -49,19 +48,6 @@ from multiclouddb_spi import (
     Segment,
     segment_id_of,
 )
-
-__all__ = [
-    "Scans",
-    "Span",
-    "bounds_of",
-    "cut",
-    "floor_of",
-    "is_segment",
-    "key_text",
-    "plan_scan",
-    "range_read",
-    "span_of",
-]
 
 _SECOND: Final = 1_000_000
 _MOST: Final = 2**62
@@ -83,10 +69,10 @@ class Span:
     """The content of the cursor of a segment."""
 
     plan_id: str
-    began: int
-    at: int
-    after: str
-    end: str
+    began: int  # the time T of the snapshot
+    at: int  # the time at which rows are read
+    after: str  # the key after which to read, or "" to begin with the first key
+    end: str  # the last key to read, or "" to read to the last key
 
     def cursor(self) -> Cursor:
         """Return the position in the form that a token stores."""
@@ -131,9 +117,7 @@ class Scans:
         self._checked: tuple[float, int, ChangeStreamInfo] | None = None
         self._lock = threading.Lock()
 
-    def check(
-        self, began: int, deadline: Deadline, scope: CancelScope, *, lately: bool = False
-    ) -> ChangeStreamInfo:
+    def check(self, began: int, scope: CancelScope, *, lately: bool = False) -> ChangeStreamInfo:
         """Check that the table and the change stream are still those of a snapshot."""
         with self._lock:
             checked = self._checked
@@ -141,16 +125,16 @@ class Scans:
         if checked is not None and checked[1] <= began and time.monotonic() - checked[0] < kept:
             return checked[2]
         started = time.monotonic()
-        info = self._check(began, deadline, scope)
+        info = self._check(began, scope)
         with self._lock:
             self._checked = (started, began, info)
         return info
 
-    def _check(self, began: int, deadline: Deadline, scope: CancelScope) -> ChangeStreamInfo:
+    def _check(self, began: int, scope: CancelScope) -> ChangeStreamInfo:
         source, (when, info) = self.source, self._info
         if time.monotonic() - when > _KEPT_SECONDS:
             when = time.monotonic()
-            info = find(source.client, self.spec.address, source.info.stream, deadline, scope)
+            info = find(source.client, self.spec.address, source.info.stream, scope)
             self._info = (when, info)
         check_provisioned(info, self.spec)
         if info.key_names != source.info.key_names:
@@ -158,22 +142,22 @@ class Scans:
                 ErrorCategory.NOT_FOUND,
                 f"table {info.table!r} was dropped and created again with another primary key; start again",
             )
-        now = source.client.now(deadline, scope)
+        now = source.client.now(scope)
         at = max(began, now - source.info.retention * _SECOND + _MARGIN)
         try:
-            source.partitions(min(at, now), deadline, scope)
+            source.partitions(min(at, now), scope)
         except Exception as error:
-            raise source.translated(error, at, deadline, scope, "of the snapshot") or error from error
+            raise source.translated(error, at, scope, "of the snapshot") or error from error
         return info
 
-    def columns(self, at: int, *, whole: bool, deadline: Deadline, scope: CancelScope) -> list[str]:
+    def columns(self, at: int, *, whole: bool, scope: CancelScope) -> list[str]:
         """Return the columns that the table had at a given time, key columns first."""
         info = self.source.info
         if not whole:
             return list(info.key_names)
         known = self._columns.get((at, whole))
         if known is None:
-            known = columns_at(self.source.client, info, at, deadline, scope)
+            known = columns_at(self.source.client, info, at, scope)
             if not known:
                 raise ProviderFault.of(
                     ErrorCategory.NOT_FOUND, f"table {info.table!r} was dropped; create it and start again"
@@ -184,15 +168,13 @@ class Scans:
         return known
 
 
-def plan_scan(
-    scans: Scans, seeds: Sequence[Seed], segments: int | None, deadline: Deadline, scope: CancelScope
-) -> ScanPlan:
+def plan_scan(scans: Scans, seeds: Sequence[Seed], segments: int | None, scope: CancelScope) -> ScanPlan:
     """Plan a scan."""
     # `Now()` is directly after the time that was read. Therefore the stream starts exactly where the rows of
     # that time end.
     began, source = place_of(seeds[0].cursor).first - 1, scans.source
-    scans.check(began, deadline, scope)
-    bounds, records = bounds_of(source.client, source.info, began, segments, deadline, scope)
+    scans.check(began, scope)
+    bounds, records = bounds_of(source.client, source.info, began, segments, scope)
     plan_id = secrets.token_hex(6)
     cursor: Cursor = [plan_id, began, 0, "", [*bounds]]
     return ScanPlan(plan_id, cursor, tuple(seeds), floor_of(began), moment_of(began), len(bounds), records)
@@ -202,7 +184,10 @@ def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
     """Take the next segments from a plan."""
     match cursor:
         case [str() as plan_id, int() as began, int() as number, str() as after, [*bounds]] if (
-            _are_moments(began, number) and _is_key(after) and bounds and all(map(_is_bound, bounds))
+            _are_moments(began, number)
+            and _is_key(after)
+            and bounds
+            and all(type(each) is str and _is_key(each) for each in bounds)
         ):
             pass
         case _:
@@ -213,10 +198,6 @@ def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
         found.append(Segment(segment_id_of(plan_id, str(number)), span.cursor()))
         after, number = end, number + 1
     return found, [plan_id, began, number, after, bounds[count:]] if bounds[count:] else None
-
-
-def _is_bound(value: object) -> bool:
-    return type(value) is str and _is_key(value)
 
 
 _SEGMENTS: Final = 8
@@ -246,16 +227,11 @@ def range_read(table: str, columns: Sequence[str], after: str, end: str, at: int
 
 
 def bounds_of(
-    client: DatabaseClient,
-    info: ChangeStreamInfo,
-    at: int,
-    segments: int | None,
-    deadline: Deadline,
-    scope: CancelScope,
+    client: DatabaseClient, info: ChangeStreamInfo, at: int, segments: int | None, scope: CancelScope
 ) -> tuple[list[str], int | None]:
     """Return the last key of each segment ("" for the last one), and the number of rows if it is known."""
     request = range_read(info.table, info.key_names, "", "", at, _SMALL + 1)
-    keys = _keys(client, request, len(info.key_names), deadline, scope)
+    keys = _keys(client, request, len(info.key_names), scope)
     count = min(segments or (1 if len(keys) <= _SMALL else _SEGMENTS), _MOST_SEGMENTS)
     if len(keys) <= _SMALL:
         size = max(1, -(-len(keys) // count))
@@ -263,7 +239,7 @@ def bounds_of(
     if count == 1:
         return [""], None
     try:
-        return [*_thinned(_cuts(client, info, at, count, deadline, scope), count - 1), ""], None
+        return [*_thinned(_cuts(client, info, at, count, scope), count - 1), ""], None
     except grpc.RpcError as error:
         if status_of(error) not in _REFUSED:
             raise
@@ -271,18 +247,12 @@ def bounds_of(
 
 
 def _keys(
-    client: DatabaseClient,
-    request: Any,
-    width: int,
-    deadline: Deadline,
-    scope: CancelScope,
-    *,
-    first: bool = False,
+    client: DatabaseClient, request: Any, width: int, scope: CancelScope, *, first: bool = False
 ) -> list[str]:
     """Return the keys that a read returns; if `first` is True, return only the first key."""
 
     def read() -> list[str]:
-        answer, keys = client.read(request, deadline, scope), []
+        answer, keys = client.read(request, scope), []
         try:
             for rows in rows_of(answer, width):
                 keys += [key_text(row) for row in rows]
@@ -296,27 +266,22 @@ def _keys(
 
 
 def _cuts(
-    client: DatabaseClient,
-    info: ChangeStreamInfo,
-    at: int,
-    count: int,
-    deadline: Deadline,
-    scope: CancelScope,
+    client: DatabaseClient, info: ChangeStreamInfo, at: int, count: int, scope: CancelScope
 ) -> list[str]:
     """Return the first keys of the parts of the table, in table order."""
-    half = time.monotonic() + deadline.remaining() / 2
+    half = time.monotonic() + scope.deadline.remaining() / 2
     asked = PartitionReadRequest.pb()(table=info.table, columns=info.key_names)
     asked.transaction.begin.read_only.read_timestamp.FromMicroseconds(at)
     asked.key_set.all_ = True
     asked.partition_options.max_partitions = count
-    told = client.partition_read(asked, deadline, scope)
+    told = client.partition_read(asked, scope)
     first: dict[str, None] = {}
     for part in _thinned(told.partitions, _PROBES * count):
         request = ReadRequest.pb()(table=info.table, columns=info.key_names)
         request.transaction.id = told.transaction.id
         request.key_set.all_ = True
         request.partition_token = part.partition_token
-        found = _keys(client, request, len(info.key_names), deadline, scope, first=True)
+        found = _keys(client, request, len(info.key_names), scope, first=True)
         first.update(dict.fromkeys(found))
         if time.monotonic() > half:
             break
@@ -328,7 +293,7 @@ def _cuts(
     for key in first:
         request.key_set.keys.add().extend(orjson.loads(key))
     # No row lies before the first key.
-    return _keys(client, request, len(info.key_names), deadline, scope)[1:]
+    return _keys(client, request, len(info.key_names), scope)[1:]
 
 
 def _thinned(items: Sequence[Any], most: int) -> list[Any]:

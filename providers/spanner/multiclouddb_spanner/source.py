@@ -25,7 +25,6 @@ from multiclouddb_spanner.client import (
     Answer,
     CancelScope,
     DatabaseClient,
-    Parameter,
 )
 from multiclouddb_spanner.errors import (
     earliest_of,
@@ -39,10 +38,8 @@ from multiclouddb_spanner.forks import again
 from multiclouddb_spanner.position import micros_of, text_at
 from multiclouddb_spanner.records import Children, DataRecord, Item, Shapes, parse_rows, rows_of
 from multiclouddb_spanner.watched import WatchedColumns, WatchedTimes, first_at
-from multiclouddb_spi import Deadline, ProviderFault, collector_paused
+from multiclouddb_spi import ProviderFault, collector_paused
 from multiclouddb_spi.faults import START_AGAIN, START_ANEW, expired
-
-__all__ = ["RequestSizes", "Slots", "Source", "Window"]
 
 # The interval of the service's heartbeats. Windows end by themselves, so the provider rarely needs
 # heartbeats.
@@ -55,6 +52,7 @@ class Window:
     def __init__(
         self, answer: Answer, table: str, shapes: Shapes, end: int, *, waits: float, current: bool
     ) -> None:
+        # `waits`: by how many seconds `end` was ahead of the clock; `current`: if it reaches the present.
         self.end, self.waits, self.current = end, waits, current
         self.began = time.monotonic()
         self._answer = answer
@@ -95,25 +93,6 @@ _FULL_ROWS = 4096
 _ARRIVED = 4
 
 
-class Slots:
-    """Limits the number of streamed responses that stay open between two reads.
-
-    Each open answer occupies a stream of the gRPC connection. A gRPC connection carries at most a hundred
-    streams at a time; every further stream would have to wait until another stream ends.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._free = threading.Semaphore(most)
-
-    def take(self) -> bool:
-        """Take a slot. Return False if no slot is free."""
-        return self._free.acquire(blocking=False)
-
-    def give(self) -> None:
-        """Release a slot."""
-        self._free.release()
-
-
 class RequestSizes:
     """The sizes of the next requests, after a connection has broken within an answer.
 
@@ -150,26 +129,20 @@ class RequestSizes:
 class Source:
     """One change stream, and the table whose changes are read from the stream."""
 
-    def __init__(self, client: DatabaseClient, info: ChangeStreamInfo, slots: Slots) -> None:
+    def __init__(self, client: DatabaseClient, info: ChangeStreamInfo, slots: threading.Semaphore) -> None:
         self.client, self.info, self.slots = client, info, slots
         self.shapes = Shapes()
         self.spans, self.row_limits = RequestSizes(_FULL_SPAN), RequestSizes(_FULL_ROWS)
-        self._watched = WatchedColumns(self._is_whole)
+        self._watched = WatchedColumns(lambda at, scope: is_whole(client, self.info, scope, at) is True)
         self._checking = threading.Lock()
         self._watched_at = time.monotonic()
         self._times: WatchedTimes | None = None
         self._looked_at = 0.0
         self.resume_at = 0
 
-    def _begin(
-        self, token: str | None, start: int, end: int | None, deadline: Deadline, scope: CancelScope
-    ) -> Answer:
-        values = [
-            Parameter(TIMESTAMP, text_at(start)),
-            Parameter(TIMESTAMP, None if end is None else text_at(end)),
-            Parameter(STRING, token),
-            Parameter(INT64, _HEARTBEAT_MS),
-        ]
+    def _begin(self, token: str | None, start: int, end: int | None, scope: CancelScope) -> Answer:
+        till = None if end is None else text_at(end)
+        values = [(TIMESTAMP, text_at(start)), (TIMESTAMP, till), (STRING, token), (INT64, _HEARTBEAT_MS)]
         if self.info.postgres:
             sql = f'SELECT * FROM spanner."read_json_{self.info.stream}"($1, $2, $3, $4, NULL)'
             names = ("p1", "p2", "p3", "p4")
@@ -179,14 +152,14 @@ class Source:
                 "end_timestamp => @e, partition_token => @t, heartbeat_milliseconds => @h)"
             )
             names = ("s", "e", "t", "h")
-        return self.client.query(sql, dict(zip(names, values, strict=True)), deadline, scope)
+        return self.client.query(sql, dict(zip(names, values, strict=True)), scope)
 
-    def partitions(self, at: int, deadline: Deadline, scope: CancelScope) -> list[str]:
+    def partitions(self, at: int, scope: CancelScope) -> list[str]:
         """Return the partitions that are alive at a given time."""
 
         def ask() -> list[str]:
             shapes, tokens = Shapes(), dict[str, None]()
-            for rows in rows_of(self._begin(None, at, None, deadline, scope)):
+            for rows in rows_of(self._begin(None, at, None, scope)):
                 for item in parse_rows(rows, self.info.table, shapes):
                     if isinstance(item, Children):
                         tokens.update(dict.fromkeys(item.parents))
@@ -199,29 +172,22 @@ class Source:
         token: str,
         start: int,
         end: int,
-        deadline: Deadline,
         scope: CancelScope,
         *,
         waits: float = 0.0,
         current: bool = False,
     ) -> Window:
         """Start to read a partition."""
-        answer = self._begin(token, start, end, deadline, scope)
+        answer = self._begin(token, start, end, scope)
         return Window(answer, self.info.table, self.shapes, end, waits=waits, current=current)
 
     def has(
-        self,
-        token: str,
-        start: int,
-        end: int,
-        wanted: Callable[[Item], bool],
-        deadline: Deadline,
-        scope: CancelScope,
+        self, token: str, start: int, end: int, wanted: Callable[[Item], bool], scope: CancelScope
     ) -> bool:
         """Read a partition up to the first wanted item; return True if there is one."""
 
         def read() -> bool:
-            window = self.window(token, start, end, deadline, scope)
+            window = self.window(token, start, end, scope)
             try:
                 while (items := window.next()) is not None:
                     if any(map(wanted, items)):
@@ -232,52 +198,50 @@ class Source:
 
         return again(read)
 
-    def earliest(self, now: int, deadline: Deadline, scope: CancelScope) -> int:
+    def earliest(self, now: int, scope: CancelScope) -> int:
         """Return the oldest time that can be read."""
         bound = now - self.info.retention * _SECOND
         try:
-            self.partitions(bound, deadline, scope)
+            self.partitions(bound, scope)
         except Exception as error:
             if not is_past(error):
                 raise
             named = earliest_of(error)
             if named is not None:
                 return micros_of(named, up=True)
-            return first_at(bound, now, lambda at: self._is_kept(at, deadline, scope))
+            return first_at(bound, now, lambda at: self._is_kept(at, scope))
         return bound
 
-    def oldest(self, now: int, deadline: Deadline, scope: CancelScope) -> tuple[int, list[str]]:
+    def oldest(self, now: int, scope: CancelScope) -> tuple[int, list[str]]:
         """Return the oldest time from which a feed can read every partition, and its partitions."""
         # The oldest readable time moves forward, unless it is the time at which the stream was created.
         kept = self.info.retention * _SECOND
-        margin = round(min(max(_MARGIN, 2 * deadline.remaining() * _SECOND), kept / 10))
-        at = max(self.earliest(now, deadline, scope), now - kept + margin, self.resume_at)
+        margin = round(min(max(_MARGIN, 2 * scope.deadline.remaining() * _SECOND), kept / 10))
+        at = max(self.earliest(now, scope), now - kept + margin, self.resume_at)
         while True:
             try:
-                return at, self.partitions(at, deadline, scope)
+                return at, self.partitions(at, scope)
             except Exception as error:
-                if not is_past(error) or deadline.passed():
+                if not is_past(error) or scope.deadline.passed():
                     raise
                 # The retention period has been shortened.
                 named = earliest_of(error)
                 at = (at if named is None else micros_of(named, up=True)) + margin
 
-    def _is_kept(self, at: int, deadline: Deadline, scope: CancelScope) -> bool:
+    def _is_kept(self, at: int, scope: CancelScope) -> bool:
         try:
-            self.partitions(at, deadline, scope)
+            self.partitions(at, scope)
         except Exception as error:
             if not is_past(error):
                 raise
             return False
         return True
 
-    def interval(
-        self, token: str, now: int, deadline: Deadline, scope: CancelScope
-    ) -> tuple[int, int] | None:
+    def interval(self, token: str, now: int, scope: CancelScope) -> tuple[int, int] | None:
         """Return the start and the end (or now) of a partition; None for one of another stream."""
-        earliest = self.earliest(now, deadline, scope)
+        earliest = self.earliest(now, scope)
         for at in (earliest, now):
-            error = self._refusal(token, at, deadline, scope)
+            error = self._refusal(token, at, scope)
             if error is None and at == earliest:
                 return earliest, now
             if error is not None and is_foreign_partition(error):
@@ -288,29 +252,26 @@ class Source:
         if error is not None:
             return None
         # The service does not name the start, so it is searched for within the retention.
-        return first_at(earliest, now, lambda at: self._refusal(token, at, deadline, scope) is None), now
+        return first_at(earliest, now, lambda at: self._refusal(token, at, scope) is None), now
 
-    def _refusal(self, token: str, at: int, deadline: Deadline, scope: CancelScope) -> Exception | None:
+    def _refusal(self, token: str, at: int, scope: CancelScope) -> Exception | None:
         """Return the reason why a partition cannot be read at a given time, or None."""
         try:
-            self.has(token, at, at, lambda item: False, deadline, scope)
+            self.has(token, at, at, lambda item: False, scope)
         except Exception as error:
             if not (is_outside_partition(error) or is_foreign_partition(error) or is_past(error)):
                 raise
             return error
         return None
 
-    def watched_whole(self, record: DataRecord, deadline: Deadline, scope: CancelScope) -> bool:
+    def watched_whole(self, record: DataRecord, scope: CancelScope) -> bool:
         """Return True if the stream watched all columns when a record was written."""
-        return self._watched.were_all(record.shape, record.at, deadline, scope)
+        return self._watched.were_all(record.shape, record.at, scope)
 
-    def _is_whole(self, at: int | None, deadline: Deadline, scope: CancelScope) -> bool:
-        return is_whole(self.client, self.info, deadline, scope, at) is True
-
-    def check_watched(self, at: int, deadline: Deadline, scope: CancelScope) -> int | None:
+    def check_watched(self, at: int, scope: CancelScope) -> int | None:
         """Check that the stream watches the table; return when it next did not after a position, or None."""
-        self._check_present(deadline, scope)
-        for begin, end in self._holes(at, deadline, scope):
+        self._check_present(scope)
+        for begin, end in self._holes(at, scope):
             if at < begin:
                 return begin
             if at < end:
@@ -321,31 +282,31 @@ class Source:
                 )
         return None
 
-    def first_watched(self, at: int, deadline: Deadline, scope: CancelScope) -> int:
+    def first_watched(self, at: int, scope: CancelScope) -> int:
         """Return the first time, from a given one on, at which the stream may have watched the table."""
-        return next((end for begin, end in self._holes(at, deadline, scope) if begin <= at < end), at)
+        return next((end for begin, end in self._holes(at, scope) if begin <= at < end), at)
 
-    def _holes(self, at: int, deadline: Deadline, scope: CancelScope) -> Iterator[tuple[int, int]]:
+    def _holes(self, at: int, scope: CancelScope) -> Iterator[tuple[int, int]]:
         times, here = self._times, time.monotonic()
         if times is None or here - self._looked_at >= _CHECK_SECONDS or not times.reaches(at):
-            now = self.client.now(deadline, scope)
+            now = self.client.now(scope)
             if times is None:
                 times = self._times = WatchedTimes(self._was_watched, now)
-            times.look(at, now, deadline, scope)
+            times.look(at, now, scope)
             self._looked_at = here
         return times.holes()
 
-    def _was_watched(self, at: int, deadline: Deadline, scope: CancelScope) -> bool:
-        watched = is_whole(self.client, self.info, deadline, scope, at) is not None
-        return watched or not columns_at(self.client, self.info, at, deadline, scope)
+    def _was_watched(self, at: int, scope: CancelScope) -> bool:
+        watched = is_whole(self.client, self.info, scope, at) is not None
+        return watched or not columns_at(self.client, self.info, at, scope)
 
-    def _check_present(self, deadline: Deadline, scope: CancelScope) -> None:
+    def _check_present(self, scope: CancelScope) -> None:
         # Without this check, the feed of a table that is no longer watched would look idle forever.
         now = time.monotonic()
         if now - self._watched_at < _CHECK_SECONDS or not self._checking.acquire(blocking=False):
             return
         try:
-            if is_whole(self.client, self.info, deadline, scope) is None:
+            if is_whole(self.client, self.info, scope) is None:
                 statement = how_to_watch(self.info.stream, self.info.table, postgres=self.info.postgres)
                 raise ProviderFault.of(
                     ErrorCategory.NOT_FOUND,
@@ -359,7 +320,7 @@ class Source:
     # -- Errors whose meaning depends on the call
 
     def translated(
-        self, error: Exception, at: int, deadline: Deadline, scope: CancelScope, token: str | None = None
+        self, error: Exception, at: int, scope: CancelScope, token: str | None = None
     ) -> ProviderFault | None:
         """Return the fault for an error of a read, or None if `classify` can determine its meaning."""
         name = self.info.stream
@@ -376,7 +337,7 @@ class Source:
                 "one, or to an earlier one that was recreated under the same name; start again",
             )
         if is_past(error):
-            return self._past(error, at, deadline, scope, resumes=token is not None)
+            return self._past(error, at, scope, resumes=token is not None)
         if is_outside_partition(error):
             return ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
@@ -385,15 +346,13 @@ class Source:
             )
         return None
 
-    def _past(
-        self, error: Exception, at: int, deadline: Deadline, scope: CancelScope, *, resumes: bool
-    ) -> ProviderFault:
+    def _past(self, error: Exception, at: int, scope: CancelScope, *, resumes: bool) -> ProviderFault:
         name = self.info.stream
         # The retention period may have changed since the stream was found.
-        self.info = attrs.evolve(self.info, retention=retention_of(self.client, self.info, deadline, scope))
-        now = self.client.now(deadline, scope)
+        self.info = attrs.evolve(self.info, retention=retention_of(self.client, self.info, scope))
+        now = self.client.now(scope)
         named = earliest_of(error)
-        earliest = self.earliest(now, deadline, scope) if named is None else micros_of(named, up=True)
+        earliest = self.earliest(now, scope) if named is None else micros_of(named, up=True)
         # An oldest time within the retention is the time when the stream was created.
         if resumes and earliest > now - self.info.retention * _SECOND + _SLACK:
             return ProviderFault.of(

@@ -19,8 +19,6 @@ import orjson
 from multiclouddb_api import encode_json
 from multiclouddb_api.codec import JsonValue
 
-__all__ = ["Converter", "converter", "integers", "json_converter"]
-
 Converter: TypeAlias = Callable[[Any], Any]
 
 _MOST_INTEGER: Final = 20

@@ -16,9 +16,6 @@ from weakref import WeakKeyDictionary
 from multiclouddb_spanner.client import CancelScope, holding
 from multiclouddb_spanner.errors import is_lost_version
 from multiclouddb_spanner.records import Shape
-from multiclouddb_spi import Deadline
-
-__all__ = ["WatchedColumns", "WatchedTimes", "first_at"]
 
 # The schema of one time is used for records that were committed at most this time before or after it.
 _NEAR: Final = 60_000_000
@@ -36,7 +33,7 @@ class WatchedColumns:
     minute earlier or later.
     """
 
-    def __init__(self, ask: Callable[[int | None, Deadline, CancelScope], bool]) -> None:
+    def __init__(self, ask: Callable[[int | None, CancelScope], bool]) -> None:
         self._ask = ask
         self._asking = threading.Lock()
         self._answers: WeakKeyDictionary[Shape, tuple[tuple[int, bool], ...]] = WeakKeyDictionary()
@@ -45,14 +42,14 @@ class WatchedColumns:
         self._lost = 0
         self._present: tuple[float, bool] | None = None
 
-    def were_all(self, shape: Shape, at: int, deadline: Deadline, scope: CancelScope) -> bool:
+    def were_all(self, shape: Shape, at: int, scope: CancelScope) -> bool:
         """Return True if the stream watched all columns at a given time."""
         known = self._known(shape, at)
         if known is not None:
             return known
-        with holding(self._asking, deadline, scope):
+        with holding(self._asking, scope):
             known = self._known(shape, at)  # another thread may have asked
-            return self._asked(shape, at, deadline, scope) if known is None else known
+            return self._asked(shape, at, scope) if known is None else known
 
     def _known(self, shape: Shape, at: int) -> bool | None:
         last, moment, whole = self._last
@@ -70,10 +67,10 @@ class WatchedColumns:
             return None
         return present[1]
 
-    def _asked(self, shape: Shape, at: int, deadline: Deadline, scope: CancelScope) -> bool:
+    def _asked(self, shape: Shape, at: int, scope: CancelScope) -> bool:
         if at > self._lost:
             try:
-                whole = self._ask(at, deadline, scope)
+                whole = self._ask(at, scope)
             except Exception as error:
                 if not is_lost_version(error):
                     raise
@@ -83,7 +80,7 @@ class WatchedColumns:
                 self._answers[shape] = tuple(sorted((*answers, (at, whole))))
                 self._last = shape, at, whole
                 return whole
-        whole = self._ask(None, deadline, scope)
+        whole = self._ask(None, scope)
         self._present = time.monotonic(), whole
         return whole
 
@@ -102,22 +99,22 @@ class WatchedTimes:
     `ask` returns False if the stream and the table existed, but the stream did not watch the table.
     """
 
-    def __init__(self, ask: Callable[[int, Deadline, CancelScope], bool], now: int) -> None:
+    def __init__(self, ask: Callable[[int, CancelScope], bool], now: int) -> None:
         self._ask = ask
         self._asking = threading.Lock()
         self._known = [(now, True)]
         self._from = self._to = now
 
-    def look(self, since: int, now: int, deadline: Deadline, scope: CancelScope) -> None:
+    def look(self, since: int, now: int, scope: CancelScope) -> None:
         """Look at moments between a position and the present, unless they are known."""
-        with holding(self._asking, deadline, scope):
+        with holding(self._asking, scope):
             oldest = max(since, now - _KEPT)
             if now - self._to > _SHORT:
-                self._sample(self._to, now, deadline, scope)
+                self._sample(self._to, now, scope)
                 self._known.append((now, True))
             self._to = max(self._to, now)
             if self._from - oldest > _SHORT:
-                self._sample(oldest, self._from, deadline, scope)
+                self._sample(oldest, self._from, scope)
             self._from = min(self._from, since)
             self._known.sort()
 
@@ -135,21 +132,21 @@ class WatchedTimes:
                 yield begin, last + 1
                 begin = None
 
-    def _sample(self, begin: int, end: int, deadline: Deadline, scope: CancelScope) -> None:
+    def _sample(self, begin: int, end: int, scope: CancelScope) -> None:
         """Look at moments between two times, from the later to the earlier one."""
-        # If the stream did not watch the table at a moment, the time at which it began again is searched for, so
+        # The time at which the stream began to watch the table again is searched for exactly, so
         # that a reader can continue exactly there.
         step = max(_SHORT // 2, (end - begin) // _MOST_MOMENTS)
         later, was_watched = end, True
         for at in [*range(end - step, begin, -step), begin]:
             try:
-                watched = self._ask(at, deadline, scope)
+                watched = self._ask(at, scope)
             except Exception as error:
                 if not is_lost_version(error):
                     raise
                 return
             if was_watched and not watched:
-                again = first_at(at, later, lambda moment: self._ask(moment, deadline, scope))
+                again = first_at(at, later, lambda moment: self._ask(moment, scope))
                 self._known += [(again - 1, False), (again, True)]
             self._known.append((at, watched))
             later, was_watched = at, watched

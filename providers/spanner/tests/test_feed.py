@@ -3,13 +3,13 @@
 from contextlib import contextmanager
 
 import pytest
+from google.protobuf.struct_pb2 import ListValue, Value
 
 from multiclouddb_api import ClientConfig
 from multiclouddb_spanner.provider import PLUGIN
 from multiclouddb_spanner.records import Shapes, parse_rows
 from multiclouddb_spi import Deadline, FeedSpec
 
-from .model import to_value
 from .test_scripted_attacks import feed
 
 COLUMNS = [["id", '{"code":"STRING"}', True, "1"], ["n", '{"code":"INT64"}', False, "2"]]
@@ -18,6 +18,13 @@ FIELDS = [
     "2026-01-31T12:00:00.5Z", "00000000", "tx", True, "items", COLUMNS, MODS, "INSERT", "NEW_ROW", "1", "1",
     "", False,
 ]  # fmt: skip
+
+
+def to_value(value):
+    """Convert a value in the form of JSON to protobuf, as an answer contains it."""
+    if isinstance(value, list):
+        return Value(list_value=ListValue(values=map(to_value, value)))
+    return Value(bool_value=value) if isinstance(value, bool) else Value(string_value=value)
 
 
 @contextmanager

@@ -152,7 +152,7 @@ def test_a_fork_that_begins_while_a_call_is_being_started_interrupts_that_call(m
             yield value
 
     monkeypatch.setattr(forks, "calling", calling)
-    rows = client.rows("SELECT 'x'", 1, Deadline.after(SECONDS), CancelScope())
+    rows = client.rows("SELECT 'x'", 1, CancelScope(Deadline.after(SECONDS)))
     assert rows == [["x"]]
     assert [method.calls for method in transport.methods] == [2, 2]
 

@@ -272,7 +272,7 @@ def test_calls_that_a_fork_cancels_are_made_again_without_an_error():
     transport = FakeTransport()
     client = DatabaseClient("d", transport, ours=False)
     with ThreadPoolExecutor(1) as pool:
-        rows = pool.submit(client.rows, "SELECT 'x'", 1, Deadline.after(SECONDS), CancelScope())
+        rows = pool.submit(client.rows, "SELECT 'x'", 1, CancelScope(Deadline.after(SECONDS)))
         for method in transport.methods:
             assert method.first.waiting.wait(SECONDS)
             forks._before_fork()

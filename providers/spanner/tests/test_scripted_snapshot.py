@@ -16,6 +16,7 @@ from multiclouddb_api import (
     SnapshotOrder,
 )
 from multiclouddb_conformance.sink import Sink
+from multiclouddb_spanner import snapshots
 from multiclouddb_spanner_emulator import Habits
 
 from .scripted import Scripted

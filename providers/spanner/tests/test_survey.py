@@ -15,6 +15,7 @@ from multiclouddb_api import (
     PhysicalPartition,
     SkipToOldest,
 )
+from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.partitions import survey_of
 from multiclouddb_spanner.position import Place, cursor_of
 from multiclouddb_spanner.provider import PLUGIN
@@ -40,19 +41,19 @@ class FakeSource:
         self.lives = {name: (ORIGIN + begin, ORIGIN + end) for name, (begin, end) in lives.items()}
         self.asked = []
 
-    def oldest(self, now, deadline, scope):
-        return ORIGIN, self.partitions(ORIGIN, deadline, scope)
+    def oldest(self, now, scope):
+        return ORIGIN, self.partitions(ORIGIN, scope)
 
-    def partitions(self, time, deadline, scope):
+    def partitions(self, time, scope):
         return [name for name, (begin, end) in self.lives.items() if begin <= time < end]
 
-    def interval(self, name, now, deadline, scope):
+    def interval(self, name, now, scope):
         self.asked.append(name)
         return self.lives.get(name)
 
 
 def state(source, asked, expired=(), since=0):
-    return survey_of(source, asked, frozenset(expired), NOW, since, Deadline.after(5), None)
+    return survey_of(source, asked, frozenset(expired), NOW, since, CancelScope(Deadline.after(5)))
 
 
 def oldest(survey):
