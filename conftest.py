@@ -35,13 +35,13 @@ JVM_SETTINGS = Path(__file__).parent / "spark" / "tests" / "jvm_settings.py"
 os.environ.setdefault("AZURE_COSMOS_KEY", WELL_KNOWN_KEY)
 
 # The marks of tests that `make test` leaves out, and the targets that run them.
-APART = {"soak": "soak", "tools": "test-tools"}
+APART = {"soak": "soak"}
 
 # The prefixes of the node ids of tests that start a JVM.
 JVM_TESTS = (
     "demo/",
     "spark/",
-    "benchmarks/tests/test_rows.py::TestRows::test_the_rows_of_spark_run",
+    "tools/benchmarks/tests/test_rows.py::TestRows::test_the_rows_of_spark_run",
     "providers/cosmos/tests/test_spark.py",
     "providers/mongo/tests/test_spark.py",
     "providers/mongo/tests/test_spark_dropped.py",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import re
 import runpy
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from multiclouddb_api import Capability, CapabilitySet, Support, installed_providers
 from multiclouddb_api.registry import load_plugin
@@ -19,6 +22,8 @@ from multiclouddb_spi import ProviderPlugin
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _US8: Final = "conformance/multiclouddb_conformance/us8"
+# The folders whose tests may have the mark `shows`.
+_MARKED: Final = (_US8, "conformance/tests", "docs/tests", "tests")
 _MARKS: Final = {Support.NATIVE: "native", Support.EMULATED: "*emulated*", Support.UNSUPPORTED: "—"}
 _WRONG: Final = ("ghosts", "missing", "stale")
 GATES: Final = {
@@ -127,42 +132,54 @@ the profiles of the embedded store.*
 
 
 def us8_data() -> dict[str, Any]:
-    """Return the contents of `docs/us8.toml`: the promises, and the tests that check them."""
+    """Return the contents of `docs/us8.toml`: the promises."""
     return tomllib.loads((_ROOT / "docs" / "us8.toml").read_text(encoding="utf-8"))
 
 
-def node_ids(shown: Mapping[str, list[str] | Literal["all"]]) -> Iterator[str]:
-    """Return pytest's node ids for an entry such as `"us8/start.py::TestNow" = ["is_durable"]`.
+def shown() -> dict[str, list[tuple[str, str]]]:
+    """Return the place and the name of each test with the mark `@pytest.mark.shows("FR-065")`, by entry.
 
-    If the value is "all" instead of a list, return the node id of the whole class.
+    The name is empty if the mark is that of a class or a module.
     """
-    for place, tests in shown.items():
-        file = place.replace("us8/", f"{_US8}/", 1) if place.startswith("us8/") else place
-        yield from ([file] if tests == "all" else (f"{file}::test_{test}" for test in tests))
+    found: dict[str, list[tuple[str, str]]] = {}
+    for file in sorted(path for folder in _MARKED for path in (_ROOT / folder).glob("**/*.py")):
+        place = file.relative_to(_ROOT).as_posix().replace(f"{_US8}/", "us8/", 1)
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        module = [node.value for node in tree.body if isinstance(node, ast.Assign)]
+        marks = [(place, "", module)]
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                inside = f"{place}::{node.name}"
+                marks.append((inside, "", node.decorator_list))
+                tests = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+                marks += [(inside, each.name.removeprefix("test_"), each.decorator_list) for each in tests]
+        for where, name, expressions in marks:
+            for mark in expressions:
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.shows":
+                    for argument in mark.args:
+                        found.setdefault(ast.literal_eval(argument), []).append((where, name))
+    return found
 
 
-def _shown(shown: Mapping[str, list[str] | Literal["all"]]) -> str:
-    return "\n".join(
-        f"    - `{place}`: {tests if tests == 'all' else ', '.join(f'`{test}`' for test in tests)}"
-        for place, tests in shown.items()
-    )
-
-
-def _entries(entries: list[dict[str, Any]]) -> str:
+def _entries(entries: list[dict[str, Any]], tests: Mapping[str, list[tuple[str, str]]]) -> str:
     parts = []
     for entry in entries:
         origin = f" *({entry['origin']})*" if "origin" in entry else ""
+        lines = []
+        for place, named in itertools.groupby(tests[entry["id"]], itemgetter(0)):
+            names = ", ".join(f"`{name}`" if name else "all" for _, name in named)
+            lines.append(f"    - `{place}`: {names}")
         parts.append(
             f"### {entry['id']}: {entry['title']}\n\n{entry['text'].strip()}{origin}\n\n"
-            f'??? note "Tests"\n\n{_shown(entry["shown"])}'
+            '??? note "Tests"\n\n' + "\n".join(lines)
         )
     return "\n\n".join(parts)
 
 
 def us8_page() -> str:
     """Make the page of promises: replace every `<!-- group -->` with the group's entries."""
-    data = us8_data()
-    return re.sub(r"<!-- (\w+) -->", lambda mark: _entries(data[mark[1]]), data["page"])
+    data, tests = us8_data(), shown()
+    return re.sub(r"<!-- (\w+) -->", lambda mark: _entries(data[mark[1]], tests), data["page"])
 
 
 def mongodb_page() -> str:

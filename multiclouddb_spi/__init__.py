@@ -22,7 +22,6 @@ from multiclouddb_spi.batch import (
     Scanned,
     Segment,
 )
-from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import (
     Feed,
     FeedIdentity,
@@ -85,7 +84,6 @@ __all__ = [
     "Head",
     "InlineExecutor",
     "InvalidCursor",
-    "Lineage",
     "Mapper",
     "Outcome",
     "Partition",

@@ -7,6 +7,7 @@ collection is a larger ability, so its protocols are in a separate module, `scan
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
 import attrs
@@ -16,7 +17,23 @@ from multiclouddb_spi.batch import Outcome
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 
-__all__ = ["Head", "SupportsChangeMark", "SupportsCollections", "SupportsCommands", "SupportsHeads"]
+__all__ = ["Answer", "Head", "SupportsChangeMark", "SupportsCollections", "SupportsCommands", "SupportsHeads"]
+
+
+@attrs.frozen
+class Answer:
+    """What the answers before a position say about the moment up to which a partition was read.
+
+    Attributes:
+        watermark: See `Batch.watermark`.
+        likely_read_until: See `Batch.likely_read_until`.
+        caught_up_at: The monotonic time at which the read began that reached the current end of the
+            partition; None if there is no such read.
+    """
+
+    watermark: datetime | None = None
+    likely_read_until: datetime | None = None
+    caught_up_at: float | None = None
 
 
 @attrs.frozen
@@ -27,11 +44,13 @@ class Head:
         cursor: The end position of the read; the record at this position is part of the read.
         records: The number of records before this position, or None if the service does not report it.
         outcome: `Continue`, or the way in which the partition ends at that position.
+        answer: Filled in by the planner; a feed leaves it out.
     """
 
     cursor: Cursor
     records: int | None
     outcome: Outcome
+    answer: Answer = Answer()
 
 
 @runtime_checkable

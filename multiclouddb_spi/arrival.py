@@ -1,4 +1,4 @@
-"""Gives up an answer of the service that does not arrive, or arrives too slowly.
+"""Gives up an answer of the service that does not arrive, or arrives too slowly, and then requests less.
 
 A socket's own timeout is not sufficient, because it begins again with each byte. The socket's owner asks
 `current` for the limits of the thread, so that no limit has to be passed through the vendor's client.
@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from multiclouddb_spi.deadline import Deadline
 
@@ -18,6 +19,8 @@ __all__ = [
     "ANSWER_SECONDS",
     "CALL_SILENT_SECONDS",
     "SILENT_SECONDS",
+    "AnswerSize",
+    "AnswerSizes",
     "Arrival",
     "TooSlow",
     "answer_deadline",
@@ -33,6 +36,12 @@ CALL_SILENT_SECONDS: Final = 30.0
 """How long the service may send nothing if it is asked for other information than records."""
 _WINDOW_SECONDS: Final = 4.0
 _LEAST_BYTES: Final = 1024
+# An error message is shorter than this.
+_ERROR_BYTES: Final = 8192
+_SMALLER: Final = 2  # a quarter
+_LARGER: Final = 1  # twice as much
+_MOST: Final = 24
+_ARRIVED: Final = 4
 
 
 class TooSlow(TimeoutError):  # noqa: N818
@@ -145,3 +154,57 @@ def current() -> Arrival | None:
     """Return the limits of this thread, or None."""
     found: Arrival | None = getattr(_local, "arrival", None)
     return found
+
+
+class AnswerSize:
+    """The size of the answers to request from one partition: a part of what the caller wants."""
+
+    def __init__(self) -> None:
+        self._shift = self._arrived = 0
+
+    @property
+    def is_full(self) -> bool:
+        """True if the caller gets as much as it wants."""
+        return not self._shift
+
+    def of(self, wanted: int) -> int:
+        """Return how much to request."""
+        return max(1, wanted >> self._shift)
+
+    def broke(self) -> None:
+        """Record that the connection has broken within an answer; the next one is a quarter as large."""
+        self._shift, self._arrived = min(_MOST, self._shift + _SMALLER), 0
+
+    def arrived(self) -> None:
+        """Record that an answer has arrived; after four of them, the next one is twice as large."""
+        self._arrived += 1
+        if self._arrived >= _ARRIVED:
+            self._shift, self._arrived = max(0, self._shift - _LARGER), 0
+
+
+_FULL: Final = AnswerSize()
+
+
+class AnswerSizes:
+    """The sizes of all partitions of one client; several threads share the object."""
+
+    def __init__(self) -> None:
+        self._feeds: WeakKeyDictionary[object, dict[str, AnswerSize]] = WeakKeyDictionary()
+
+    def of(self, feed: object, partition_id: str) -> AnswerSize:
+        """Return the size for a partition; do not change it."""
+        return self._feeds.get(feed, {}).get(partition_id, _FULL)
+
+    def failed(self, feed: object, partition_id: str, arrival: Arrival) -> None:
+        """Record that a read has failed with an error that may pass."""
+        if arrival.received >= _ERROR_BYTES and not arrival.cancelled:
+            self._feeds.setdefault(feed, {}).setdefault(partition_id, AnswerSize()).broke()
+
+    def arrived(self, feed: object, partition_id: str) -> None:
+        """Record that an answer with records has arrived."""
+        sizes = self._feeds.get(feed)
+        size = None if sizes is None else sizes.get(partition_id)
+        if sizes is not None and size is not None:
+            size.arrived()
+            if size.is_full:
+                sizes.pop(partition_id, None)

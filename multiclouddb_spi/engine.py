@@ -20,6 +20,7 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
     EntireCollection,
+    FromContinuationToken,
     Now,
     Observer,
     OperationOptions,
@@ -33,9 +34,7 @@ from multiclouddb_spi.abilities import SupportsCommands
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.continuation.entry import Stage
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.session import Finished, Session
-from multiclouddb_spi.continuation.state import Retired
-from multiclouddb_spi.continuation.written import WrittenTokens
+from multiclouddb_spi.continuation.state import Finished, Retired, Session, WrittenTokens
 from multiclouddb_spi.contract import Feed, PartitionState, Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import user_errors
@@ -196,6 +195,8 @@ class Engine:
         except Exception as error:
             self._pages.forget_if_gone(session, self._fetcher.fault(error))
             raise
+        if isinstance(request.start_position, FromContinuationToken) and self._pages.is_gone(result):
+            self._opener.refuse_recreated(session.feed, deadline)
         again = request.on_expired
         if isinstance(again, Resnapshot) and self._pages.has_expired(result):
             fresh = self._opener.snapshot(session.feed, again.snapshot, deadline)

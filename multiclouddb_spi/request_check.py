@@ -27,7 +27,7 @@ from multiclouddb_api import (
     Support,
     invalid_request,
 )
-from multiclouddb_spi.continuation.plan import Plan
+from multiclouddb_spi.continuation.entry import Plan
 from multiclouddb_spi.contract import FeedSpec, FeedStart, Provider
 
 __all__ = ["check_plan", "check_planned", "require", "require_start", "spec_of"]

@@ -19,17 +19,23 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi.batch import Segment
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.session import Finished, Session
-from multiclouddb_spi.continuation.snapshots import (
+from multiclouddb_spi.continuation.starting import (
     cut_all,
     resolve_backfill,
     resolve_snapshot,
+    resolve_start,
     segment_lineage,
 )
-from multiclouddb_spi.continuation.starting import resolve_start
-from multiclouddb_spi.continuation.state import FeedOver, end_from_json, state_from_json
+from multiclouddb_spi.continuation.state import (
+    FeedOver,
+    Finished,
+    Session,
+    Written,
+    WrittenTokens,
+    end_from_json,
+    state_from_json,
+)
 from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text
-from multiclouddb_spi.continuation.written import Written, WrittenTokens
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
@@ -109,6 +115,25 @@ class SessionOpener:
     def feed(self, spec: FeedSpec, deadline: Deadline) -> OpenFeed:
         """Open a feed for the duration of a call; the caller must close it."""
         return OpenFeed(self._provider, spec, self._fetcher.call, deadline, self._feeds)
+
+    def refuse_recreated(self, feed: Feed, deadline: Deadline) -> None:
+        """Refuse the token of a feed that has ended because its resource was deleted and created again.
+
+        If the resource does not exist now, or the service does not answer, nothing is refused.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if another resource has the name now.
+        """
+        if (incarnation := feed.identity.incarnation) is None:
+            return
+        self._feeds.forget(feed)
+        with closing(self.feed(feed.spec, deadline)) as opened:
+            try:
+                resumes = opened.feed.resumes(incarnation)
+            except Exception:  # noqa: BLE001 - the call then returns what it has found
+                return
+        if not resumes:
+            raise recreated(feed, "continuation_token", _RECREATED)
 
     def snapshot(self, feed: Feed, wanted: Snapshot, deadline: Deadline) -> Lineage:
         """Start a snapshot.

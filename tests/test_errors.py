@@ -81,6 +81,7 @@ def through_pickle(error, times=3):
     return error
 
 
+@pytest.mark.shows("Further 12")
 class TestHelp:
     def test_each_category_has_a_place_on_the_page(self):
         for category in ErrorCategory.known():

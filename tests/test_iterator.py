@@ -199,6 +199,7 @@ def whole_life(service, **options):
     return ids(iterator(service, until_idle=True, **options))
 
 
+@pytest.mark.shows("Plan 16")
 class TestPagesAndEvents:
     def test_events_come_one_by_one_in_order(self):
         service = Service({"P": [2, 0, 3]})
@@ -250,6 +251,7 @@ class TestPagesAndEvents:
         assert whole_life(Service({"P": [1, gap, 1]})) == ["P0", "P1"]
 
 
+@pytest.mark.shows("Plan 16")
 class TestIdleBackoff:
     def take(self, count, service, **options):
         changes = iterator(service, **options)
@@ -300,6 +302,7 @@ class TestIdleBackoff:
         assert len(self.take(5, service)) == 4
 
 
+@pytest.mark.shows("Plan 16")
 class TestUntilIdle:
     def test_ends_after_the_first_idle_page(self):
         idle = ChangeFeedPage((), "", idle=True)
@@ -345,6 +348,7 @@ def interrupt(timer, place, act):
     return stopped[0] if stopped else None
 
 
+@pytest.mark.shows("Plan 16")
 class TestStop:
     def run_stopped(self, act):
         """Iterate over an idle feed on the real clock; return the number of seconds from `act` to the end."""
@@ -465,6 +469,7 @@ class TestStop:
         assert store.saved == ["P@1"]
 
 
+@pytest.mark.shows("Plan 16")
 class TestCheckpoint:
     def test_a_page_is_saved_only_when_the_caller_comes_back_for_more(self):
         store = MemoryStore()
@@ -654,6 +659,7 @@ class TestCheckpoint:
         assert service.reads == []
 
 
+@pytest.mark.shows("Plan 16")
 class TestOutage:
     def test_retryable_failures_are_retried_with_growing_waits(self, monkeypatch):
         monkeypatch.setattr("random.uniform", lambda low, high: high)
@@ -859,6 +865,7 @@ class TestPoison:
             whole_life(self.poisoned(skip_token="P@1"), on_poison="skip")
 
 
+@pytest.mark.shows("Plan 16")
 class TestLife:
     def test_a_closed_iterator_is_refused(self):
         changes = iterator(Service({"P": [1]}))

@@ -10,12 +10,9 @@ from zipfile import ZipFile
 ROOT = Path(__file__).parents[1]
 PROJECTS = sorted(
     path.parent
-    for path in [
-        ROOT / "pyproject.toml",
-        *ROOT.glob("*/pyproject.toml"),
-        *ROOT.glob("emulators/*/pyproject.toml"),
-        *ROOT.glob("providers/*/pyproject.toml"),
-    ]
+    for pattern in ("", "*/", "tools/emulators/*/", "providers/*/")
+    for path in ROOT.glob(f"{pattern}pyproject.toml")
+    if path.parent != ROOT / "tools"  # it is never published
 )
 LIST_CLEAN_ENVIRONMENT = """
 import json

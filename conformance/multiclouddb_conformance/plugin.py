@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from multiclouddb_spi.continuation.written import WrittenTokens
+from multiclouddb_spi.continuation.state import WrittenTokens
 
 if TYPE_CHECKING:
     from multiclouddb_api import Capability, MulticloudDbClient
@@ -26,6 +26,7 @@ __all__ = ["LACKING", "client", "collection", "harness", "harness_class", "make_
 pytest.register_assert_rewrite(
     "multiclouddb_conformance.checkpoint_stores",
     "multiclouddb_conformance.collection",
+    "multiclouddb_conformance.slow_link_suite",
     "multiclouddb_conformance.us8",
 )
 
@@ -40,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "requires(capability): us8: runs if the provider has the capability, native or emulated",
         "refuses(capability): us8: tests the refusal of a capability that is missing or only emulated",
+        "shows(*ids): the promises of docs/us8.toml that the test shows",
         "needs(*abilities): us8: runs if the harness has these abilities, see Harness.can_…",
     ):
         config.addinivalue_line("markers", line)

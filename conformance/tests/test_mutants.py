@@ -41,6 +41,7 @@ def outcomes(pytester, monkeypatch):
     return run
 
 
+@pytest.mark.shows("Plan 19")
 class TestMutants:
     @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
     def test_a_mutant_fails_what_is_named_for_it(self, outcomes, mutant):
@@ -55,6 +56,7 @@ class TestMutants:
         assert outcomes(mutant, names, sound=True) == {"passed": set(names)}
 
 
+@pytest.mark.shows("Plan 19")
 class TestTable:
     def test_there_are_at_least_fifteen_mutants_with_names_of_their_own(self):
         assert len({mutant.__name__ for mutant in MUTANTS}) == len(MUTANTS) >= 15

@@ -15,10 +15,11 @@ PROJECTS = sorted(
     for pattern in (
         "pyproject.toml",
         "*/pyproject.toml",
-        "emulators/*/pyproject.toml",
+        "tools/emulators/*/pyproject.toml",
         "providers/*/pyproject.toml",
     )
     for path in ROOT.glob(pattern)
+    if path.parent != ROOT / "tools"  # it is never published
 )
 ENTRY = re.compile(r"^## \[(?P<version>[^\]]+)\] - (?P<date>.+)$", re.MULTILINE)
 QUOTED = re.compile(r"`([^`\n]+)`")
@@ -118,9 +119,7 @@ def test_the_site_shows_the_file_itself(name):
 
 def test_the_site_shows_the_changelog_of_every_distribution():
     page = (ROOT / "docs" / "changelog.md").read_text(encoding="utf-8")
-    folders = [
-        path.parent.relative_to(ROOT) for path in ROOT.glob("**/pyproject.toml") if ".venv" not in path.parts
-    ]
+    folders = [folder.relative_to(ROOT) for folder in PROJECTS]
     assert sorted(f'"{(folder / "CHANGELOG.md").as_posix()}"' for folder in folders) == sorted(
         line.removeprefix("--8<-- ") for line in page.splitlines() if line.startswith("--8<-- ")
     )

@@ -107,6 +107,7 @@ def public_elements():
 ELEMENTS = list(dict.fromkeys(element for elements in CONCERNED.values() for element in elements))
 
 
+@pytest.mark.shows("Plan 7")
 class TestDocstrings:
     @pytest.mark.parametrize("element", ELEMENTS, ids=lambda element: element.__qualname__)
     def test_an_element_names_the_warnings_that_concern_it(self, element):
@@ -118,6 +119,7 @@ class TestDocstrings:
         assert [each.__qualname__ for each in found if each not in ELEMENTS] == []
 
 
+@pytest.mark.shows("Plan 7")
 class TestPage:
     def test_the_warnings_are_numbered_without_a_gap(self):
         assert list(SECTIONS) == list(CONCERNED) == list(range(1, len(CONCERNED) + 1))

@@ -146,6 +146,7 @@ class TestOptions:
             assert tuple(sorted(texts)) == tables["connection_names"](name)
 
 
+@pytest.mark.shows("Further 12")
 class TestErrors:
     def test_every_category_has_a_section_and_every_section_a_category(self):
         assert re.findall(r"^## (\S+)$", ERRORS, re.MULTILINE) == list(ErrorCategory.known())

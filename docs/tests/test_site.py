@@ -34,10 +34,10 @@ REFERENCE = {
     "spi": multiclouddb_spi,
 }
 PROJECTS = [
-    ROOT / "pyproject.toml",
-    *ROOT.glob("*/pyproject.toml"),
-    *ROOT.glob("emulators/*/pyproject.toml"),
-    *ROOT.glob("providers/*/pyproject.toml"),
+    path
+    for pattern in ("", "*/", "tools/emulators/*/", "providers/*/")
+    for path in ROOT.glob(f"{pattern}pyproject.toml")
+    if path.parent != ROOT / "tools"  # it is never published
 ]
 PUBLIC = [
     (page, f"{package.__name__}.{name}") for page, package in REFERENCE.items() for name in package.__all__

@@ -14,6 +14,7 @@ a plan of many requests could fail each time.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -21,6 +22,8 @@ from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any, Final
+
+import attrs
 
 from multiclouddb_api import (
     AtTime,
@@ -32,7 +35,7 @@ from multiclouddb_api import (
     SkipToOldest,
     Snapshot,
 )
-from multiclouddb_spi.abilities import Head, SupportsHeads
+from multiclouddb_spi.abilities import Answer, Head, SupportsHeads
 from multiclouddb_spi.batch import goes_on
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.follow import Follow, Looks, apply_end, is_search_due
@@ -254,7 +257,8 @@ class Planner:
         ends = {name: head.cursor for name, head in heads.items() if name not in after}
         counts = [heads[name].records for name in news]
         records = None if None in counts else sum(count or 0 for count in counts)
-        return Step(before, after, ends, empty, late, news, records, tuple(self._skipped))
+        answers = {name: head.answer for name, head in heads.items()}
+        return Step(before, after, ends, empty, late, news, records, tuple(self._skipped), answers)
 
     def _search(self, lineage: Lineage, follow: Follow, deadline: Deadline) -> tuple[PartitionFoundLate, ...]:
         """Search for uncovered partitions, if that is due; a failed search does not stop planning."""
@@ -334,8 +338,10 @@ class Planner:
             failed: str | None = None
             try:
                 if left and not found and together and isinstance(self._feed, SupportsHeads):
+                    asked_at = time.monotonic()
                     with suppress(*([RecordFault] if self._skip_poison else [])):
-                        found = dict(self._call(partial(self._feed.heads, left, most, deadline), deadline))
+                        answers = self._call(partial(self._feed.heads, left, most, deadline), deadline)
+                        found = {name: _asked_at(asked_at, head, most) for name, head in answers.items()}
                 for failed in [name for name in left if name not in found]:
                     ask = partial(
                         read_head,
@@ -380,3 +386,9 @@ class Planner:
                 self._feed.spec.address,
                 place,
             )
+
+
+def _asked_at(when: float, head: Head, most: int | None) -> Head:
+    """Return the head; it says when it was asked for if it is the current end of its partition."""
+    is_end = goes_on(head.outcome) and (most is None or (head.records is not None and head.records < most))
+    return attrs.evolve(head, answer=Answer(caught_up_at=when)) if is_end else head

@@ -11,7 +11,8 @@ from typing import Final, assert_never
 import attrs
 
 from multiclouddb_api import ErrorCategory, Fail, OnExpired, SkipToOldest
-from multiclouddb_spi.abilities import Head
+from multiclouddb_spi.abilities import Answer, Head
+from multiclouddb_spi.arrival import AnswerSizes, current
 from multiclouddb_spi.batch import (
     Awaiting,
     Batch,
@@ -40,6 +41,8 @@ _SPARE_SECONDS: Final = 30.0
 _RECORDS: Final = 10_000
 _DELIVER_FIRST: Final = (ErrorCategory.PROVIDER_ERROR, ErrorCategory.CHECKPOINT_EXPIRED)
 _BYTES: Final = 8 * 1024 * 1024
+_SIZES: Final = AnswerSizes()
+"""How much to request from each partition of each feed of this process."""
 _log = logging.getLogger("multiclouddb.planner")
 _ENDED: Final = (
     "it ended before the end of the planned range: it was dropped, renamed or recreated in the meantime; "
@@ -212,14 +215,21 @@ class RangeReading:
         return batch
 
     def _once(self, max_records: int, deadline: Deadline) -> Batch:
-        part = self._part
-        if self._reader is None:
-            self._reader = self._feed.open(part.partition_id, self._position, part.until)
+        part, size = self._part, _SIZES.of(self._feed, self._part.partition_id)
         try:
-            return self._reader.fetch(max_records, _BYTES, 0.0, deadline)
-        except BaseException:
+            if self._reader is None:
+                self._reader = self._feed.open(part.partition_id, self._position, part.until)
+            batch = self._reader.fetch(size.of(max_records), size.of(_BYTES), 0.0, deadline)
+        except BaseException as error:
             self.close()
+            arrival = current()
+            may_pass = isinstance(error, Exception) and fault_of(self._provider, error).retryable
+            if may_pass and arrival is not None:
+                _SIZES.failed(self._feed, part.partition_id, arrival)
             raise
+        if len(batch):
+            _SIZES.arrived(self._feed, part.partition_id)
+        return batch
 
     def _fault(self, what: str) -> ProviderFault:
         message = f"{self._feed.public_id(self._part.partition_id)}: {what}"
@@ -270,15 +280,16 @@ def read_head(
         skip_poison: True to continue after a record that cannot be fetched; the record counts.
     """
     reading = RangeReading(provider, feed, Range(name, cursor, None))
-    start, count, outcome = cursor, 0, Continue()
+    start, count, outcome, answer = cursor, 0, Continue(), Answer()
     try:
         while (most is None or count < most) and not (count and deadline.remaining() < _SPARE_SECONDS):
             wanted = _RECORDS if most is None else min(_RECORDS, most - count)
+            asked_at = time.monotonic()
             try:
                 batch = reading.fetch(wanted, deadline)
             except Exception as error:
                 if skip_poison and isinstance(error, RecordFault):
-                    count, cursor = count + 1, error.skip_cursor
+                    count, cursor, answer = count + 1, error.skip_cursor, Answer()
                     reading.continue_at(cursor)
                     continue
                 # What is before a poison record, or before lost changes, is delivered first.
@@ -287,11 +298,13 @@ def read_head(
                 raise
             count += len(batch)
             cursor = batch.cursor_after(len(batch))
+            likely = batch.likely_read_until or answer.likely_read_until
+            answer = Answer(batch.watermark, likely, asked_at if batch.caught_up is True else None)
             if not goes_on(batch.outcome) or (not len(batch) and batch.caught_up is not False):
-                return Head(cursor, count, batch.outcome)
+                return Head(cursor, count, batch.outcome, answer)
     finally:
         reading.close()
-    return Head(cursor, count, outcome)
+    return Head(cursor, count, outcome, answer)
 
 
 def _sleep(seconds: float) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import attrs
 
 from multiclouddb_api import PartitionFoundLate
+from multiclouddb_spi.abilities import Answer
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.cursor import Cursor
@@ -46,6 +47,7 @@ class Step:
         records: The number of records in this step, or None if the service does not report it.
         skipped: The parts that were left out because they are older than the retention, as readable text with
             partition and position.
+        answers: What each partition that was asked has told about the moment up to which `after` has read it.
     """
 
     before: Lineage
@@ -56,6 +58,7 @@ class Step:
     news: frozenset[str] = frozenset()
     records: int | None = 0
     skipped: tuple[str, ...] = ()
+    answers: Mapping[str, Answer] = attrs.field(factory=dict)
 
     @property
     def moved(self) -> bool:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import ErrorCategory, FeedEnded, Gap, Invalidated, OnExpired, SkipToOldest
-from multiclouddb_api.outage import answered
+from multiclouddb_api.pacing import answered
 from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Outcome
 from multiclouddb_spi.continuation.follow import Ending, Follow, Found, apply_end, is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
@@ -190,7 +190,6 @@ class Answers(Generic[T]):
             self._forget_gaps(turn)
             self.blame(turn, error)
             return []
-        before = self._lineage.copy() if self._single else None
         position = self._lineage.cursor(name)
         try:
             losses = self._follow.lost((name,))
@@ -202,9 +201,9 @@ class Answers(Generic[T]):
             return []
         turn.skips += 1
         turn.lost = position if turn.skips == 1 else turn.lost
-        if before is not None and name not in self._lineage:
+        if self._single and not self._lineage.reads(name):
             children = tuple(Child(seed.partition_id, seed.parents, seed.cursor) for seed in losses[0].left)
-            self.result.retired = Retired(name, children)
+            self.result.retired = Retired(name, children, self._lineage.ending(name))
         started = [seed.partition_id for loss in losses for seed in loss.left]
         return self._apply(Found(tuple(started), gaps=self._follow.told(losses)))
 

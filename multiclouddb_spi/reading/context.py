@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from multiclouddb_api.outage import check_stopped
+from multiclouddb_api.pacing import check_stopped
 from multiclouddb_spi.continuation.follow import Looks
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.reading.fetcher import Fetcher, closed_fault

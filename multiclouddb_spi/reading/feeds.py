@@ -11,9 +11,9 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
+from multiclouddb_spi.continuation.standings import Standings
 from multiclouddb_spi.contract import Feed, FeedSpec
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.reading.diagnostics import Standings
 from multiclouddb_spi.reading.fetcher import Fetcher
 from multiclouddb_spi.reading.reader_cache import ReaderCache
 

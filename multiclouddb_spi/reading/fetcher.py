@@ -11,15 +11,14 @@ from typing import Final, TypeVar
 import attrs
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_api.outage import answered, still_waiting
-from multiclouddb_spi.arrival import Arrival, arriving
+from multiclouddb_api.pacing import answered, still_waiting
+from multiclouddb_spi.arrival import AnswerSizes, Arrival, arriving
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import Fault, ProviderFault
 from multiclouddb_spi.observing import Observing
-from multiclouddb_spi.reading.answer_size import AnswerSizes
 from multiclouddb_spi.reading.partition_reader import PartitionReader
 from multiclouddb_spi.retry import ATTEMPTS, Tries
 

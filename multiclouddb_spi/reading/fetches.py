@@ -9,8 +9,7 @@ import time
 from collections import deque
 from typing import Final
 
-from multiclouddb_api.outage import still_waiting
-from multiclouddb_api.wakeup import Wakeup
+from multiclouddb_api.pacing import Wakeup, still_waiting
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline

@@ -13,25 +13,34 @@ import attrs
 from multiclouddb_api import (
     ChangeFeedPage,
     ChildPartition,
+    Dropped,
     ErrorCategory,
     FeedEnded,
     MulticloudDbError,
     Notice,
     OperationDiagnostics,
     RecordSkipped,
+    Renamed,
     ResourceAddress,
 )
 from multiclouddb_spi.batch import Child
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.session import Finished, Session
-from multiclouddb_spi.continuation.state import FeedOver, FeedState, Retired, state_to_json
+from multiclouddb_spi.continuation.standings import Progress
+from multiclouddb_spi.continuation.state import (
+    FeedOver,
+    FeedState,
+    Finished,
+    Retired,
+    Session,
+    WrittenTokens,
+    state_to_json,
+)
 from multiclouddb_spi.continuation.token import encode_token
-from multiclouddb_spi.continuation.written import WrittenTokens
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, to_error
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, no_partition_named
 from multiclouddb_spi.observing import Observing
-from multiclouddb_spi.reading.diagnostics import Progress, diagnose, open_watches
+from multiclouddb_spi.reading.diagnostics import diagnose, open_watches
 from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher, late_fault
 from multiclouddb_spi.reading.result import PollResult
@@ -117,6 +126,14 @@ class Pages:
             return False
         return self._fetcher.fault(result.failure[1]).category == ErrorCategory.CHECKPOINT_EXPIRED
 
+    def is_gone(self, result: PollResult[Any]) -> bool:
+        """Return whether the feed has ended, or its resource was dropped, renamed or not found."""
+        if result.failure is None:
+            return result.over is not None or any(
+                isinstance(each, Dropped | Renamed) for each in result.notices
+            )
+        return self._fetcher.fault(result.failure[1]).category == ErrorCategory.NOT_FOUND
+
     def begun_again(
         self, session: Session, lineage: Lineage, fresh: Lineage, result: PollResult[Any], *, whole: bool
     ) -> PollResult[Any]:
@@ -197,7 +214,14 @@ class Pages:
         elif not len(lineage):
             raise no_partition_named()
         now = self._feeds.soon(session.feed, deadline)
-        progress = self._feeds.standings(session.feed).measure(session, lineage, result, now)
+        progress = self._feeds.standings(session.feed).measure(
+            session.feed,
+            lineage,
+            result.turns.all,
+            now,
+            watermark=session.watermark,
+            floor=session.read_until,
+        )
         nearest = min(result.turns.all.values(), key=attrgetter("headroom"), default=None)
         headroom = math.inf if nearest is None else nearest.headroom
         if nearest is not None and headroom < self._headroom_warning:

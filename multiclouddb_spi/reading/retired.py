@@ -7,8 +7,7 @@ import attrs
 from multiclouddb_api import Fail
 from multiclouddb_spi.continuation.follow import Follow
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.session import Session
-from multiclouddb_spi.continuation.state import FeedOver, Retired
+from multiclouddb_spi.continuation.state import FeedOver, Retired, Session
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.reading.context import ReadContext
 

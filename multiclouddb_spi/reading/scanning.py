@@ -18,10 +18,9 @@ from typing import Any, Final, TypeAlias
 
 from multiclouddb_api import BackfillDone
 from multiclouddb_spi.batch import Batch, Segment
-from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_spi.continuation.entry import Entry, Plan
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.plan import Plan
-from multiclouddb_spi.continuation.snapshots import stream_headroom
+from multiclouddb_spi.continuation.starting import stream_headroom
 from multiclouddb_spi.continuation.state import Retired
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor

@@ -5,16 +5,16 @@ an offset. An example of a report:
 
     {"events": 20, "foundLate": 0, "headroomSeconds": 86012.0, "idle": false, "lagSeconds": 1.2,
      "openWatches": 0, "partitions": 8, "poison": {"count": 0, "last": null},
-     "readUntil": "2026-01-31T12:00:00Z", "skipped": {"count": 0, "last": null}, "snapshot": null, "v": 1,
-     "waiting": 0}
+     "readUntil": "2026-01-31T12:00:00Z", "readUntilEstimated": false,
+     "skipped": {"count": 0, "last": null}, "snapshot": null, "v": 1, "waiting": 0}
 
 `events` is the number of records in the step. `events` is null if the service does not report this
-number before the records are read. All changes that are older than `readUntil` have been read.
-`lagSeconds` is the difference between the service's clock and `readUntil`; it is 0 if the feed is
-idle. `headroomSeconds` is the time until the first position expires. With `failOnDataLoss=false`, a
-query leaves out expired changes. `skipped.count` is the number of places where this run of the
-query left out changes. `skipped.last` is the last place where this run of the query left out
-changes. With `onPoison=skip`, `poison` contains the same for changes that cannot be decoded.
+number before the records are read. `readUntil`, `readUntilEstimated` and `lagSeconds` are `read_until`,
+`read_until_estimated` and `lag_seconds` of `OperationDiagnostics`: all changes that are older than
+`readUntil` have been read when the step ends. `headroomSeconds` is the time until the first position
+expires. With `failOnDataLoss=false`, a query leaves out expired changes. `skipped.count` is the number of
+places where this run of the query left out changes. `skipped.last` is the last place where this run of the
+query left out changes. With `onPoison=skip`, `poison` contains the same for changes that cannot be decoded.
 
 For a query that began with a snapshot, `snapshot` contains:
 
@@ -23,9 +23,8 @@ For a query that began with a snapshot, `snapshot` contains:
 
 `records` is the estimated number of rows of the whole scan. `segmentsDone` includes the segments
 that this step reads. After the scan is over, `snapshot` contains only the fields `floor`, `over`
-and `plan`. While the scan of a snapshot runs, `readUntil` is the time of the snapshot. During the
-scan, `headroomSeconds` is the time for which the service still keeps the changes after the
-snapshot.
+and `plan`. While the scan of a snapshot runs, `readUntil` is null, and `headroomSeconds` is the time
+for which the service still keeps the changes after the snapshot.
 """
 
 from __future__ import annotations
@@ -35,13 +34,16 @@ import time
 from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from multiclouddb_api.redaction import rfc3339
-from multiclouddb_spi import Cursor, Lineage, Step
+from multiclouddb_spi import Cursor, Step
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.standings import Standings
+from multiclouddb_spi.continuation.token import ReadUntil, to_moment
 from multiclouddb_spi.scan import plan_id_of
-from pyspark_multiclouddb.arguments import check_has
+from pyspark_multiclouddb.errors import check_has
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -51,27 +53,21 @@ if TYPE_CHECKING:
 __all__ = ["Reports", "caught_up", "snapshot_state"]
 
 _CLOCK_SECONDS: Final = 30.0
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Reports:
-    """Makes the reports of one run of a query.
-
-    The service's time is requested at most once every 30 seconds.
-    """
+    """Makes the reports of one run of a query."""
 
     def __init__(self) -> None:
         self._clock: tuple[datetime | None, float] | None = None
+        self._standings = Standings()
+        self._until: ReadUntil | None = None
         self._skipped: list[str] = []
         self._poison: list[str] = []
         self._found_late = 0
 
     def leave_out(self, poison: Sequence[tuple[str, str]]) -> None:
-        """Count changes that this run leaves out because they cannot be decoded.
-
-        Args:
-            poison: Partition and position of each change.
-        """
+        """Count changes that this run leaves out because they cannot be decoded."""
         self._poison += [f"{where} at {position}" for where, position in poison]
 
     def report(
@@ -83,21 +79,16 @@ class Reports:
         idle: bool,
         snapshot: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Return the progress report of a planned step.
-
-        Args:
-            connection: The feed.
-            lineage: The current position of the query.
-            step: The planned step, or None for the start.
-            idle: True if there was nothing to read.
-            snapshot: The result of `snapshot_state`.
-        """
+        """Return the progress report of a planned step."""
         if step is not None:
             self._skipped += step.skipped
             self._found_late += len(step.found_late)
         active = lineage.active()
         feed, now = connection.feed, self._now(connection)
-        until = _read_until(connection, lineage)
+        answers = {} if step is None else step.answers
+        progress = self._standings.measure(feed, lineage, answers, now, floor=self._until)
+        self._until = progress.read_until or self._until
+        until = None if progress.read_until is None else to_moment(progress.read_until.micros)
         lag = None if until is None or now is None else max(0.0, (now - until).total_seconds())
         rooms = [] if now is None else [feed.headroom(cursor, now) for cursor in _kept(lineage)]
         return {
@@ -105,13 +96,14 @@ class Reports:
             "foundLate": self._found_late,
             "headroomSeconds": min((room for room in rooms if room is not None), default=None),
             "idle": idle,
-            "lagSeconds": 0.0 if idle else lag,
+            "lagSeconds": lag,
             "openWatches": sum(bool(end.children) for end in lineage.ends()),
             "partitions": sum(not lineage.is_segment(entry.partition_id) for entry in active),
             "poison": _told(self._poison),
             "readUntil": None if until is None else rfc3339(until),
+            "readUntilEstimated": progress.read_until is not None and progress.read_until.estimated,
             "skipped": _told(self._skipped),
-            "snapshot": None if snapshot is None else {**_shown(snapshot), **_scan(lineage)},
+            "snapshot": None if snapshot is None else _scan(snapshot, lineage),
             "v": 1,
             "waiting": len(lineage.waiting()),
         }
@@ -128,16 +120,7 @@ class Reports:
 def snapshot_state(
     known: Mapping[str, Any] | None, before: Lineage, after: Lineage, *, whole: bool = False
 ) -> Mapping[str, Any] | None:
-    """Return the state of the snapshot, as it is stored in the offset after a step.
-
-    Return None for a query that began without a snapshot.
-
-    Args:
-        known: The state of the snapshot in the offset before the step, or None.
-        before: The lineage before the step.
-        after: The lineage after the step.
-        whole: True if the scan begins at `before` and reads every existing row.
-    """
+    """Return the state of the snapshot, as it is stored in the offset after a step."""
     plan = before.plan
     if plan is None:
         return known
@@ -150,26 +133,20 @@ def _told(places: Sequence[str]) -> dict[str, Any]:
 
 
 def _events(step: Step | None) -> int | None:
-    """Return the number of events in a step, or None if the number is unknown.
-
-    For example, the number is unknown if the step reads a segment.
-    """
+    """Return the number of events in a step, or None if the number is unknown."""
     if step is None:
         return 0
     return None if step.before.plan is not None and step.ranges() else step.records
 
 
-def _shown(snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: snapshot[name] for name in ("floor", "over", "plan")}
-
-
-def _scan(lineage: Lineage) -> dict[str, Any]:
-    """Return the progress of a scan while the scan is running."""
+def _scan(snapshot: Mapping[str, Any], lineage: Lineage) -> dict[str, Any]:
+    """Return the state of a snapshot, and the progress of its scan while the scan is running."""
+    state = {name: snapshot[name] for name in ("floor", "over", "plan")}
     if lineage.plan is None:
-        return {}
+        return state
     scan = lineage.plan.progress()
     numbers = {"records": scan.records, "segments": scan.segments, "segmentsDone": scan.segments_done}
-    return {"order": scan.order.value, **numbers}
+    return {"order": scan.order.value, **state, **numbers}
 
 
 def _kept(lineage: Lineage) -> list[Cursor]:
@@ -178,15 +155,6 @@ def _kept(lineage: Lineage) -> list[Cursor]:
     if lineage.plan is None:
         return active
     return active + [cursor for entry in lineage.waiting() for cursor in entry.said]
-
-
-def _read_until(connection: Connection, lineage: Lineage) -> datetime | None:
-    """Return a time; all events that are older than this time have been read."""
-    if lineage.plan is not None:
-        return _EPOCH + timedelta(microseconds=lineage.plan.moment)
-    times = [connection.feed.describe(entry.cursor).time for entry in lineage.active()]
-    known = [moment for moment in times if moment is not None]
-    return min(known) if known and len(known) == len(times) else None
 
 
 def caught_up(query: StreamingQuery) -> bool:
@@ -221,11 +189,7 @@ def _has_more(source: Any) -> bool:
 
 
 def _parsed(offset: Any) -> Any:
-    """Return the value of an offset's text, or None if the text is not an offset of this source.
-
-    PySpark 4.0 shows an offset in Python's notation, and later versions show it as JSON. An offset may
-    contain any character, for example an apostrophe in a document's key, so no character tells the notation.
-    """
+    """Return the value of an offset's text, or None if the text is not an offset of this source."""
     for parse in (json.loads, literal_eval):
         with suppress(SyntaxError, TypeError, ValueError):
             return parse(offset)

@@ -6,14 +6,17 @@ import pickle
 import sqlite3
 from contextlib import closing
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from pyspark_multiclouddb.batch import ChangeFeedReader
+from pyspark_multiclouddb import live_rows, merge_into_delta
 from pyspark_multiclouddb.connection import close_connections
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
-from pyspark_multiclouddb.plain_stream import PlainStreamReader
+from pyspark_multiclouddb.readers import ChangeFeedReader, PlainStreamReader
+from pyspark_multiclouddb.rows import ROW_SCHEMA
 from pyspark_multiclouddb.stream import ChangeFeedStreamReader
 
 ALL = ReadAllAvailable()
@@ -156,3 +159,50 @@ class TestFail:
     def test_other_values_are_refused(self, orders):
         with pytest.raises(Exception, match=r"onPoison.*write fail or skip"):
             parse_options(orders.options(onpoison="ignore"))
+
+
+class TestTable:
+    """A batch without one change that can be decoded, and a table that does not exist yet."""
+
+    @pytest.fixture
+    def query(self, source, tmp_path):
+        """Provide a function that merges a batch of a query into the table, as `foreachBatch` does."""
+        for number in (1, 2):
+            source.store.put("orders", f"k{number}", {"n": number})
+        damage(source, 1, 2)
+        reader = stream(source, onPoison="skip")
+        offsets = [pinned(reader)]
+        (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
+        (tmp_path / "checkpoint" / "metadata").write_text(json.dumps({"id": "q1"}))
+
+        def merge(number):
+            while len(offsets) <= number:
+                source.store.put("orders", "k3", {"n": 2 + len(offsets)}) if len(offsets) > 1 else None
+                offsets.append(reader.latestOffset(offsets[-1], ALL))
+                file = tmp_path / "checkpoint" / "offsets" / str(len(offsets) - 1)
+                file.write_text("\n".join(["v1", "{}", json.dumps(offsets[-1])]))
+            start, end = offsets[number - 1], offsets[number]
+            again = stream(source, onPoison="fail")
+            rows = [batch for task in again.partitions(start, end) for batch in again.read(task)]
+            table = pa.Table.from_batches(rows, schema=ROW_SCHEMA).append_column(
+                "total", pa.array([1.5] * sum(map(len, rows)), pa.float64())
+            )
+            return merge_into_delta(
+                table, number, tmp_path / "table", "app", checkpoint=tmp_path / "checkpoint"
+            )
+
+        return merge
+
+    def test_its_first_commit_names_what_is_left_out_and_a_replay_is_the_same(self, query, tmp_path):
+        assert not query(1)
+        noted = self.noted(tmp_path)
+        assert [each["count"] for each in noted] == [2]
+        assert {position for _, position in noted[0]["first"]} == {"sequence 1", "sequence 2"}
+        assert not query(1), "the batch stands in the table"
+        assert self.noted(tmp_path) == noted
+        assert query(2), "the table has the columns of the batch"
+        assert live_rows(tmp_path / "table").read_all()["total"].to_pylist() == [1.5]
+
+    def noted(self, folder):
+        history = DeltaTable(folder / "table").history()
+        return [json.loads(each["multiclouddb.poison"]) for each in history if "multiclouddb.poison" in each]

@@ -3,6 +3,7 @@ outages."""
 
 import json
 
+import attrs
 import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -10,15 +11,19 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from multiclouddb_api import Capability
 from multiclouddb_conformance.simulation import (
     ServerError,
+    ServiceBehaviour,
     Simulation,
+    SimulationFeed,
     SimulationProvider,
     ThrottledError,
     capabilities_without,
 )
+from multiclouddb_conformance.simulation.reader import SimulationReader
+from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_spi import Planner
-from pyspark_multiclouddb import connection, micro_batches
+from pyspark_multiclouddb import connection, micro_batches, progress
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.stream import ChangeFeedStreamReader
@@ -513,8 +518,49 @@ class TestReport:
         assert report["lagSeconds"] >= 0
         assert set(report) == {
             "events", "foundLate", "headroomSeconds", "idle", "lagSeconds", "openWatches", "partitions",
-            "poison", "readUntil", "skipped", "snapshot", "v", "waiting",
+            "poison", "readUntil", "readUntilEstimated", "skipped", "snapshot", "v", "waiting",
         }  # fmt: skip
+
+    @pytest.mark.parametrize("heads", [True, False])
+    def test_lag_of_a_busy_feed_does_not_grow_because_one_partition_is_quiet(
+        self, simulation, monkeypatch, heads
+    ):
+        delay, slack = 5.0, 4.0
+        monkeypatch.setattr(SimulationFeed, "visible_after", lambda self: delay)
+        if not heads:
+            monkeypatch.setattr(SimulationFeed, "heads", lambda self, *_: {})
+        simulation.behaviour = ServiceBehaviour(watermarks=False, heartbeats=False)
+        monkeypatch.setattr(progress, "_CLOCK_SECONDS", 0.0)
+        reader = simulated(startingPosition="now")
+        here, until = reader.latestOffset(reader.initialOffset(), ALL), ""
+        for _ in range(4):
+            simulation.advance(22)
+            simulation.write("a", {"n": 1})
+            here = reader.latestOffset(here, ALL)
+            report = reader.reportLatestOffset()
+            assert report["lagSeconds"] <= delay + slack
+            assert report["readUntil"] > until
+            assert report["readUntilEstimated"] is False
+            until = report["readUntil"]
+
+    def test_moment_that_is_only_likely_is_marked(self, simulation, monkeypatch):
+        fetch = SimulationReader.fetch
+
+        def likely(reader, *asked):
+            return attrs.evolve(fetch(reader, *asked), likely_read_until=simulation.now)
+
+        monkeypatch.setattr(SimulationReader, "fetch", likely)
+        monkeypatch.setattr(SimulationFeed, "heads", lambda self, *_: {})
+        simulation.behaviour = ServiceBehaviour(
+            watermarks=False, heartbeats=False, caught_up=CaughtUp.UNKNOWN
+        )
+        monkeypatch.setattr(progress, "_CLOCK_SECONDS", 0.0)
+        reader = simulated(startingPosition="now")
+        here = reader.latestOffset(reader.initialOffset(), ALL)
+        simulation.advance(100)
+        reader.latestOffset(here, ALL)
+        report = reader.reportLatestOffset()
+        assert (report["lagSeconds"], report["readUntilEstimated"]) == (pytest.approx(0, abs=4), True)
 
     def test_summary_is_small_and_tells_how_far(self, source):
         source.write(20)

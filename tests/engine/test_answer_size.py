@@ -4,9 +4,8 @@ import pytest
 
 from multiclouddb_conformance.simulation import Simulation, SimulationProvider
 from multiclouddb_spi import FeedSpec
-from multiclouddb_spi.arrival import Arrival
+from multiclouddb_spi.arrival import AnswerSizes, Arrival
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.reading.answer_size import AnswerSizes
 
 LARGE = 100_000
 

@@ -4,7 +4,13 @@ import attrs
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, SkipToOldest
-from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider, TrimmedError
+from multiclouddb_conformance.simulation import (
+    ServerError,
+    ServiceBehaviour,
+    Simulation,
+    SimulationProvider,
+    TrimmedError,
+)
 from multiclouddb_spi import (
     Batch,
     Deadline,
@@ -17,7 +23,9 @@ from multiclouddb_spi import (
     deadline,
     read_range,
 )
+from multiclouddb_spi.arrival import current
 from multiclouddb_spi.planning import ranges
+from multiclouddb_spi.planning.ranges import read_head
 
 
 def nothing(cursor, poll_after):
@@ -39,7 +47,7 @@ class Clock:
         self.now += seconds
 
 
-@attrs.define
+@attrs.define(eq=False)
 class Lagging:
     """A feed whose readers return empty answers for a while.
 
@@ -219,3 +227,49 @@ class TestSkips:
         world.sim.fail_next("p0", TrimmedError("too old"))
         assert self.read(world) == []
         assert "were lost to retention" in caplog.text
+
+
+class Cut:
+    """A feed behind a link that is cut in each answer of more than `most` records."""
+
+    def __init__(self, feed, most):
+        self._feed, self.most, self.asked = feed, most, []
+
+    def __getattr__(self, name):
+        return getattr(self._feed, name)
+
+    def open(self, partition_id, cursor, until=None):
+        reader, cut = self._feed.open(partition_id, cursor, until), self
+
+        class Broken(Reader):
+            def fetch(self, max_records, *rest):
+                cut.asked.append(max_records)
+                current().heard(50_000)
+                if max_records > cut.most:
+                    raise ServerError("the connection was cut")
+                return reader.fetch(max_records, *rest)
+
+            def cancel(self):
+                reader.cancel()
+
+            def close(self):
+                reader.close()
+
+        return Broken()
+
+
+@pytest.mark.parametrize("read", ["range", "head"])
+def test_a_request_becomes_smaller_while_the_link_is_cut(clock, monkeypatch, read):
+    world = World(clock)
+    monkeypatch.setattr("multiclouddb_spi.retry._pause", clock.sleep)
+    cut = Cut(world.feed, 700)
+    if read == "range":
+        assert list(world.read(cut)) == world.names[:3]
+    else:
+        assert read_head(world.provider, cut, "p0", world.places[0], None, Deadline.after(60)).records == 5
+    assert cut.asked[:3] == [10_000, 2500, 625]
+    again = len(cut.asked)
+    list(world.read(cut))
+    assert cut.asked[again:] == [625] * len(cut.asked[again:]), (
+        "the next range of the feed asks for as little"
+    )

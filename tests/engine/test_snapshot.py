@@ -46,9 +46,8 @@ from multiclouddb_spi import (
     Scanned,
     Segment,
 )
-from multiclouddb_spi.continuation.entry import Entry, Stage
+from multiclouddb_spi.continuation.entry import Entry, Plan, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.faults import Fault, InvalidCursor, ProviderFault

@@ -10,8 +10,9 @@ from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import SimulationReader
 from multiclouddb_conformance.simulation.segments import SegmentReader
 from multiclouddb_conformance.waiting import wait_until
-from multiclouddb_spi import Deadline, Lineage
+from multiclouddb_spi import Deadline
 from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.reading import waiting
 from multiclouddb_spi.reading.fetches import Fetches
 from multiclouddb_spi.reading.turns import Turns

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation.reader import SimulationReader
-from multiclouddb_spi import Deadline, Lineage
+from multiclouddb_spi import Deadline
 from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.reading import fetches
 from multiclouddb_spi.reading.fetches import Fetches
 from multiclouddb_spi.reading.turns import Turns

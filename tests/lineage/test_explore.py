@@ -19,6 +19,8 @@ from multiclouddb_conformance.explore.search import NEXT, Violation, explore, re
 from multiclouddb_conformance.explore.world import Bounds, BrokenError, Kind, Scope
 from multiclouddb_spi.continuation.lineage import Lineage
 
+pytestmark = pytest.mark.shows("Promise 14")
+
 test_of.__test__ = False
 KINDS = [pytest.param(kind, id=kind.value) for kind in Kind]
 SECONDS = int(os.environ.get("MULTICLOUDDB_WANDER_SECONDS", "3600"))

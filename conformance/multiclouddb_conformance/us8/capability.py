@@ -26,6 +26,7 @@ _FEED = Capability.CHANGE_FEED
 _COMMAND = Capability.RUN_COMMAND
 
 
+@pytest.mark.shows("Plan 6")
 class TestCapabilities:
     """Tests the capability set that a client reports."""
 
@@ -38,6 +39,7 @@ class TestCapabilities:
             each: harness.capabilities[each].support for each in Capability
         }
 
+    @pytest.mark.shows("FR-070")
     def test_what_is_missing_or_emulated_has_a_note_to_act_on(self, client: MulticloudDbClient) -> None:
         reported = client.capabilities()
         bare = [
@@ -53,6 +55,7 @@ class TestCapabilities:
         with harness.connect() as other:
             assert other.capabilities() == client.capabilities()
 
+    @pytest.mark.shows("FR-070")
     @pytest.mark.refuses(_COMMAND)
     def test_a_refusal_names_the_provider_and_the_call(self, client: MulticloudDbClient) -> None:
         with pytest.raises(MulticloudDbError) as caught:
@@ -60,11 +63,13 @@ class TestCapabilities:
         assert caught.value.detail.provider == client.config.provider
         assert caught.value.detail.operation == "run_command"
 
+    @pytest.mark.shows("Further 5")
     @pytest.mark.requires(_COMMAND)
     def test_a_command_is_passed_through(self, harness: Harness, client: MulticloudDbClient) -> None:
         database, command = harness.command()
         assert client.run_command(database, command) is not None
 
+    @pytest.mark.shows("Further 5")
     @pytest.mark.refuses(_COMMAND)
     def test_a_command_is_refused_with_the_way_out(self, client: MulticloudDbClient) -> None:
         for call in (client.run_command, client.run_cursor_command):
@@ -85,6 +90,7 @@ class TestCapabilities:
         assert caught.value.category == ErrorCategory.NOT_FOUND
 
 
+@pytest.mark.shows("FR-070")
 class TestNoFeed:
     """Tests a provider without a change feed."""
 

@@ -15,9 +15,11 @@ from multiclouddb_conformance.harness import Write
 __all__ = ["TestCheckpoint", "TestPageSize"]
 
 
+@pytest.mark.shows("Promise 1")
 class TestCheckpoint:
     """A read from a token delivers everything that comes after it."""
 
+    @pytest.mark.shows("FR-066")
     def test_resuming_after_every_single_event_loses_nothing(self, collection: Collection) -> None:
         collection.fill(12)
         everything = set(ids(collection.read(collection.begin, 12)))
@@ -28,6 +30,7 @@ class TestCheckpoint:
             assert before | rest == everything
             assert not before & rest
 
+    @pytest.mark.shows("FR-066")
     @pytest.mark.parametrize("size", [1, 3, 5])
     def test_resuming_after_every_page_loses_nothing(self, collection: Collection, size: int) -> None:
         """A new client resumes, because the client that read the page may still hold unread records."""
@@ -41,6 +44,7 @@ class TestCheckpoint:
             assert before | rest == everything
             assert not before & rest
 
+    @pytest.mark.shows("FR-066")
     @pytest.mark.needs("batch")
     def test_resuming_inside_a_transaction_loses_nothing(self, collection: Collection) -> None:
         collection.batch(*(Write(f"k{number}", {"n": number}) for number in range(8)))
@@ -51,6 +55,7 @@ class TestCheckpoint:
             collection.restart()
             assert before | set(ids(collection.drain(page.continuation_token))) == everything
 
+    @pytest.mark.shows("FR-066", "Plan 14")
     def test_a_token_read_twice_gives_the_same(self, collection: Collection) -> None:
         collection.fill(10)
         token = collection.page(collection.begin, 3).continuation_token
@@ -75,6 +80,7 @@ class TestCheckpoint:
         assert len(seen[0]) == 10
         assert seen[0] == seen[1]
 
+    @pytest.mark.shows("FR-066")
     def test_a_token_outlives_the_client_that_made_it(self, collection: Collection) -> None:
         collection.fill(6)
         page = collection.page(collection.begin, 2)
@@ -82,6 +88,7 @@ class TestCheckpoint:
         rest = collection.drain(page.continuation_token)
         assert len(set(ids(page.events)) | set(ids(rest))) == 6
 
+    @pytest.mark.shows("Plan 12")
     def test_a_token_is_plain_ascii_text(self, collection: Collection) -> None:
         collection.fill(3)
         for page in collection.pages(collection.begin, 1):
@@ -106,6 +113,7 @@ class TestCheckpoint:
         rest = collection.drain(page.continuation_token)
         assert len({*ids(page.events), *ids(rest)}) == len(page.events) + len(rest) == 12
 
+    @pytest.mark.shows("Further 11")
     @pytest.mark.needs("alone", "still")
     def test_planned_tokens_cover_the_feed_once(self, collection: Collection) -> None:
         collection.fill(30)
@@ -118,6 +126,7 @@ class TestCheckpoint:
         assert len(events) == len(set(ids(events))) == 30
 
 
+@pytest.mark.shows("Promise 10")
 class TestPageSize:
     """`max_page_size` is a hard limit. A page is returned even if it is not full."""
 
@@ -139,6 +148,7 @@ class TestPageSize:
                 break
         assert early == partitions
 
+    @pytest.mark.shows("Plan 13", "Promise 2")
     @pytest.mark.needs("key_order")
     def test_small_pages_keep_the_order_of_each_partition(self, collection: Collection) -> None:
         for number in range(30):

@@ -22,6 +22,7 @@ def _troubled(collection: Collection, script: FaultScript, **settings: Any) -> M
     return open_client(FaultyPlugin(harness.plugin, script), attrs.evolve(harness.config(), **settings))
 
 
+@pytest.mark.shows("Promise 1")
 @pytest.mark.needs("split", "late_children")
 class TestLateSiblings:
     """A service names some children of a closed partition at once, and others later."""
@@ -40,6 +41,7 @@ class TestLateSiblings:
         assert len(events) == len(set(ids(events))) == 60
 
 
+@pytest.mark.shows("Promise 1")
 @pytest.mark.needs("several", "audit", "alone", "still")
 class TestUncovered:
     """Tests the search for partitions that the feed does not cover."""

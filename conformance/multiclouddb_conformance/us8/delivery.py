@@ -12,9 +12,11 @@ from multiclouddb_conformance.harness import Write
 __all__ = ["TestPropagation", "TestTransactions"]
 
 
+@pytest.mark.shows("FR-065", "Plan 1")
 class TestPropagation:
     """Each write results in exactly one event."""
 
+    @pytest.mark.shows("FR-068")
     def test_a_create_arrives_with_its_document(self, collection: Collection) -> None:
         collection.put("a", n=1)
         (event,) = collection.read(collection.begin, 1)
@@ -24,6 +26,7 @@ class TestPropagation:
         assert event.address == collection.address
         assert not event.backfilled
 
+    @pytest.mark.shows("FR-068")
     def test_an_update_arrives_with_the_whole_new_document(self, collection: Collection) -> None:
         collection.put("a", n=1, kept="x")
         collection.put("a", n=2, kept="x", added=[1])
@@ -32,6 +35,7 @@ class TestPropagation:
         expected = {"n": 2, "kept": "x", "added": [1]}
         assert event.new_item_state == collection.harness.document("a", expected)
 
+    @pytest.mark.shows("FR-068")
     def test_a_delete_arrives_without_a_document(self, collection: Collection) -> None:
         collection.put("a", n=1)
         collection.delete("a")
@@ -75,6 +79,7 @@ class TestPropagation:
         assert (event.type, event.by_expiry) == (ChangeType.DELETE, True)
 
 
+@pytest.mark.shows("Plan 1")
 @pytest.mark.needs("batch")
 class TestTransactions:
     """Several writes are made in one commit."""
@@ -84,6 +89,7 @@ class TestTransactions:
         events = collection.read(collection.begin, 10)
         assert {event.new_item_state["n"] for event in events if event.new_item_state} == set(range(10))
 
+    @pytest.mark.shows("Promise 10")
     def test_a_page_may_end_inside_a_transaction(self, collection: Collection) -> None:
         collection.batch(*(Write(f"k{number}", {"n": number}) for number in range(10)))
         pages = list(collection.pages(collection.begin, 1))

@@ -32,6 +32,7 @@ def _params(kind: str, values: Any) -> list[Any]:
     return [pytest.param(value, id=name, marks=pytest.mark.needs(f"{kind}:{name}")) for name, value in values]
 
 
+@pytest.mark.shows("Plan 2")
 class TestValues:
     """Documents are delivered as they were written, including the types of their values."""
 
@@ -49,6 +50,7 @@ class TestValues:
         assert event_from_json(event_to_json(event)) == event
 
 
+@pytest.mark.shows("Plan 3")
 class TestKeys:
     """Keys are delivered as they were written, including the types of their values."""
 
@@ -72,16 +74,19 @@ class TestKeys:
 class TestImages:
     """The request and the kind of the collection determine the documents in an event."""
 
+    @pytest.mark.shows("Plan 2")
     def test_omit_leaves_the_document_out(self, collection: Collection) -> None:
         collection.put("a", n=1)
         (event,) = collection.drain(collection.begin, new_item_state_mode=NewItemStateMode.OMIT)
         assert (event.type, event.new_item_state) == (ChangeType.CREATE, None)
 
+    @pytest.mark.shows("Plan 2")
     def test_require_gives_the_full_document(self, collection: Collection) -> None:
         collection.put("a", n=1, text="x")
         (event,) = collection.drain(collection.begin, new_item_state_mode=NewItemStateMode.REQUIRE)
         assert event.new_item_state == collection.harness.document("a", {"n": 1, "text": "x"})
 
+    @pytest.mark.shows("Plan 2", "Plan 8")
     @pytest.mark.needs("keys_only")
     def test_a_feed_of_keys_refuses_require_and_says_what_to_do(self, make_collection: Make) -> None:
         keys = make_collection("keys", Kind.KEYS_ONLY)
@@ -91,6 +96,7 @@ class TestImages:
         )
         assert "; " in error.message
 
+    @pytest.mark.shows("Plan 2")
     @pytest.mark.needs("keys_only")
     def test_a_feed_of_keys_has_events_without_documents(self, make_collection: Make) -> None:
         keys = make_collection("keys", Kind.KEYS_ONLY)
@@ -102,11 +108,13 @@ class TestImages:
             (ChangeType.UPDATE, None),
         ]
 
+    @pytest.mark.shows("Further 2")
     def test_old_documents_are_not_there_unless_asked_for(self, collection: Collection) -> None:
         collection.put("a", n=1)
         collection.put("a", n=2)
         assert [event.old_item_state for event in collection.read(collection.begin, 2)] == [None, None]
 
+    @pytest.mark.shows("Further 2")
     @pytest.mark.requires(_OLD)
     @pytest.mark.parametrize("mode", [OldItemStateMode.REQUIRE, OldItemStateMode.INCLUDE_IF_AVAILABLE])
     def test_old_documents_are_whole(self, make_collection: Make, mode: OldItemStateMode) -> None:
@@ -119,6 +127,7 @@ class TestImages:
         document = images.harness.document
         assert old == [None, document("a", {"n": 1, "kept": "x"}), document("a", {"n": 2, "kept": "x"})]
 
+    @pytest.mark.shows("Further 2")
     @pytest.mark.requires(_OLD)
     def test_an_old_document_that_is_not_kept_is_none_or_whole(self, collection: Collection) -> None:
         mode = OldItemStateMode.INCLUDE_IF_AVAILABLE
@@ -128,6 +137,7 @@ class TestImages:
         _, event = collection.read(start, 2, old_item_state_mode=mode)
         assert event.old_item_state in (None, collection.harness.document("a", {"n": 1, "text": "x"}))
 
+    @pytest.mark.shows("Further 2")
     @pytest.mark.refuses(_OLD)
     @pytest.mark.parametrize("mode", [OldItemStateMode.REQUIRE, OldItemStateMode.INCLUDE_IF_AVAILABLE])
     def test_old_documents_are_refused(self, collection: Collection, mode: OldItemStateMode) -> None:
@@ -136,6 +146,7 @@ class TestImages:
         )
         assert "; " in error.message
 
+    @pytest.mark.shows("Further 3")
     def test_the_native_record_comes_only_when_asked_for(
         self, harness: Harness, collection: Collection
     ) -> None:

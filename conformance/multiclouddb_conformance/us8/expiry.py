@@ -18,10 +18,12 @@ from multiclouddb_conformance.collection import Collection, ids
 __all__ = ["TestExpiry", "TestPoison"]
 
 
+@pytest.mark.shows("Plan 15", "Promise 7")
 @pytest.mark.needs("trim")
 class TestExpiry:
     """A position is older than the retention."""
 
+    @pytest.mark.shows("FR-066")
     def test_a_token_that_was_trimmed_has_expired(self, collection: Collection) -> None:
         collection.fill(10)
         collection.trim()
@@ -36,6 +38,7 @@ class TestExpiry:
         collection.restart()
         collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, token)
 
+    @pytest.mark.shows("FR-066")
     def test_expiry_is_reported_every_time(self, collection: Collection) -> None:
         collection.fill(10)
         collection.trim()
@@ -112,6 +115,7 @@ class TestExpiry:
         assert len(events) == len(set(ids(events))) == 10
 
 
+@pytest.mark.shows("Promise 11")
 @pytest.mark.needs("poison")
 class TestPoison:
     """A record that no client can decode is never dropped."""

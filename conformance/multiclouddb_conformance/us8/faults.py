@@ -76,6 +76,7 @@ def _read(collection: Collection, client: MulticloudDbClient, size: int, written
     return seen
 
 
+@pytest.mark.shows("Promise 1")
 @pytest.mark.parametrize("script", _scripts())
 class TestTrouble:
     """After a transient fault, no event is lost and none is repeated unnecessarily."""
@@ -92,6 +93,7 @@ class TestTrouble:
         assert len(set(seen)) == 40
         assert set(seen) == set(ids(collection.drain(collection.begin)))
 
+    @pytest.mark.shows("Promise 2")
     @pytest.mark.needs("key_order")
     def test_the_changes_of_a_key_stay_in_order(self, collection: Collection, script: FaultScript) -> None:
         act = _act(collection, script)
@@ -121,6 +123,7 @@ class TestTrouble:
         assert len({*ids(page.events), *ids(rest)}) == len(page.events) + len(rest) == 20
 
 
+@pytest.mark.shows("Promise 12")
 class TestEndlessTrouble:
     """Tests a fault that does not end, and its effect on the reader."""
 
@@ -186,6 +189,7 @@ class TestEndlessTrouble:
             assert len(collection.drain(collection.begin, client=client)) == 5
 
 
+@pytest.mark.shows("Promise 7")
 @pytest.mark.needs("trim")
 class TestTrimmedOnTheWay:
     """Retention removes records that a reader has not read yet."""

@@ -76,6 +76,7 @@ def _read(feed: Feed, name: str, cursor: Cursor) -> tuple[list[Cursor], Outcome]
         reader.close()
 
 
+@pytest.mark.shows("Promise 2")
 @pytest.mark.needs("split", "alone", "still")
 class TestFollowing:
     """C1, C2 and C3: what a provider promises about partitions that split, merge and go away."""

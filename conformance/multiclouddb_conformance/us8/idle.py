@@ -19,6 +19,7 @@ from multiclouddb_spi.continuation.token import decode_token
 __all__ = ["TestIdle", "TestLongPoll", "TestWatermark"]
 
 
+@pytest.mark.shows("Promise 4")
 class TestIdle:
     """`idle` means that every partition has reported that it has no more changes."""
 
@@ -47,6 +48,7 @@ class TestIdle:
         lag = collection.last(collection.begin).diagnostics.lag_seconds
         assert lag is None or lag < 60
 
+    @pytest.mark.shows("Promise 3")
     @pytest.mark.needs("several", "trim", "idle_moves", "still")
     def test_a_partition_that_is_idle_for_long_does_not_fall_out_of_retention(
         self, collection: Collection
@@ -65,6 +67,7 @@ class TestIdle:
             collection.restart()
         assert collection.last(token, scope=scope).idle
 
+    @pytest.mark.shows("Promise 3")
     @pytest.mark.needs("several", "idle_moves", "still")
     def test_an_empty_page_moves_the_token_with_the_service(self, collection: Collection) -> None:
         mine, other = collection.partitions()[:2]
@@ -78,6 +81,7 @@ class TestIdle:
         assert len(states) == 4
 
 
+@pytest.mark.shows("Further 1")
 class TestLongPoll:
     """`wait_seconds` is the time for which a call waits for a first event."""
 
@@ -114,6 +118,7 @@ class TestLongPoll:
         assert time.monotonic() - began < 15
 
 
+@pytest.mark.shows("Plan 17")
 @pytest.mark.needs("watermarks")
 class TestWatermark:
     """No later event is older than the watermark, and the watermark never goes back."""

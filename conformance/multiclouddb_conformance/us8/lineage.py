@@ -33,6 +33,7 @@ def _in_order(events: Sequence[ChangeEvent]) -> None:
         last[str(event.key)] = number
 
 
+@pytest.mark.shows("Plan 5", "Promise 8")
 @pytest.mark.needs("split")
 class TestRetirement:
     """A read of a `PhysicalPartition` reaches the end of the partition."""
@@ -119,6 +120,7 @@ class TestRetirement:
         assert set(children) <= set(collection.partitions())
 
 
+@pytest.mark.shows("FR-069")
 @pytest.mark.needs("split")
 class TestDescendants:
     """One token covers a partition and its descendants: `PhysicalPartition(…, with_descendants=True)`."""
@@ -184,6 +186,7 @@ def _token_before(collection: Collection, name: str) -> str:
     return plan[name]
 
 
+@pytest.mark.shows("Promise 1")
 @pytest.mark.needs("split")
 class TestSplit:
     """`EntireCollection` is read while partitions split."""
@@ -195,6 +198,7 @@ class TestSplit:
         events = collection.drain(collection.begin)
         assert len(events) == len(set(ids(events))) == 40
 
+    @pytest.mark.shows("Plan 13", "Promise 2")
     @pytest.mark.needs("key_order")
     @pytest.mark.parametrize("size", [1, 4, 0])
     def test_a_child_comes_after_its_parent(self, collection: Collection, size: int) -> None:
@@ -215,6 +219,7 @@ class TestSplit:
         events = collection.drain(token)
         assert len(events) == len(set(ids(events))) == 20
 
+    @pytest.mark.shows("Promise 2")
     def test_every_generation_of_splits_is_followed(self, collection: Collection) -> None:
         token = collection.begin
         for number in range(5):
@@ -228,6 +233,7 @@ class TestSplit:
         collection.fill(20)
         assert len(collection.read(collection.begin, 20)) == 20
 
+    @pytest.mark.shows("Plan 12")
     def test_drained_partitions_leave_the_token(self, collection: Collection) -> None:
         collection.fill(10)
         before = len(collection.last(collection.begin).continuation_token)
@@ -256,6 +262,7 @@ class TestSplit:
 class TestMerge:
     """A feed is read while two partitions are merged into one."""
 
+    @pytest.mark.shows("Plan 13", "Promise 2")
     @pytest.mark.needs("key_order")
     @pytest.mark.parametrize("size", [1, 4, 0])
     def test_a_merged_child_comes_after_both_parents(self, collection: Collection, size: int) -> None:
@@ -268,6 +275,7 @@ class TestMerge:
         assert len(events) == len(set(ids(events))) == 40
         _in_order(events)
 
+    @pytest.mark.shows("Promise 2", "Promise 8")
     def test_every_parent_names_the_merged_child_and_all_its_parents(self, collection: Collection) -> None:
         pair = collection.split()
         tokens = {name: collection.now(scope=PhysicalPartition(name)) for name in pair}
@@ -277,6 +285,7 @@ class TestMerge:
             assert child.partition_id == merged
             assert set(child.parents) == set(pair)
 
+    @pytest.mark.shows("FR-069")
     def test_followers_of_both_parents_read_the_merged_child(self, collection: Collection) -> None:
         pair = collection.split()
         scopes = [PhysicalPartition(name, with_descendants=True) for name in pair]
@@ -291,6 +300,7 @@ class TestMerge:
             child = [event.partition_id == merged for event in events]
             assert child == sorted(child)
 
+    @pytest.mark.shows("Promise 2")
     def test_a_token_from_before_a_merge_is_good_after_it(self, collection: Collection) -> None:
         pair = collection.split()
         collection.fill(20)
@@ -301,6 +311,7 @@ class TestMerge:
         rest = ids(collection.drain(first.continuation_token))
         assert len({*ids(first.events), *rest}) == len(first.events) + len(rest) == 40
 
+    @pytest.mark.shows("Plan 13", "Promise 2")
     def test_no_event_of_a_merged_child_comes_before_the_last_of_its_parents(
         self, collection: Collection
     ) -> None:
@@ -314,6 +325,7 @@ class TestMerge:
         assert last < first
 
 
+@pytest.mark.shows("Promise 1")
 @pytest.mark.needs("split", "late_children")
 class TestLateChildren:
     """A service names the children of a closed partition late."""
@@ -333,6 +345,7 @@ class TestLateChildren:
                     break
         assert len(events) == len(set(ids(events))) == 20
 
+    @pytest.mark.shows("Promise 4")
     def test_a_feed_that_waits_for_children_is_not_idle(self, collection: Collection) -> None:
         collection.fill(10)
         collection.split()

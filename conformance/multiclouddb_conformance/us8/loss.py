@@ -81,6 +81,7 @@ def _run(harness: Harness, start: StartPosition, consumer: Consumer, size: int) 
     ).run(max_kills=4).assert_all_kept()
 
 
+@pytest.mark.shows("FR-065", "Promise 1")
 class TestLoss:
     """A consumer sees every change, wherever it is killed and resumed."""
 

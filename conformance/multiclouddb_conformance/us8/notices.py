@@ -63,6 +63,7 @@ def _skip_token(collection: Collection) -> str:
     return token
 
 
+@pytest.mark.shows("Promise 13")
 class TestNotices:
     """Events that come after a notice in a partition are never returned with the notice or before it."""
 

@@ -35,6 +35,7 @@ __all__ = ["TestResnapshot", "TestSnapshotUnderLoad"]
 _SNAPSHOT: Final = Capability.CHANGE_FEED_SNAPSHOT
 
 
+@pytest.mark.shows("Further 13")
 @pytest.mark.requires(_SNAPSHOT)
 @pytest.mark.needs("alone")
 class TestSnapshotUnderLoad:
@@ -115,6 +116,7 @@ class TestSnapshotUnderLoad:
         assert kinds.count(True) >= 10
 
 
+@pytest.mark.shows("Further 13")
 @pytest.mark.requires(_SNAPSHOT)
 @pytest.mark.needs("alone")
 class TestResnapshot:

@@ -29,15 +29,18 @@ _DATABASE = Capability.CHANGE_FEED_DATABASE_SCOPE
 _CLUSTER = Capability.CHANGE_FEED_CLUSTER_SCOPE
 
 
+@pytest.mark.shows("FR-069")
 @pytest.mark.needs("alone")
 class TestPhysicalPartition:
     """Separate reads of all partitions also cover the whole collection."""
 
+    @pytest.mark.shows("Plan 5")
     def test_a_collection_lists_its_partitions(self, collection: Collection) -> None:
         names = collection.partitions()
         assert names
         assert len(set(names)) == len(names)
 
+    @pytest.mark.shows("Plan 5")
     @pytest.mark.needs("several", "still")
     def test_a_collection_has_as_many_partitions_as_were_asked_for(self, make_collection: Make) -> None:
         assert len(make_collection("many", partitions=5).partitions()) == 5
@@ -69,6 +72,7 @@ class TestPhysicalPartition:
             events = collection.drain(token, scope=PhysicalPartition(name))
             assert {event.partition_id for event in events} <= {name}
 
+    @pytest.mark.shows("Plan 13")
     @pytest.mark.needs("still")
     def test_a_partition_keeps_its_order_in_every_scope(self, collection: Collection) -> None:
         starts = {name: collection.now(scope=PhysicalPartition(name)) for name in collection.partitions()}
@@ -78,6 +82,7 @@ class TestPhysicalPartition:
             alone = ids(collection.drain(token, 3, scope=PhysicalPartition(name)))
             assert alone == ids(event for event in everything if event.partition_id == name)
 
+    @pytest.mark.shows("Plan 5")
     @pytest.mark.needs("still")
     def test_a_partition_that_lives_is_not_retired(self, collection: Collection) -> None:
         (name, *_) = collection.partitions()
@@ -96,6 +101,7 @@ class TestPhysicalPartition:
         assert caught.value.category in (ErrorCategory.INVALID_REQUEST, ErrorCategory.NOT_FOUND)
 
 
+@pytest.mark.shows("FR-069")
 @pytest.mark.needs("alone")
 class TestLogicalPartition:
     """A feed returns all changes of one partition key."""
@@ -121,6 +127,7 @@ class TestLogicalPartition:
         events = collection.drain(start, 1, scope=scope)
         assert len(events) == len(set(ids(events))) == 5
 
+    @pytest.mark.shows("Plan 13")
     @pytest.mark.requires(_LOGICAL)
     def test_a_key_has_the_same_events_as_in_the_collection(self, collection: Collection) -> None:
         scope = LogicalPartition(collection.harness.key("mine"))
@@ -132,6 +139,7 @@ class TestLogicalPartition:
         mine = collection.drain(start, scope=scope)
         assert mine == [event for event in everything if event.key == collection.harness.key("mine")]
 
+    @pytest.mark.shows("Plan 13")
     @pytest.mark.requires(_LOGICAL)
     @pytest.mark.needs("split", "merge")
     def test_a_key_is_followed_through_a_split_and_a_merge(self, collection: Collection) -> None:
@@ -151,6 +159,7 @@ class TestLogicalPartition:
         _refused(collection, LogicalPartition(collection.harness.key("mine")), collection.address)
 
 
+@pytest.mark.shows("Further 4")
 @pytest.mark.needs("alone")
 class TestWiderScopes:
     """A feed covers more than one collection if the service supports such a scope."""

@@ -75,6 +75,7 @@ def _failing_takes(call: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.shows("Promise 12")
 @pytest.mark.needs("silence")
 class TestDeadline:
     """`timeout_seconds` is respected, whatever the service does."""
@@ -108,6 +109,7 @@ class TestDeadline:
         assert len(collection.read(collection.begin, 3)) == 3
 
 
+@pytest.mark.shows("Further 6")
 class TestClosing:
     """Any thread may call `close()` at any time."""
 
@@ -141,6 +143,7 @@ class TestClosing:
             client.capabilities()
 
 
+@pytest.mark.shows("Further 7")
 class TestSharing:
     """Several threads and processes share one client."""
 
@@ -164,6 +167,7 @@ class TestSharing:
         assert all(run == runs[0] for run in runs)
         assert len(runs[0]) == 10
 
+    @pytest.mark.shows("Promise 1")
     def test_reading_while_writing_loses_nothing(self, collection: Collection) -> None:
         with ThreadPoolExecutor(1) as pool:
             writing = pool.submit(collection.fill, 60)
@@ -237,6 +241,7 @@ def _report(pipe: int, collection: Collection) -> None:
     os._exit(0)
 
 
+@pytest.mark.shows("Further 8")
 class TestSecrets:
     """Messages, logs and reprs contain no secrets."""
 
@@ -285,6 +290,7 @@ def _position(collection: Collection) -> str:
     return encode_token(attrs.evolve(envelope, address=collection.harness.missing()))
 
 
+@pytest.mark.shows("Further 9")
 class TestPickling:
     """A value that is sent to another process arrives there unchanged."""
 
@@ -334,6 +340,7 @@ class _Counting(Observer):
             self.open -= 1
 
 
+@pytest.mark.shows("Further 10")
 class TestReleasing:
     """Repeated use leaves no resources open."""
 

@@ -47,6 +47,7 @@ _SNAPSHOT: Final = Capability.CHANGE_FEED_SNAPSHOT
 _KEY: Final = Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE
 
 
+@pytest.mark.shows("Further 13")
 @pytest.mark.requires(_SNAPSHOT)
 @pytest.mark.needs("alone")
 class TestSnapshot:
@@ -285,6 +286,7 @@ class TestSnapshot:
         assert "INTERLEAVED" in caught.value.message
 
 
+@pytest.mark.shows("Further 13")
 @pytest.mark.refuses(_SNAPSHOT)
 @pytest.mark.needs("alone")
 class TestNoSnapshot:

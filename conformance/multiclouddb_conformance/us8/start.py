@@ -39,9 +39,11 @@ _SCOPES = (
 )
 
 
+@pytest.mark.shows("Plan 4")
 class TestBeginning:
     """With `Beginning()`, the feed starts at the oldest change that is still kept."""
 
+    @pytest.mark.shows("FR-067")
     @pytest.mark.requires(_BEGINNING)
     def test_the_beginning_has_everything(self, collection: Collection) -> None:
         names = collection.fill(10)
@@ -72,6 +74,7 @@ class TestBeginning:
         events = collection.drain(Beginning())
         assert len(events) == len(set(ids(events))) == 30
 
+    @pytest.mark.shows("Promise 2")
     @pytest.mark.requires(_BEGINNING)
     @pytest.mark.needs("split", "key_order")
     @pytest.mark.parametrize("size", [1, 0])
@@ -88,14 +91,17 @@ class TestBeginning:
             last[str(event.key)] = event.order_key
         assert len(last) == 4
 
+    @pytest.mark.shows("FR-067")
     @pytest.mark.refuses(_BEGINNING)
     def test_the_beginning_is_refused(self, collection: Collection) -> None:
         _refused(collection, Beginning())
 
 
+@pytest.mark.shows("Plan 4", "Promise 5")
 class TestNow:
     """The feed returns only later changes, and its first token is already durable."""
 
+    @pytest.mark.shows("FR-067")
     def test_now_leaves_out_what_was(self, collection: Collection) -> None:
         collection.put("old", n=1)
         token = collection.now()
@@ -149,9 +155,11 @@ class TestNow:
         assert len(events) == len(set(ids(events))) == 20
 
 
+@pytest.mark.shows("Plan 4", "Promise 6")
 class TestAtTime:
     """The feed starts at the first change at or after a given time."""
 
+    @pytest.mark.shows("FR-067")
     @pytest.mark.requires(_TIME)
     def test_a_moment_is_inclusive_and_never_late(self, collection: Collection) -> None:
         collection.fill(8)
@@ -209,11 +217,13 @@ class TestAtTime:
         collection.fill(10, start=10)
         assert len(set(ids(collection.drain(AtTime(oldest))))) == 20
 
+    @pytest.mark.shows("FR-067")
     @pytest.mark.refuses(_TIME)
     def test_a_moment_is_refused(self, collection: Collection) -> None:
         _refused(collection, AtTime(collection.harness.now()))
 
 
+@pytest.mark.shows("FR-067", "Plan 4")
 @pytest.mark.needs("alone")
 class TestEveryStart:
     """Tests every start position with every scope."""

@@ -26,8 +26,6 @@ from multiclouddb_mongo.source import Source
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import ProviderFault
 
-__all__ = ["Taken", "Taker", "namespace_of"]
-
 # The server ends an answer at 16 MB. Any other short answer contains all available changes.
 _FULL_BYTES: Final = 8 * 1024 * 1024
 
@@ -61,10 +59,8 @@ class Taken:
         return self.gone is not None or self.reached
 
     def note(self, notice: Notice) -> None:
-        """Add a notice to the batch, and end the batch.
-
-        If the server has sent changes after the notice, these changes belong to the next batch.
-        """
+        """Add a notice to the batch, and end the batch."""
+        # If the server has sent changes after the notice, these changes belong to the next batch.
         self.notices.append(notice)
         self.caught_up = False
 
@@ -84,12 +80,7 @@ class Taken:
 
 
 class Taker:
-    """Takes changes from the streams of a reader, one stream after another.
-
-    Args:
-        source: The watched resource.
-        until: The position after which to stop, or None.
-    """
+    """Takes changes from the streams of a reader, one stream after another."""
 
     def __init__(self, source: Source, until: Place | None) -> None:
         self._source, self._until = source, until
@@ -104,21 +95,7 @@ class Taker:
         self._parts = {}
 
     def take(self, stream: Stream, taken: Taken, room: int, batch_size: int) -> bool:
-        """Take the remaining changes of an answer, or the next answer.
-
-        Args:
-            stream: The stream.
-            taken: The object to which the changes are added.
-            room: The maximum number of changes to take.
-            batch_size: The batch size of the stream.
-
-        Returns:
-            False if the answer was empty.
-
-        Raises:
-            PyMongoError: Raised if the server refuses the request, or for a network error.
-            ProviderFault: Raised if the caller's pipeline has removed a required field.
-        """
+        """Take the remaining changes of an answer, or the next answer."""
         fresh = not buffered(stream)
         if fresh and not getattr(inner_cursor(stream), "alive", True):
             # The server's first answer has closed the stream. PyMongo would try to resume the stream, but a
@@ -155,11 +132,7 @@ class Taker:
         return True
 
     def consider(self, change: RawChange, taken: Taken) -> bool:
-        """Process one change of any kind. Return False if no further change may be read.
-
-        Raises:
-            ProviderFault: Raised if the caller's pipeline has removed a required field.
-        """
+        """Process one change of any kind. Return False if no further change may be read."""
         place = place_of_change(change.raw)
         if self._until is not None:
             order = compare(place, self._until)
@@ -176,22 +149,14 @@ class Taker:
         return not taken.reached
 
     def _was_short(self, taken: Taken) -> None:
-        """Record that the answer contains fewer changes than requested.
-
-        A short answer contains all available changes, unless the answer comes from a `mongos` or is
-        larger than `_FULL_BYTES`. A `mongos` may send only a part of the available changes.
-        """
+        """Record that the answer contains fewer changes than requested."""
+        # A short answer contains all available changes, unless the answer comes from a `mongos` or is larger
+        # than `_FULL_BYTES`. A `mongos` may send only a part of the available changes.
         if not self._source.sharded and sum(map(len, taken.changes)) < _FULL_BYTES:
             taken.caught_up = True
 
     def _follow(self, stream: Stream, taken: Taken, last: str | None) -> None:
-        """Move to the stream's own position, which advances even without a change.
-
-        Args:
-            stream: The stream.
-            taken: The object that receives the position.
-            last: The text of the last change's token, or None.
-        """
+        """Move to the stream's own position, which advances even without a change."""
         token = stream.resume_token
         if self._parts:
             taken.keep_up()
@@ -211,10 +176,7 @@ class Taker:
         taken.end(place, "the pipeline removed the event that says why the stream ended")
 
     def _look_into(self, change: RawChange, place: After, taken: Taken) -> bool:
-        """Handle a change that needs a closer check, for example a drop or a split change.
-
-        Return False at the end of the stream.
-        """
+        """Handle a change that needs a closer check, for example a drop or a split change."""
         try:
             fields = decoded(change.raw)
         except BSONError:
@@ -252,10 +214,8 @@ class Taker:
 
 
 def namespace_of(change: Mapping[str, Any], field: str = "ns") -> str:
-    """Return the `database/collection` of a change.
-
-    If a pipeline has removed one of the two names, the result contains a question mark in its place.
-    """
+    """Return the `database/collection` of a change."""
+    # If a pipeline has removed one of the two names, the result contains a question mark in its place.
     namespace = change.get(field)
     names = namespace if isinstance(namespace, Mapping) else {}
     return f"{names.get('db', '?')}/{names.get('coll', '?')}"
@@ -270,12 +230,8 @@ def _altered(name: str) -> Exception:
 
 
 def _surely_before(until: Place) -> bytes:
-    """Return a text for comparisons with the tokens of changes.
-
-    A change is before the bound if its token sorts before this text.
-
-    An empty text sorts before every token.
-    """
+    """Return a text for comparisons with the tokens of changes."""
+    # A change is before the bound if its token sorts before this text.
     if isinstance(until, At):
         return f"82{until.seconds:08X}".encode()
     return until.data.partition(".")[0].encode() if until.data.startswith("82") else b""

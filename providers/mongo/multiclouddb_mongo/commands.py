@@ -19,26 +19,173 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, Literal, NoReturn, TypeAlias, TypeVar
 
+import attrs
 import pymongo
 from bson.codec_options import TypeRegistry
 from bson.son import SON
+from pymongo.client_session import ClientSession
 from pymongo.command_cursor import CommandCursor
 from pymongo.database import Database
 from pymongo.errors import InvalidOperation, PyMongoError
+from pymongo.read_preferences import Nearest, Primary, PrimaryPreferred, Secondary, SecondaryPreferred
 
-from multiclouddb_api import ErrorCategory, invalid_request
-from multiclouddb_mongo.command_options import (
-    RunCommandOptions,
-    RunCursorCommandOptions,
-    checked_options,
-)
+from multiclouddb_api import ErrorCategory, MulticloudDbError, invalid_request
+from multiclouddb_api.validators import suggestion, unknown_name
 from multiclouddb_mongo.errors import PROVIDER_ID, classify
 from multiclouddb_spi import Fault, ProviderFault
 from multiclouddb_spi.errors import cause_of, to_error
 
-__all__ = ["Commands", "RunCommandCursor", "RunCommandOptions", "RunCursorCommandOptions"]
+ReadPreference: TypeAlias = Primary | PrimaryPreferred | Secondary | SecondaryPreferred | Nearest
+
+_Options = TypeVar("_Options", bound="RunCommandOptions")
+
+_MODES: Final = ("cursor_lifetime", "iteration")
+_TYPES: Final = ("non_tailable", "tailable", "tailable_await")
+_MOST: Final = 2**31 - 1
+
+
+def _refused(
+    instance: object, attribute: attrs.Attribute[Any], problem: str, way_out: str
+) -> MulticloudDbError:
+    return invalid_request(f"{type(instance).__name__}.{attribute.name}", problem, way_out)
+
+
+def _preference(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is not None and not isinstance(value, ReadPreference):
+        way_out = "pass a read preference of PyMongo, like pymongo.ReadPreference.SECONDARY"
+        raise _refused(instance, attribute, f"is a {type(value).__name__}", way_out)
+
+
+def _session(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is not None and not isinstance(value, ClientSession):
+        way_out = "pass a session of your native_client: native_client.start_session()"
+        raise _refused(instance, attribute, f"is a {type(value).__name__}", way_out)
+
+
+def _whole(low: int) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Check that the value is a whole number of at least `low` that MongoDB can store, or None."""
+
+    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value is None:
+            return
+        if not isinstance(value, int) or isinstance(value, bool):
+            problem = f"is a {type(value).__name__}"
+        elif low <= value <= _MOST:
+            return
+        else:
+            problem = f"is {value}"
+        raise _refused(instance, attribute, problem, f"pass a whole number from {low} to {_MOST}")
+
+    return check
+
+
+def _one_of(*names: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Check that the value is one of the names, or None."""
+
+    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value is None or value in names:
+            return
+        if isinstance(value, str):
+            raise _refused(instance, attribute, f"is {value!r}", suggestion(value, names))
+        raise _refused(instance, attribute, f"is a {type(value).__name__}", f"known are: {', '.join(names)}")
+
+    return check
+
+
+@attrs.frozen
+class RunCommandOptions:
+    """The options of `run_command`; None, the default, is the same as omitting the option.
+
+    There are no options for the read concern and the write concern, and the command does not
+    inherit them. Write the read concern and the write concern into the command itself.
+    """
+
+    read_preference: ReadPreference | None = attrs.field(default=None, validator=_preference)
+    """The server to use: `pymongo.ReadPreference.SECONDARY`, or an object like
+    `pymongo.read_preferences.Nearest(…)`. With this option, the driver chooses a server for every command as
+    if the command were a read. Without this option, the primary is used, even if the client has another
+    preference. In a transaction, the transaction's preference is used."""
+    session: ClientSession | None = attrs.field(default=None, validator=_session, repr=False)
+    """A `ClientSession` of the client that runs the command, which is your own `native_client`. The
+    session may be in a transaction. You must end the session yourself. Without a session, pymongo uses
+    its own session for the call."""
+    timeout_ms: int | None = attrs.field(default=None, validator=_whole(0))
+    """The time limit of the whole call in milliseconds, including selecting a server and connecting; 0
+    means no limit. Without this option, the connection string's `timeoutMS` applies. The remaining time
+    is sent as the command's `maxTimeMS` and replaces a `maxTimeMS` in the command."""
+
+
+@attrs.frozen
+class RunCursorCommandOptions(RunCommandOptions):
+    """The options of `run_cursor_command`. The options of `RunCommandOptions` apply too.
+
+    `batch_size`, `max_time_ms` and `comment` apply to the `getMore` commands that follow; write the first
+    command's own values into the command.
+    """
+
+    timeout_mode: Literal["cursor_lifetime", "iteration"] | None = attrs.field(
+        default=None, validator=_one_of(*_MODES)
+    )
+    """What `timeout_ms` limits. `"cursor_lifetime"`: the limit applies to the command and everything read
+    from the cursor, together. `"cursor_lifetime"` is the default, and is possible for non-tailable cursors
+    only. `"iteration"`: the limit applies to the command, and then again to each step of the iteration.
+    `"iteration"` is the default of tailable cursors. With "iteration", a cursor that does not await data
+    sends its command without a time limit, because the server would apply the limit to the cursor's whole
+    lifetime. If the cursor does not await data, a `maxTimeMS` in the command itself is kept."""
+    cursor_type: Literal["non_tailable", "tailable", "tailable_await"] | None = attrs.field(
+        default=None, validator=_one_of(*_TYPES)
+    )
+    """`"non_tailable"` (the default), `"tailable"` or `"tailable_await"`.
+
+    The value must match the fields `tailable` and `awaitData` of the command. If `cursor_type` does not match
+    the command, the behaviour is undefined.
+    """
+    batch_size: int | None = attrs.field(default=None, validator=_whole(1))
+    """The number of documents in one reply, 1 or more; without this option the server chooses.
+
+    With a batch size of 1, pymongo requests 2 documents.
+    """
+    max_time_ms: int | None = attrs.field(default=None, validator=_whole(0))
+    """How long the server waits for a document, for `"tailable_await"`; the server refuses this option for
+    other cursors. A command with both `max_time_ms` and `timeout_ms` is refused."""
+    comment: Any = attrs.field(default=None, repr=False)
+    """Any BSON value; it appears in the server's logs and profiler."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.tailable and self.timeout_mode == "cursor_lifetime":
+            raise invalid_request(
+                "RunCursorCommandOptions.timeout_mode",
+                f"cannot be 'cursor_lifetime' for a {self.cursor_type} cursor, which has no end",
+                "pass 'iteration', or leave it out",
+            )
+        if self.timeout_ms and self.max_time_ms is not None:
+            raise invalid_request(
+                "RunCursorCommandOptions.max_time_ms",
+                "is given together with timeout_ms, which is not supported",
+                "leave one of them out",
+            )
+
+    @property
+    def tailable(self) -> bool:
+        """Return True for both kinds of tailable cursors."""
+        return self.cursor_type in ("tailable", "tailable_await")
+
+    @property
+    def iteration(self) -> bool:
+        """Return True if each step of the iteration has the whole timeout."""
+        return self.timeout_mode == "iteration" or self.tailable
+
+
+def checked_options(kind: type[_Options], operation: str, options: Mapping[str, Any]) -> _Options:
+    """Return the options by name as an object."""
+    known = [field.name for field in attrs.fields(kind)]
+    for name in options:
+        if name not in known:
+            raise unknown_name(operation, name, known)
+    return kind(**options)
+
 
 T = TypeVar("T")
 
@@ -167,12 +314,7 @@ class RunCommandCursor(Iterator[Any]):
 
 
 class Commands:
-    """Runs commands on one client and keeps track of open cursors.
-
-    Args:
-        client: The client of the library or of the application. `Commands` does not close the
-            client.
-    """
+    """Runs commands on one client and keeps track of open cursors."""
 
     def __init__(self, client: pymongo.MongoClient[Any]) -> None:
         self._client = client
@@ -183,28 +325,7 @@ class Commands:
         self._closed = False
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-        """Run one command once.
-
-        Args:
-            database: The database, which is sent as the command's `$db`.
-            command: The command's document, which begins with the command's name. The document is not
-                changed.
-            options: Fields of `RunCommandOptions`.
-
-        Returns:
-            The reply, decoded with the client's codec but without type decoders: a Decimal128 stays a
-            Decimal128.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the command cannot be sent.
-            ProviderFault: Raised if the command cannot be sent, with the category `INVALID_REQUEST`.
-            Exception: The error that pymongo raised, for `classify`. A command is sent only once,
-                except if the server is overloaded and did not run the command (labels
-                `SystemOverloadedError` and `RetryableError`): then pymongo sends the command again.
-                With `maxAdaptiveRetries=0` in the connection string, pymongo never sends a command
-                again.
-
-        """
+        """Run one command once."""
         chosen = checked_options(RunCommandOptions, "run_command", options)
         document = _document(command)
         with _limit(None if chosen.timeout_ms is None else chosen.timeout_ms / 1000):
@@ -218,19 +339,7 @@ class Commands:
     def run_cursor_command(
         self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
     ) -> RunCommandCursor:
-        """Run one command once, and return the cursor of its reply.
-
-        Args:
-            database: The same as the argument of `run_command`.
-            command: The same as the argument of `run_command`.
-            options: Fields of `RunCursorCommandOptions`.
-
-        Raises:
-            MulticloudDbError: Raised if `run_command` would raise this error, or if two options
-                exclude each other.
-            ProviderFault: The errors of `run_command`, and `INVALID_REQUEST` if the reply is not a cursor.
-            Exception: Raised as by `run_command`.
-        """
+        """Run one command once, and return the cursor of its reply."""
         chosen = checked_options(RunCursorCommandOptions, "run_cursor_command", options)
         document = _document(command)
         seconds = self._seconds(chosen)
@@ -257,12 +366,9 @@ class Commands:
         return self._kept(RunCommandCursor(found, seconds, ends))
 
     def close(self) -> None:
-        """Close every cursor that is still open, within a second.
-
-        Any thread may call this method, and may call it more than once.
-
-        If a step in another thread is waiting for the server, the step ends when the server stops waiting.
-        """
+        """Close every cursor that is still open, within a second."""
+        # Any thread may call this method, and may call it more than once.
+        # If a step in another thread is waiting for the server, the step ends when the server stops waiting.
         with self._lock:
             self._closed = True
             cursors = list(self._cursors)
@@ -281,10 +387,8 @@ class Commands:
         return self._client.get_database(name, codec_options=self._codec)
 
     def _seconds(self, chosen: RunCursorCommandOptions) -> float | None:
-        """Return the timeout of the call, or the timeout of the client if the call has none.
-
-        0 means no limit. None means that neither the call nor the client has a timeout.
-        """
+        """Return the timeout of the call, or the timeout of the client if the call has none."""
+        # 0 means no limit. None means that neither the call nor the client has a timeout.
         inherited = self._client.options.timeout
         seconds = inherited if chosen.timeout_ms is None else chosen.timeout_ms / 1000
         if seconds is None and chosen.timeout_mode is not None:
@@ -311,12 +415,11 @@ class Commands:
 
 
 class _Untimed(SON[str, Any]):
-    """A copy of a command to which pymongo cannot add a time limit.
+    """A copy of a command to which pymongo cannot add a time limit."""
 
-    pymongo adds the remaining time to every first command, as its time limit. A server applies the
-    limit of the first command to the whole lifetime of the cursor. With `timeout_mode="iteration"`,
-    however, each step has its own limit. The command's own `maxTimeMS` is kept.
-    """
+    # pymongo adds the remaining time to every first command, as its time limit. A server applies the limit of
+    # the first command to the whole lifetime of the cursor. With `timeout_mode="iteration"`, however, each
+    # step has its own limit. The command's own `maxTimeMS` is kept.
 
     _copied = False
 
@@ -330,10 +433,8 @@ class _Untimed(SON[str, Any]):
 
 
 def _limit(seconds: float | None) -> AbstractContextManager[None]:
-    """Limit the time of pymongo's calls inside the block to `seconds`.
-
-    0 means no limit. None keeps the limit that is already in effect.
-    """
+    """Limit the time of pymongo's calls inside the block to `seconds`."""
+    # 0 means no limit. None keeps the limit that is already in effect.
     return nullcontext() if seconds is None else pymongo.timeout(seconds)
 
 

@@ -14,13 +14,11 @@ from pymongo.errors import PyMongoError
 from pymongo.uri_parser import parse_userinfo, split_hosts, split_options
 
 from multiclouddb_api import ClientConfig, invalid_request
+from multiclouddb_api.config import SecretText, settled
 from multiclouddb_api.redaction import redact_url
-from multiclouddb_api.secret import SecretText, settled
 from multiclouddb_api.validators import suggestion
 from multiclouddb_spi.connection import check_names
 from multiclouddb_spi.error_table import one_line
-
-__all__ = ["MongoConfig"]
 
 _OPTIONS: Final = ("app_name", "password", "url", "username")
 _SCHEMES: Final = ("mongodb://", "mongodb+srv://")
@@ -108,42 +106,23 @@ class MongoConfig:
 
     @classmethod
     def from_client(cls, config: ClientConfig) -> MongoConfig:
-        """Check the `connection` of a client, without I/O and, for `mongodb+srv://`, without DNS.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST`; the message names the option and says how to
-                correct it. The message does not quote anything that may be part of a secret.
-        """
+        """Check the `connection` of a client, without I/O and, for `mongodb+srv://`, without DNS."""
         return settled(_checked, cls, config)
 
     @property
     def timeout_ms(self) -> int | None:
-        """Return the `timeoutMS` of the `url` in milliseconds, or None.
-
-        `timeoutMS` limits the time of each call.
-
-        A call must stop waiting for the server before `timeoutMS` has passed.
-        """
+        """Return the `timeoutMS` of the `url` in milliseconds, or None."""
+        # A call must stop waiting for the server before `timeoutMS` has passed.
         seconds = self.options.get("timeoutms")
         return round(seconds * 1000) if seconds else None
 
     def client(self, concurrency: int, **internals: Any) -> MongoClient[dict[str, Any]]:
-        """Make PyMongo's client. The client connects, and queries DNS, when it is first used.
-
-        The options of the `url` take precedence, except for options about the decoding of values.
-        Decoded dates have a time zone, and may be outside Python's range. UUIDs are binary values
-        of subtype 4 (see `values.CODEC`). Two options have other values than PyMongo's defaults,
-        unless the `url` sets them. `maxPoolSize` allows a connection for every call.
-        `serverSelectionTimeoutMS` is 15,000: a fail-over takes 10 to 12 seconds, and PyMongo's
-        default of 30 seconds is as long as a whole call.
-
-        Args:
-            concurrency: The number of calls that run at the same time.
-            **internals: The settings of `bounded_pool`.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if PyMongo does not accept the options together.
-        """
+        """Make PyMongo's client. The client connects, and queries DNS, when it is first used."""
+        # The options of the `url` take precedence, except for options about the decoding of values. Decoded
+        # dates have a time zone, and may be outside Python's range. UUIDs are binary values of subtype 4 (see
+        # `values.CODEC`). Two options have other values than PyMongo's defaults, unless the `url` sets them.
+        # `maxPoolSize` allows a connection for every call. `serverSelectionTimeoutMS` is 15,000: a fail-over
+        # takes 10 to 12 seconds, and PyMongo's default of 30 seconds is as long as a whole call.
         ours: dict[str, Any] = {
             "username": self.username,
             "password": self.password,
@@ -266,11 +245,9 @@ def _pairs(query: str) -> list[tuple[str, str]]:
 
 
 def _checked_options(query: str) -> dict[str, Any]:
-    """Return the options by name in lower case.
-
-    PyMongo checks each option. Without this function, PyMongo would only warn about an invalid
-    option and ignore the option.
-    """
+    """Return the options by name in lower case."""
+    # PyMongo checks each option. Without this function, PyMongo would only warn about an invalid option and
+    # ignore the option.
     known: dict[str, Any] = {}
     # A name that contains an @ may be the end of a password.
     nameless = "@" in query

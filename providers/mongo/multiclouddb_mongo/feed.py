@@ -23,7 +23,6 @@ from multiclouddb_api import (
 )
 from multiclouddb_mongo.errors import PROVIDER_ID
 from multiclouddb_mongo.mapping import View
-from multiclouddb_mongo.oplog import Entry, Log
 from multiclouddb_mongo.partitions import (
     PARTITION_ID,
     Found,
@@ -45,10 +44,8 @@ from multiclouddb_mongo.position import (
 )
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.scan_position import describe_scan, is_scan_cursor, range_of, rest_of
-from multiclouddb_mongo.scan_source import ScanSource
-from multiclouddb_mongo.segment_reader import SegmentReader
-from multiclouddb_mongo.snapshots import check_snapshot, cut, plan_scan
-from multiclouddb_mongo.source import Source
+from multiclouddb_mongo.snapshots import ScanSource, SegmentReader, check_snapshot, cut, plan_scan
+from multiclouddb_mongo.source import Entry, Log, Source
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -70,8 +67,6 @@ from multiclouddb_spi import (
 )
 from multiclouddb_spi.faults import START_AGAIN, START_ANEW
 
-__all__ = ["MongoFeed"]
-
 _LOG_SECONDS: Final = 30.0
 _AHEAD_SECONDS: Final = 60
 _PEEK_BYTES: Final = 1
@@ -85,13 +80,7 @@ _STAMPED_LATER_SECONDS: Final = 0.1
 
 
 class MongoFeed(Feed):
-    """The change stream of a collection, a database or a cluster.
-
-    Args:
-        source: The watched resource.
-        found: The resource that existed at this address when the feed was opened.
-        readers: The readers of the feed, which the provider can cancel.
-    """
+    """The change stream of a collection, a database or a cluster."""
 
     def __init__(self, source: Source, found: Found, readers: WeakSet[MongoReader | SegmentReader]) -> None:
         self.spec = source.spec
@@ -107,11 +96,9 @@ class MongoFeed(Feed):
         self._lock = threading.Lock()
 
     def resumes(self, incarnation: str | None) -> bool:
-        """Return True if this feed can resume a token of this collection.
-
-        The log still contains the last changes of a dropped collection, and the drop itself.
-        Therefore a token is refused only if it is from another collection with the same name.
-        """
+        """Return True if this feed can resume a token of this collection."""
+        # The log still contains the last changes of a dropped collection, and the drop itself. Therefore a
+        # token is refused only if it is from another collection with the same name.
         return (
             incarnation is None or not self._bound or not self._found.there or incarnation == self._found.uuid
         )
@@ -145,11 +132,9 @@ class MongoFeed(Feed):
         since: datetime | None = None,
         whole: bool = True,
     ) -> Survey:
-        """Return the only partition, which never goes away; if its position has expired, with the oldest one.
-
-        If the log contains a drop before the start of the feed, an earlier collection with the same
-        name was dropped.
-        """
+        """Return the only partition, which never goes away."""
+        # If the log contains a drop before the start of the feed, an earlier collection with the same name
+        # was dropped.
         if expired:
             oldest = cursor_of(self._log.oldest(), ticks_at(self._source.now()))
             return Survey((Partition(PARTITION_ID, (), PartitionState.OPEN, oldest),))
@@ -190,13 +175,11 @@ class MongoFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """Return the end of the log as the head, if the stream has a change before the log's end.
-
-        To check whether the stream has a change, the method reads one change. A head must be found
-        by reading if a limit is given, or if the stream may end before the head. The server does
-        not show whether a database, or a collection that need not exist, was dropped and recreated.
-        The id of a collection that must exist shows whether it was recreated.
-        """
+        """Return the end of the log as the head, if the stream has a change before the log's end."""
+        # To check whether the stream has a change, the method reads one change. A head must be found by
+        # reading if a limit is given, or if the stream may end before the head. The server does not show
+        # whether a database, or a collection that need not exist, was dropped and recreated. The id of a
+        # collection that must exist shows whether it was recreated.
         if max_records is not None or not (self._endless or self.identity.incarnation is not None):
             return {}
         heads = {name: self._head(name, cursor, deadline) for name, cursor in cursors.items()}
@@ -269,10 +252,7 @@ class MongoFeed(Feed):
                     return batch
 
     def _may_have_ended(self) -> bool:
-        """Return True if the watched resource may have been dropped or renamed.
-
-        Only the primary server is asked.
-        """
+        """Return True if the watched resource may have been dropped or renamed."""
         if self._endless:
             return False
         found = find(self._source.client, self.spec, self._source.address)
@@ -326,12 +306,7 @@ class MongoFeed(Feed):
         return True
 
     def _check(self) -> None:
-        """At the end of the log, refuse a missing collection, because it gets no more changes.
-
-        Raises:
-            ProviderFault: Raised if the collection still does not exist, or another collection now has its
-                name.
-        """
+        """At the end of the log, refuse a missing collection, because it gets no more changes."""
         if self._found.there or not self._bound:
             return
         self._found = find(self._source.client, self.spec, self._source.address)
@@ -346,10 +321,8 @@ class MongoFeed(Feed):
         )
 
     def _headroom(self, place: Place) -> float | None:
-        """Return how many seconds this position is after the beginning of the oplog.
-
-        Return None if no entry was removed from the log yet. The oplog's beginning is read twice a minute.
-        """
+        """Return how many seconds this position is after the beginning of the oplog."""
+        # Return None if no entry was removed from the log yet. The oplog's beginning is read twice a minute.
         self._look_at_log()
         return self._seconds_kept(place)
 
@@ -379,13 +352,11 @@ def _is_far(start: Place, mark: Place) -> bool:
 
 
 def _bound(start: Place, until: Place) -> Place:
-    """Return the position at which a reader stops.
-
-    If the bound is a high-water mark, the reader stops as soon as the server has no more changes
-    before the mark. A lagging member of the replica set may return no changes after the start
-    although changes exist. Therefore, if the mark directly follows the start, the reader stops only
-    when the server itself has passed the mark.
-    """
+    """Return the position at which a reader stops."""
+    # If the bound is a high-water mark, the reader stops as soon as the server has no more changes before the
+    # mark. A lagging member of the replica set may return no changes after the start although changes exist.
+    # Therefore, if the mark directly follows the start, the reader stops only when the server itself has
+    # passed the mark.
     if isinstance(until, After) and until.kind == "h" and not _is_far(start, until):
         return After("r", until.data)
     return until

@@ -18,14 +18,11 @@ from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
 from multiclouddb_mongo.position import After, change_text, cursor_of, seconds_at, time_text, token_text
 from multiclouddb_mongo.raw_change import Raw, place_of_change
-from multiclouddb_mongo.text import json_text
-from multiclouddb_mongo.values import CODEC, TEXT_CODEC, portable
+from multiclouddb_mongo.values import CODEC, TEXT_CODEC, json_text, portable
 from multiclouddb_spi import Cursor, Mapper, RecordFault
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-__all__ = ["CHANGES", "Change", "MongoMapper", "View", "time_of", "to_arrow", "to_events"]
 
 Change: TypeAlias = Mapping[str, Any]
 
@@ -80,11 +77,7 @@ class View:
 
 
 def to_events(changes: Sequence[Raw], start: int, stop: int, view: View) -> list[ChangeEvent]:
-    """Map change documents to events.
-
-    Raises:
-        RecordFault: Raised for the first change that cannot be mapped.
-    """
+    """Map change documents to events."""
     try:
         return _events(_decoded(changes[start:stop]), view)
     except _DAMAGED:
@@ -92,13 +85,7 @@ def to_events(changes: Sequence[Raw], start: int, stop: int, view: View) -> list
 
 
 def to_arrow(changes: Sequence[Raw], start: int, stop: int, view: View) -> pa.RecordBatch:
-    """Map change documents to Arrow.
-
-    Documents are converted directly to JSON text, and no events are created.
-
-    Raises:
-        RecordFault: Raised for the first change that cannot be mapped.
-    """
+    """Map change documents to Arrow."""
     try:
         return _arrow(_decoded(changes[start:stop], TEXT_CODEC), view)
     except (*_DAMAGED, MulticloudDbError):
@@ -115,10 +102,8 @@ def _decoded(changes: Sequence[Raw], codec: CodecOptions[dict[str, Any]] = CODEC
 
 
 def time_of(change: Change) -> datetime:
-    """Return the time of the write by the server's clock, with a precision of milliseconds.
-
-    Before MongoDB 6.0, return the cluster time of the change.
-    """
+    """Return the time of the write by the server's clock, with a precision of milliseconds."""
+    # Before MongoDB 6.0, return the cluster time of the change.
     moment = change.get("wallTime")
     if isinstance(moment, datetime):
         return moment.replace(tzinfo=UTC)  # the time is in UTC; PyMongo has its own class for UTC
@@ -161,11 +146,9 @@ def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
 
 
 def _times(changes: Sequence[Change]) -> list[datetime]:
-    """Convert commit times.
-
-    Changes of the same millisecond share one `datetime`, because making a `datetime` takes as long as making
-    the rest of an event.
-    """
+    """Convert commit times."""
+    # Changes of the same millisecond share one `datetime`, because making a `datetime` takes as long as
+    # making the rest of an event.
     previous: object = None
     moment, moments = _EPOCH, []
     for change in changes:
@@ -242,11 +225,9 @@ def _names(changes: Sequence[Change], view: View) -> list[pa.Array]:
 
 
 def _texts(documents: Sequence[Any]) -> pa.Array:
-    """Return a column of JSON texts.
-
-    A JSON text takes about a kilobyte. If all texts of a batch existed at once, memory would be returned to
-    the system and allocated again for every batch. That would take longer than making the texts.
-    """
+    """Return a column of JSON texts."""
+    # A JSON text takes about a kilobyte. If all texts of a batch existed at once, memory would be returned to
+    # the system and allocated again for every batch. That would take longer than making the texts.
     import pyarrow as pa
 
     parts = [

@@ -12,8 +12,6 @@ from bson.timestamp import Timestamp
 from multiclouddb_api import ProviderOptions, invalid_request
 from multiclouddb_api.validators import at_least, is_a
 
-__all__ = ["MongoOptions"]
-
 _ENDINGS: Final = ("end", "follow")
 _STARTS: Final = ("resume_after", "start_after", "start_at_operation_time")
 

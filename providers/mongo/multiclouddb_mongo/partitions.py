@@ -23,8 +23,6 @@ from multiclouddb_mongo.pymongo_internals import retried
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
 
-__all__ = ["PARTITION_ID", "Found", "check_provisioned", "clock", "find", "list_collections", "resolve"]
-
 PARTITION_ID: Final = "0"
 """A deployment has only one change stream, which contains all changes in one order."""
 
@@ -60,12 +58,7 @@ class Found:
 
 
 def resolve(spec: FeedSpec, default_database: str | None) -> ResourceAddress:
-    """Return the address, with the connection string's database if the request names none.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if neither the request nor the connection string names a
-            database.
-    """
+    """Return the address, with the connection string's database if the request names none."""
     address = spec.address
     if isinstance(spec.scope, EntireCluster) or address.database is not None:
         return address
@@ -79,11 +72,7 @@ def resolve(spec: FeedSpec, default_database: str | None) -> ResourceAddress:
 
 
 def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> Found:
-    """Look up a collection or database. The role `read` is sufficient.
-
-    Raises:
-        PyMongoError: Raised if the server refuses the request, or for a network error.
-    """
+    """Look up a collection or database. The role `read` is sufficient."""
     if isinstance(spec.scope, EntireCluster):
         return Found(there=True)
     assert address.database is not None
@@ -102,11 +91,7 @@ def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> 
 
 
 def list_collections(client: MongoClient[Any], database: str | None) -> list[ResourceAddress]:
-    """Return the ordinary collections of one database, or of all databases except the server's own.
-
-    Raises:
-        PyMongoError: Raised if the server refuses the request, or for a network error.
-    """
+    """Return the ordinary collections of one database, or of all databases except the server's own."""
     names = [database] if database is not None else client.list_database_names()
     return [
         ResourceAddress(name, each)
@@ -120,20 +105,12 @@ def list_collections(client: MongoClient[Any], database: str | None) -> list[Res
 
 
 def _hexadecimal(uuid: UUID | bytes) -> str:
-    """Return the hexadecimal text of a UUID.
-
-    The Python type of `uuid` depends on the client's codec.
-    """
+    """Return the hexadecimal text of a UUID."""
     return uuid.hex if isinstance(uuid, UUID) else bytes(uuid).hex()
 
 
 def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) -> None:
-    """Refuse a request that this collection cannot serve.
-
-    Raises:
-        ProviderFault: Raised if the resource is not a collection, or does not keep the images that are
-            required.
-    """
+    """Refuse a request that this collection cannot serve."""
     if not found.there or isinstance(spec.scope, EntireDatabase | EntireCluster):
         return
     name = address.collection

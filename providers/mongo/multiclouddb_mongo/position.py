@@ -34,24 +34,6 @@ from bson.timestamp import Timestamp
 from multiclouddb_api.codec import JsonValue
 from multiclouddb_spi import Cursor, InvalidCursor, Position
 
-__all__ = [
-    "After",
-    "At",
-    "Kind",
-    "Place",
-    "change_text",
-    "compare",
-    "cursor_of",
-    "describe",
-    "is_reached",
-    "place_of",
-    "seconds_at",
-    "start_of",
-    "ticks_at",
-    "time_text",
-    "token_text",
-]
-
 Kind: TypeAlias = Literal["e", "h", "i", "r"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -121,21 +103,14 @@ def token_text(token: Mapping[str, Any]) -> str:
 
 
 def change_text(token: Mapping[str, Any]) -> str:
-    """Return the name of a change: its resume token's text without the type bits.
-
-    The order of the names is the order of the changes.
-    """
+    """Return the name of a change: its resume token's text without the type bits."""
+    # The order of the names is the order of the changes.
     data = token.get("_data")
     return data if isinstance(data, str) else token_text(token)
 
 
 def cursor_of(place: Place, start: int | None = None) -> Cursor:
-    """Return the position in the form that a token stores.
-
-    Args:
-        place: The position.
-        start: The cluster time of the start, in ticks; None if the position is already after the start.
-    """
+    """Return the position in the form that a token stores."""
     cursor: list[JsonValue]
     match place:
         case After(kind, data):
@@ -146,20 +121,12 @@ def cursor_of(place: Place, start: int | None = None) -> Cursor:
 
 
 def place_of(cursor: Cursor) -> Place:
-    """Return the position in a cursor.
-
-    Raises:
-        InvalidCursor: Raised if the cursor contains no position.
-    """
+    """Return the position in a cursor."""
     return _parsed(cursor)[0]
 
 
 def start_of(cursor: Cursor) -> int | None:
-    """Return the cluster time of the start, in ticks, if the cursor is before the start; otherwise None.
-
-    Raises:
-        InvalidCursor: Raised if the value is not a cursor.
-    """
+    """Return the cluster time of the start, in ticks, if the cursor is before the start; otherwise None."""
     return _parsed(cursor)[1]
 
 
@@ -204,20 +171,15 @@ def _is_time(value: int) -> bool:
 
 
 def seconds_at(place: Place) -> int | None:
-    """Return the cluster time of a position, in seconds since 1970.
-
-    Return None if the token does not contain the time.
-    """
+    """Return the cluster time of a position, in seconds since 1970."""
     ticks = ticks_at(place)
     return None if ticks is None else ticks >> 32
 
 
 def compare(a: Place, b: Place) -> int | None:
-    """Compare two positions; return -1, 0 or 1.
-
-    The order of two tokens' texts is the order of their events. Return None if only the server knows the
-    order.
-    """
+    """Compare two positions; return -1, 0 or 1."""
+    # The order of two tokens' texts is the order of their events. Return None if only the server knows the
+    # order.
     if isinstance(a, After) and isinstance(b, After):
         if a.data.startswith("82") and b.data.startswith("82"):
             left, right = a.data.partition(_BITS)[0], b.data.partition(_BITS)[0]
@@ -230,15 +192,7 @@ def compare(a: Place, b: Place) -> int | None:
 
 
 def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:
-    """Return True if a position lies at or after a bound.
-
-    Args:
-        place: The position.
-        until: The bound.
-        at_end: True if the whole log was scanned. A bound that was taken at the end of the log has
-            the time of the next operation. If the next operation does not exist yet, no answer
-            contains the time of the bound, so the end of the log counts as the bound.
-    """
+    """Return True if a position lies at or after a bound."""
     order = compare(place, until)
     if order is not None and order >= 0:
         return True
@@ -249,10 +203,7 @@ def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:
 
 
 def ticks_at(place: Place) -> int | None:
-    """Return a position's cluster time (seconds and ordinal) as one number.
-
-    Return None if the position's token does not contain the time.
-    """
+    """Return a position's cluster time (seconds and ordinal) as one number."""
     if isinstance(place, At):
         return (place.seconds << 32) | place.ordinal
     try:

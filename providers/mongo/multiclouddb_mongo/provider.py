@@ -41,7 +41,7 @@ from multiclouddb_mongo.pymongo_internals import (
     retried,
 )
 from multiclouddb_mongo.reader import MongoReader
-from multiclouddb_mongo.segment_reader import SegmentReader
+from multiclouddb_mongo.snapshots import SegmentReader
 from multiclouddb_mongo.source import Source
 from multiclouddb_spi import (
     Deadline,
@@ -52,8 +52,6 @@ from multiclouddb_spi import (
     ProviderPlugin,
 )
 from multiclouddb_spi.connection import checked_native
-
-__all__ = ["CAPABILITIES", "PLUGIN", "MongoPlugin", "MongoProvider"]
 
 _NATIVE: Final = Support.NATIVE
 
@@ -101,13 +99,7 @@ _CLOSE_SECONDS: Final = 0.5
 
 
 class MongoProvider(Provider):
-    """The provider for one MongoDB deployment.
-
-    Args:
-        client: PyMongo's client.
-        database: The database in the connection string, or None.
-        ours: True if the library made the client.
-    """
+    """The provider for one MongoDB deployment."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
     options_type: ClassVar[type[MongoOptions]] = MongoOptions
@@ -124,11 +116,9 @@ class MongoProvider(Provider):
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> MongoFeed:
-        """Look up the collection, and check that it keeps the required images.
-
-        A missing collection is an error at the start of a feed. A feed that continues from a token
-        still reads the last changes and the drop of a missing collection from the log.
-        """
+        """Look up the collection, and check that it keeps the required images."""
+        # A missing collection is an error at the start of a feed. A feed that continues from a token still
+        # reads the last changes and the drop of a missing collection from the log.
         address = resolve(spec, self._database)
         self._reach(deadline)
         found = find(self._client, spec, address)
@@ -147,19 +137,12 @@ class MongoProvider(Provider):
         return MongoFeed(source, found, self._readers)
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """Return the collections of the given database, by default of the connection string's database.
-
-        If neither the argument nor the connection string names a database, return the collections
-        of all databases. See `SupportsCollections`.
-        """
+        """Return the collections of the given database, by default of the connection string's database."""
         self._reach(deadline)
         return retried(self._client, lambda: list_collections(self._client, database or self._database))
 
     def classify(self, error: Exception) -> Fault:
-        """Classify an exception of PyMongo.
-
-        If the server has forgotten the login of a connection, the next call uses new connections.
-        """
+        """Classify an exception of PyMongo."""
         return login_lost(error) if is_logged_out(error) and log_in_again(self._client) else classify(error)
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
@@ -173,10 +156,8 @@ class MongoProvider(Provider):
         return self._commands.run_cursor_command(database, command, options)
 
     def close(self) -> None:
-        """Cancel all readers, and close all cursors and the library's client.
-
-        The method does not wait for a server that does not answer.
-        """
+        """Cancel all readers, and close all cursors and the library's client."""
+        # The method does not wait for a server that does not answer.
         self._closer.end()
         readers = list(self._readers)
         for reader in readers:
@@ -202,10 +183,7 @@ class MongoProvider(Provider):
         reach(self._client, deadline, opening=True)
 
     def _server(self) -> tuple[bool, bool]:
-        """Return whether the server splits large events, and whether it is a `mongos`.
-
-        The server is asked only once.
-        """
+        """Return whether the server splits large events, and whether it is a `mongos`."""
         if self._features is None:
             hello = retried(self._client, lambda: self._client.admin.command("hello"))
             wire = hello.get("maxWireVersion", 0)
@@ -233,21 +211,11 @@ class MongoPlugin(ProviderPlugin):
         return CAPABILITIES
 
     def check(self, config: ClientConfig) -> None:
-        """Check the names and the values in `connection`.
-
-        Args:
-            config: The client's configuration, which is later passed to `connect`.
-        """
+        """Check the names and the values in `connection`."""
         MongoConfig.from_client(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> MongoProvider:
-        """Make PyMongo's client, without sending anything.
-
-        Args:
-            config: `connection` contains a `url`, the connection string, and optionally `username`,
-                `password` and `app_name`.
-            native_client: A `pymongo.MongoClient`, which is used unchanged.
-        """
+        """Make PyMongo's client, without sending anything."""
         if native_client is None:
             checked = MongoConfig.from_client(config)
             try:

@@ -34,25 +34,6 @@ from multiclouddb_mongo.raw_change import RawChange
 from multiclouddb_spi import Deadline, Fault, ProviderFault
 from multiclouddb_spi.arrival import SILENT_SECONDS, TooSlow, current
 
-__all__ = [
-    "Closer",
-    "GivenUp",
-    "Rows",
-    "Stream",
-    "bounded_pool",
-    "buffered",
-    "flush",
-    "give_up_soon",
-    "hushed",
-    "inner_cursor",
-    "interrupt",
-    "log_in_again",
-    "next_answer",
-    "reach",
-    "retried",
-    "watch_otherwise",
-]
-
 T = TypeVar("T")
 Stream: TypeAlias = ChangeStream[RawChange]
 Rows: TypeAlias = Cursor[Any]
@@ -71,12 +52,9 @@ _WOKEN: Final = "_multiclouddb_woken"
 
 
 class Closer:
-    """Closes the streams of one client.
+    """Closes the streams of one client."""
 
-    If a server does not answer, closing takes one second in total, not one second per stream.
-
-    The server ends idle cursors by itself, after ten minutes.
-    """
+    # If a server does not answer, closing takes one second in total, not one second per stream.
 
     def __init__(self) -> None:
         self._deaf_until = 0.0
@@ -98,12 +76,7 @@ class Closer:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Keep the client open while a stream is opened.
-
-        Raises:
-            ProviderFault: Raised if the client is being closed, because a stream that is opened now
-                would stay open.
-        """
+        """Keep the client open while a stream is opened."""
         with self.at_work():
             if self._over:
                 raise ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, "the client is closed; connect again")
@@ -114,21 +87,13 @@ class Closer:
         self._over = True
 
     def settle(self) -> None:
-        """Wait at most half a second for threads that use a stream.
-
-        If a server does not answer, do not wait.
-        """
+        """Wait at most half a second for threads that use a stream."""
         patience = 0.0 if time.monotonic() < self._deaf_until else _CLOSE_SECONDS
         with self._changed:
             self._changed.wait_for(lambda: not self._at_work, patience)
 
     def close(self, stream: Stream | Rows, *, reachable: bool) -> None:
-        """Close a stream without raising an error.
-
-        Args:
-            stream: The stream, or the cursor of a scan.
-            reachable: False if the stream's server is known to be unreachable.
-        """
+        """Close a stream without raising an error."""
         with self.at_work():
             began = time.monotonic()
             speak = reachable and began >= self._deaf_until
@@ -139,12 +104,10 @@ class Closer:
 
 
 def bounded_pool() -> dict[str, Any]:
-    """Return the settings of a `MongoClient` that gives up answers that do not arrive.
-
-    PyMongo's `socketTimeoutMS` is one limit for all calls, and it does not say whether bytes arrive. A server
-    may scan its log for minutes before it answers a change stream, so one limit does not fit. PyMongo's
-    `timeout` would make PyMongo retry until the time is over.
-    """
+    """Return the settings of a `MongoClient` that gives up answers that do not arrive."""
+    # PyMongo's `socketTimeoutMS` is one limit for all calls, and it does not say whether bytes arrive. A
+    # server may scan its log for minutes before it answers a change stream, so one limit does not fit.
+    # PyMongo's `timeout` would make PyMongo retry until the time is over.
     try:
         from pymongo.network_layer import NetworkingInterface
         from pymongo.synchronous.pool import Pool
@@ -218,11 +181,7 @@ def bounded_pool() -> dict[str, Any]:
 
 
 class GivenUp(ProviderFault):
-    """Raised if an answer of the server is given up.
-
-    Args:
-        reason: What is wrong with the answer.
-    """
+    """Raised if an answer of the server is given up."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(Fault(ErrorCategory.TRANSIENT_FAILURE, f"{reason}; try again", retryable=True))
@@ -250,13 +209,8 @@ class _ClusterStream(_Collated, ClusterChangeStream[RawChange]):
 
 
 def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
-    """Run a command of the library.
-
-    As with PyMongo's own reads, the command is retried once, unless `retryReads` is false.
-
-    Raises:
-        PyMongoError: Raised if the server refuses the request, or for a network error.
-    """
+    """Run a command of the library."""
+    # As with PyMongo's own reads, the command is retried once, unless `retryReads` is false.
     try:
         return ask()
     except PyMongoError as error:
@@ -267,21 +221,9 @@ def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
 
 
 def reach(client: MongoClient[Any], deadline: Deadline, *, opening: bool = False) -> None:
-    """Wait until PyMongo has found a server, but only until slightly before the time limit of the call.
-
-    PyMongo reports the problem only after `serverSelectionTimeoutMS`, which is too late for a call with a
-    shorter time limit.
-
-    Args:
-        client: The client.
-        deadline: The time limit of the call.
-        opening: True for the first call of a feed. Then the wait is also short if no server is running, or if
-            no host has an address. During the election of a primary, the other servers still answer.
-
-    Raises:
-        ServerSelectionTimeoutError: Raised if no server is found; the error contains the reason.
-        AutoReconnect: Raised if every server refuses the connection.
-    """
+    """Wait until PyMongo has found a server, but only until slightly before the time limit of the call."""
+    # PyMongo reports the problem only after `serverSelectionTimeoutMS`, which is too late for a call with a
+    # shorter time limit.
     remaining = deadline.remaining()
     seconds = min(client.options.server_selection_timeout, max(remaining / 2, remaining - _TELL_SECONDS))
     topology, preference = client._get_topology(), client.read_preference
@@ -289,10 +231,8 @@ def reach(client: MongoClient[Any], deadline: Deadline, *, opening: bool = False
 
 
 def give_up_soon(client: MongoClient[Any]) -> None:
-    """Let PyMongo not wait for a server if every server refuses the connection.
-
-    PyMongo would wait for `serverSelectionTimeoutMS`, whatever the reason is.
-    """
+    """Let PyMongo not wait for a server if every server refuses the connection."""
+    # PyMongo would wait for `serverSelectionTimeoutMS`, whatever the reason is.
     topology = client._get_topology()
     select = topology.select_servers
     if not hasattr(select, "__func__"):  # this function has already replaced it
@@ -337,11 +277,9 @@ def _refuses(error: Exception, opening: bool) -> bool:
 
 
 def _recheck(topology: Topology, errors: Mapping[Any, Exception | None]) -> None:
-    """Let PyMongo check the servers again that have refused a login.
-
-    PyMongo would regard such a server as unknown until its next heartbeat. But the server does answer, and
-    may accept the next login.
-    """
+    """Let PyMongo check the servers again that have refused a login."""
+    # PyMongo would regard such a server as unknown until its next heartbeat. But the server does answer, and
+    # may accept the next login.
     for address, error in errors.items():
         server = topology._servers.get(address)
         if server is not None and isinstance(error, OperationFailure) and _WOKEN not in vars(error):
@@ -364,14 +302,7 @@ def watch_otherwise(
     stages: Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],
 ) -> Stream:
-    """Open a stream like `watch`, but with the library's own stream classes.
-
-    Args:
-        target: A collection, a database, or the database `admin` for the cluster.
-        scope: The scope of the feed, which decides the kind of stream to open.
-        stages: The pipeline.
-        settings: The keyword arguments that `watch` accepts.
-    """
+    """Open a stream like `watch`, but with the library's own stream classes."""
     kind: type[ChangeStream[RawChange]]
     match scope:
         case EntireCluster():
@@ -387,21 +318,17 @@ def watch_otherwise(
 
 
 def buffered(stream: Stream) -> int | None:
-    """Return the number of changes in the last answer that were not read yet.
-
-    Return None if this version of PyMongo does not report the number. PyMongo has no public
-    interface for this number. If the library did not know how many changes are left, it would ask
-    for one more change than the answer contains, and would wait for the server.
-    """
+    """Return the number of changes in the last answer that were not read yet."""
+    # Return None if this version of PyMongo does not report the number. PyMongo has no public interface for
+    # this number. If the library did not know how many changes are left, it would ask for one more change
+    # than the answer contains, and would wait for the server.
     data = getattr(getattr(stream, "_cursor", None), "_data", None)
     return None if data is None else len(data)
 
 
 def next_answer(cursor: Rows) -> list[Any]:
-    """Return the rows of the server's next answer.
-
-    If this version of PyMongo does not show how many rows are left, the result is a single row.
-    """
+    """Return the rows of the server's next answer."""
+    # If this version of PyMongo does not show how many rows are left, the result is a single row.
     first = next(cursor, None)
     if first is None:
         return []
@@ -410,19 +337,17 @@ def next_answer(cursor: Rows) -> list[Any]:
 
 
 def inner_cursor(stream: Stream) -> object:
-    """Return the stream's current cursor. The cursor changes when PyMongo resumes the stream.
-
-    After PyMongo has resumed the stream, an empty answer does not mean that the end of the oplog is reached.
-    """
+    """Return the stream's current cursor. The cursor changes when PyMongo resumes the stream."""
+    # After PyMongo has resumed the stream, an empty answer does not mean that the end of the oplog is
+    # reached.
     return getattr(stream, "_cursor", None)
 
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Suppress the tracebacks that PyMongo logs while a client is closed.
-
-    PyMongo logs a traceback for each cursor on a server that does not answer, even if logging is not set up.
-    """
+    """Suppress the tracebacks that PyMongo logs while a client is closed."""
+    # PyMongo logs a traceback for each cursor on a server that does not answer, even if logging is not set
+    # up.
     log = logging.getLogger("pymongo.client")
 
     def is_no_traceback(record: logging.LogRecord) -> bool:
@@ -438,12 +363,10 @@ def hushed() -> Iterator[None]:
 
 
 def interrupt(client: MongoClient[Any]) -> None:
-    """End all receive calls of a client that is about to be closed, within half a second.
-
-    If the network drops all packets, a receive call would last forever. PyMongo's monitor could end
-    the call, but the monitor ends when the client is closed. PyMongo has no public function that
-    ends a running receive.
-    """
+    """End all receive calls of a client that is about to be closed, within half a second."""
+    # If the network drops all packets, a receive call would last forever. PyMongo's monitor could end the
+    # call, but the monitor ends when the client is closed. PyMongo has no public function that ends a running
+    # receive.
     servers = getattr(getattr(client, "_topology", None), "_servers", {})
     for server in list(servers.values()):
         with suppress(Exception):
@@ -451,9 +374,6 @@ def interrupt(client: MongoClient[Any]) -> None:
 
 
 def flush(client: MongoClient[Any]) -> None:
-    """Close the cursors that PyMongo could not close so far.
-
-    A client that was interrupted can no longer close cursors.
-    """
+    """Close the cursors that PyMongo could not close so far."""
     with suppress(Exception):
         client._process_kill_cursors()

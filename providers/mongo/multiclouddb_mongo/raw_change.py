@@ -1,7 +1,4 @@
-"""Represents change documents as received, in bytes.
-
-This module examines only the parts of a document that affect reading.
-"""
+"""Represents change documents as received, in bytes."""
 
 from __future__ import annotations
 
@@ -14,17 +11,6 @@ from bson.raw_bson import RawBSONDocument
 
 from multiclouddb_mongo.position import After, token_text
 from multiclouddb_mongo.values import CODEC
-
-__all__ = [
-    "RAW_CODEC",
-    "Raw",
-    "RawChange",
-    "decoded",
-    "is_before",
-    "is_item_change",
-    "is_untouched_change",
-    "place_of_change",
-]
 
 Raw: TypeAlias = bytes | memoryview
 """The type of received bytes. PyMongo passes large changes as views of the answer."""
@@ -45,16 +31,14 @@ _LONGEST: Final = max(map(len, _ITEM_CHANGES))
 
 
 class RawChange(RawBSONDocument):
-    """A change that PyMongo does not decode.
+    """A change that PyMongo does not decode."""
 
-    Reading only the `_id` of a change takes a tenth of the time of decoding the whole change.
-
-    PyMongo's own class decodes all fields when one of them is read. PyMongo's streams read the
-    `_id` of every change, to keep it as the resume token. This class returns the whole change as
-    the `_id`. PyMongo first stores the whole change as the token. When PyMongo copies the stored
-    change, the copy contains only the resume token. Documents that do not begin with an `_id`, such
-    as the answer that contains the changes, behave as in PyMongo's class.
-    """
+    # Reading only the `_id` of a change takes a tenth of the time of decoding the whole change.
+    # PyMongo's own class decodes all fields when one of them is read. PyMongo's streams read the `_id` of
+    # every change, to keep it as the resume token. This class returns the whole change as the `_id`. PyMongo
+    # first stores the whole change as the token. When PyMongo copies the stored change, the copy contains
+    # only the resume token. Documents that do not begin with an `_id`, such as the answer that contains the
+    # changes, behave as in PyMongo's class.
 
     __slots__ = ("_bytes",)
 
@@ -103,19 +87,13 @@ RAW_CODEC: Final[CodecOptions[RawChange]] = CODEC.with_options(document_class=Ra
 
 
 def decoded(change: Raw) -> dict[str, Any]:
-    """Return a change as a dict.
-
-    Raises:
-        BSONError: Raised if the change is damaged.
-    """
+    """Return a change as a dict."""
     return bson.decode(change, CODEC)
 
 
 def is_item_change(change: Raw) -> bool:
-    """Return True for a create, update or delete in the server's form.
-
-    If the result is False, the caller must check the change in another way.
-    """
+    """Return True for a create, update or delete in the server's form."""
+    # If the result is False, the caller must check the change in another way.
     if change[_LENGTH:_TOKEN] != _HEAD:
         return False
     at = _TOKEN + int.from_bytes(change[_TOKEN : _TOKEN + _LENGTH], "little")
@@ -125,10 +103,7 @@ def is_item_change(change: Raw) -> bool:
 
 
 def is_before(change: Raw, text: bytes) -> bool:
-    """Return True if the change's token certainly sorts before the given text.
-
-    If the result is False, the order is unknown, and the caller must compare the decoded tokens.
-    """
+    """Return True if the change's token certainly sorts before the given text."""
     if change[_LENGTH:_TOKEN] != _HEAD or change[_DATA - len(_DATA_HEAD) : _DATA] != _DATA_HEAD:
         return False
     end = _DATA + _LENGTH + int.from_bytes(change[_DATA : _DATA + _LENGTH], "little") - 1
@@ -137,11 +112,7 @@ def is_before(change: Raw, text: bytes) -> bool:
 
 
 def is_untouched_change(change: Raw) -> bool:
-    """Return True for a whole create, update or delete that has the required fields.
-
-    In contrast to `is_item_change`, this function also works for streams whose changes may be split
-    or may lack required fields.
-    """
+    """Return True for a whole create, update or delete that has the required fields."""
     text = bytes(change)
     return is_item_change(text) and _SPLIT not in text and all(name in text for name in _NEEDED)
 

@@ -42,8 +42,6 @@ from multiclouddb_spi import (
     cancelled,
 )
 
-__all__ = ["MongoReader"]
-
 # Larger answers are slower, because they are no longer in the processor's cache when they are decoded.
 _LEAST_BATCH: Final = 100
 _MOST_BATCH: Final = 500
@@ -69,20 +67,7 @@ _CLOSED: Final = "connection closed"  # PyMongo's words
 
 
 class MongoReader(Reader):
-    """Reads a stream forward and keeps the stream open between fetches.
-
-    Args:
-        source: The watched resource.
-        view: The properties that all events of the stream share.
-        place: The start position.
-        until: The position after which to stop, or None.
-        goes_on: Called after an invalidate event; returns True if reading continues with the next resource of
-            this name.
-        headroom: Returns the seconds until a position expires, or None.
-        check: Called if the answer contains no changes. The function raises an error if no changes can ever
-            follow, because the collection does not exist.
-        batch_size: The number of changes in one answer of the server, or None for the fastest size.
-    """
+    """Reads a stream forward and keeps the stream open between fetches."""
 
     def __init__(
         self,
@@ -113,19 +98,15 @@ class MongoReader(Reader):
         self._cancelled = threading.Event()
 
     def longest_fetch(self) -> float:
-        """Return no limit for the library's own client, whose connections give up silent servers.
-
-        A server first searches its log, which may take minutes, and sends nothing meanwhile. If it is given
-        up, the next search may take twice as long.
-        """
+        """Return no limit for the library's own client, whose connections give up silent servers."""
+        # A server first searches its log, which may take minutes, and sends nothing meanwhile. If it is given
+        # up, the next search may take twice as long.
         return self._source.longest_fetch()
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """Return the next changes: the rest of the server's last answer, or one more answer.
-
-        PyMongo resumes a broken stream once; this reader does not retry. One answer has at most 16 MB,
-        whatever `max_bytes` is. If `max_bytes` is small, an answer may have fewer changes than usual.
-        """
+        """Return the next changes: the rest of the server's last answer, or one more answer."""
+        # PyMongo resumes a broken stream once; this reader does not retry. One answer has at most 16 MB,
+        # whatever `max_bytes` is. If `max_bytes` is small, an answer may have fewer changes than usual.
         taken = Taken(self._place)
         self._stop_at_bound(taken)
         self._deadline, self._asked = deadline, None
@@ -140,14 +121,11 @@ class MongoReader(Reader):
         return self._batch(taken)
 
     def cancel(self) -> None:
-        """Close the stream that a running fetch is reading.
-
-        The wait for the server's answer ends within half a second. With a client of the application, this
-        needs an answer of the server.
-
-        PyMongo cannot be interrupted while it looks for a server. Such a fetch ends after
-        `serverSelectionTimeoutMS`.
-        """
+        """Close the stream that a running fetch is reading."""
+        # The wait for the server's answer ends within half a second. With a client of the application, this
+        # needs an answer of the server.
+        # PyMongo cannot be interrupted while it looks for a server. Such a fetch ends after
+        # `serverSelectionTimeoutMS`.
         if not self._source.bounded:
             self._be_patient()
         self.halt()
@@ -199,10 +177,8 @@ class MongoReader(Reader):
             raise cancelled()
 
     def _hurry(self, wait: float) -> None:
-        """If the caller does not want to wait, replace a stream that has a long waiting time.
-
-        The waiting time of an open stream cannot be changed.
-        """
+        """If the caller does not want to wait, replace a stream that has a long waiting time."""
+        # The waiting time of an open stream cannot be changed.
         self._hurried = 0 if wait > 0 else self._hurried + 1
         if self._await_ms == _LONG_AWAIT_MS and self._hurried >= _HURRIED and not self._source.sharded:
             self._exchange(_SHORT_AWAIT_MS)
@@ -217,10 +193,7 @@ class MongoReader(Reader):
     # -- Reading
 
     def _read(self, taken: Taken, max_records: int, wait: float) -> None:
-        """Take changes until there are enough of them or the answer is used up.
-
-        If there are no changes, wait for the next answer.
-        """
+        """Take changes until there are enough of them or the answer is used up."""
         began = time.monotonic()
         until = began + wait
         shards_until = began + min(_SHARDS_SECONDS, self._deadline.remaining() - _SPARE_SECONDS)
@@ -258,12 +231,10 @@ class MongoReader(Reader):
                 self._exchange(_LONG_AWAIT_MS)
 
     def _is_at_end(self, taken: Taken) -> bool:
-        """Return True if an empty answer shows that every earlier change was delivered.
-
-        A `mongos` also answers so while it waits for a shard that may have an earlier change. Behind a
-        `mongos`, the stream has to pass the end that the log had during this fetch. The end of a bounded read
-        is its bound.
-        """
+        """Return True if an empty answer shows that every earlier change was delivered."""
+        # A `mongos` also answers so while it waits for a shard that may have an earlier change. Behind a
+        # `mongos`, the stream has to pass the end that the log had during this fetch. The end of a bounded
+        # read is its bound.
         if not self._source.sharded:
             return True
         if self._until is not None:
@@ -273,12 +244,7 @@ class MongoReader(Reader):
         return compare(taken.place, self._asked) in (0, 1)
 
     def _answer(self, taken: Taken, max_records: int) -> tuple[bool, bool] | None:
-        """Read the changes of one answer, or the changes left from an earlier answer.
-
-        Returns:
-            Two truth values: whether the answer contained any changes, and whether PyMongo has resumed the
-            stream for this answer. None if the request failed and this method has handled the failure.
-        """
+        """Read the changes of one answer, or the changes left from an earlier answer."""
         try:
             stream = self._opened(taken, max_records)
             cursor = inner_cursor(stream)
@@ -323,12 +289,7 @@ class MongoReader(Reader):
             self._source.be_patient()
 
     def _take_carefully(self, taken: Taken, error: PyMongoError, max_records: int) -> None:
-        """Take changes one by one, because the server cannot send an answer that contains one of them.
-
-        Raises:
-            RecordFault: Raised if the next change is too large.
-            ProviderFault: Raised if a required image of the next change is missing.
-        """
+        """Take changes one by one, because the server cannot send an answer that contains one of them."""
         self._taker.begin()
         try:
             with closing(self._source.open(taken.place, 1, _SHORT_AWAIT_MS)) as stream:

@@ -1,17 +1,20 @@
-"""Maps rows of a scanned collection to events. The functions are pure."""
+"""Holds the rows of a scan: their raw form, and their mapping to events."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from hashlib import blake2b
 from itertools import repeat
+from operator import attrgetter
 from typing import Any, Final
 
 import attrs
 import bson
 from bson import Int64, ObjectId
+from bson.codec_options import CodecOptions
 from bson.errors import BSONError
+from bson.raw_bson import RawBSONDocument
 from orjson import dumps
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError
@@ -22,7 +25,64 @@ from multiclouddb_mongo.scan_position import Range, id_of
 from multiclouddb_mongo.values import CODEC, portable
 from multiclouddb_spi import Cursor, Mapper, RecordFault, snapshot_event_id, snapshot_id_of
 
-__all__ = ["RowMapper", "rows_of"]
+
+class RawRow(RawBSONDocument):
+    """A row that PyMongo does not decode."""
+
+    # PyMongo's own class checks each document that it makes. Even `find_raw_batches` makes and checks one
+    # `RawBSONDocument` for each row. Making and checking a `RawBSONDocument` takes longer than decoding a
+    # row. This class keeps only the bytes. The answer that contains the rows is also an object of this class.
+    # PyMongo reads fields of the answer, so this class can return fields.
+
+    __slots__ = ("_bytes", "_document", "_options")
+
+    def __init__(self, bson_bytes: Any, codec_options: CodecOptions[RawBSONDocument] | None = None) -> None:
+        self._bytes, self._options = bson_bytes, codec_options
+        self._document: RawBSONDocument | None = None
+
+    @property
+    def raw(self) -> Any:
+        """Return the document's bytes."""
+        return self._bytes
+
+    def items(self) -> ItemsView[str, Any]:
+        """Return the document's fields."""
+        return self._parsed().items()
+
+    def __getitem__(self, name: str) -> Any:
+        return self._parsed()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parsed())
+
+    def __len__(self) -> int:
+        return len(self._parsed())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RawBSONDocument) and bytes(self.raw) == bytes(other.raw)
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}, {len(self.raw)} bytes>"
+
+    def _parsed(self) -> RawBSONDocument:
+        if self._document is None:
+            self._document = RawBSONDocument(self._bytes, self._options)
+        return self._document
+
+
+_BYTES: Final = attrgetter("_bytes")
+
+
+def bytes_of(rows: Iterable[RawRow]) -> list[bytes]:
+    """Return the bytes of rows. If PyMongo provides the rows as views of an answer, the bytes are copied."""
+    return list(map(bytes, map(_BYTES, rows)))
+
+
+ROW_CODEC: Final[CodecOptions[RawRow]] = CODEC.with_options(document_class=RawRow)
+"""The codec with which rows are received."""
+
 
 _DIGEST_BYTES: Final = 6
 _DECIMAL: Final = b"\x13"
@@ -79,20 +139,16 @@ class RowMapper(Mapper):
         return attrs.evolve(start, begin=f"({last}", seen=tuple(seen))
 
     def unread(self, start: Range, rows: list[bytes]) -> list[bytes]:
-        """Return the rows after a position.
-
-        Rows with the position's `_id` that were already read are omitted (see `Range.seen`).
-        """
+        """Return the rows after a position."""
+        # Rows with the position's `_id` that were already read are omitted (see `Range.seen`).
         if not start.seen:
             return rows
         last = start.begin[1:]
         return [row for row in rows if id_of(row) != last or self.digest(row) not in start.seen]
 
     def digest(self, row: bytes) -> str:
-        """Return a digest of a document.
-
-        The digests of documents that have the same `_id` on different shards are different.
-        """
+        """Return a digest of a document."""
+        # The digests of documents that have the same `_id` on different shards are different.
         try:
             text = self._keys([bson.decode(row, CODEC)])[0].canonical()
         except _DAMAGED:
@@ -100,11 +156,7 @@ class RowMapper(Mapper):
         return blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
 
     def events(self, records: Sequence[bytes], start: int, stop: int) -> list[ChangeEvent]:
-        """Map rows to events.
-
-        Raises:
-            RecordFault: Raised for the first row that cannot be decoded.
-        """
+        """Map rows to events."""
         try:
             return self._events(records[start:stop])
         except _DAMAGED:
@@ -178,10 +230,8 @@ class RowMapper(Mapper):
 
 
 def _documents(rows: Sequence[dict[str, Any]], raw: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Return rows as documents.
-
-    If a row does not contain the byte of the decimal type, it has no decimal to replace.
-    """
+    """Return rows as documents."""
+    # If a row does not contain the byte of the decimal type, it has no decimal to replace.
     return [portable(row) if _DECIMAL in each else row for row, each in zip(rows, raw, strict=True)]
 
 
@@ -208,10 +258,7 @@ def _at(row: Any, path: str) -> Any:
 
 
 def _named(wanted: str) -> str:
-    """Return a text that identifies a row.
-
-    If the `_id` may contain personal data, the text shows only its type.
-    """
+    """Return a text that identifies a row."""
     if wanted.startswith("07"):
         return f"the document with the _id ObjectId('{ObjectId(bytes.fromhex(wanted[2:]))}')"
     return f"a document whose _id has the BSON type {int(wanted[:2], 16)}"

@@ -34,20 +34,6 @@ from multiclouddb_mongo.position import At, time_text
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import Cursor, InvalidCursor, Position
 
-__all__ = [
-    "MAX_KEY",
-    "Range",
-    "Rest",
-    "as_field",
-    "describe_scan",
-    "floor_of",
-    "id_of",
-    "is_scan_cursor",
-    "moment_of",
-    "range_of",
-    "rest_of",
-]
-
 MAX_KEY: Final = "7f"
 """An `_id` that is never found through the `min` option of the server."""
 
@@ -90,12 +76,7 @@ def id_of(row: bytes) -> str:
 
 
 def as_field(name: str, wanted: str) -> RawBSONDocument:
-    """Return the document with which a command names an `_id`; it has no other field.
-
-    Args:
-        name: The field's name.
-        wanted: The `_id`, in the form that `id_of` returns.
-    """
+    """Return the document with which a command names an `_id`; it has no other field."""
     element = bytes.fromhex(wanted)
     body = b"%c%s\x00%s\x00" % (element[0], name.encode(), element[1:])
     return RawBSONDocument((len(body) + 4).to_bytes(4, "little") + body, _LENIENT_RAW)
@@ -128,10 +109,8 @@ class Range:
         return [*short, list(self.names), list(self.seen)] if self.names else short
 
     def filter(self) -> dict[str, Any]:
-        """Return the arguments of `find` for this segment.
-
-        The comparison works across all BSON types, whereas a plain `$gt` compares only one type.
-        """
+        """Return the arguments of `find` for this segment."""
+        # The comparison works across all BSON types, whereas a plain `$gt` compares only one type.
         bounds: list[Any] = []
         if self.begin:
             operator = "$gte" if self.begin[0] == "[" or self.names else "$gt"
@@ -151,10 +130,8 @@ class Range:
         return moment_of(self.time)
 
     def timestamp(self) -> Timestamp:
-        """Return the last cluster time before the stream's start.
-
-        The rows must include all changes up to this time.
-        """
+        """Return the last cluster time before the stream's start."""
+        # The rows must include all changes up to this time.
         ticks = max(1, int(self.time, 16)) - 1
         return Timestamp(ticks >> 32, ticks & 0xFFFFFFFF)
 
@@ -189,10 +166,7 @@ class Rest:
         return ["p", self.plan_id, self.time, self.uuid, self.low, *numbers, list(self.names)]
 
     def until(self, end: str) -> Range:
-        """Return the segment from `low` up to an `_id`, which is not included.
-
-        An empty `_id` means that the segment contains all remaining rows.
-        """
+        """Return the segment from `low` up to an `_id`, which is not included."""
         return Range(self.time, self.uuid, f"[{self.low}" if self.low else "", end, self.names)
 
     def after(self, end: str) -> Rest:
@@ -216,11 +190,7 @@ def is_scan_cursor(cursor: Cursor) -> bool:
 
 
 def range_of(cursor: Cursor) -> Range:
-    """Return the segment in a cursor.
-
-    Raises:
-        InvalidCursor: Raised if the cursor does not contain a segment.
-    """
+    """Return the segment in a cursor."""
     match cursor:
         case ["s", str() as time, str() as uuid, str() as begin, str() as end, *more] if (
             _is_of(time, uuid)
@@ -236,11 +206,7 @@ def range_of(cursor: Cursor) -> Range:
 
 
 def rest_of(cursor: Cursor) -> Rest:
-    """Return the plan in a cursor.
-
-    Raises:
-        InvalidCursor: Raised if the cursor does not contain a plan.
-    """
+    """Return the plan in a cursor."""
     match cursor:
         case ["p", str() as plan_id, str() as time, str() as uuid, str() as low, *numbers, names] if (
             _PLAN_ID.fullmatch(plan_id)
@@ -258,11 +224,7 @@ def rest_of(cursor: Cursor) -> Rest:
 
 
 def describe_scan(cursor: Cursor) -> Position:
-    """Return a position of a scan as readable text, without any part of a document's key.
-
-    Raises:
-        InvalidCursor: Raised if the cursor does not contain a position of a scan.
-    """
+    """Return a position of a scan as readable text, without any part of a document's key."""
     if isinstance(cursor, list) and cursor[:1] == ["p"]:
         rest = rest_of(cursor)
         return Position(f"a scan as of {_time_text(rest.time)}, before segment {rest.number}", None)

@@ -1,29 +1,368 @@
-"""Plans the scan of a collection for `Snapshot()`, and divides it into segments."""
+"""Scans a collection: the plan, the segments and their readers."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from typing import Final
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import accumulate
+from typing import Any, Final
 
-from multiclouddb_api import EntireCollection, LogicalPartition, ResourceAddress, invalid_request
+from bson import Binary
+from bson.binary import UUID_SUBTYPE
+from pymongo.client_session import ClientSession
+from pymongo.collection import Collection
+from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.read_concern import ReadConcern
+
+from multiclouddb_api import (
+    Dropped,
+    EntireCollection,
+    ErrorCategory,
+    LogicalPartition,
+    NewItemStateMode,
+    Notice,
+    Renamed,
+    ResourceAddress,
+    invalid_request,
+)
+from multiclouddb_mongo.mapping import View
 from multiclouddb_mongo.options import MongoOptions
-from multiclouddb_mongo.partitions import Found, check_provisioned
+from multiclouddb_mongo.partitions import Found, check_provisioned, find
 from multiclouddb_mongo.position import After, place_of
-from multiclouddb_mongo.scan_position import Range, Rest, floor_of, moment_of
-from multiclouddb_mongo.scan_source import ScanSource
+from multiclouddb_mongo.pymongo_internals import GivenUp, Rows, next_answer
+from multiclouddb_mongo.rows import ROW_CODEC, RowMapper, bytes_of, rows_of
+from multiclouddb_mongo.scan_position import MAX_KEY, Range, Rest, as_field, floor_of, id_of, moment_of
+from multiclouddb_mongo.source import Source
+from multiclouddb_mongo.values import CODEC, to_bson
 from multiclouddb_spi import (
+    Batch,
+    Continue,
     Cursor,
     Deadline,
+    Ended,
     FeedSpec,
+    Outcome,
+    ProviderFault,
+    Reader,
+    Scanned,
     ScanPlan,
     Seed,
     Segment,
+    cancelled,
     segment_id_of,
     unsupported,
 )
+from multiclouddb_spi.faults import START_AGAIN
 
-__all__ = ["check_snapshot", "cut", "plan_scan"]
+_BY_ID: Final = {"_id": 1}
+_SORTED: Final = [("_id", 1)]
+_MAJORITY: Final = ReadConcern("majority")
+_COMMENT: Final = "multiclouddb scan"
+_GONE: Final = (26, 175)  # NamespaceNotFound, QueryPlanKilled
+_SHORT: Final = 600
+"""The largest number of hexadecimal digits in an `_id` that may be the end of a segment.
+
+This limit keeps tokens small, because every token contains the ends of several segments.
+"""
+_CANDIDATES: Final = 20
+_SAMPLES: Final = 20
+_MOST_SAMPLED: Final = 10_000
+
+
+class ScanSource:
+    """The objects that the readers of one collection's segments share."""
+
+    def __init__(self, source: Source) -> None:
+        self.client, self._source = source.client, source
+        self.at_work, self.opening = source.at_work, source.opening
+        self.begin, self.calm, self.be_patient = source.begin, source.calm, source.be_patient
+        self.bounded, self.longest_fetch = source.bounded, source.longest_fetch
+        spec = source.spec
+        self._key = spec.scope.key if isinstance(spec.scope, LogicalPartition) else None
+        self._keys_only = spec.new_item_state_mode is NewItemStateMode.OMIT and not spec.include_native
+
+    # -- Rows
+
+    def session(self, place: Range) -> ClientSession:
+        """Return a session whose reads show the data at or after the start of the stream."""
+        session = self.client.start_session(causal_consistency=True)
+        session.advance_operation_time(place.timestamp())
+        return session
+
+    def rows(self, place: Range, session: ClientSession, batch_size: int) -> Rows:
+        """Return a cursor over undecoded rows."""
+        wanted = self._wanted(place)
+        return (
+            self._collection()
+            .with_options(codec_options=ROW_CODEC)
+            .find(
+                wanted,
+                dict.fromkeys(("_id", *place.names), 1) if self._keys_only else None,
+                hint=_BY_ID if self._key is None else None,
+                sort=_SORTED,
+                batch_size=batch_size,
+                comment=_COMMENT,
+                session=session,
+            )
+        )
+
+    def close(self, rows: Rows) -> None:
+        """Close a cursor, also on the server. This method raises no error."""
+        self._source.close(rows)
+
+    def _wanted(self, place: Range) -> dict[str, Any]:
+        wanted = place.filter()
+        if self._key is None:
+            return wanted
+        components = self._key.partition_key
+        if not components.keys() <= {"_id", *place.names}:
+            return {"_id": {"$in": []}}  # keys in the stream do not contain this field either
+        return {**wanted, **{name: {"$eq": to_bson(value)} for name, value in components.items()}}
+
+    def _collection(self) -> Collection[dict[str, Any]]:
+        address = self._source.address
+        assert address.database is not None
+        assert address.collection is not None
+        database = self.client.get_database(address.database, codec_options=CODEC, read_concern=_MAJORITY)
+        return database.get_collection(address.collection)
+
+    # -- Whether the collection still exists
+
+    def may_be_gone(self, error: OperationFailure) -> bool:
+        """Return True if an error can mean that the collection was dropped or renamed."""
+        return error.code in _GONE
+
+    def gone(self, place: Range) -> Notice | None:
+        """Return the notice for a collection that was dropped or renamed."""
+        address = self._source.address
+        found = find(self.client, self._source.spec, address)
+        if found.uuid == place.uuid:
+            return None
+        name = f"{address.database}/{address.collection}"
+        if found.there and self._source.sharded:
+            raise ProviderFault.of(
+                ErrorCategory.CHECKPOINT_EXPIRED,
+                f"{name} was resharded or created again since the snapshot began; {START_AGAIN}",
+            )
+        assert address.database is not None
+        database = self.client.get_database(address.database, codec_options=CODEC)
+        uuid = Binary(bytes.fromhex(place.uuid), UUID_SUBTYPE)
+        for each in database.list_collections(filter={"info.uuid": uuid}):
+            return Renamed(name, f"{address.database}/{each['name']}")
+        return Dropped(name)
+
+    # -- Planning
+
+    def shard_key(self) -> tuple[str, ...]:
+        """Return the fields of the shard key; empty for a collection that is not sharded."""
+        if not self._source.sharded:
+            return ()
+        address = self._source.address
+        config = self.client.get_database("config", codec_options=CODEC, read_concern=_MAJORITY)
+        entry = config.collections.find_one({"_id": f"{address.database}.{address.collection}"}) or {}
+        return () if entry.get("dropped") else tuple(entry.get("key", ()))
+
+    def count(self) -> int:
+        """Return the approximate number of rows, from the collection's metadata."""
+        return self._collection().estimated_document_count()
+
+    def counted(self, rest: Rest) -> str | None:
+        """Find the end of a plan's next segment by counting keys. Return None for the last segment."""
+        # Only the keys in the index are counted, and no documents are read: 100,000 keys take 0.05 seconds.
+        # The server's option `min` does not find MaxKey, the key that sorts after all other keys. However,
+        # MaxKey is never the end of a segment.
+        found = self._collection().find_raw_batches(
+            {},
+            _BY_ID,
+            hint=_BY_ID,
+            sort=_SORTED,
+            skip=rest.width,
+            limit=_CANDIDATES,
+            min=as_field("_id", rest.low) if rest.low else None,
+            comment=_COMMENT,
+        )
+        return next((each for each in _ids(found) if _is_end(each)), None)
+
+    def sampled(self, rest: Rest, count: int) -> list[str]:
+        """Return the ends of a plan's next segments; all segments have about the same number of rows."""
+        size = min(_MOST_SAMPLED, _SAMPLES * rest.left)
+        stages: list[dict[str, Any]] = [{"$sample": {"size": size}}, {"$project": _BY_ID}]
+        if rest.low:
+            stages.append({"$match": {"$expr": {"$gt": ["$_id", as_field("$literal", rest.low)]}}})
+        found = self._collection().aggregate_raw_batches([*stages, {"$sort": _BY_ID}], comment=_COMMENT)
+        ids = list(_ids(found))
+        places = (ids[number * len(ids) // rest.left] for number in range(1, count + 1) if ids)
+        return list(dict.fromkeys(each for each in places if _is_end(each)))
+
+
+def _ids(answers: Iterable[Any]) -> Iterator[str]:
+    for answer in answers:
+        yield from map(id_of, rows_of(bytes(answer)))
+
+
+def _is_end(wanted: str) -> bool:
+    return len(wanted) <= _SHORT and wanted != MAX_KEY
+
+
+_LEAST_BATCH: Final = 100
+_MOST_BATCH: Final = 1000
+
+
+class SegmentReader(Reader):
+    """Reads the rows of a segment in the order of their `_id`, through one cursor that stays open."""
+
+    # The server ends the cursor of a collection that is dropped or renamed. A new cursor finds the collection
+    # by name, so the UUID is checked for each new cursor, after its first answer.
+
+    def __init__(
+        self, source: ScanSource, view: View, plan_id: str, start: Range, look: Callable[[], None]
+    ) -> None:
+        self._source, self._view, self._plan_id, self._place, self._look = source, view, plan_id, start, look
+        self._rows: list[bytes] = []
+        self._cursor: Rows | None = None
+        self._session: ClientSession | None = None
+        # The segment is empty if the collection had no rows when the snapshot began, or if nothing sorts
+        # after the last row.
+        self._exhausted = not start.uuid or start.begin == f"({MAX_KEY}"
+        self._outcome: Outcome = Continue()
+        self._cancelled = threading.Event()
+        self._requests = 0
+
+    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
+        """Return the next rows: the rest of the server's last answer, or one more answer."""
+        # `max_bytes` has no effect, but an answer has at most 16 MB. If the cursor is lost, a new cursor is
+        # opened after the last row, but only once per fetch.
+        start, self._requests = self._place, 0
+        rows: list[bytes] = []
+        if isinstance(self._outcome, Continue):
+            if not self._rows and not self._exhausted:
+                self._source.begin(0)
+                self._answer(max_records)
+                self._source.calm()
+            rows = self._taken(max_records, max_bytes)
+        self._look()
+        mapper = RowMapper(self._view, self._plan_id, start)
+        self._place = mapper.range_after(start, rows, len(rows))
+        if isinstance(self._outcome, Continue) and self._exhausted and not self._rows:
+            self._outcome = Scanned()
+        return Batch(
+            rows,
+            mapper,
+            start.cursor(),
+            self._place.cursor(),
+            self._outcome,
+            sum(map(len, rows)),
+            caught_up=not isinstance(self._outcome, Continue),
+            requests=self._requests,
+        )
+
+    def longest_fetch(self) -> float:
+        """See `MongoReader.longest_fetch`; the server may search for a row that fits the scope."""
+        return self._source.longest_fetch()
+
+    def cancel(self) -> None:
+        """Close the cursor that a running fetch is reading."""
+        if not self._source.bounded:
+            self._source.be_patient()
+        self.halt()
+        self._close_cursor()
+
+    def halt(self) -> None:
+        """Prevent further calls."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """Close the cursor, also on the server."""
+        self._close_cursor()
+        self._rows = []
+
+    def _taken(self, max_records: int, max_bytes: int) -> list[bytes]:
+        sizes = list(accumulate(map(len, self._rows[:max_records])))
+        count = max(1, bisect_right(sizes, max_bytes))
+        rows, self._rows = self._rows[:count], self._rows[count:]
+        return rows
+
+    def _answer(self, max_records: int) -> None:
+        """Take one answer from the server. PyMongo retries a `find`, but not a `getMore`."""
+        lost = self._cursor is not None
+        while True:
+            if self._cancelled.is_set():
+                raise cancelled()
+            try:
+                self._next(max_records)
+                return
+            except GivenUp:
+                self._close_cursor()
+                if not self._cancelled.is_set():
+                    self._source.be_patient()
+                raise
+            except PyMongoError as error:
+                self._close_cursor()
+                if self._ended_by(error):
+                    return
+                if not lost or self._cancelled.is_set() or not self._source.client.options.retry_reads:
+                    raise
+                lost = False
+
+    def _next(self, max_records: int) -> None:
+        fresh = self._cursor is None
+        with self._source.at_work():
+            if self._cursor is None:
+                self._open(max_records)
+            cursor = self._cursor
+            assert cursor is not None
+            self._requests += 1
+            answer = next_answer(cursor)
+        if fresh:
+            self._requests += 1
+            notice = self._source.gone(self._place)
+            if notice is not None:
+                self._end(notice)
+                return
+        # If the cursor was closed in the meantime, it is not known whether rows are left. `cancel` may also
+        # close it during the following lines, so `alive` is read first.
+        alive = cursor.alive
+        if self._cancelled.is_set():
+            self._close_cursor()
+            raise cancelled()
+        rows = bytes_of(answer)
+        self._rows = RowMapper(self._view, self._plan_id, self._place).unread(self._place, rows)
+        if not alive:
+            self._exhausted = True
+            self._close_cursor()
+
+    def _open(self, max_records: int) -> None:
+        size = min(_MOST_BATCH, max(_LEAST_BATCH, max_records))
+        with self._source.opening():
+            self._session = self._source.session(self._place)
+            self._cursor = self._source.rows(self._place, self._session, size)
+
+    def _ended_by(self, error: PyMongoError) -> bool:
+        """Return True if the server refuses to continue because the collection no longer exists."""
+        if not isinstance(error, OperationFailure) or not self._source.may_be_gone(error):
+            return False
+        notice = self._source.gone(self._place)
+        if notice is None:
+            return False
+        self._end(notice)
+        return True
+
+    def _end(self, notice: Notice) -> None:
+        self._close_cursor()
+        self._rows, self._exhausted, self._outcome = [], True, Ended(notice)
+
+    def _close_cursor(self) -> None:
+        cursor, self._cursor = self._cursor, None
+        session, self._session = self._session, None
+        if cursor is not None:
+            self._source.close(cursor)
+        if session is not None:
+            with suppress(Exception):
+                session.end_session()
+
 
 # Eight segments are read at a time, so a larger collection should have more segments. On the other hand,
 # larger segments need fewer cursors.
@@ -40,17 +379,7 @@ _TIME: Final = slice(2, 18)
 
 
 def check_snapshot(spec: FeedSpec, address: ResourceAddress, found: Found, *, encrypted: bool) -> None:
-    """Refuse a snapshot whose content would differ from that of the stream.
-
-    Args:
-        spec: The specification of the feed.
-        address: The address, with the database filled in.
-        found: The collection as it is now.
-        encrypted: True if the client itself decrypts fields.
-
-    Raises:
-        Exception: `UNSUPPORTED_CAPABILITY` or `INVALID_REQUEST`; the message says what to change.
-    """
+    """Refuse a snapshot whose content would differ from that of the stream."""
     if not isinstance(spec.scope, EntireCollection | LogicalPartition):
         raise unsupported(
             f"Snapshot() is not supported for {type(spec.scope).__name__}",
@@ -83,18 +412,7 @@ def check_snapshot(spec: FeedSpec, address: ResourceAddress, found: Found, *, en
 def plan_scan(
     source: ScanSource, spec: FeedSpec, found: Found, seeds: list[Seed], segments: int | None
 ) -> ScanPlan:
-    """Plan a scan whose stream has begun.
-
-    Args:
-        source: The collection to scan.
-        spec: The specification of the feed.
-        found: The properties of the collection, as they were after the stream had begun.
-        seeds: The start position of the stream.
-        segments: The number of segments that the application requests, or None.
-
-    Raises:
-        ProviderFault: Raised if the server's positions do not contain their time.
-    """
+    """Plan a scan whose stream has begun."""
     place = place_of(seeds[0].cursor)
     if not (isinstance(place, After) and place.data.startswith(_MARK)):
         raise unsupported(
@@ -122,10 +440,7 @@ def plan_scan(
 
 
 def _cuts(records: int, segments: int | None, *, sharded: bool) -> tuple[int, int]:
-    """Return the number of rows per segment and the maximum number of segments.
-
-    The number of rows is 0 if keys are sampled. The number of segments is 0 if there is no maximum.
-    """
+    """Return the number of rows per segment and the maximum number of segments."""
     if segments is None:
         width = min(_MOST_WIDTH, max(_LEAST_WIDTH, -(-records // _FEW_SEGMENTS)))
         width = max(width, -(-records // _MOST_SEGMENTS))
@@ -140,14 +455,7 @@ def _cuts(records: int, segments: int | None, *, sharded: bool) -> tuple[int, in
 def cut(
     source: ScanSource, rest: Rest, count: int, deadline: Deadline
 ) -> tuple[list[Segment], Cursor | None]:
-    """Take the next segments from a plan.
-
-    Args:
-        source: The scanned collection.
-        rest: The plan.
-        count: The maximum number of segments.
-        deadline: The time after which no further segment is planned.
-    """
+    """Take the next segments from a plan."""
     found: list[Segment] = []
     for end in _ends(source, rest, count):
         found.append(_segment(rest, rest.until(end)))

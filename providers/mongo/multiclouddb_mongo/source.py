@@ -1,4 +1,4 @@
-"""Opens the change streams for the readers of one feed, with their target and their options."""
+"""Opens the streams of one watched resource, and finds where its operation log begins."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
+import attrs
+from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.collection import Collection
 from pymongo.cursor import Cursor
@@ -16,21 +18,20 @@ from pymongo.read_concern import ReadConcern
 
 from multiclouddb_api import (
     EntireCluster,
+    ErrorCategory,
     LogicalPartition,
     NewItemStateMode,
     OldItemStateMode,
     ResourceAddress,
 )
-from multiclouddb_mongo.errors import CONVERSION_FAILURE, HISTORY_LOST, TIME_LIMIT
+from multiclouddb_mongo.errors import CONVERSION_FAILURE, HISTORY_LOST, TIME_LIMIT, classify
 from multiclouddb_mongo.options import MongoOptions
-from multiclouddb_mongo.position import After, At, Place, token_text
+from multiclouddb_mongo.position import After, At, Place, ticks_at, token_text
 from multiclouddb_mongo.pymongo_internals import Closer, Rows, Stream, inner_cursor, reach, watch_otherwise
 from multiclouddb_mongo.raw_change import RAW_CODEC, RawChange
 from multiclouddb_mongo.values import CODEC, to_bson
-from multiclouddb_spi import Deadline, FeedSpec
+from multiclouddb_spi import Deadline, FeedSpec, ProviderFault
 from multiclouddb_spi.arrival import ANSWER_SECONDS, SILENT_SECONDS, current
-
-__all__ = ["ENDINGS", "Source"]
 
 Stage: TypeAlias = Mapping[str, Any]
 
@@ -56,16 +57,6 @@ class Source:
 
     No call uses `pymongo.timeout`, because the driver would then retry repeatedly until the time is over. The
     engine itself stops waiting at its deadline.
-
-    Args:
-        client: The vendor's client.
-        spec: The spec of the feed; its options are `MongoOptions`.
-        address: The address, with the database filled in.
-        images: True if the collection keeps pre- and post-images; the attribute may be updated later.
-        closer: Closes the streams of this client.
-        splits: True if the server supports `$changeStreamSplitLargeEvent`.
-        sharded: True if the server is a `mongos`.
-        bounded: True if the client gives up answers that do not arrive (`bounded_pool`).
 
     Attributes:
         patience: For how many seconds a server may send nothing while it searches its log.
@@ -97,17 +88,7 @@ class Source:
     # -- The streams of a reader
 
     def open(self, place: Place, batch_size: int, await_ms: int, *, slim: bool = False) -> Stream:
-        """Open a stream at a position.
-
-        Args:
-            place: The position.
-            batch_size: The maximum number of changes in one answer.
-            await_ms: How long the server may delay an empty answer.
-            slim: True to omit the documents, if the caller only wants to know which change is next.
-
-        Raises:
-            PyMongoError: Raised if the server refuses the request, or for a network error.
-        """
+        """Open a stream at a position."""
         return self._watch(batch_size, self._awaiting(await_ms), slim=slim, **_start(place))
 
     def begin(self, await_ms: int) -> None:
@@ -137,10 +118,7 @@ class Source:
         self._closer.close(stream, reachable=self.answers(stream))
 
     def answers(self, stream: Stream | Rows) -> bool:
-        """Return False if the server of a stream is known to be unreachable.
-
-        The method sends no request.
-        """
+        """Return False if the server of a stream is known to be unreachable."""
         cursor = stream if isinstance(stream, Cursor) else inner_cursor(stream)
         address = getattr(cursor, "address", None)
         if address is None:
@@ -149,11 +127,9 @@ class Source:
         return server is not None and server.is_server_type_known
 
     def now(self) -> After:
-        """Return the end of the log, which is immediately durable. It is later than every acknowledged write.
-
-        The position comes from the first answer of a stream that requests no changes. A `mongos` learns from
-        the answers of the shards how late it is, so only the second stream begins late enough.
-        """
+        """Return the end of the log, which is later than every acknowledged write."""
+        # The position comes from the first answer of a stream that requests no changes. A `mongos` learns
+        # from the answers of the shards how late it is, so only the second stream begins late enough.
         for _ in range(2 if self.sharded else 1):
             with self.opening(), self._watch(0, self._awaiting(1)) as stream:
                 token = stream.resume_token
@@ -161,13 +137,11 @@ class Source:
         return After("h", token_text(token))
 
     def reaches(self, place: At) -> bool:
-        """Return True if the log still contains everything from a cluster time on.
-
-        The check is a command that may scan the log for only 50 ms. If the log still contains the
-        cluster time, the server begins to scan, and the time limit may end the command. If the log
-        no longer contains the cluster time, the server refuses the command at once. A `mongos` gets
-        more time, because it asks the shards first.
-        """
+        """Return True if the log still contains everything from a cluster time on."""
+        # The check is a command that may scan the log for only 50 ms. If the log still contains the cluster
+        # time, the server begins to scan, and the time limit may end the command. If the log no longer
+        # contains the cluster time, the server refuses the command at once. A `mongos` gets more time,
+        # because it asks the shards first.
         stage: dict[str, Any] = {"startAtOperationTime": place.timestamp()}
         if isinstance(self.spec.scope, EntireCluster):
             stage["allChangesForCluster"] = True
@@ -195,12 +169,10 @@ class Source:
         return True
 
     def oversized(self, place: Place) -> At | None:
-        """Return the cluster time of the next change, if its key is too large for an answer; otherwise None.
-
-        The key is in the answer up to five times: in the change, in its document, and in two tokens that are
-        twice as long. The server cannot send such a change in any form, so it is asked to quote the change's
-        time in an error.
-        """
+        """Return the cluster time of the next change if its key is too large for an answer."""
+        # The key is in the answer up to five times: in the change, in its document, and in two tokens that
+        # are twice as long. The server cannot send such a change in any form, so it is asked to quote the
+        # change's time in an error.
         time = {"$concat": [_QUOTE, {"$substrBytes": ["$_id._data", 2, 16]}]}
         size = {"$bsonSize": {"$ifNull": ["$documentKey", {}]}}
         quoting = {"$match": {"$expr": {"$cond": [{"$gt": [size, _LARGE_KEY]}, {"$toInt": time}, True]}}}
@@ -214,16 +186,11 @@ class Source:
             return At.of(int(found[1], 16))
 
     def pipeline(self, *, slim: bool = False) -> list[Stage]:
-        """Return the pipeline stages that follow `$changeStream`.
-
-        The pipeline consists of the filter for the scope, the caller's stages and the library's
-        stages.
-
-        The library's own stage in the pipeline removes unused fields, because sending and decoding
-        them would take time. The stage also removes the description of the changed fields, because
-        the library returns only whole documents. Without the removed fields, an event whose size is
-        near the server's limit of 16 MB stays under this limit.
-        """
+        """Return the pipeline stages that follow `$changeStream`."""
+        # The library's own stage in the pipeline removes unused fields, because sending and decoding them
+        # would take time. The stage also removes the description of the changed fields, because the library
+        # returns only whole documents. Without the removed fields, an event whose size is near the server's
+        # limit of 16 MB stays under this limit.
         stages: list[Stage] = []
         if isinstance(self.spec.scope, LogicalPartition):
             stages.append({"$match": _match(self.spec.scope)})
@@ -264,11 +231,9 @@ class Source:
     # -- Internals
 
     def _awaiting(self, await_ms: int) -> int:
-        """Return a wait time that is shorter than the connection string's time limit for each call.
-
-        If the wait were longer than the connection string's time limit, every call that waits would
-        exceed this limit.
-        """
+        """Return a wait time that is shorter than the connection string's time limit for each call."""
+        # If the wait were longer than the connection string's time limit, every call that waits would exceed
+        # this limit.
         wanted = self.options.max_await_time_ms or await_ms
         return wanted if self._limit_ms is None else max(1, min(wanted, self._limit_ms // 4))
 
@@ -310,10 +275,8 @@ class Source:
 
 
 def _start(place: Place) -> dict[str, Any]:
-    """Convert a position to a single start option of PyMongo.
-
-    PyMongo would silently drop a second start option.
-    """
+    """Convert a position to a single start option of PyMongo."""
+    # PyMongo would silently drop a second start option.
     match place:
         case At():
             return {"start_at_operation_time": place.timestamp()}
@@ -341,3 +304,73 @@ def _match(scope: LogicalPartition) -> Stage:
 
 def _if_there(image: str | None, slim: bool) -> str | None:
     return "whenAvailable" if slim and image == "required" else image
+
+
+_TRIES: Final = 5
+_LOOK_MS: Final = 1000
+_INITIATING: Final = "initiating set"
+
+
+@attrs.frozen
+class Entry:
+    """The first entry of the log.
+
+    Attributes:
+        place: The cluster time of the entry.
+        whole: True if this is the first entry that ever existed, so that nothing has been removed yet.
+    """
+
+    place: At
+    whole: bool
+
+
+class Log:
+    """Finds out where the operation log begins."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._readable = True
+
+    def oldest(self) -> At:
+        """Return the oldest cluster time from which the log still contains all entries."""
+        # If `local` can be read, the result is the time of the log's first entry. If `local` cannot be read,
+        # a search finds the exact time with about sixty requests. The time limit of such a request is 50 ms,
+        # or 400 ms on a `mongos`.
+        for _ in range(_TRIES):
+            entry = self.first_entry()
+            place = self._searched() if entry is None else entry.place
+            if self._source.reaches(place):
+                return place
+        raise ProviderFault.of(
+            ErrorCategory.TRANSIENT_FAILURE,
+            "the operation log removes entries faster than its beginning can be read; try again, and make "
+            "the operation log larger",
+            retryable=True,
+            vendor_retried=True,
+        )
+
+    def first_entry(self) -> Entry | None:
+        """Return the log's first entry."""
+        if not self._readable:
+            return None
+        log = self._source.client.get_database("local", codec_options=CODEC)["oplog.rs"]
+        try:
+            entry = log.find_one({}, {"ts": 1, "o.msg": 1}, sort=[("$natural", 1)], max_time_ms=_LOOK_MS)
+        except OperationFailure as error:
+            self._readable = classify(error).retryable  # an election is temporary, a missing role is not
+            return None
+        stamp = None if entry is None else entry.get("ts")
+        if entry is None or not isinstance(stamp, Timestamp):
+            self._readable = False
+            return None
+        return Entry(At(stamp.time, stamp.inc), entry.get("o", {}).get("msg") == _INITIATING)
+
+    def _searched(self) -> At:
+        low, high = 0, ticks_at(self._source.now()) or 0
+        while low < high:
+            middle = (low + high) // 2
+            if self._source.reaches(At.of(middle)):
+                high = middle
+            else:
+                low = middle + 1
+        return At.of(low)

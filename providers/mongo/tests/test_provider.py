@@ -45,9 +45,9 @@ from multiclouddb_api import (
 from multiclouddb_conformance.refusals import refusal as refused
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_mongo.oplog import Entry, Log
 from multiclouddb_mongo.position import At
 from multiclouddb_mongo.provider import PLUGIN
+from multiclouddb_mongo.source import Entry, Log
 from multiclouddb_spi import Deadline, Ended, FeedSpec, ProviderFault, Range, read_range
 
 from .monitor import Commands, Feed, keys, patient, watched
@@ -398,16 +398,22 @@ class TestRecreated:
         pages = list(walk(client, room.address(), token))
         assert told(*pages) == [Renamed, Invalidated, FeedEnded]
 
-    def test_another_one_renamed_onto_it_is_an_end(self, room):
-        room.collection()
+    @pytest.mark.parametrize("renamed", [False, True])
+    @pytest.mark.parametrize("unread", [0, 3])
+    def test_another_one_of_its_name_refuses_the_first_read(self, room, unread, renamed):
+        collection = room.collection()
         client = room.client()
         token = read(client, room.address(), Now()).continuation_token
-        room.native["other"].insert_one({"_id": 1})
-        room.native["other"].rename("c", dropTarget=True)
-        pages = list(walk(client, room.address(), token))
-        assert told(*pages)[-2:] == [Invalidated, FeedEnded]
-        renamed = [notice for page in pages for notice in page.notices if isinstance(notice, Renamed)]
-        assert renamed == [Renamed(f"{room.database}/other", f"{room.database}/c")]
+        for number in range(unread):
+            collection.insert_one({"_id": number})
+        if renamed:
+            room.native["other"].insert_one({"_id": 1})
+            room.native["other"].rename("c", dropTarget=True)
+        else:
+            collection.drop()
+            room.collection()
+        for _ in range(2):
+            refused(ErrorCategory.INVALID_REQUEST, lambda: read(client, room.address(), token))
 
     def test_a_fresh_client_reads_what_was_left_when_it_was_dropped(self, room):
         collection = room.collection()

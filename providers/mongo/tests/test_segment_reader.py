@@ -10,9 +10,9 @@ from pymongo.errors import AutoReconnect
 
 from multiclouddb_api import ResourceAddress
 from multiclouddb_mongo.mapping import View
-from multiclouddb_mongo.raw_row import RawRow
+from multiclouddb_mongo.rows import RawRow
 from multiclouddb_mongo.scan_position import Range
-from multiclouddb_mongo.segment_reader import SegmentReader
+from multiclouddb_mongo.snapshots import SegmentReader
 from multiclouddb_spi import Continue, Deadline, ProviderFault, Scanned
 
 PLACE = Range("6500000000000001", "0" * 32)

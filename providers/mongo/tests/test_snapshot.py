@@ -34,9 +34,9 @@ from multiclouddb_api import (
 from multiclouddb_api.event import ChangeEvent
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_mongo.oplog import Entry, Log
 from multiclouddb_mongo.position import At
 from multiclouddb_mongo.provider import MongoProvider
+from multiclouddb_mongo.source import Entry, Log
 
 from .monitor import watched
 from .scanning import IDS, is_done, keys, pages, rows
@@ -265,8 +265,8 @@ class TestLoad:
         assert as_text(sink.rows()) == in_source(client, address)
 
     def test_a_cursor_that_the_server_has_closed_is_opened_again(self, client, many, monkeypatch):
-        monkeypatch.setattr("multiclouddb_mongo.segment_reader._LEAST_BATCH", 2)
-        monkeypatch.setattr("multiclouddb_mongo.segment_reader._MOST_BATCH", 2)
+        monkeypatch.setattr("multiclouddb_mongo.snapshots._LEAST_BATCH", 2)
+        monkeypatch.setattr("multiclouddb_mongo.snapshots._MOST_BATCH", 2)
         address, items = many
         found, killed = [], 0
         for page in pages(client, address, ORDERED, 1):
@@ -333,8 +333,8 @@ class TestAuto:
     def test_auto_becomes_interleaved_when_half_of_the_log_is_used(self, client, many, monkeypatch):
         address, _ = many
         monkeypatch.setattr("multiclouddb_mongo.feed._LOG_SECONDS", 0.0)
-        monkeypatch.setattr("multiclouddb_mongo.segment_reader._LEAST_BATCH", 2)
-        monkeypatch.setattr("multiclouddb_mongo.segment_reader._MOST_BATCH", 2)
+        monkeypatch.setattr("multiclouddb_mongo.snapshots._LEAST_BATCH", 2)
+        monkeypatch.setattr("multiclouddb_mongo.snapshots._MOST_BATCH", 2)
         begun = []
 
         def first_entry(log):
@@ -359,8 +359,8 @@ class TestGone:
     @pytest.mark.parametrize("what", ["dropped", "renamed", "recreated", "swapped"])
     @pytest.mark.parametrize("follow", [False, True])
     def test_the_scan_ends_with_a_notice(self, one, many, what, restarted, follow, monkeypatch):
-        monkeypatch.setattr("multiclouddb_mongo.segment_reader._LEAST_BATCH", 2)
-        monkeypatch.setattr("multiclouddb_mongo.segment_reader._MOST_BATCH", 2)
+        monkeypatch.setattr("multiclouddb_mongo.snapshots._LEAST_BATCH", 2)
+        monkeypatch.setattr("multiclouddb_mongo.snapshots._MOST_BATCH", 2)
         address, items = many
         options = MongoOptions(after_invalidate="follow" if follow else "end")
         config = ClientConfig("mongo", {"url": one.uri()})

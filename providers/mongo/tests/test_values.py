@@ -35,8 +35,7 @@ from hypothesis import strategies as st
 from multiclouddb_api import ErrorCategory, MulticloudDbError, MulticloudDbKey, encode_json
 from multiclouddb_api.codec import Tagged, decode_json
 from multiclouddb_conformance import refusals
-from multiclouddb_mongo.text import json_text
-from multiclouddb_mongo.values import CODEC, TEXT_CODEC, portable, to_bson
+from multiclouddb_mongo.values import CODEC, TEXT_CODEC, json_text, portable, to_bson
 
 OID = ObjectId("65f0a1b2c3d4e5f60718293a")
 U = UUID("12345678-1234-5678-9abc-def012345678")

@@ -16,7 +16,7 @@ from google.cloud.spanner_v1.database import SPANNER_DATA_SCOPE
 from google.cloud.spanner_v1.services.spanner.transports import SpannerGrpcTransport, SpannerTransport
 
 from multiclouddb_api import ClientConfig, invalid_request
-from multiclouddb_api.secret import settled
+from multiclouddb_api.config import settled
 from multiclouddb_api.validators import suggestion, unknown_name
 
 _OPTIONS: Final = ("change_stream", "emulator_host", "instance", "project", "url")

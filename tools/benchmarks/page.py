@@ -1,0 +1,138 @@
+"""Makes the page of the documentation from the recorded run and the rows' own descriptions."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Final
+
+from benchmarks.record import Record
+from benchmarks.result import Result, figure
+from benchmarks.row import Row, load_rows
+
+__all__ = ["page_text"]
+
+_HEAD: Final = """---
+hide: [toc]
+---
+
+# Benchmarks
+
+The benchmarks show what reading through multiclouddb costs, compared with hand-written code. Each row runs
+our side (multiclouddb) and a baseline alternately on the same machine and compares the two. The table marks
+missed goals, and a profile shows where the time goes. A missed goal does not block a release.
+
+<div class="picture chart" markdown>
+![Each row's figure beside its goal](../assets/benchmarks-light.png#only-light)
+![Each row's figure beside its goal](../assets/benchmarks-dark.png#only-dark)
+</div>
+"""
+_HOW: Final = """## How it is measured
+
+- Our side and the baseline run alternately. The first pair of runs warms up and does not count; at least five
+  pairs follow. The two sides take turns in going first. Figures are medians, and the ratio compares
+  the medians.
+- The figures use wall time. The table also shows the CPU time of the client. The difference between
+  wall time and CPU time is waiting time.
+- Both sides report the number and the ids of the events that they read. If the two sides report different
+  events, the benchmark fails, so that neither side can be faster by reading less.
+- The garbage collector is on, as in an application. Before each run, the garbage that the other
+  side left is collected.
+- Peak memory is measured once, in one fresh process per side. For tokens, the goal is a
+  size in bytes, not a comparison.
+
+Absolute figures are valid only for one machine. Rely on the ratios, and measure absolute figures on your
+machine.
+"""
+_AGAIN: Final = """## Run it again
+
+```sh
+make bench                                     # all rows, some minutes
+python -m benchmarks --only embedded-events    # one row; repeat --only for more
+python -m benchmarks --json                    # for programs
+python -m benchmarks --quick                   # a hundredth of the work, to see that all rows run
+python -m benchmarks --record                  # write this page, its chart and its JSON
+python -m benchmarks --redraw                  # page and chart again from the JSON
+```
+
+The exit code is 0 if all rows ran, even with missed goals, and 1 if a row failed. `--record` with `--only`
+replaces only the given rows. The page names the machine of each row.
+
+To add a row, write one decorated function in a module of `tools/benchmarks/rows`. `tools/benchmarks/row.py`
+shows an example.
+
+---
+
+*Made by `python -m benchmarks --record`; table and chart show the same figures.*
+"""
+
+
+def page_text(record: Record) -> str:
+    """Return the whole page."""
+    rows = load_rows()
+    shown = [(rows[name], result) for name, result in record.results.items() if name in rows]
+    parts = [_HEAD, _table(shown), _machines(shown)]
+    parts += _missed(shown)
+    parts += [_HOW, "## The rows\n", *(_described(*pair) for pair in shown), _AGAIN]
+    return "\n".join(parts)
+
+
+def _table(shown: list[tuple[Row, Result]]) -> str:
+    lines = [
+        "| row | ours | baseline | ours / baseline | goal | verdict "
+        "| ours: wall, CPU | baseline: wall, CPU |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row, result in shown:
+        ratio = "" if result.ratio is None else result.achieved_text
+        verdict = "met" if result.ok else f"**{result.verdict}**"
+        baseline = "" if result.baseline is None else figure(result.baseline, result.unit)
+        lines.append(
+            f"| [{row.title}](#{row.name}) | {figure(result.value, result.unit)} | {baseline} | {ratio} "
+            f"| {result.goal_text} | {verdict} | {_times(result.seconds, result.cpu)} "
+            f"| {_times(result.baseline_seconds, result.baseline_cpu)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _times(seconds: float | None, cpu: float | None) -> str:
+    return "" if seconds is None else f"{figure(seconds)} s, {figure(cpu)} s"
+
+
+def _machines(shown: list[tuple[Row, Result]]) -> str:
+    """Name the machine and the days of the rows; the machine of most rows comes first."""
+    names: dict[str, list[str]] = {}
+    days: dict[str, set[str]] = {}
+    for row, result in shown:
+        names.setdefault(result.setting, []).append(f"`{row.name}`")
+        days.setdefault(result.setting, set()).add(result.recorded)
+    first, *others = sorted(names, key=lambda setting: len(names[setting]), reverse=True)
+    lines = [f"Machine: {first}. Recorded on {_and(sorted(days[first]))}.\n"]
+    lines += [
+        f"Machine of {_and(names[other])}: {other}. Recorded on {_and(sorted(days[other]))}.\n"
+        for other in others
+    ]
+    return "\n".join(lines)
+
+
+def _and(parts: list[str]) -> str:
+    *most, last = parts
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _missed(shown: list[tuple[Row, Result]]) -> list[str]:
+    lines = [f"- **{row.title}**: {result.reason}" for row, result in shown if not result.ok]
+    return ["Reasons for missed goals:\n", "\n".join(lines) + "\n"] if lines else []
+
+
+def _described(row: Row, result: Result) -> str:
+    # The table links to this heading, whose anchor is the name of the row.
+    parts = [f"### {row.name}\n", f"{row.title}. {row.about}\n"]
+    if row.against:
+        parts.append(f"Baseline: {row.against}\n")
+    if result.notes:
+        notes = (f"{name} {figure(value, result.unit)}" for name, value in result.notes.items())
+        parts.append(f"Additional figures: {'; '.join(notes)}.\n")
+    # The language is `py`, because tests run the blocks marked as `python`; the benchmark itself runs this
+    # code.
+    parts += [f"```py\n{inspect.getsource(function).rstrip()}\n```\n" for function in row.shown]
+    return "\n".join(parts)

@@ -1,0 +1,234 @@
+"""Measures what many partitions cost: the time of a call that finds nothing, and the length of the token."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from benchmarks.row import Bench, Done, Sides, row
+from benchmarks.stores import ADDRESS, fill, small_document, url
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    ClientConfig,
+    FromContinuationToken,
+    OperationOptions,
+    connect,
+)
+from multiclouddb_api.request import ResourceAddress
+from multiclouddb_spi.continuation.token import decode_token, encode_token
+
+_MANY: Final = 10_000
+_MOST: Final = 100_000
+_SWEPT: Final = 20_000
+"""The number of partition reads in one run, for any number of partitions per call."""
+
+_AGAINST: Final = (
+    "The same call with 1,000 partitions. The baseline makes the call ten times as often, so that both "
+    "sides read the same number of partitions."
+)
+
+
+class Poller:
+    """A consumer of an idle feed. Each call resumes from the previous token and reads every partition.
+
+    Args:
+        read: Reads a page.
+        address: The collection.
+        partitions: The number of partitions.
+        swept: The number of partition reads in one run, over all calls.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[ChangeFeedRequest], ChangeFeedPage],
+        address: ResourceAddress,
+        partitions: int,
+        swept: int,
+    ) -> None:
+        self._read, self._address, self._partitions = read, address, partitions
+        self._calls = max(1, swept // partitions)
+        self._token = read(ChangeFeedRequest(address, Beginning())).continuation_token
+
+    def milliseconds(self) -> float:
+        """Return the mean time until a page says that every partition was read and has no events."""
+        began = time.perf_counter()
+        for _ in range(self._calls):
+            idle = False
+            while not idle:  # a call that reaches its time limit returns before it has read every partition
+                page = self._read(ChangeFeedRequest(self._address, FromContinuationToken(self._token)))
+                if page.events:
+                    raise ValueError(f"a page of {self._partitions} partitions was not empty")
+                idle, self._token = page.idle, page.continuation_token
+        return 1000 * (time.perf_counter() - began) / self._calls
+
+
+def _sides(pollers: dict[int, Poller], sizes: Sequence[int]) -> Sides:
+    """Compare the largest size with the second largest one; the figures of the others are notes."""
+    *others, base, many = sizes
+    names = {size: f"{size:,} partitions" for size in others}
+
+    def ours() -> Done:
+        value = pollers[many].milliseconds()
+        return Done(many, value=value, notes={names[n]: pollers[n].milliseconds() for n in names})
+
+    return Sides(ours, lambda: Done(base, value=pollers[base].milliseconds()))
+
+
+def _sizes(bench: Bench) -> tuple[int, int, int, int]:
+    return bench.size(10), bench.size(100, 2), bench.size(1000, 3), bench.size(_MANY, 4)
+
+
+@row(
+    "page-call",
+    title="Idle call, 10,000 partitions",
+    unit="ms",
+    goal=12,
+    at_most=True,
+    same_work=False,
+    about=(
+        "The figure is the mean time of a page call that reads 10,000 partitions and finds no "
+        "events. The service is simulated and answers at once, so only the engine and its threads "
+        "take time."
+    ),
+    against=_AGAINST,
+)
+def page_call(bench: Bench) -> Iterator[Sides]:
+    """This row measures only the engine."""
+    yield from _simulated(bench, _sizes(bench), _SWEPT)
+
+
+@row(
+    "page-call-100000",
+    title="Idle call, 100,000 partitions",
+    unit="ms",
+    goal=12,
+    at_most=True,
+    same_work=False,
+    about="The figure is the mean time of the page call of `page-call`, with 100,000 partitions.",
+    against="The same call with 10,000 partitions. The baseline makes the call ten times as often.",
+)
+def page_call_most(bench: Bench) -> Iterator[Sides]:
+    """This row shows work that grows faster than the number of partitions."""
+    yield from _simulated(bench, (bench.size(_MANY), bench.size(_MOST, 2)), _MOST)
+
+
+def _simulated(bench: Bench, sizes: Sequence[int], swept: int) -> Iterator[Sides]:
+    from multiclouddb_conformance.simulation import Simulation, SimulationProvider
+    from multiclouddb_spi.engine import Engine
+
+    with ExitStack() as stack:
+
+        def poller(count: int) -> Poller:
+            sim = Simulation(count)
+            engine = Engine(SimulationProvider(sim), ClientConfig("simulation"))
+            stack.enter_context(closing(engine))
+
+            def read(request: ChangeFeedRequest) -> ChangeFeedPage:
+                return engine.read_changes(request, OperationOptions())
+
+            return Poller(read, sim.address, count, bench.size(swept))
+
+        yield _sides({count: poller(count) for count in sizes}, sizes)
+
+
+@row(
+    "page-call-embedded",
+    title="Idle call, 10,000 partitions, embedded",
+    unit="ms",
+    goal=12,
+    at_most=True,
+    same_work=False,
+    about=(
+        "The figure is the mean time of the same page call through the client, with the embedded store. "
+        "If nothing in the store has changed since the last idle page, one query finds this out for all "
+        "partitions. A feed of at most 64 partitions is read in each call."
+    ),
+    against=_AGAINST,
+)
+def page_call_embedded(bench: Bench) -> Iterator[Sides]:
+    """This row measures the total cost for an application."""
+    sizes = _sizes(bench)
+    with ExitStack() as stack:
+
+        def poller(count: int) -> Poller:
+            path = bench.folder / f"{count}.db"
+            fill(path, 0, count)
+            client = stack.enter_context(connect(url(path)))
+            return Poller(client.read_changes, ADDRESS, count, bench.size(_SWEPT))
+
+        sides = _sides({count: poller(count) for count in sizes}, sizes)
+        most = sizes[-1]
+        many = stack.enter_context(connect(url(bench.folder / f"{most}.db")))
+
+        def ours() -> Done:
+            done = sides.ours()
+            # There is no idle page yet with which the store could be compared, so each partition is read.
+            other = Poller(many.read_changes, ADDRESS, most, swept=most)
+            return attrs.evolve(
+                done, notes={**done.notes, f"{most:,} partitions, each of them read": other.milliseconds()}
+            )
+
+        yield attrs.evolve(sides, ours=ours)
+
+
+@row(
+    "token",
+    title="Token, bytes a partition",
+    unit="bytes",
+    goal=100,
+    at_most=True,
+    pairs=1,
+    warm_up=False,
+    about=(
+        "The figure is the length of a token of the embedded store over 10,000 partitions, divided "
+        "by the number of partitions. Each partition is at a different change, which gives the "
+        "longest token. The benchmark also reads a page with this token, to check that the token is valid."
+    ),
+    against="",
+)
+def token(bench: Bench) -> Iterator[Sides]:
+    """This benchmark checks that a token fits into a checkpoint."""
+    sizes = _sizes(bench)
+    for count in sizes:
+        fill(bench.folder / f"{count}.db", 5 * count, count, small_document, batch=10)
+
+    def ours() -> Done:
+        figures = {count: len(_token_in_the_middle(bench.folder / f"{count}.db")) / count for count in sizes}
+        value = figures.pop(sizes[-1])
+        notes = {f"{count:,} partitions": size for count, size in figures.items()}
+        return Done(sizes[-1], value=value, notes=notes)
+
+    yield Sides(ours)
+
+
+def _token_in_the_middle(path: Path) -> str:
+    """Return a token in which each partition is at the position of a change.
+
+    Reading up to these positions would take one call for each partition. Therefore the positions are written
+    directly into the token.
+    """
+    with closing(sqlite3.connect(path)) as connection:
+        changes = dict(
+            connection.execute(
+                "SELECT name, json_array(min(seq), ts) FROM log JOIN partitions ON partition = id GROUP BY id"
+            )
+        )
+    with connect(url(path)) as client:
+        first = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning(), max_page_size=1))
+        envelope = decode_token(first.continuation_token)
+        state: Any = envelope.state
+        read: Any = [[name, json.loads(changes.get(name, "null")) or cursor] for name, cursor in state["p"]]
+        text = encode_token(attrs.evolve(envelope, state={**state, "p": read}))
+        page = client.read_changes(ChangeFeedRequest(ADDRESS, FromContinuationToken(text)))
+    if not page.events:
+        raise ValueError("nothing is read from the token")
+    return text
