@@ -63,6 +63,7 @@ DEFECTS = {
         changed("gone", without_those_that_have_children),
     ),
     "everything is ours": (LISTED, "descendants", ("_is_ours", lambda self, *args: True)),
+    "what follows a loss is listed later": (LATE, "descendants", ("prove", lambda self, survey: [])),
     "nothing is found": (LATE, "base", ("found", lambda self, survey, *, skips: ([], []))),
     "a token forgets what waits": (LISTED, "crash", ("to_json", kept_token)),
     "the stream does not wait for the scan": (LISTED, "scan", ("hold_for_scan", lambda self, names: None)),

@@ -171,6 +171,7 @@ class ShardMap:
         self._looks, self._looking = Looks(), threading.Lock()
         self._unread: tuple[Listing, frozenset[str]] | None = None
         self._gone: set[str] = set()
+        self.lost: set[str] = set()
         self.pages = 0
 
     def read(self, deadline: Deadline, listing: Listing | None = None) -> Listing:
@@ -304,14 +305,17 @@ class ShardMap:
         return names & gone
 
     def unreadable(self, shard_ids: Iterable[str], deadline: Deadline) -> set[str]:
-        """Return those of the listed shards that cannot be read: DynamoDB Local lists a shard for ever."""
-        found = set[str]()
+        """Return those of the listed shards that cannot be read: DynamoDB Local lists a shard for ever.
+
+        Such a shard stays unreadable, and is not asked about again.
+        """
+        names = set(shard_ids)
 
         def read(name: str) -> None:
             self._calls.records(self._calls.iterator(self._arn, name, "TRIM_HORIZON"), 1, native=True)
 
-        self._ask_each(list(shard_ids), read, found, deadline)
-        return found
+        self._ask_each(sorted(names - self.lost), read, self.lost, deadline)
+        return names & self.lost
 
     def trimmed(self, shards: Iterable[Shard], deadline: Deadline) -> set[str]:
         """Return those of the shards whose oldest records no longer exist."""

@@ -153,15 +153,13 @@ def _refused(
 ) -> dict[str, Shard]:
     """Return the closed shards, and their closed descendants, that are listed but cannot be read."""
     children = by_parent(shards.values())
-    lost: dict[str, Shard] = {}
+    lost = {name: shard for name, shard in shards.items() if name in known.lost}
     pending = [shards[name] for name in names if name in shards]
     while pending:
         pending = [shard for shard in pending if shard.last is not None]
         refused = known.unreadable([shard.shard_id for shard in pending], deadline)
         lost |= {name: shards[name] for name in refused}
-        pending = [
-            child for name in refused for child in children.get(name, ()) if child.shard_id not in lost
-        ]
+        pending = [child for name in refused for child in children.get(name, ())]
     for shard in list(lost.values()):
         above = shard.parent
         while above is not None and above in shards and above not in lost:  # its ancestors are gone too (C2)

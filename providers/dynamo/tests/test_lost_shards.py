@@ -117,3 +117,30 @@ def test_a_worker_with_descendants_is_planned_again_after_a_loss(skips):
                 worker.restart().until_found(later, at_most=5)
             assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
             assert not set(worker.markers) & set(later)
+
+
+@pytest.mark.parametrize("hidden", ["nothing", "a half", "the middle"])
+def test_a_worker_goes_on_where_the_listing_proves_what_follows(hidden):
+    """A worker's only shard is lost: a half of it, or the parent of what is listed, may be listed later."""
+    with World() as world:
+        request = ChangeFeedRequest(ADDRESS, Beginning())
+        ((name, token),) = world.client().plan_partitions(request, with_descendants=True)
+        world.put("lost")
+        root = world.chain()
+        middle, half = world.script.split(root)
+        left = world.put_in(middle) + world.put_in(half, 2)
+        left += world.put_in(world.script.roll_over(middle), 2)
+        world.script.drop_shards([root])
+        if hidden != "nothing":
+            world.script.hide(half if hidden == "a half" else middle, calls=6)
+        scope = PhysicalPartition(name, with_descendants=True)
+        worker = world.consumer(FromContinuationToken(token), scope=scope, **SKIPS)
+        while not set(left) <= set(worker.markers):
+            try:
+                worker.read()
+            except MulticloudDbError as error:
+                if not error.retryable:
+                    raise
+        worker.until_idle()
+        assert len(worker.events) == 5
+        assert [type(notice) for notice in worker.notices] == [Gap]
