@@ -10,8 +10,7 @@ import pytest
 from multiclouddb_api import Beginning, Now
 from multiclouddb_dynamo.client import Calls
 from multiclouddb_dynamo.position import place_of
-from multiclouddb_dynamo.quiet import EMPTY_ANSWERS
-from multiclouddb_dynamo.source import MOST_ITERATORS
+from multiclouddb_dynamo.source import EMPTY_ANSWERS, MOST_ITERATORS
 from multiclouddb_spi import Planner, Range, read_range
 from multiclouddb_spi.continuation.token import decode_token
 

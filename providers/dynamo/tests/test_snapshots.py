@@ -27,8 +27,7 @@ from multiclouddb_conformance.sink import Sink
 from multiclouddb_dynamo import DynamoClients
 from multiclouddb_dynamo.client import Table
 from multiclouddb_dynamo.provider import PLUGIN
-from multiclouddb_dynamo.rows import FLOOR, Part, is_segment
-from multiclouddb_dynamo.snapshots import cut, segments_of
+from multiclouddb_dynamo.snapshots import FLOOR, Part, cut, is_segment, segments_of
 from multiclouddb_spi import FeedSpec, InvalidCursor, Scanned, plan_id_of, snapshot_event_id
 from multiclouddb_spi.arrow import events_to_arrow
 
