@@ -137,10 +137,9 @@ def us8_data() -> dict[str, Any]:
 
 
 def shown() -> dict[str, list[tuple[str, str]]]:
-    """Return the place and the name of each test that shows an entry of `docs/us8.toml`, by the entry's id.
+    """Return the place and the name of each test with the mark `@pytest.mark.shows("FR-065")`, by entry.
 
-    A test, a class or a module names the entries in its mark: `@pytest.mark.shows("FR-065")`. The name is empty
-    if the whole class or module shows the entry.
+    The name is empty if the mark is that of a class or a module.
     """
     found: dict[str, list[tuple[str, str]]] = {}
     for file in sorted(path for folder in _MARKED for path in (_ROOT / folder).glob("**/*.py")):

@@ -21,8 +21,8 @@ from multiclouddb_spi.batch import (
     Reached,
     Scanned,
     Segment,
+    collector_paused,
 )
-from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import (
     Feed,
     FeedIdentity,
@@ -48,7 +48,6 @@ from multiclouddb_spi.faults import (
     expired,
     unsupported,
 )
-from multiclouddb_spi.gc_pause import collector_paused
 from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
 from multiclouddb_spi.planning.planner import Planner
 from multiclouddb_spi.planning.ranges import Range, read_range
@@ -85,7 +84,6 @@ __all__ = [
     "Head",
     "InlineExecutor",
     "InvalidCursor",
-    "Lineage",
     "Mapper",
     "Outcome",
     "Partition",

@@ -19,24 +19,29 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi.batch import Segment
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.session import Finished, Session
-from multiclouddb_spi.continuation.snapshots import (
+from multiclouddb_spi.continuation.starting import (
     cut_all,
     resolve_backfill,
     resolve_snapshot,
+    resolve_start,
     segment_lineage,
 )
-from multiclouddb_spi.continuation.starting import resolve_start
-from multiclouddb_spi.continuation.state import FeedOver, end_from_json, state_from_json
+from multiclouddb_spi.continuation.state import (
+    FeedOver,
+    Finished,
+    Session,
+    Written,
+    WrittenTokens,
+    end_from_json,
+    state_from_json,
+)
 from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text
-from multiclouddb_spi.continuation.written import Written, WrittenTokens
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import START_ANEW, unsupported, unwritten
-from multiclouddb_spi.open_feed import OpenFeed, recreated
+from multiclouddb_spi.open_feed import FeedCache, OpenFeed, recreated
 from multiclouddb_spi.partition import decode_partition_id
-from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher
 from multiclouddb_spi.scan import SupportsBackfill, SupportsSnapshot
 
@@ -103,7 +108,7 @@ class SessionOpener:
             if envelope is not None and not feed.resumes(envelope.incarnation):
                 raise recreated(feed, "continuation_token", _RECREATED)
 
-        with closing(self.feed(spec, deadline)) as opened:
+        with closing(OpenFeed(self._provider, spec, self._fetcher.call, deadline, self._feeds)) as opened:
             yield opened.use(begin, check)
 
     def feed(self, spec: FeedSpec, deadline: Deadline) -> OpenFeed:

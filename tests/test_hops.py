@@ -3,7 +3,7 @@
 from statistics import median
 
 from benchmarks.hops import measure
-from multiclouddb_spi.continuation.written import WrittenTokens
+from multiclouddb_spi.continuation.state import WrittenTokens
 
 
 def test_a_call_is_seen_through_all_rooms(tmp_path):
@@ -20,6 +20,6 @@ def test_a_call_takes_few_steps(tmp_path, monkeypatch):
         folder = tmp_path / str(number)
         folder.mkdir()
         found.append(measure(folder))
-    assert median(each.functions for each in found) <= 160
-    assert median(each.modules for each in found) <= 180
-    assert median(each.frames for each in found) <= 13
+    assert median(each.functions for each in found) <= 119
+    assert median(each.modules for each in found) <= 92
+    assert median(each.frames for each in found) <= 11

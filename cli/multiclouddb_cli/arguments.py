@@ -4,44 +4,94 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
 import typer
 
 from multiclouddb_api import (
     AtTime,
     Beginning,
+    ChangeEvent,
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    ChangeType,
+    Checkpoint,
     ClientConfig,
     EntireCluster,
     EntireCollection,
     EntireDatabase,
     FeedScope,
+    FileCheckpointStore,
     FromContinuationToken,
     LogicalPartition,
     MulticloudDbError,
     MulticloudDbKey,
     Now,
     PhysicalPartition,
+    ProviderOptions,
     ResourceAddress,
     Snapshot,
     SnapshotOrder,
     StartPosition,
     decode_json,
 )
-from multiclouddb_cli.bookmark import Bookmark
+from multiclouddb_api.validators import suggestion
+from multiclouddb_cli.screen import shorter
+from multiclouddb_cli.session import Session
+from multiclouddb_spi import open_provider
 
 __all__ = [
+    "Bookmark",
+    "Selection",
+    "option_names",
+    "public_scope",
     "to_address",
     "to_checkpoint",
     "to_config",
     "to_key",
     "to_moment",
+    "to_options",
     "to_start",
     "to_target",
     "to_token",
 ]
+
+_SUFFIX: Final = ".checkpoint.json"
+
+
+class Bookmark(FileCheckpointStore):
+    """A checkpoint store like `FileCheckpointStore`, but for one file with any name."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file.parent)
+        self._file = file
+        self.is_held = False
+        self.name = file.name.removesuffix(_SUFFIX)
+
+    def path(self, name: str) -> Path:
+        """The path of the file."""
+        super().path(name)
+        return self._file
+
+    def hold(self) -> None:
+        """Save nothing after this call, because a later run has to continue from the saved position."""
+        self.is_held = True
+
+    def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
+        """Replace the checkpoint, unless `hold` was called."""
+        if self.is_held:
+            return Checkpoint(token, expected or "held")
+        return super().save(name, token, expected)
+
+    def load(self, name: str | None = None) -> Checkpoint | None:
+        """Return the checkpoint, or None if its file does not exist."""
+        return super().load(name or self.name)
+
 
 _MOST_CHARACTERS: Final = 64 * 1024 * 1024
 _AGE: Final = re.compile(r"-((?:\d+(?:\.\d+)?[smhdw])+)", re.ASCII)
@@ -115,13 +165,7 @@ def to_start(text: str, *, snapshots: bool = False, max_scan_rate: float | None 
 
 
 def to_moment(text: str, option: str, known: str = "now") -> datetime:
-    """Read a time with its zone, an age like `-1h30m`, or `now`; ages are relative to this machine's clock.
-
-    Args:
-        text: The text that the user entered.
-        option: The option to which the text belongs.
-        known: The other values that the option accepts; the error message lists them.
-    """
+    """Read a time with its zone, `now`, or an age like `-1h30m` by this machine's clock."""
     now = datetime.now(UTC)
     if text == "now":
         return now
@@ -139,10 +183,7 @@ def to_moment(text: str, option: str, known: str = "now") -> datetime:
 
 
 def to_checkpoint(path: Path | None) -> Path | None:
-    """Check a checkpoint's path.
-
-    The folder of the file must already exist, but the file itself need not exist.
-    """
+    """Check a checkpoint's path."""
     if path is None:
         return None
     if path.is_dir():
@@ -212,3 +253,125 @@ def to_key(text: str, option: str) -> MulticloudDbKey:
         return MulticloudDbKey(components, len(components))
     except MulticloudDbError as error:
         raise _wrong(option, error.message) from error
+
+
+_HINT = "--option"
+
+
+def to_options(config: ClientConfig, texts: Sequence[str]) -> ProviderOptions | None:
+    """Return the provider's options, or None if there are none."""
+    if not texts:
+        return None
+    kind = _kind(config)
+    if kind is None:
+        raise typer.BadParameter(f"{config.provider} has no options", param_hint=_HINT)
+    fields = {field.name: field for field in attrs.fields(kind)}
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=_HINT)
+        if name not in fields:
+            hint = suggestion(name, fields)
+            raise typer.BadParameter(f"{config.provider} has no option {name!r}: {hint}", param_hint=_HINT)
+        if name in values:
+            raise typer.BadParameter(f"{name} is given twice", param_hint=_HINT)
+        values[name] = _value(name, str(fields[name].type), value)
+    return kind(**values)
+
+
+def option_names(url: str) -> list[str]:
+    """Return the names of the provider's options, for completion."""
+    with suppress(MulticloudDbError):
+        kind = _kind(to_config(url))
+        return [] if kind is None else [field.name for field in attrs.fields(kind)]
+    return []
+
+
+def _kind(config: ClientConfig) -> type[ProviderOptions] | None:
+    provider = open_provider(config)
+    try:
+        return provider.options_type
+    finally:
+        provider.close()
+
+
+def _value(name: str, kind: str, text: str) -> Any:
+    """Convert the text to a value for a field whose type annotation is `kind`."""
+    if kind.startswith(("str", "Literal")):
+        return text
+    if kind.startswith("bool"):
+        if text not in ("true", "false"):
+            raise typer.BadParameter(f"{name} must be true or false, not {text!r}", param_hint=_HINT)
+        return text == "true"
+    try:
+        return decode_json(text)
+    except MulticloudDbError as error:
+        raise typer.BadParameter(f"the value of {name} is not JSON: {text!r}", param_hint=_HINT) from error
+
+
+@attrs.frozen
+class Selection:
+    """Selects the events to print; by default, all events.
+
+    Attributes:
+        types: The kinds of changes to print; empty means all.
+        since: Events before this time are omitted; None for no limit.
+        until: The time after which events are omitted and the command ends; None for no limit.
+        key: The partition key, or None for every key.
+    """
+
+    types: frozenset[ChangeType] = frozenset()
+    since: datetime | None = None
+    until: datetime | None = None
+    key: MulticloudDbKey | None = None
+
+    def of(self, events: Iterable[ChangeEvent]) -> list[ChangeEvent]:
+        """Return those of the given events that must be printed."""
+        return [event for event in events if self._holds(event)]
+
+    def is_of_the_past(self) -> bool:
+        """Return True if all changes up to `until` have already been written."""
+        return self.until is not None and self.until < datetime.now(UTC)
+
+    def leaves_for_later(self, page: ChangeFeedPage) -> bool:
+        """Return True if this page contains an event that is later than `until`."""
+        until = self.until
+        return until is not None and any(event.timestamp > until for event in page.events)
+
+    def is_over(self, page: ChangeFeedPage, asked_at: datetime) -> bool:
+        """Return True if no later page can contain an event up to `until`."""
+        if self.until is None:
+            return False
+        watermark = page.diagnostics.watermark
+        if watermark is not None and watermark > self.until:
+            return True
+        # After an idle page, everything up to the time of its request was read.
+        return page.idle and asked_at.astimezone(UTC) > self.until
+
+    def _holds(self, event: ChangeEvent) -> bool:
+        if self.types and event.type not in self.types:
+            return False
+        # Some services report only whole seconds, so an event with this second may be later than `since`.
+        if self.since is not None and event.timestamp < self.since.replace(microsecond=0):
+            return False
+        if self.until is not None and event.timestamp > self.until:
+            return False
+        return self.key is None or event.key.partition_key == self.key.components
+
+
+def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScope) -> FeedScope:
+    """Return the scope with the public id of its partition."""
+    if not isinstance(scope, PhysicalPartition) or scope.partition_id.startswith(f"{config.provider}:"):
+        return scope
+    with Session(config, ChangeFeedRequest(address, Now())) as session:
+        asked = session.feed.for_one_call()
+        listed = session.opened.call("survey", lambda deadline: asked.survey({}, deadline)).present
+        names = [item.partition_id for item in listed]
+        if scope.partition_id in names:
+            return attrs.evolve(scope, partition_id=session.feed.public_id(scope.partition_id))
+    known = shorter(", ".join(shorter(name, 24) for name in names), 200)
+    raise typer.BadParameter(
+        f"the service does not list the partition {scope.partition_id!r}; it lists {known}",
+        param_hint="--scope",
+    )

@@ -16,11 +16,49 @@ import typer
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_api.redaction import redact_url
-from multiclouddb_cli.advice import on_the_command_line
 from multiclouddb_cli.exits import FAILURE, USAGE, exit_code
 from multiclouddb_cli.screen import printable
 
-__all__ = ["report", "scrub"]
+__all__ = ["on_the_command_line", "report", "scrub"]
+
+# Maps words in a message of the library to the command-line options with the same effect.
+_ADVICE: Final = (
+    ("Resnapshot", "tail --on-expired snapshot"),
+    ("SkipToOldest", "tail --on-expired skip"),
+    ("CosmosOptions(backfill=True)", "--option backfill=true"),
+    ("EmbeddedOptions(backfill=True)", "--option backfill=true"),
+    ("allow_missing", "--option allow_missing=true"),
+    ('after_invalidate="follow"', "--option after_invalidate=follow"),
+    ("max_scan_rate", "tail --from snapshot --max-scan-rate RATE"),
+    ("SnapshotOrder.ORDERED", "tail --from snapshot:ordered"),
+    ("SnapshotOrder.INTERLEAVED", "tail --from snapshot:interleaved"),
+    ("event.timestamp", "tail --from beginning --since TIME"),
+    ("Beginning()", "tail --from beginning"),
+    ("Now()", "tail --from now"),
+    ("event.key", "tail --only-key JSON"),
+    ("timeout_seconds", "tail --timeout SECONDS"),
+    ("max_outage_seconds", "tail --wait"),
+    ("list_physical_partitions", "multiclouddb partitions prints them"),
+    ("with_descendants=True", "--scope descendants:ID"),
+    ("with_descendants=False", "--scope partition:ID"),
+    ("PhysicalPartition(…)", "--scope partition:ID"),
+    ("INCLUDE_IF_AVAILABLE", "--state include"),
+    ("old_item_state_mode=OMIT", "--old-state omit"),
+    ("new_item_state_mode=OMIT", "--state omit"),
+    ("ResourceAddress(", "DATABASE/COLLECTION"),
+    ("EntireDatabase()", "--scope database"),
+    ("EntireCluster()", "--scope cluster"),
+    ("native_client", "a .toml file or the environment"),
+    ("connection={", "the table [connection] of a .toml file"),
+)
+
+
+def on_the_command_line(message: str) -> str:
+    """Return the message, followed by the command-line options that match its advice."""
+    _, _, way_out = message.partition("; ")
+    found = dict.fromkeys(ours for words, ours in _ADVICE if words in way_out)
+    return f"{message}; here: {', or '.join(found)}" if found else message
+
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 _BEGIN: Final = "Traceback (most recent call last):\n"
@@ -29,12 +67,7 @@ _ENDS: Final = re.compile(r"['\"`)\].,;]*$")
 
 
 def report(error: Exception, *, debug: bool) -> int:
-    """Print the error for the user, and return the exit code.
-
-    Args:
-        error: The error that the command raised.
-        debug: True to also print the traceback, without local variables.
-    """
+    """Print the error for the user, and return the exit code."""
     code, line = _line(error)
     with suppress(BrokenPipeError):
         if debug:
@@ -48,12 +81,7 @@ def report(error: Exception, *, debug: bool) -> int:
 
 
 def _traces(error: BaseException) -> str:
-    """Return the traceback of an error and of its causes, in Python's format.
-
-    Only the class of the vendor's exception is printed, because the text of the exception may quote the
-    refused request, including a session token. If the text is safe to show, the library's message contains
-    it.
-    """
+    """Return the traceback of an error and of its causes, in Python's format."""
     is_ours = isinstance(error, MulticloudDbError)
     parts: list[str] = []
     link: BaseException | None = error

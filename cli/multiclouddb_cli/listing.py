@@ -1,35 +1,336 @@
-"""`multiclouddb collections` lists the collections of a URL's database whose changes can be followed."""
+"""The commands that list what is there: providers, capabilities, collections and partitions."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final, Protocol, runtime_checkable
 
+import attrs
 import orjson
 import typer
 
-from multiclouddb_api import ClientConfig, ErrorCategory, ErrorDetail, MulticloudDbError, ResourceAddress
+from multiclouddb_api import (
+    Capability,
+    CapabilitySet,
+    ChangeFeedRequest,
+    ClientConfig,
+    ErrorCategory,
+    ErrorDetail,
+    MulticloudDbError,
+    Now,
+    ResourceAddress,
+    Support,
+    installed_providers,
+)
+from multiclouddb_api.registry import GROUP, load_plugin
 from multiclouddb_cli.arguments import to_config
-from multiclouddb_cli.screen import printable
-from multiclouddb_cli.session import CALL_SECONDS
-from multiclouddb_spi import Deadline, SupportsCollections, open_provider
+from multiclouddb_cli.failure import scrub
+from multiclouddb_cli.screen import (
+    Cell,
+    counted,
+    is_terminal,
+    print_table,
+    print_text,
+    printable,
+    with_colour,
+)
+from multiclouddb_cli.session import CALL_SECONDS, Session
+from multiclouddb_spi import Deadline, Partition, PartitionState, SupportsCollections, open_provider
 from multiclouddb_spi.errors import user_errors
 from multiclouddb_spi.retry import Tries
 
-__all__ = ["collections", "known_collections"]
+__all__ = [
+    "Family",
+    "TellsCapabilities",
+    "capabilities",
+    "collections",
+    "known_collections",
+    "partitions",
+    "providers",
+]
+
+
+@attrs.frozen
+class Installed:
+    """One installed provider.
+
+    Attributes:
+        provider: The provider's id.
+        distribution: The name of the provider's package in pip.
+        version: The version of the installed package.
+        problem: The reason why the provider cannot be imported, or None.
+    """
+
+    provider: str
+    distribution: str
+    version: str
+    problem: str | None
+
+
+def providers(*, as_json: bool) -> None:
+    """Print one line for each provider."""
+    found = sorted((_look(point) for point in _points()), key=lambda item: item.provider)
+    if as_json:
+        typer.echo(orjson.dumps([attrs.asdict(item) for item in found]))
+    elif found:
+        print_table(["provider", "distribution", "version", "imports"], [_row(item) for item in found])
+    else:
+        typer.echo('no provider is installed; run: pip install "multiclouddb[embedded]"')
+
+
+def _points() -> list[EntryPoint]:
+    """Return each entry point only once; an editable distribution may be found twice."""
+    return list({(point.name, point.value): point for point in entry_points(group=GROUP)}.values())
+
+
+def _look(point: EntryPoint) -> Installed:
+    distribution = point.dist
+    return Installed(
+        point.name,
+        "-" if distribution is None else distribution.name,
+        "-" if distribution is None else distribution.version,
+        _problem(point.name),
+    )
+
+
+def _problem(name: str) -> str | None:
+    try:
+        load_plugin(name)
+    except MulticloudDbError as error:
+        return scrub(error.message)
+    except Exception as error:  # noqa: BLE001 - a broken provider must not hide the others
+        return scrub(f"{type(error).__name__}: {error}")
+    return None
+
+
+def _row(item: Installed) -> list[Cell]:
+    answer = ("yes", "green") if item.problem is None else (f"no: {item.problem}", "red")
+    return [item.provider, item.distribution, item.version, answer]
+
+
+_STYLES: Final = {Support.NATIVE: "green", Support.EMULATED: "yellow", Support.UNSUPPORTED: "red"}
+_NEEDS_URL: Final = "needs a URL: run multiclouddb capabilities URL"
+
+
+@runtime_checkable
+class TellsCapabilities(Protocol):
+    """A plugin that can report, without a configuration, what its provider can do."""
+
+    def capabilities(self) -> CapabilitySet:
+        """Return, without any I/O, the capabilities that the service has if it is set up as documented."""
+        ...
+
+
+@attrs.frozen
+class Column:
+    """A column of the matrix; each column describes one provider.
+
+    Attributes:
+        provider: The provider's id.
+        known: The capabilities of the provider, or None if they are unknown.
+        problem: The reason why the capabilities are not known.
+    """
+
+    provider: str
+    known: CapabilitySet | None
+    problem: str = ""
+
+
+def capabilities(config: ClientConfig | None, *, as_json: bool) -> None:
+    """Print the matrix."""
+    columns = [_connected(config)] if config else [_installed(name) for name in installed_providers()]
+    if as_json:
+        typer.echo(orjson.dumps({column.provider: _facts(column) for column in columns}))
+    elif columns:
+        _print(columns)
+    else:
+        typer.echo('no provider is installed; run: pip install "multiclouddb[embedded]"')
+
+
+def _connected(config: ClientConfig) -> Column:
+    provider = open_provider(config)
+    try:
+        return Column(config.provider, provider.capabilities())
+    finally:
+        provider.close()
+
+
+def _installed(name: str) -> Column:
+    try:
+        plugin: object = load_plugin(name)
+    except MulticloudDbError as error:
+        return Column(name, None, error.message)
+    if isinstance(plugin, TellsCapabilities):
+        return Column(name, plugin.capabilities())
+    return Column(name, None, _NEEDS_URL)
+
+
+def _print(columns: list[Column]) -> None:
+    known = [column for column in columns if column.known is not None]
+    if known:
+        print_table(
+            ["capability", *(column.provider for column in known)],
+            [[item.name, *(_cell(column, item) for column in known)] for item in Capability],
+        )
+        typer.echo()
+    for column in columns:
+        if column.known is None:
+            print_text(f"{column.provider}: {printable(scrub(column.problem))}")
+            continue
+        for item in Capability:
+            if note := column.known[item].note:
+                print_text(f"{column.provider} {item.name}: {printable(note)}")
+
+
+def _cell(column: Column, item: Capability) -> Cell:
+    assert column.known is not None
+    support = column.known[item].support
+    return support.value, _STYLES[support]
+
+
+def _facts(column: Column) -> dict[str, Any]:
+    if column.known is None:
+        return {"error": scrub(column.problem)}
+    notes = {item: column.known[item] for item in Capability}
+    return {item.name: {"support": note.support.value, "note": note.note} for item, note in notes.items()}
+
+
+_LINES: Final = (("├─ ", "└─ "), ("│  ", "   "))
+_SPACES: Final = (("  ", "  "), ("  ", "  "))
+_COLOURS: Final = {PartitionState.OPEN: "green", PartitionState.CLOSED: "bright_black"}
+
+
+@attrs.frozen
+class Branch:
+    """One partition in the printed tree.
+
+    Attributes:
+        partition: The partition.
+        lead: The text that indents the line of the partition: spaces or connecting lines.
+        again: True if this partition and its descendants were already printed above, below another
+            of its parents.
+    """
+
+    partition: Partition
+    lead: str
+    again: bool
+
+
+class Family:
+    """The partitions of a feed and their lineage; if partitions merge, the lineage is not a tree."""
+
+    def __init__(self, listed: list[Partition]) -> None:
+        self.members = {item.partition_id: item for item in sorted(listed, key=_order)}
+        self.children: dict[str, list[Partition]] = {name: [] for name in self.members}
+        for item in self.members.values():
+            for parent in item.parents:
+                if parent in self.children:
+                    self.children[parent].append(item)
+
+    def tree(self, *, lines: bool) -> Iterator[Branch]:
+        """Return each partition below each of its parents."""
+        elbow, bar = _LINES if lines else _SPACES
+        seen: set[str] = set()
+        roots = [item for item in self.members.values() if not set(item.parents) & self.members.keys()]
+        # A stack is used, because a lineage with thousands of splits is deeper than Python's recursion limit.
+        stack = [(item, "", "") for item in reversed(roots)]
+        while stack:
+            item, lead, indent = stack.pop()
+            again = item.partition_id in seen
+            yield Branch(item, lead, again)
+            if again:
+                continue
+            seen.add(item.partition_id)
+            children = self.children[item.partition_id]
+            for place, child in reversed(list(enumerate(children))):
+                last = place == len(children) - 1
+                stack.append((child, indent + elbow[last], indent + bar[last]))
+
+    def gone(self, item: Partition) -> list[str]:
+        """Return the parents that are no longer listed."""
+        return [parent for parent in item.parents if parent not in self.members]
+
+
+def partitions(config: ClientConfig, address: ResourceAddress, *, mermaid: bool, as_json: bool) -> None:
+    """Print the partitions that the service lists."""
+    with Session(config, ChangeFeedRequest(address, Now())) as session:
+        asked = session.feed.for_one_call()
+        listed = session.opened.call("survey", lambda deadline: asked.survey({}, deadline)).present
+        public_id = session.feed.public_id
+    family = Family(list(listed))
+    if as_json:
+        typer.echo(_json(family, public_id))
+    elif mermaid:
+        typer.echo("\n".join(_mermaid(family)))
+    else:
+        typer.echo("\n".join(_lines(family, public_id)))
+
+
+def _lines(family: Family, public_id: Callable[[str], str]) -> Iterator[str]:
+    states = [item.state for item in family.members.values()]
+    opened = states.count(PartitionState.OPEN)
+    yield f"{counted(len(states), 'partition')}: {opened} open, {len(states) - opened} closed"
+    for branch in family.tree(lines=is_terminal()):
+        item = branch.partition
+        state = item.state.value
+        words = [printable(item.partition_id), _coloured(state, item.state)]
+        if branch.again:
+            words.append("(see above)")
+        elif item.state is PartitionState.OPEN:
+            words.append(printable(public_id(item.partition_id)))
+        gone = family.gone(item)
+        if gone and not branch.again:
+            words.append(printable(f"(from {', '.join(gone)}, no longer listed)"))
+        yield branch.lead + "  ".join(words)
+
+
+def _coloured(text: str, state: PartitionState) -> str:
+    return typer.style(text, fg=_COLOURS[state]) if with_colour() else text
+
+
+def _mermaid(family: Family) -> Iterator[str]:
+    names = {name: f"n{number}" for number, name in enumerate(family.members)}
+    yield "flowchart LR"
+    for name, item in family.members.items():
+        label = printable(name).replace("#", "#35;").replace('"', "#quot;")
+        yield f'    {names[name]}["{label}"]:::{item.state.value}'
+    for name, children in family.children.items():
+        for child in children:
+            yield f"    {names[name]} --> {names[child.partition_id]}"
+    yield "    classDef open fill:#d3f9d8,stroke:#2b8a3e"
+    yield "    classDef closed fill:#f1f3f5,stroke:#868e96,stroke-dasharray:4"
+
+
+def _json(family: Family, public_id: Callable[[str], str]) -> bytes:
+    return orjson.dumps(
+        [
+            {
+                "partition_id": public_id(name),
+                "native_id": name,
+                "state": item.state.value,
+                "parents": [public_id(parent) for parent in item.parents],
+                "children": [public_id(child.partition_id) for child in family.children[name]],
+            }
+            for name, item in family.members.items()
+        ]
+    )
+
+
+def _order(item: Partition) -> tuple[int, str]:
+    """Sort `p2` before `p10`, because a shorter name usually belongs to an older partition."""
+    return len(item.partition_id), item.partition_id
+
 
 _COMPLETION_SECONDS = 2.0
 
 
 def collections(config: ClientConfig, database: str | None, *, as_json: bool) -> None:
-    """Print the address of each collection.
-
-    Raises:
-        MulticloudDbError: An error with a category; see `ErrorCategory`.
-    """
+    """Print the address of each collection."""
     found = _listed(config, database, CALL_SECONDS)
     if as_json:
-        typer.echo(orjson.dumps([_facts(address) for address in found]))
+        typer.echo(orjson.dumps([_address(each) for each in found]))
     elif found:
         typer.echo("\n".join(printable(str(address)) for address in found))
     else:
@@ -59,5 +360,5 @@ def _listed(config: ClientConfig, database: str | None, seconds: float) -> list[
     return sorted(found, key=str)
 
 
-def _facts(address: ResourceAddress) -> dict[str, Any]:
+def _address(address: ResourceAddress) -> dict[str, Any]:
     return {"database": address.database, "collection": address.collection}

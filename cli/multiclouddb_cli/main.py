@@ -233,7 +233,7 @@ def partitions(
     as_json: Json = False,
 ) -> None:
     """Show the partitions and their lineage."""
-    from multiclouddb_cli import partitions as command
+    from multiclouddb_cli import listing as command
     from multiclouddb_cli.arguments import to_address, to_config
 
     if mermaid and as_json:
@@ -249,7 +249,7 @@ def capabilities(
     as_json: Json = False,
 ) -> None:
     """Show what each provider can do, and an alternative for what it cannot do. No connection is made."""
-    from multiclouddb_cli import capabilities as command
+    from multiclouddb_cli import listing as command
     from multiclouddb_cli.arguments import to_config
 
     command.capabilities(None if url is None else to_config(url), as_json=as_json)
@@ -258,7 +258,7 @@ def capabilities(
 @app.command(short_help="List the installed providers.")
 def providers(as_json: Json = False) -> None:
     """List the installed providers, and whether their SDKs can be imported."""
-    from multiclouddb_cli import providers as command
+    from multiclouddb_cli import listing as command
 
     command.providers(as_json=as_json)
 
@@ -290,8 +290,7 @@ def check(
     is checked only for a whole collection of a database that may list partitions late.
     """
     from multiclouddb_cli import checking
-    from multiclouddb_cli.arguments import to_config, to_key, to_token
-    from multiclouddb_cli.provider_options import to_options
+    from multiclouddb_cli.arguments import to_config, to_key, to_options, to_token
 
     config, wanted = to_config(url), None if key is None else to_key(key, "--key")
     checking.check(config, to_token(token), wanted, to_options(config, options or ()), as_json=as_json)

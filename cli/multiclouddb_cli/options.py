@@ -121,7 +121,7 @@ def _url_so_far() -> str | None:
 
 def _complete_option(incomplete: str) -> list[str]:
     """Return the options of the provider that the URL names."""
-    from multiclouddb_cli.provider_options import option_names
+    from multiclouddb_cli.arguments import option_names
 
     url = _url_so_far()
     return _starting(tuple(f"{name}=" for name in option_names(url)), incomplete) if url else []

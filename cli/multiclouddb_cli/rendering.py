@@ -2,19 +2,187 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
 import orjson
 import typer
 
-from multiclouddb_api import ChangeEvent, ChangeType, Notice, event_to_json
+from multiclouddb_api import ChangeEvent, ChangeType, Notice, encode_json, event_to_json
 from multiclouddb_api.redaction import rfc3339
-from multiclouddb_cli.plain import plain_event, plain_json
 from multiclouddb_cli.screen import is_terminal, printable, shorter, width, with_colour
-from multiclouddb_cli.template import Template
 
-__all__ = ["Renderer", "event_line", "key_text", "notice_line", "renderer"]
+__all__ = [
+    "Renderer",
+    "Template",
+    "event_line",
+    "key_text",
+    "notice_line",
+    "plain_event",
+    "plain_json",
+    "plain_value",
+    "renderer",
+]
+
+
+def plain_value(value: Any) -> Any:
+    """Convert a value of a document to a value that consists only of JSON's types."""
+    text = encode_json(value)
+    found = orjson.loads(text)
+    return _untagged(found) if b'"$' in text else found
+
+
+def plain_json(value: Any) -> bytes:
+    """Return the JSON text of `plain_value`."""
+    return orjson.dumps(plain_value(value))
+
+
+def plain_event(event: ChangeEvent) -> dict[str, Any]:
+    """Return the fields of an event; the key becomes an object, and the address becomes text."""
+    text = event_to_json(event)
+    fields: dict[str, Any] = orjson.loads(text)
+    key = dict(fields["key"]["components"])
+    fields = {"type": fields.pop("type"), **fields, "key": key, "address": str(event.address)}
+    if b'"$' not in text:
+        return fields
+    return {name: _untagged(value) for name, value in fields.items()}
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_untagged(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((name, inner),) = value.items()
+        if name == "$map":
+            return {each: _untagged(item) for each, item in inner.items()}
+        if name == "$decimal":
+            return _number(inner)
+        if name.startswith("$"):
+            return _untagged(inner)
+    return {name: _untagged(item) for name, item in value.items()}
+
+
+def _number(text: str) -> Any:
+    """Return a number if JSON can represent it exactly, else its text."""
+    number = Decimal(text)
+    if not number.is_finite():
+        return text
+    if number == number.to_integral_value() and abs(number) < 2**53:
+        return int(number)
+    return float(number) if Decimal(repr(float(number))) == number else text
+
+
+_Fields: TypeAlias = dict[str, Any]
+_Piece: TypeAlias = Callable[[ChangeEvent, _Fields], str]
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_PIECE: Final = re.compile(r"%\{([^{}]*)\}|%(.?)|\\(x[0-9a-fA-F]{2}|.?)", re.DOTALL)
+_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
+_SHORT: Final = {"new": "new_item_state", "old": "old_item_state"}
+_LETTERS: Final[dict[str, _Piece]] = {
+    "k": lambda _, fields: _text(fields["key"]),
+    "s": lambda _, fields: _json(fields["new_item_state"]),
+    "S": lambda _, fields: str(_length(fields["new_item_state"])),
+    "O": lambda _, fields: _json(fields["old_item_state"]),
+    "y": lambda _, fields: str(fields["type"]),
+    "t": lambda _, fields: str(fields["address"]),
+    "p": lambda _, fields: str(fields["partition_id"]),
+    "o": lambda _, fields: str(fields["order_key"]),
+    "i": lambda _, fields: str(fields["event_id"]),
+    "T": lambda event, _: str((event.timestamp - _EPOCH) // timedelta(milliseconds=1)),
+    "%": lambda _event, _fields: "%",
+}
+_PATHS: Final = (
+    "event_id", "key", "type", "timestamp", "new", "old", "new_item_state", "old_item_state", "order_key",
+    "by_expiry", "backfilled", "address", "partition_id",
+)  # fmt: skip
+
+
+class Template:
+    r"""A parsed template; a line end is added unless the text ends with `\n`, `\r` or `\0`."""
+
+    def __init__(self, text: str) -> None:
+        if not text:
+            raise _wrong("is empty")
+        if "%" not in text:
+            raise _wrong("names no value: write %k, %s or %{key.id}, for example")
+        self._pieces = list(_pieces(text))
+        if not re.search(r"\\(n|r|0|x0[0aAdD])$", text):
+            self._pieces.append(_constant("\n"))
+
+    def render(self, event: ChangeEvent) -> str:
+        """Return the text of an event."""
+        fields = plain_event(event)
+        return "".join(piece(event, fields) for piece in self._pieces)
+
+
+def _pieces(text: str) -> Iterator[_Piece]:
+    end = 0
+    for match in _PIECE.finditer(text):
+        if match.start() > end:
+            yield _constant(text[end : match.start()])
+        end = match.end()
+        path, letter, escape = match.groups()
+        if path is not None:
+            yield _value_at(path)
+        elif letter is not None:
+            if letter not in _LETTERS:
+                raise _wrong(
+                    f"has the unknown %{letter}: use {' '.join(f'%{each}' for each in _LETTERS)} or %{{PATH}}"
+                )
+            yield _LETTERS[letter]
+        elif escape in _ESCAPES:
+            yield _constant(_ESCAPES[escape])
+        elif len(escape) == 3:
+            yield _constant(chr(int(escape[1:], 16)))
+        else:
+            raise _wrong(f"has \\{escape}: known are \\n \\t \\r \\0 \\\\ and \\xHH")
+    if end < len(text):
+        yield _constant(text[end:])
+
+
+def _value_at(path: str) -> _Piece:
+    first, *rest = path.split(".")
+    if first not in _PATHS:
+        raise _wrong(f"has %{{{path}}}: a path begins with one of {', '.join(_PATHS)}")
+
+    def piece(_: ChangeEvent, fields: _Fields) -> str:
+        value: Any = fields[_SHORT.get(first, first)]
+        for name in rest:
+            if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+                value = value[int(name)]
+            else:
+                value = value.get(name) if isinstance(value, dict) else None
+        return value if isinstance(value, str) else "" if value is None else _json(value)
+
+    return piece
+
+
+def _constant(text: str) -> _Piece:
+    return lambda _event, _fields: text
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else _json(value)
+
+
+def _length(state: Any) -> int:
+    """Return the size of a document in bytes or, as in kcat, -1 if there is no document."""
+    return -1 if state is None else len(orjson.dumps(state))
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _wrong(problem: str) -> typer.BadParameter:
+    return typer.BadParameter(problem, param_hint="--format")
+
 
 _COLOURS: Final = {ChangeType.CREATE: "green", ChangeType.UPDATE: "yellow", ChangeType.DELETE: "red"}
 _TYPE_COLUMNS: Final = 6
@@ -27,21 +195,12 @@ class Renderer(Protocol):
     """A function that makes the text of an event, including the line end."""
 
     def __call__(self, event: ChangeEvent, *, address: bool) -> str:
-        """Return the text.
-
-        Args:
-            event: The event.
-            address: True if the line must contain the event's collection.
-        """
+        """Return the text."""
         ...
 
 
 def renderer(template: str | None, *, as_json: bool, exact: bool) -> Renderer:
-    """Return the renderer for the output form that the options request.
-
-    Raises:
-        typer.BadParameter: Raised if the options exclude each other, or the template is wrong.
-    """
+    """Return the renderer for the output form that the options request."""
     given = [
         name
         for name, is_given in (("--format", template is not None), ("--exact", exact), ("--json", as_json))
@@ -66,14 +225,7 @@ def renderer(template: str | None, *, as_json: bool, exact: bool) -> Renderer:
 
 
 def event_line(event: ChangeEvent, columns: int, *, colour: bool, address: bool = False) -> str:
-    """Return the time, type, key and the beginning of the document on one line.
-
-    Args:
-        event: The change.
-        columns: The width of the line. On a narrow screen, the date is omitted and the key may be shortened.
-        colour: True to print the type in colour.
-        address: True to show the collection that contains the document.
-    """
+    """Return the time, type, key and the beginning of the document on one line."""
     narrow = columns < _NARROW
     kind = event.type.value.ljust(_TYPE_COLUMNS)
     time = rfc3339(event.timestamp)
@@ -88,7 +240,7 @@ def event_line(event: ChangeEvent, columns: int, *, colour: bool, address: bool 
     for name, state in (("", event.new_item_state), ("was ", event.old_item_state)):
         left = columns - len(line) - 2 - len(name)
         if state is not None and (left >= _LEAST_DOCUMENT // 2 or not narrow):
-            line += f"  {name}{shorter(_json(state), max(left, _LEAST_DOCUMENT) if not narrow else left)}"
+            line += f"  {name}{shorter(_shown(state), max(left, _LEAST_DOCUMENT) if not narrow else left)}"
     if narrow:
         line = shorter(line, columns)
     return line.replace(kind, typer.style(kind, fg=_COLOURS[event.type]), 1) if colour else line
@@ -96,7 +248,7 @@ def event_line(event: ChangeEvent, columns: int, *, colour: bool, address: bool 
 
 def key_text(event: ChangeEvent) -> str:
     """Return the key as text: `customer="c-1" order=7`."""
-    return " ".join(f"{printable(name)}={_json(value)}" for name, value in event.key.components.items())
+    return " ".join(f"{printable(name)}={_shown(value)}" for name, value in event.key.components.items())
 
 
 def notice_line(notice: Notice) -> str:
@@ -105,5 +257,5 @@ def notice_line(notice: Notice) -> str:
     return printable(f"{type(notice).__name__}: {facts}")
 
 
-def _json(value: object) -> str:
+def _shown(value: object) -> str:
     return printable(plain_json(value).decode())

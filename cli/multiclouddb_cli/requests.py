@@ -18,11 +18,17 @@ from multiclouddb_api import (
     SkipToOldest,
     Snapshot,
 )
-from multiclouddb_cli.arguments import to_config, to_key, to_moment, to_start, to_target
+from multiclouddb_cli.arguments import (
+    Selection,
+    public_scope,
+    to_config,
+    to_key,
+    to_moment,
+    to_options,
+    to_start,
+    to_target,
+)
 from multiclouddb_cli.options import Expired, Kind, Want
-from multiclouddb_cli.provider_options import to_options
-from multiclouddb_cli.scopes import public_scope
-from multiclouddb_cli.selection import Selection
 
 __all__ = ["to_request", "to_selection"]
 
@@ -43,12 +49,7 @@ def to_request(
     max_scan_rate: float | None = None,
     last: int | None = None,
 ) -> ChangeFeedRequest:
-    """Return the request that a command line describes.
-
-    Raises:
-        MulticloudDbError: Raised if the library refuses a part of the request.
-        typer.BadParameter: Raised if an option is wrong.
-    """
+    """Return the request that a command line describes."""
     config = to_config(url)
     address, kind = to_target(collection, scope, config.provider)
     if last is not None and start != "now":

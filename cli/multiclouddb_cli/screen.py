@@ -7,17 +7,21 @@ import select
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import typer
+
+from multiclouddb_api import SnapshotProgress
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = [
     "Cell",
+    "ScanProgress",
     "check_reader",
     "counted",
     "duration",
@@ -28,6 +32,7 @@ __all__ = [
     "print_table",
     "print_text",
     "printable",
+    "progress_line",
     "rich_table",
     "shorter",
     "width",
@@ -96,11 +101,7 @@ def moment(time: datetime | None) -> str:
 
 
 def check_reader() -> None:
-    """Check that the output still has a reader, without printing anything.
-
-    Raises:
-        BrokenPipeError: Raised if the output has no reader.
-    """
+    """Check that the output still has a reader, without printing anything."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
@@ -112,15 +113,7 @@ def check_reader() -> None:
 
 
 def emit(data: bytes) -> None:
-    """Write to stdout; when the call returns, all data has left this process.
-
-    If a signal interrupts a write to a pipe, only a part of the output is written. This function
-    itself writes the remaining output: if PYTHONUNBUFFERED is set, neither typer nor Python's text
-    layer writes it.
-
-    Raises:
-        BrokenPipeError: Raised if the output has no reader.
-    """
+    """Write to stdout; when the call returns, all data has left this process."""
     sys.stdout.flush()
     stream, rest = sys.stdout.buffer, memoryview(data)
     while rest:
@@ -141,13 +134,7 @@ def print_text(text: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Sequence[str] = ()) -> None:
-    """Print a table: with lines and colours on a terminal, otherwise as aligned columns.
-
-    Args:
-        columns: The headings of the columns.
-        rows: The cells of each row, one for each heading.
-        spare: The headings of the columns that are omitted on a narrow terminal.
-    """
+    """Print a table: with lines and colours on a terminal, otherwise as aligned columns."""
     if not is_terminal():
         typer.echo("\n".join(_plain(columns, rows)))
         return
@@ -165,11 +152,7 @@ def print_fields(fields: Sequence[tuple[str, str]]) -> None:
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Sequence[str] = ()) -> Table:
-    """Return a rich table that is at most as wide as the terminal.
-
-    Rich does not interpret the texts as markup. Empty columns are omitted. Only long texts are
-    wrapped.
-    """
+    """Return a rich table that is at most as wide as the terminal."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -212,3 +195,60 @@ def _text(cell: Cell) -> str:
 
 def _style(cell: Cell) -> str:
     return "" if isinstance(cell, str) else cell[1]
+
+
+_BAR: Final = 20
+_TERMINAL_SECONDS: Final = 0.2
+_PIPE_SECONDS: Final = 10.0
+_CLEAR: Final = "\r\x1b[2K"
+
+
+def progress_line(progress: SnapshotProgress, rows_a_second: float | None) -> str:
+    """Return `[####------] 4/10 segments  1,200 rows  600 rows/s  about 3.0s left  ordered`."""
+    segments = progress.segments
+    words = []
+    if segments:
+        filled = _BAR * min(progress.segments_done, segments) // segments
+        words.append(f"[{'#' * filled}{'-' * (_BAR - filled)}]")
+    words.append(f"{progress.segments_done}/{segments or '?'} segments  {progress.rows:,} rows")
+    if rows_a_second:
+        words.append(f"{rows_a_second:,.0f} rows/s")
+        if progress.records is not None and progress.records > progress.rows:
+            words.append(f"about {duration((progress.records - progress.rows) / rows_a_second)} left")
+    words.append(progress.order.value)
+    return "  ".join(words)
+
+
+class ScanProgress:
+    """Shows the progress of one snapshot scan."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._terminal = sys.stderr.isatty()
+        self._began: tuple[float, int] | None = None
+        self._shown_at: float | None = None
+        self._is_shown = False
+
+    def clear(self) -> None:
+        """Remove the progress bar, because other output follows."""
+        if self._is_shown:
+            typer.echo(_CLEAR, err=True, nl=False)
+            self._is_shown = False
+
+    def show(self, progress: SnapshotProgress | None) -> None:
+        """Show the progress, unless it was shown just before."""
+        if progress is None:
+            return
+        now = self._clock()
+        if self._began is None:
+            self._began = (now, progress.rows)
+        pause = _TERMINAL_SECONDS if self._terminal else _PIPE_SECONDS
+        if self._shown_at is not None and now - self._shown_at < pause:
+            return
+        self._shown_at = now
+        began, rows = self._began
+        line = progress_line(progress, (progress.rows - rows) / (now - began) if now > began else None)
+        self._is_shown = self._terminal
+        typer.echo(
+            f"{_CLEAR}{line}" if self._terminal else f"snapshot: {line}", err=True, nl=not self._terminal
+        )

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property
-from types import TracebackType
-from typing import Final
+from types import FrameType, TracebackType
+from typing import Any, Final
+
+import attrs
+import typer
 
 from multiclouddb_api import (
     ChangeFeedPage,
     ChangeFeedRequest,
     ClientConfig,
+    ErrorCategory,
+    MulticloudDbClient,
+    MulticloudDbError,
     Observer,
     OperationOptions,
 )
@@ -19,19 +28,13 @@ from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import Tries
 
-__all__ = ["CALL_SECONDS", "Session"]
+__all__ = ["CALL_SECONDS", "Contact", "Interrupt", "Session", "until_signal"]
 
 CALL_SECONDS: Final = 30.0
 
 
 class Session:
-    """A connected database with the feed for a request; use it as a context manager.
-
-    Args:
-        config: The configuration for reaching the database.
-        request: The request whose feed is opened.
-        observer: The observer that the engine calls.
-    """
+    """A connected database with the feed for a request; use it as a context manager."""
 
     def __init__(
         self, config: ClientConfig, request: ChangeFeedRequest, observer: Observer | None = None
@@ -44,11 +47,7 @@ class Session:
 
     @cached_property
     def opened(self) -> OpenFeed:
-        """Return the request's feed.
-
-        Raises:
-            MulticloudDbError: Raised if the database does not support the request.
-        """
+        """Return the request's feed."""
         spec = spec_of(self.provider, self._request, "open")
         opened = OpenFeed(self.provider, spec, Tries(self.provider).call, CALL_SECONDS)
         return self._closing.enter_context(closing(opened))
@@ -59,11 +58,7 @@ class Session:
         return self.opened.feed
 
     def read(self, request: ChangeFeedRequest, wait_seconds: float = 0.0) -> ChangeFeedPage:
-        """Read one page.
-
-        Raises:
-            MulticloudDbError: Raised as by `MulticloudDbClient.read_changes`.
-        """
+        """Read one page."""
         return self._engine.read_changes(request, OperationOptions(CALL_SECONDS, wait_seconds))
 
     def __enter__(self) -> Session:
@@ -73,3 +68,118 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closing.close()
+
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupt:
+    """Handles SIGINT and SIGTERM inside its `with` block."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.stop: Callable[[], None] | None = None
+        self._reading = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._take) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Return the exit code that a shell uses, for example 130 for Ctrl-C; None if there was no signal."""
+        return None if self.signal is None else 128 + self.signal
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Mark a block that may be interrupted, because an interruption inside the block loses nothing."""
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self._reading = True
+        try:
+            yield
+        finally:
+            self._reading = False
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        again, self.signal = self.signal is not None, number
+        if self.stop is not None:
+            self.stop()
+        if again or self._reading or self.stop is None:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def until_signal() -> Iterator[Interrupt]:
+    """Run a block until it ends or a signal ends it."""
+    with Interrupt() as interrupt:
+        try:
+            yield interrupt
+        except KeyboardInterrupt:
+            if interrupt.exit_code is None:
+                raise
+    if interrupt.exit_code is not None:
+        raise typer.Exit(interrupt.exit_code)
+
+
+# Errors that may disappear if somebody starts a server, creates a resource or grants a permission.
+_MAY_COME: Final = (
+    ErrorCategory.NOT_FOUND,
+    ErrorCategory.AUTHENTICATION_FAILED,
+    ErrorCategory.AUTHORIZATION_FAILED,
+)
+
+
+class Contact:
+    """Reads pages like a client, but connects at the first read, and lets a signal interrupt a read."""
+
+    def __init__(
+        self,
+        connect: Callable[[], MulticloudDbClient],
+        interrupt: Interrupt,
+        observer: Observer,
+        *,
+        waits: bool,
+    ) -> None:
+        self.observer = observer
+        self._connect, self._interrupt, self._waits = connect, interrupt, waits
+        self._client: MulticloudDbClient | None = None
+        self._has_read = False
+
+    @property
+    def client(self) -> MulticloudDbClient:
+        """The client; this object closes it."""
+        if self._client is None:
+            self._client = self._connect()
+        return self._client
+
+    def read_changes(
+        self, request: ChangeFeedRequest, options: OperationOptions | None = None
+    ) -> ChangeFeedPage:
+        """Read one page."""
+        with self._interrupt.reading():
+            try:
+                page = self.client.read_changes(request, options)
+            except MulticloudDbError as error:
+                if self._has_read:
+                    raise
+                retryable = self._waits and (error.retryable or error.category in _MAY_COME)
+                if error.retryable == retryable:
+                    raise
+                detail = attrs.evolve(error.detail, retryable=retryable)
+                raise MulticloudDbError(error.message, detail) from error
+        self._has_read = True
+        return page
+
+    def close(self) -> None:
+        """Close the client."""
+        if self._client is not None:
+            self._client.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,9 @@ import attrs
 import typer
 
 from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    Capability,
     ChangeEvent,
     ChangeFeedIterator,
     ChangeFeedPage,
@@ -19,22 +24,116 @@ from multiclouddb_api import (
     ClientConfig,
     EntireCluster,
     EntireDatabase,
+    ErrorCategory,
+    ErrorDetail,
+    MulticloudDbError,
+    Observer,
     OperationOptions,
+    ResourceAddress,
+    Support,
     connect,
 )
-from multiclouddb_api.position import FromContinuationToken
-from multiclouddb_cli.bookmark import Bookmark
-from multiclouddb_cli.contact import Contact
+from multiclouddb_api.request import FromContinuationToken
+from multiclouddb_cli.arguments import Bookmark, Selection
 from multiclouddb_cli.failure import scrub
-from multiclouddb_cli.interrupt import Interrupt, until_signal
-from multiclouddb_cli.newest import newest
-from multiclouddb_cli.outages import OutageReport, StatusLine
-from multiclouddb_cli.progress import ScanProgress
 from multiclouddb_cli.rendering import Renderer, notice_line
-from multiclouddb_cli.screen import check_reader, emit, printable
-from multiclouddb_cli.selection import Selection
+from multiclouddb_cli.screen import (
+    ScanProgress,
+    check_reader,
+    counted,
+    duration,
+    emit,
+    moment,
+    printable,
+    shorter,
+    width,
+)
+from multiclouddb_cli.session import Contact, Interrupt, until_signal
 
-__all__ = ["Wish", "tail"]
+__all__ = ["OutageReport", "StatusLine", "Wish", "tail"]
+
+_CLEAR: Final = "\r\x1b[2K"
+_SHOWN_SECONDS: Final = 0.5
+
+
+class StatusLine:
+    """Shows on one line of a terminal up to which time the feed was read."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._terminal = sys.stdout.isatty() and sys.stderr.isatty()
+        self._events = 0
+        self._newest: datetime | None = None
+        self._shown_at: float | None = None
+        self._is_shown = False
+
+    def clear(self) -> None:
+        """Remove the line, because other output follows."""
+        if self._is_shown:
+            typer.echo(_CLEAR, err=True, nl=False)
+            self._is_shown = False
+            self._shown_at = None
+
+    def show(self, page: ChangeFeedPage) -> None:
+        """Show the position after a page."""
+        self._events += len(page.events)
+        if page.events:
+            newest = max(event.timestamp for event in page.events)
+            self._newest = newest if self._newest is None else max(self._newest, newest)
+        now = self._clock()
+        if not self._terminal or (self._shown_at is not None and now - self._shown_at < _SHOWN_SECONDS):
+            return
+        self._shown_at, self._is_shown = now, True
+        typer.echo(f"{_CLEAR}{shorter(self._line(page), width() - 1)}", err=True, nl=False)
+
+    def _line(self, page: ChangeFeedPage) -> str:
+        diagnostics = page.diagnostics
+        position = diagnostics.watermark or self._newest
+        words = [
+            "idle" if page.idle else "reading",
+            f"at {moment(datetime.now(UTC))[11:19]}",
+            f"lag {duration(diagnostics.lag_seconds)}",
+            counted(self._events, "event"),
+            "nothing yet" if position is None else f"read up to {moment(position)}",
+        ]
+        return "  ".join(words)
+
+
+class OutageReport(Observer):
+    """Prints an outage: the reason once, then a line every 30 seconds, and finally the end of the outage.
+
+    Args:
+        status: The status line, which is cleared before another line is printed.
+
+    Attributes:
+        muted: True to print nothing. No outage is printed while the command is closing. No outage
+            is printed if the run ends by itself, because such a run reports its own error.
+    """
+
+    def __init__(self, status: StatusLine, *, muted: bool = False) -> None:
+        self.muted = muted
+        self._status = status
+        self._reason: str | None = None
+
+    def outage(self, address: ResourceAddress, seconds: float, reason: str) -> None:
+        """Print the outage on stderr."""
+        if self.muted:
+            return
+        self._status.clear()
+        if reason == self._reason:
+            text = f"no answer for {duration(seconds)}, trying again"
+        else:
+            self._reason = reason
+            text = f"{reason}; trying again until it works"
+        typer.echo(f"warning: {printable(scrub(text))}", err=True)
+
+    def outage_ended(self, address: ResourceAddress, seconds: float) -> None:
+        """Print the end of the outage, if the outage was printed."""
+        if self._reason is not None and not self.muted:
+            self._status.clear()
+            typer.echo(f"notice: reads work again after {duration(seconds)}", err=True)
+        self._reason = None
+
 
 _WAIT_SECONDS: Final = 2.0
 _OUTAGE_SECONDS: Final = 300.0
@@ -75,25 +174,14 @@ class Wish:
         return isinstance(self.request.scope, EntireDatabase | EntireCluster)
 
     def page_size(self, left: int | None) -> int:
-        """Return the page size to request if this many events may still be printed.
-
-        A saved position must not be after an event that was not printed. If there is a selection
-        and no checkpoint, the command reads whole pages, because the selection possibly omits most
-        of the events.
-        """
+        """Return the page size to request if this many events may still be printed."""
         if left is None or (self.checkpoint is None and self.selection != Selection()):
             return 0
         return min(left, _PAGE_EVENTS)
 
 
 def tail(config: ClientConfig, wish: Wish) -> None:
-    """Print events until the feed is idle or ends, or the user stops the command.
-
-    Raises:
-        MulticloudDbError: Raised if a read or the checkpoint failed.
-        BrokenPipeError: Raised if the output has no reader.
-        typer.Exit: Raised if a signal ended the command.
-    """
+    """Print events until the feed is idle or ends, or the user stops the command."""
     status = StatusLine()
     report = OutageReport(status, muted=wish.until_idle and not wish.wait)
     with until_signal() as interrupt:
@@ -112,7 +200,7 @@ def _run(contact: Contact, interrupt: Interrupt, wish: Wish, status: StatusLine)
     if wish.last is not None and (bookmark is None or bookmark.load() is None):
         limits = OperationOptions(wish.timeout)
         count = min(wish.last, wish.max_events or wish.last)
-        events, token = newest(contact, wish.request, wish.selection, count, limits)
+        events, token = _newest(contact, wish.request, wish.selection, count, limits)
         printer.lines(events)
         if wish.max_events is not None and printer.printed >= wish.max_events:
             if bookmark is not None:
@@ -149,10 +237,7 @@ def _changes(contact: Contact, wish: Wish, bookmark: Bookmark | None) -> ChangeF
 
 
 def _follow(changes: ChangeFeedIterator, wish: Wish, printer: _Printer, bookmark: Bookmark | None) -> None:
-    """Print the pages.
-
-    The iterator saves the position after a page when the next page is requested.
-    """
+    """Print the pages."""
     left = None if wish.max_events is None else wish.max_events - printer.printed
     asked_at = datetime.now(UTC)
     for page in changes.pages():
@@ -218,3 +303,57 @@ class _Printer:
                 self._status.clear()
                 typer.echo(f"warning: {printable(scrub(f'{name}: {text}'))}", err=True)
         self._troubles = troubles
+
+
+_WINDOWS: Final = (60, 600, 3600, 6 * 3600, 86400, 7 * 86400)
+
+
+def _newest(
+    contact: Contact, request: ChangeFeedRequest, selection: Selection, count: int, options: OperationOptions
+) -> tuple[list[ChangeEvent], str]:
+    """Return the newest events in the order of their times, and the token after them."""
+    capabilities = contact.client.capabilities()
+    if capabilities[Capability.CHANGE_FEED_POINT_IN_TIME].support is not Support.NATIVE:
+        raise MulticloudDbError(
+            f"--last is not possible on {contact.client.config.provider}, which cannot start at a given "
+            f"time; run tail --from beginning --until-idle and keep the last lines (tail -n)",
+            ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, contact.client.config.provider, "tail"),
+        )
+    now = datetime.now(UTC)
+    for seconds in _WINDOWS:
+        start = attrs.evolve(request, start_position=AtTime(now - timedelta(seconds=seconds)))
+        try:
+            found, token = _read(contact, start, selection, count, options, now)
+        except MulticloudDbError as error:
+            if error.category != ErrorCategory.CHECKPOINT_EXPIRED:
+                raise
+            break
+        if len(found) >= count:
+            return found, token
+    return _read(contact, attrs.evolve(request, start_position=Beginning()), selection, count, options, now)
+
+
+def _read(
+    contact: Contact,
+    request: ChangeFeedRequest,
+    selection: Selection,
+    count: int,
+    options: OperationOptions,
+    until: datetime,
+) -> tuple[list[ChangeEvent], str]:
+    """Return the newest events between the request's start and `until`, and the token after them."""
+    found: list[ChangeEvent] = []
+    while True:
+        page = contact.read_changes(request, options)
+        found += selection.of(page.events)
+        if len(found) > 2 * count:
+            found = _newest_of(found, count)
+        token, watermark = page.continuation_token, page.diagnostics.watermark
+        if page.idle or page.partition_retired or (watermark is not None and watermark > until):
+            return _newest_of(found, count), token
+        request = attrs.evolve(request, start_position=FromContinuationToken(token))
+
+
+def _newest_of(events: list[ChangeEvent], count: int) -> list[ChangeEvent]:
+    """Return the newest events by time; events with the same time keep their order."""
+    return sorted(events, key=lambda event: event.timestamp)[-count:]

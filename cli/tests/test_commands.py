@@ -27,7 +27,7 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
-from multiclouddb_cli.partitions import Family
+from multiclouddb_cli.listing import Family
 from multiclouddb_cli.rendering import event_line
 from multiclouddb_cli.screen import print_table
 from multiclouddb_cli.top import Board

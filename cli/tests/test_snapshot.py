@@ -3,7 +3,7 @@
 import pytest
 
 from multiclouddb_api import SnapshotOrder, SnapshotProgress, event_from_json
-from multiclouddb_cli.progress import ScanProgress, progress_line
+from multiclouddb_cli.screen import ScanProgress, progress_line
 
 ORDERS = ["snapshot", "snapshot:ordered", "snapshot:interleaved", "snapshot:auto"]
 

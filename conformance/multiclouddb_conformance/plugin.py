@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from multiclouddb_spi.continuation.written import WrittenTokens
+from multiclouddb_spi.continuation.state import WrittenTokens
 
 if TYPE_CHECKING:
     from multiclouddb_api import Capability, MulticloudDbClient
@@ -26,6 +26,7 @@ __all__ = ["LACKING", "client", "collection", "harness", "harness_class", "make_
 pytest.register_assert_rewrite(
     "multiclouddb_conformance.checkpoint_stores",
     "multiclouddb_conformance.collection",
+    "multiclouddb_conformance.slow_link_suite",
     "multiclouddb_conformance.us8",
 )
 

@@ -9,33 +9,43 @@
     [id, null, 1, …]                      it was lost, and what follows it is not known yet
     [id, [cursor, …], 4, [parent, …]]     it waits for its parents
     [id, [cursor, …], 12, [parent, …]]    it waits, and no listing names it
-    [id, cursor, 16 + …, […]]             the plan of a snapshot, see `plan.py`
+    [id, cursor, 16 + …, [floor, µs, rate, retention, done, segments, rows, records, credit]]   a snapshot
 
 The third item of an entry is a set of bits. A newer version may write bits that this version does not know.
+Bit 16 marks the plan of a snapshot; its cursor is the part that is not divided into segments yet, or null.
+Bit 32: the stream is read only after the scan. Bit 64: its start was announced. Bit 128:
+`SnapshotOrder.AUTO`. The segments that are read are entries with bit 8.
 """
 
 from __future__ import annotations
 
+import math
 from enum import Enum, auto
 from typing import Any, Final, TypeAlias
 
 import attrs
 
-from multiclouddb_api import MulticloudDbError, invalid_request
-from multiclouddb_spi.continuation.plan import Plan, is_plan, plan_from_json, plan_to_json
-from multiclouddb_spi.continuation.times import is_micros
+from multiclouddb_api import MulticloudDbError, Snapshot, SnapshotOrder, SnapshotProgress, invalid_request
+from multiclouddb_spi.continuation.token import is_micros, to_micros
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import InvalidCursor
+from multiclouddb_spi.scan import ScanPlan, snapshot_id_of
 
 __all__ = [
     "AnyEntry",
     "Audited",
     "Entry",
+    "Plan",
     "Stage",
     "audited_from_json",
     "audited_to_json",
     "entry_from_json",
     "entry_to_json",
+    "is_plan",
+    "plan_from_json",
+    "plan_of",
+    "plan_to_json",
+    "shown",
 ]
 
 _END: Final = 1
@@ -98,9 +108,6 @@ class Entry:
         return self.said[0] if self.said else None
 
 
-AnyEntry: TypeAlias = Entry | Plan
-
-
 @attrs.frozen
 class Audited:
     """What a token keeps for the search for partitions that the feed does not cover.
@@ -132,12 +139,7 @@ def entry_to_json(entry: AnyEntry) -> Cursor:
 
 
 def entry_from_json(item: Any) -> AnyEntry:
-    """Return the entry that `entry_to_json` has converted.
-
-    Raises:
-        InvalidCursor: Raised if `entry_to_json` did not make the value.
-        MulticloudDbError: `INVALID_REQUEST` if a newer version of the library made the value.
-    """
+    """Return the entry that `entry_to_json` has converted."""
     match item:
         case [str() as name, cursor]:
             return Entry(name, Stage.READ, (cursor,))
@@ -167,11 +169,7 @@ def audited_to_json(audited: Audited) -> Cursor:
 
 
 def audited_from_json(value: Any) -> Audited:
-    """Return what `audited_to_json` has converted.
-
-    Raises:
-        InvalidCursor: Raised if `audited_to_json` did not make the value.
-    """
+    """Return what `audited_to_json` has converted."""
     match value:
         case [since, at, (0 | 1) as retired] if _is_count(at) and (since is None or is_micros(since)):
             return Audited(since, at, bool(retired))
@@ -191,3 +189,118 @@ def _newer(problem: str) -> MulticloudDbError:
     return invalid_request(
         "continuation_token", f"was made by a newer version ({problem})", "upgrade multiclouddb"
     )
+
+
+_PLAN: Final = 16
+_HOLDS: Final = 32
+_ANNOUNCED: Final = 64
+_AUTO: Final = 128
+_KNOWN_OF_A_PLAN: Final = _PLAN | _HOLDS | _ANNOUNCED | _AUTO
+
+
+@attrs.frozen
+class Plan:
+    """The plan of a scan that is not finished.
+
+    Attributes:
+        partition_id: The id of the plan among the entries of a lineage.
+        cursor: The part of the key space that is not divided into segments yet; None if everything is
+            divided.
+        floor: The `order_key` of every row in the snapshot.
+        moment: The start of the snapshot, in µs since 1970.
+        holds: True if the engine reads no changes until the scan ends.
+        announced: True after a page has contained the `SnapshotStarted` notice of this scan.
+        auto: True if the engine may start to read changes before the scan ends.
+        rate: `Snapshot.max_scan_rate`.
+        retention: The number of seconds for which the service keeps a new position of the change stream; None
+            if this time is not known.
+        done: The number of segments that were read to their end.
+        segments: The expected number of segments, or None.
+        rows: The number of rows that were delivered.
+        records: The approximate number of rows at the start, or None.
+        credit: A fraction of a place on a page, in quarters: 0 to 3. The scan did not get this
+            fraction on earlier pages.
+    """
+
+    partition_id: str
+    cursor: Cursor
+    floor: str
+    moment: int
+    holds: bool = False
+    announced: bool = False
+    auto: bool = False
+    rate: float | None = None
+    retention: int | None = None
+    done: int = 0
+    segments: int | None = None
+    rows: int = 0
+    records: int | None = None
+    credit: int = 0
+
+    def progress(self) -> SnapshotProgress:
+        """The progress of the scan, in the form that applications see."""
+        order = SnapshotOrder.ORDERED if self.holds else SnapshotOrder.INTERLEAVED
+        return SnapshotProgress(order, self.done, self.segments, self.rows, self.records)
+
+
+AnyEntry: TypeAlias = Entry | Plan
+
+
+def plan_of(scan: ScanPlan, wanted: Snapshot) -> Plan:
+    """Return the entry for a new snapshot."""
+    return Plan(
+        snapshot_id_of(scan.plan_id),
+        scan.cursor,
+        scan.floor,
+        to_micros(scan.moment),
+        holds=wanted.order is not SnapshotOrder.INTERLEAVED,
+        auto=wanted.order is SnapshotOrder.AUTO,
+        rate=wanted.max_scan_rate,
+        segments=shown(scan.segments),
+        records=shown(scan.records),
+    )
+
+
+def shown(count: int | None) -> int | None:
+    """Return a number that is only shown to users.
+
+    A service's estimate may be any number. Return None if a token cannot store the number: if it is
+    negative, too large or not an integer.
+    """
+    return count if _is_count(count) else None
+
+
+def plan_to_json(plan: Plan) -> Cursor:
+    """Return a plan in the form that a token stores."""
+    flags = _PLAN | plan.holds * _HOLDS | plan.announced * _ANNOUNCED | plan.auto * _AUTO
+    counts: list[Cursor] = [plan.rate, plan.retention, plan.done, plan.segments, plan.rows, plan.records]
+    return [plan.partition_id, plan.cursor, flags, [plan.floor, plan.moment, *counts, plan.credit]]
+
+
+def is_plan(flags: int) -> bool:
+    """Return whether these flags mark a plan in a format that this library supports."""
+    return bool(flags & _PLAN) and not flags & ~_KNOWN_OF_A_PLAN
+
+
+def plan_from_json(item: Any) -> Plan:
+    """Return the plan that `plan_to_json` has converted, for an item whose flags mark a plan."""
+    match item:
+        case [
+            str() as partition_id, cursor, int() as flags,
+            [str() as floor, moment, rate, retention, done, segments, rows, records, (0 | 1 | 2 | 3) as
+            credit],
+        ] if (
+            floor and is_micros(moment) and _is_rate(rate) and _is_count(done) and _is_count(rows)
+            and all(value is None or _is_count(value) for value in (retention, segments, records))
+            and type(credit) is int
+        ):  # fmt: skip
+            return Plan(
+                partition_id, cursor, floor, moment, bool(flags & _HOLDS), bool(flags & _ANNOUNCED),
+                bool(flags & _AUTO), rate, retention, done, segments, rows, records, credit,
+            )  # fmt: skip
+        case _:
+            raise InvalidCursor("the plan of a snapshot is unreadable")
+
+
+def _is_rate(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and 0 < value < math.inf)

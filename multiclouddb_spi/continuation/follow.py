@@ -20,7 +20,6 @@ from multiclouddb_api import (
     Beginning,
     ErrorCategory,
     Gap,
-    LogicalPartition,
     Now,
     OnExpired,
     PartitionFoundLate,
@@ -29,7 +28,7 @@ from multiclouddb_api import (
 from multiclouddb_spi.batch import Awaiting, Child, Continue, Drained, Ended, Outcome, Reached, Scanned
 from multiclouddb_spi.continuation.entry import Audited, Entry
 from multiclouddb_spi.continuation.lineage import Lineage, Loss, NotProvableError
-from multiclouddb_spi.continuation.times import to_micros, to_moment
+from multiclouddb_spi.continuation.token import to_micros, to_moment
 from multiclouddb_spi.contract import Feed, FeedIdentity, FeedStart, Seed, Survey
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
@@ -76,20 +75,7 @@ class Found:
 
 
 def apply_end(lineage: Lineage, name: str, outcome: Outcome, *, names_late: bool = True) -> Ending | None:
-    """Apply what follows the last record of a partition or segment.
-
-    Args:
-        lineage: The lineage, in which the position of the end was taken.
-        name: The partition.
-        outcome: What follows.
-        names_late: `Feed.names_late`.
-
-    Returns:
-        None if the partition may have more records.
-
-    Raises:
-        ProviderFault: `PERMANENT_FAILURE` if the provider breaks its contract. Nothing has changed then.
-    """
+    """Apply what follows the last record of a partition or segment."""
     lineage.check_end(name, outcome)
     match outcome:
         case Drained(children, complete):
@@ -172,14 +158,8 @@ def most_looks(seconds: float) -> int:
 
 
 def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | None:
-    """Return what the token of a new feed keeps for the search; None where nothing is ever named late.
-
-    Args:
-        feed: The feed.
-        position: The start position.
-        now: The service's time, requested before the feed starts; None if it does not report one.
-    """
-    if isinstance(feed.spec.scope, LogicalPartition) or not feed.names_late:
+    """Return what the token of a new feed keeps for the search; None where nothing is ever named late."""
+    if not feed.names_late:
         return None
     match position:
         case Beginning():
@@ -206,17 +186,7 @@ def is_search_due(audited: Audited | None, every: float) -> bool:
 
 
 class Follow:
-    """Follows the partitions of one lineage; each call of the client makes its own.
-
-    Args:
-        feed: The opened feed.
-        lineage: Changed in place.
-        call: Sends requests to the service.
-        deadline: The time limit of the call.
-        on_expired: What to do about a loss.
-        looks: When this client last looked for children.
-        watch_seconds: How long to look for more children of an ended partition.
-    """
+    """Follows the partitions of one lineage; each call of the client makes its own."""
 
     def __init__(
         self,
@@ -235,19 +205,7 @@ class Follow:
     # -- Losses
 
     def lost(self, expired_ids: Collection[str], *, deadline: Deadline | None = None) -> tuple[Loss, ...]:
-        """Apply what retention has removed; the caller knows that it may be skipped.
-
-        Args:
-            expired_ids: The partitions whose position was refused.
-            deadline: The time limit; by default that of the call.
-
-        Returns:
-            Each loss. Empty if the service does not say what has become of the refused positions.
-
-        Raises:
-            ProviderFault: `CHECKPOINT_EXPIRED` if nothing proves what belongs to a feed of one partition.
-            Exception: The error that the provider raised.
-        """
+        """Apply what retention has removed; the caller knows that it may be skipped."""
         survey = self._survey(self._entries(), deadline or self._deadline, expired_ids)
         try:
             return tuple(self._lineage.lost(survey, expired_ids))
@@ -288,12 +246,7 @@ class Follow:
         return [end for end in self._lineage.ends() if self._looks.is_due(self._feed, end)]
 
     def look(self, ends: Collection[Entry]) -> Found:
-        """Ask once for more children of ended partitions.
-
-        Raises:
-            ProviderFault: `CHECKPOINT_EXPIRED` if one of them was lost before a child of it was named.
-            Exception: The error that the provider raised.
-        """
+        """Ask once for more children of ended partitions."""
         lineage = self._lineage
         asked = {end.partition_id: end.cursor for end in ends}
         survey = self._survey(asked, self._deadline, whole=False)
@@ -327,12 +280,7 @@ class Follow:
     # -- Uncovered partitions
 
     def search(self, deadline: Deadline) -> Found:
-        """Compare the lineage with what the service lists, and read what nothing leads to.
-
-        Raises:
-            ProviderFault: `CHECKPOINT_EXPIRED` if a partition was lost before the service listed it.
-            Exception: The error that the provider raised; the next search is then due soon.
-        """
+        """Compare the lineage with what the service lists, and read what nothing leads to."""
         lineage, audited = self._lineage, self._lineage.audited
         assert audited is not None
         lineage.audited = Audited(audited.since, int(time.time()), retired=True)  # soon again, if this fails

@@ -34,13 +34,13 @@ from multiclouddb_spi.continuation.entry import (
     AnyEntry,
     Audited,
     Entry,
+    Plan,
     Stage,
     audited_from_json,
     audited_to_json,
     entry_from_json,
     entry_to_json,
 )
-from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.contract import PartitionState, Seed, Survey
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import InvalidCursor, ProviderFault
@@ -109,12 +109,6 @@ class Loss:
 class Lineage:
     """The partitions of one feed, in the order in which they are read. Not thread-safe.
 
-    Args:
-        entries: The partitions in the order in which they are read.
-        rules: The feed.
-        audited: The data for the search for uncovered partitions; None for a feed of one partition or key.
-        root: The only partition that was asked for, with its descendants; None for a whole scope.
-
     Attributes:
         rules: As passed.
         audited: As passed.
@@ -141,30 +135,14 @@ class Lineage:
     def from_seeds(
         cls, seeds: Sequence[Seed], rules: Rules, audited: Audited | None = None, root: str | None = None
     ) -> Lineage:
-        """Build the lineage of a start; a parent that is not a seed no longer exists.
-
-        Args:
-            seeds: The partitions and start positions that the provider named.
-            rules: The feed.
-            audited: The data for the search for uncovered partitions, or None.
-            root: The only partition that was asked for, or None.
-        """
+        """Build the lineage of a start; a parent that is not a seed no longer exists."""
         made = cls((), rules, audited, root)
         made._add(seeds, {seed.partition_id for seed in seeds})
         return made
 
     @classmethod
     def from_json(cls, value: Any, rules: Rules) -> Lineage:
-        """Rebuild a lineage from the value that `to_json` returned.
-
-        Args:
-            value: The value that `to_json` returned.
-            rules: The feed.
-
-        Raises:
-            InvalidCursor: Raised if `to_json` did not make the value, or if partitions wait for each other.
-            MulticloudDbError: `INVALID_REQUEST` if a newer version of the library made the value.
-        """
+        """Rebuild a lineage from the value that `to_json` returned."""
         if not (isinstance(value, dict) and isinstance(value.get("p"), list)):
             raise InvalidCursor("the list of partitions is missing")
         audited = audited_from_json(value["a"]) if "a" in value else None
@@ -189,11 +167,7 @@ class Lineage:
         return Lineage(self._entries.values(), self.rules, self.audited, self.root)
 
     def check_waits(self) -> None:
-        """Refuse partitions that wait for each other, because they would never be read.
-
-        Raises:
-            InvalidCursor: Raised if some do.
-        """
+        """Refuse partitions that wait for each other, because they would never be read."""
         waits = {entry.partition_id: entry.waits for entry in self.waiting()}
         free = [name for name, parents in waits.items() if waits.keys().isdisjoint(parents)]
         left = {name: len(waits.keys() & set(parents)) for name, parents in waits.items()}
@@ -217,11 +191,7 @@ class Lineage:
         return partition_id in self._entries
 
     def at(self, partition_id: str) -> AnyEntry | None:
-        """Return the entry of a partition or of the plan, or None.
-
-        Args:
-            partition_id: The id of the entry.
-        """
+        """Return the entry of a partition or of the plan, or None."""
         return self._entries.get(partition_id)
 
     def active(self) -> list[Entry]:
@@ -239,11 +209,7 @@ class Lineage:
         return [each for name in self._ends if isinstance(each := self._entries[name], Entry)]
 
     def ending(self, partition_id: str) -> Entry | None:
-        """Return the entry of a partition that was read to its end, or None.
-
-        Args:
-            partition_id: The service's own id of the partition.
-        """
+        """Return the entry of a partition that was read to its end, or None."""
         entry = self._entries.get(partition_id)
         return entry if isinstance(entry, Entry) and entry.stage is _END else None
 
@@ -252,31 +218,17 @@ class Lineage:
         return [each for each in self._entries.values() if isinstance(each, Entry) and each.listed]
 
     def cursor(self, partition_id: str) -> Cursor:
-        """Return the position of a partition that is read or ended, or the part of a plan that is not cut.
-
-        Args:
-            partition_id: The id of the entry.
-        """
+        """Return the position of a partition that is read or ended, or the part of a plan that is not cut."""
         return self._entries[partition_id].cursor
 
+    def reading(self, partition_id: str) -> Entry | None:
+        """Return the entry of a partition or segment that is read, else None."""
+        entry = self._entries.get(partition_id)
+        return entry if isinstance(entry, Entry) and entry.stage is _READ else None
+
     def reads(self, partition_id: str) -> bool:
-        """Return whether a partition or segment is read.
-
-        Args:
-            partition_id: The id of the entry.
-        """
-        entry = self._entries.get(partition_id)
-        return isinstance(entry, Entry) and entry.stage is _READ
-
-    def is_read(self, partition_id: str, cursor: Cursor) -> bool:
-        """Return whether a partition is read and stands at this position.
-
-        Args:
-            partition_id: The id of the entry.
-            cursor: The position.
-        """
-        entry = self._entries.get(partition_id)
-        return isinstance(entry, Entry) and entry.stage is _READ and entry.said[0] == cursor
+        """Return whether a partition or segment is read."""
+        return self.reading(partition_id) is not None
 
     def is_quiet(self, quiet: Collection[str]) -> bool:
         """Return whether nothing is left to read: every partition is `quiet`, nothing waits, all is named."""
@@ -285,11 +237,7 @@ class Lineage:
         return all(each.partition_id in quiet for each in self.active())
 
     def stands_like(self, other: Lineage) -> bool:
-        """Return whether both contain the same partitions at the same positions, however often searched.
-
-        Args:
-            other: Another lineage of the same feed.
-        """
+        """Return whether both contain the same partitions at the same positions, however often searched."""
         if self._entries.keys() != other._entries.keys():
             return False
         return all(_place(each) == _place(other._entries[name]) for name, each in self._entries.items())
@@ -297,21 +245,13 @@ class Lineage:
     # -- The queue
 
     def rotate(self, partition_ids: Iterable[str]) -> None:
-        """Move partitions that were just read to the back of the queue, in this order.
-
-        Args:
-            partition_ids: The partitions, in the order in which they were read.
-        """
+        """Move partitions that were just read to the back of the queue, in this order."""
         for name in partition_ids:
             if (entry := self._entries.pop(name, None)) is not None:
                 self._entries[name] = entry
 
     def failed_last(self, partition_id: str) -> None:
-        """Mark this partition: the next call reads it first and alone.
-
-        Args:
-            partition_id: The service's own id of the partition.
-        """
+        """Mark this partition: the next call reads it first and alone."""
         entry = self._entries[partition_id]
         if isinstance(entry, Entry) and entry.stage is _READ:
             self._entries[partition_id] = attrs.evolve(entry, failed_last=True)
@@ -319,30 +259,13 @@ class Lineage:
     # -- Transition 1: took, ended
 
     def took(self, partition_id: str, cursor: Cursor) -> None:
-        """Record that everything up to the cursor was delivered; this also clears `failed_last`.
-
-        Args:
-            partition_id: The id of a partition or segment that is read.
-            cursor: The position after the delivered records.
-        """
+        """Record that everything up to the cursor was delivered; this also clears `failed_last`."""
         entry = self._entries[partition_id]
         listed = entry.listed if isinstance(entry, Entry) else True
         self._entries[partition_id] = Entry(partition_id, _READ, (cursor,), listed=listed)
 
     def ended(self, partition_id: str, children: Sequence[Child], *, complete: bool) -> list[str]:
-        """Record that a partition was read to its end, or that more of its children are known.
-
-        Args:
-            partition_id: A partition in the stage READ or END.
-            children: Its children; those that it has named before are ignored.
-            complete: True if it has no others.
-
-        Returns:
-            The partitions that start.
-
-        Raises:
-            ProviderFault: `PERMANENT_FAILURE` if the provider breaks C1.
-        """
+        """Record that a partition was read to its end, or that more of its children are known."""
         entry = self._entries[partition_id]
         assert isinstance(entry, Entry)
         fresh = self.fresh(partition_id, children)
@@ -358,12 +281,7 @@ class Lineage:
         return self.release(partition_id)
 
     def fresh(self, partition_id: str, children: Sequence[Child]) -> list[Child]:
-        """Return the children that an ending partition has not named before, each once.
-
-        Args:
-            partition_id: The service's own id of the partition.
-            children: The children that it names.
-        """
+        """Return the children that an ending partition has not named before, each once."""
         named = end.children if (end := self.ending(partition_id)) is not None else ()
         return list({one.partition_id: one for one in children if one.partition_id not in named}.values())
 
@@ -397,26 +315,12 @@ class Lineage:
 
         An ended partition with a known child was read, and the child proves it: it is only forgotten. A child
         that it has not named is found by the search, but not in a feed of one partition.
-
-        Args:
-            survey: What exists now.
         """
         found = (each for each in self.listed() if each.partition_id in survey.gone and not _is_lost(each))
         return {each.partition_id: each for each in found if not (each.children and self.root is None)}
 
     def lost(self, survey: Survey, expired: Collection[str] = frozenset()) -> list[Loss]:
-        """Apply what retention has removed to all entries at once.
-
-        Args:
-            survey: What exists now.
-            expired: Partitions whose position the service has refused.
-
-        Returns:
-            Each position that was lost. Empty if the survey does not say what happened to any of them.
-
-        Raises:
-            NotProvableError: Raised before anything changes.
-        """
+        """Apply what retention has removed to all entries at once."""
         gone = self.gone(survey)
         if gone and self.root is not None and survey.heirs is not None:
             raise NotProvableError  # an heir may descend from somebody else's partition
@@ -480,33 +384,29 @@ class Lineage:
 
     def _cut(self, gone: Mapping[str, Entry], heirs: Sequence[Seed]) -> list[Loss]:
         """Begin again at the oldest moment, where nothing tells which partitions were read to their end."""
-        kept = []
+        losses = [Loss(name, each.cursor, tuple(heirs), everything=True) for name, each in gone.items()]
+        begin = []
         for seed in heirs:
             entry = self._entries.get(seed.partition_id)
-            stands = isinstance(entry, Entry) and entry.stage is _READ
-            if stands and entry is not None and self.rules.compare(entry.cursor, seed.cursor) in (0, 1):
-                kept.append(attrs.evolve(seed, cursor=entry.cursor))
-            else:
-                kept.append(seed)
-        losses = [Loss(name, each.cursor, tuple(heirs), everything=True) for name, each in gone.items()]
+            if not isinstance(entry, Entry) or entry.stage is _END:
+                begin.append(seed)
+                continue
+            position = self.rules.join(seed.partition_id, entry.said)
+            order = self.rules.compare(position, seed.cursor)
+            if order == -1:
+                losses.append(Loss(seed.partition_id, position, (seed,)))
+            stands = entry.stage is _READ and order in (0, 1)
+            begin.append(attrs.evolve(seed, cursor=position) if stands else seed)
         for each in self.listed():
             self._remove(each.partition_id)
         self._waiting_for.clear()
-        self._add(kept, frozenset())
+        self._add(begin, frozenset())
         return losses
 
     # -- Transition 3: found
 
     def found(self, survey: Survey, *, skips: bool = True) -> tuple[list[Seed], list[Loss]]:
-        """Add the partitions that no entry leads to; the caller applies losses first.
-
-        Args:
-            survey: What exists now.
-            skips: False to add nothing if a partition was lost before the service listed it.
-
-        Returns:
-            The partitions that were added, and the parents that were lost without having been listed.
-        """
+        """Add the partitions that no entry leads to; the caller applies losses first."""
         tops = self._uncovered(survey, {})
         told = {end.partition_id for end in self.ends() if _is_lost(end)}
         stranded = dict.fromkeys(
@@ -526,16 +426,7 @@ class Lineage:
         return added, losses
 
     def looked(self, survey: Survey, asked: Iterable[str], most: int) -> tuple[list[Child], list[str]]:
-        """Add the children of ended partitions, after the service was asked for more of them.
-
-        Args:
-            survey: What exists now, at least of the children of those that were asked.
-            asked: The ended partitions for which a longer pause has passed since they were last asked.
-            most: An ended partition with a known child leaves after so many looks.
-
-        Returns:
-            The children that were added, and the partitions that start.
-        """
+        """Add the children of ended partitions, after the service was asked for more of them."""
         named = dict[str, list[Child]]()
         for each in survey.present:
             for parent in each.parents:
@@ -623,9 +514,6 @@ class Lineage:
         """Return whether a partition that nobody covers belongs to the scope.
 
         If the root no longer exists, none of its ancestors does (C2), so what was read lies below it.
-
-        Raises:
-            NotProvableError: Raised if entries were lost, and it may descend from one of them.
         """
         if self.root is None:
             return True
@@ -648,11 +536,7 @@ class Lineage:
     # -- Transition 4: start
 
     def release(self, partition_id: str) -> list[str]:
-        """End each wait for an entry; return the partitions that start.
-
-        Args:
-            partition_id: The id of the entry.
-        """
+        """End each wait for an entry; return the partitions that start."""
         started = []
         for name in sorted(self._waiting_for.pop(partition_id, ())):
             entry = self._entries.get(name)
@@ -765,11 +649,7 @@ class Lineage:
         return entry if isinstance(entry, Plan) else None
 
     def is_segment(self, partition_id: str) -> bool:
-        """Return whether an entry is a segment of a scan.
-
-        Args:
-            partition_id: The id of the entry.
-        """
+        """Return whether an entry is a segment of a scan."""
         return partition_id in self._segments
 
     @property
@@ -778,21 +658,13 @@ class Lineage:
         return len(self._segments)
 
     def begin_scan(self, plan: Plan) -> None:
-        """Add a scan; if it holds the stream, every partition of the lineage waits for it.
-
-        Args:
-            plan: The plan of the scan, which becomes an entry.
-        """
+        """Add a scan; if it holds the stream, every partition of the lineage waits for it."""
         stream = list(self._entries)
         self._put(plan)
         self.hold_for_scan(stream)
 
     def hold_for_scan(self, partition_ids: Iterable[str]) -> None:
-        """Make partitions wait for the scan, if changes are read only after it.
-
-        Args:
-            partition_ids: Partitions that were not read yet.
-        """
+        """Make partitions wait for the scan, if changes are read only after it."""
         plan = self.plan
         if plan is None or not plan.holds:
             return
@@ -802,24 +674,12 @@ class Lineage:
                 self._put(attrs.evolve(entry, stage=_WAIT, waits=(*entry.waits, plan.partition_id)))
 
     def change_plan(self, **changes: Any) -> None:
-        """Change fields of the plan, if there is one.
-
-        Args:
-            changes: The fields of `Plan` to change, with their new values.
-        """
+        """Change fields of the plan, if there is one."""
         if (plan := self.plan) is not None:
             self._entries[plan.partition_id] = attrs.evolve(plan, **changes)
 
     def check_end(self, partition_id: str, outcome: Outcome) -> None:
-        """Refuse an outcome that would lose a part of the scan, or a partition, in silence.
-
-        Args:
-            partition_id: The segment or partition that has ended.
-            outcome: How it has ended.
-
-        Raises:
-            ProviderFault: `PERMANENT_FAILURE`, because the provider violates its contract.
-        """
+        """Refuse an outcome that would lose a part of the scan, or a partition, in silence."""
         match outcome:
             case Scanned(pieces) if self.is_segment(partition_id):
                 self.check_cut(pieces, partition_id)
@@ -831,27 +691,14 @@ class Lineage:
                 pass
 
     def check_cut(self, segments: Sequence[Segment], replaced: str | None = None) -> None:
-        """Refuse segments whose id already belongs to another entry.
-
-        Args:
-            segments: The new segments.
-            replaced: The segment that they replace, or None.
-
-        Raises:
-            ProviderFault: `PERMANENT_FAILURE`, because the provider violates its contract.
-        """
+        """Refuse segments whose id already belongs to another entry."""
         names = [segment.segment_id for segment in segments]
         known = [name for name in names if name in self._entries and name != replaced]
         if known or len(set(names)) < len(names):
             raise _broken(f"a segment was cut twice, or has the id of a partition: {known or names}")
 
     def cut(self, segments: Iterable[Segment], rest: Cursor | None) -> list[str]:
-        """Add segments that are to be read, and note the part that is not cut yet; return their ids.
-
-        Args:
-            segments: The parts.
-            rest: The part that is not cut yet, or None.
-        """
+        """Add segments that are to be read, and note the part that is not cut yet; return their ids."""
         self.change_plan(cursor=rest)
         started = []
         for segment in segments:
@@ -860,12 +707,7 @@ class Lineage:
         return started
 
     def scanned(self, segment_id: str, pieces: Sequence[Segment]) -> list[str]:
-        """Record that a segment was read to its end; return the ids of the pieces that replace its rest.
-
-        Args:
-            segment_id: The id of the segment.
-            pieces: The segments that replace its unread rest.
-        """
+        """Record that a segment was read to its end; return the ids of the pieces that replace its rest."""
         self._remove(segment_id)
         plan = self.plan
         if plan is None:

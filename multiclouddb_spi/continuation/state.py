@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import attrs
 
+from multiclouddb_api import PhysicalPartition
 from multiclouddb_spi.batch import Child
-from multiclouddb_spi.continuation.entry import Entry, Stage
+from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage, Rules
+from multiclouddb_spi.continuation.token import Envelope, ReadUntil, decode_token, encode_token, scope_text
+from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import InvalidCursor
 
 __all__ = [
     "FeedOver",
     "FeedState",
+    "Finished",
     "Retired",
+    "Session",
+    "Written",
+    "WrittenTokens",
     "end_from_json",
     "retired",
     "state_from_json",
@@ -42,15 +51,7 @@ class Retired:
 
 
 def retired(lineage: Lineage, partition_id: str, children: Sequence[Child], *, complete: bool) -> Retired:
-    """Make the state of a feed that reads a single partition, after this partition has ended.
-
-    Args:
-        lineage: The lineage that contains the partition.
-        partition_id: The service's own id of the partition.
-        children: The children of the partition, as far as they are known; a child may appear twice, because
-            services name some children twice.
-        complete: True if there are no other children.
-    """
+    """Make the state of a feed that reads a single partition, after this partition has ended."""
     found = tuple(lineage.fresh(partition_id, children))
     once = [child.partition_id for child in found]
     if complete:
@@ -92,12 +93,7 @@ def state_to_json(state: FeedState) -> Cursor:
 
 
 def state_from_json(value: Any, rules: Rules) -> FeedState:
-    """Return the state that `state_to_json` has converted.
-
-    Raises:
-        InvalidCursor: Raised if `state_to_json` did not make the value, or if a read from this state could
-            never return a change.
-    """
+    """Return the state that `state_to_json` has converted."""
     end = end_from_json(value)
     if end is not None:
         return end
@@ -108,11 +104,7 @@ def state_from_json(value: Any, rules: Rules) -> FeedState:
 
 
 def end_from_json(value: Any) -> Retired | FeedOver | None:
-    """Return the state if it is the end of a feed or partition, else None.
-
-    Raises:
-        InvalidCursor: Raised if a child in the value is unreadable.
-    """
+    """Return the state if it is the end of a feed or partition, else None."""
     match value:
         case {"retired": str() as partition_id, "children": [*children]}:
             found = tuple(_child(child) for child in children)
@@ -144,3 +136,158 @@ def _watch(partition_id: str, children: tuple[Child, ...], value: Any) -> Entry 
             return Entry(partition_id, Stage.END, (cursor,), children=named, looks=looks)
         case _:
             raise InvalidCursor("the search for children is unreadable")
+
+
+@attrs.frozen
+class Finished:
+    """The content of a token after which no change can follow.
+
+    If a request contains this kind of token, the engine answers without asking the service.
+
+    Attributes:
+        token: The request's token.
+        over: Why the feed ended.
+        skipped: Undecodable records that the token skips.
+    """
+
+    token: str
+    over: FeedOver
+    skipped: tuple[tuple[str, str], ...]
+
+
+@attrs.frozen
+class Session:
+    """The state of one call.
+
+    Attributes:
+        feed: The opened feed.
+        state: The lineage that the call changes, or the way in which the feed ended.
+        scope: The scope in the form that tokens store.
+        digest: The digest of the options that change positions.
+        watermark: The highest watermark reported so far, in µs since 1970, or None.
+        skipped: Undecodable records that the request's token skips.
+        read_until: The moment before which every change has been returned, or None.
+    """
+
+    feed: Feed
+    state: FeedState
+    scope: str
+    digest: str
+    watermark: int | None = None
+    skipped: tuple[tuple[str, str], ...] = ()
+    read_until: ReadUntil | None = None
+
+    def envelope(
+        self,
+        state: Cursor,
+        *,
+        scope: str | None = None,
+        watermark: int | None = None,
+        read_until: ReadUntil | None = None,
+        skipped: tuple[tuple[str, str], ...] = (),
+    ) -> Envelope:
+        """Return the content of a token for this feed; `encode_token` converts it to the token."""
+        identity = self.feed.identity
+        return Envelope(
+            identity.provider_id,
+            identity.address,
+            identity.incarnation,
+            scope or self.scope,
+            self.digest,
+            state,
+            watermark=watermark,
+            read_until=read_until,
+            skipped=skipped,
+        )
+
+    def alone(self, entry: AnyEntry) -> Lineage:
+        """Return a lineage that contains only one partition."""
+        return Lineage([entry], self.feed)
+
+    def partition_token(self, partition_id: str, lineage: Lineage, *, with_descendants: bool = False) -> str:
+        """Make a token for one physical partition of this feed.
+
+        The token contains the skipped records of that partition.
+        """
+        public_id = self.feed.public_id(partition_id)
+        skipped = tuple(item for item in self.skipped if item[0] == public_id)
+        scope = PhysicalPartition(public_id, with_descendants=with_descendants)
+        scoped = scope_text(scope, partition_id)
+        return encode_token(self.envelope(lineage.to_json(), scope=scoped, skipped=skipped))
+
+    def child_token(self, child: Child) -> str:
+        """Make a token for a child partition, at the start position that the parent gave."""
+        return self.partition_token(
+            child.partition_id, self.alone(Entry.read(child.partition_id, child.cursor))
+        )
+
+
+_MOST_TOKENS: Final = 64
+_MOST_ENTRIES: Final = 100_000
+
+
+@attrs.frozen(eq=False)
+class Written:
+    """A token that this process wrote.
+
+    Attributes:
+        envelope: The token without its state.
+        state: The state. Only the call that has taken the token may change the state.
+    """
+
+    envelope: Envelope
+    state: Lineage
+
+    def lineage(self, rules: Rules) -> Lineage:
+        """Return the state; parsing the token would give an equal state."""
+        self.state.rules = rules
+        if self.state.waiting():
+            self.state.check_waits()
+        return self.state
+
+
+class WrittenTokens:
+    """Keeps the lineage of each token until the token is used.
+
+    A consumer that reads page after page uses each token once. If a consumer uses a token a second
+    time, the library parses the token.
+
+    Attributes:
+        checks: True to compare each kept lineage with the content of its token; only tests set
+            this.
+    """
+
+    checks: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._written: OrderedDict[str, Written] = OrderedDict()
+        self._entries = 0
+        self._lock = threading.Lock()
+
+    def keep(self, token: str, envelope: Envelope, lineage: Lineage) -> None:
+        """Keep the lineage of a token; the lineage must not be changed after this call."""
+        with self._lock:
+            if token not in self._written:  # the same token has the same entries
+                self._entries += len(lineage)
+            self._written[token] = Written(attrs.evolve(envelope, state=None), lineage)
+            while len(self._written) > _MOST_TOKENS or self._entries > _MOST_ENTRIES:
+                self._entries -= len(self._written.popitem(last=False)[1].state)
+
+    def take(self, token: str) -> Written | None:
+        """Remove and return the lineage of a token, or return None if it is not kept."""
+        with self._lock:
+            written = self._written.pop(token, None)
+            if written is not None:
+                self._entries -= len(written.state)
+        if written is not None and self.checks:
+            _check(token, written)
+        return written
+
+
+def _check(token: str, written: Written) -> None:
+    parsed = decode_token(token)
+    state = state_from_json(parsed.state, written.state.rules)
+    assert attrs.evolve(parsed, state=None) == written.envelope, "a token differs from what was kept"
+    assert isinstance(state, Lineage)
+    assert list(state) == list(written.state), "a token differs from the lineage that was kept"
+    assert state.audited == written.state.audited

@@ -20,7 +20,8 @@ import binascii
 import hashlib
 import time
 import zlib
-from typing import Any, Final
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeGuard
 
 import attrs
 import orjson
@@ -39,10 +40,118 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_api.codec import JsonValue, encode_json
-from multiclouddb_spi.continuation.bounds import MAX_BYTES, MAX_LEVELS, beyond_bounds
-from multiclouddb_spi.continuation.times import ReadUntil, is_micros
 
-__all__ = ["Envelope", "decode_token", "encode_token", "scope_text"]
+__all__ = [
+    "MAX_BYTES",
+    "MAX_LEVELS",
+    "MAX_VALUES",
+    "Envelope",
+    "ReadUntil",
+    "beyond_bounds",
+    "decode_token",
+    "encode_token",
+    "is_micros",
+    "scope_text",
+    "to_micros",
+    "to_moment",
+]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
+"""The earliest and the latest time: the years 1 to 9999."""
+
+
+@attrs.frozen
+class ReadUntil:
+    """The moment before which every change has been returned.
+
+    Attributes:
+        micros: The moment, in the form that a token stores.
+        estimated: True if an answer of the service made the moment likely, but did not prove it.
+    """
+
+    micros: int
+    estimated: bool = False
+
+
+def to_micros(moment: datetime) -> int:
+    """Convert a time to the form that a token stores."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def to_moment(micros: int) -> datetime:
+    """Return the time that `to_micros` has converted."""
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def is_micros(value: Any) -> TypeGuard[int]:
+    """Return True if a value in a token's JSON is a time in microseconds, as `to_micros` returns it."""
+    return type(value) is int and value in _TIMES
+
+
+# A parser builds an object for each value, and a token of 84 kB can contain so many values that their objects
+# take gigabytes. So the values are counted first, without an object for each byte.
+MAX_BYTES: Final = 64 * 1024 * 1024
+MAX_LEVELS: Final = 16
+MAX_VALUES: Final = 2_000_000
+"""The highest number of values; object keys count as values, and an empty list or object counts as two."""
+
+_SQUARED: Final = bytes.maketrans(b"{}", b"[]")
+_CONTENT: Final = bytes(set(range(256)) - set(b'[]{},:"'))
+_MARKS: Final = b',:"'
+
+
+def beyond_bounds(text: bytes) -> str | None:
+    """Return the limit that a JSON text exceeds, or None.
+
+    If the text is not JSON, the result applies to the part that a parser would read before it stops.
+    """
+    if len(text) > MAX_BYTES:
+        return f"it has more than {MAX_BYTES >> 20} MiB of JSON"
+    if len(text) < MAX_VALUES and text.count(b"[") + text.count(b"{") <= MAX_LEVELS:
+        return None  # most tokens have too few bytes for many values, and few brackets
+    structure = _structure(text)
+    if structure is None or (len(structure) >= MAX_VALUES and _count(structure) >= MAX_VALUES):
+        return f"it has more than {MAX_VALUES} values"
+    if _is_deep(structure.translate(None, _MARKS)):
+        return f"it nests deeper than {MAX_LEVELS} levels"
+    return None
+
+
+def _structure(text: bytes) -> bytes | None:
+    """Return only the brackets, commas and colons outside strings, with braces replaced by brackets.
+
+    Return None if the text contains too many strings.
+    """
+    if b"\\" in text:
+        text = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    marks = text.translate(_SQUARED, _CONTENT)
+    if marks.count(b'"') > 2 * MAX_VALUES:
+        return None
+    # Two adjacent quotes are an empty string, or the border between two strings. Removing them does not
+    # change whether any other mark is inside or outside a string. After this, only the strings that contain
+    # marks remain.
+    parts = marks.replace(b'""', b"").split(b'"')
+    return b"".join(parts[::2])
+
+
+def _count(structure: bytes) -> int:
+    """Count all values except the outermost: one for each opening bracket, comma and colon."""
+    return sum(map(structure.count, (b"[", b",", b":")))
+
+
+def _is_deep(brackets: bytes) -> bool:
+    """Return whether the text is nested too deeply.
+
+    Each pass of the loop removes the innermost pairs of brackets. Unpaired brackets are never
+    removed.
+    """
+    for _ in range(MAX_LEVELS):
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)
+
 
 VERSION: Final = 1
 _MOST_CHARACTERS: Final = MAX_BYTES // 3 * 4 + 16
@@ -83,13 +192,7 @@ class Envelope:
 
 
 def scope_text(scope: FeedScope, partition_id: str | None = None) -> str:
-    """Return a scope in the form that a token stores; a logical partition's key is stored only as a digest.
-
-    Args:
-        scope: The request's scope.
-        partition_id: The service's own id of the partition; needed if `scope` is a
-            `PhysicalPartition`.
-    """
+    """Return a scope in the form that a token stores; a partition key only as a digest."""
     match scope:
         case EntireCollection():
             return "collection"
@@ -105,12 +208,7 @@ def scope_text(scope: FeedScope, partition_id: str | None = None) -> str:
 
 
 def encode_token(envelope: Envelope) -> str:
-    """Return the token's text.
-
-    Raises:
-        MulticloudDbError: `PERMANENT_FAILURE` if `decode_token` would refuse the token because of its size or
-            nesting.
-    """
+    """Return the token's text."""
     address = envelope.address
     body: dict[str, Any] = {
         "v": VERSION,
@@ -153,11 +251,7 @@ def _text(raw: bytes) -> str:
 
 
 def decode_token(token: str) -> Envelope:
-    """Decode a token into its parts; the caller compares the parts with the request.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the text is not a token, is damaged, or has a newer version.
-    """
+    """Decode a token into its parts; the caller compares the parts with the request."""
     try:
         body = _parse(_payload(token))
     except MemoryError as error:

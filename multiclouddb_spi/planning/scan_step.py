@@ -18,9 +18,9 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import Snapshot, SnapshotOrder
+from multiclouddb_spi.continuation.entry import Plan
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.plan import Plan
-from multiclouddb_spi.continuation.snapshots import resolve_snapshot, stream_headroom
+from multiclouddb_spi.continuation.starting import resolve_snapshot, stream_headroom
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import unsupported, unwritten

@@ -8,7 +8,8 @@ import attrs
 import pytest
 
 from multiclouddb_api import MulticloudDbError
-from multiclouddb_spi import Lineage, Position, Step
+from multiclouddb_spi import Position, Step
+from multiclouddb_spi.continuation.lineage import Lineage
 from pyspark_multiclouddb import caught_up, progress
 from pyspark_multiclouddb.progress import Reports, snapshot_state
 

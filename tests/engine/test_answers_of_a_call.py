@@ -9,7 +9,7 @@ import weakref
 import attrs
 import pytest
 
-from multiclouddb_api import Gap, Now, Renamed, SkipToOldest
+from multiclouddb_api import Gap, LogicalPartition, Now, Renamed, SkipToOldest
 from multiclouddb_conformance.simulation import (
     ServerError,
     ServiceBehaviour,
@@ -106,3 +106,22 @@ def test_a_failure_that_was_retried_is_not_kept(make_bench):
     assert (len(page.events), page.diagnostics.retries) == (1, 1)
     gc.collect()
     assert kept() is None
+
+
+def test_a_feed_of_one_key_goes_on_with_a_partition_that_is_listed_after_a_loss(make_bench, ids):
+    bench = make_bench(behaviour=ServiceBehaviour(late_listing=1))
+    bench.connect(coverage_audit_seconds=1e-9)
+    scope = LogicalPartition(bench.sim.key("k"))
+    token = bench.page(Now(), scope=scope).continuation_token
+    bench.sim.write("k", {})
+    child = bench.sim.roll("p0")
+    last = bench.sim.roll(child)
+    bench.sim.hide(last, 4)
+    bench.sim.trim("p0")
+    bench.sim.trim(child)
+    left = bench.sim.write("k", {}).event_id
+    found = []
+    for _ in range(9):
+        page = bench.page(token, scope=scope, on_expired=SKIP)
+        token, found = page.continuation_token, found + ids(page)
+    assert (found, page.idle) == ([left], True)

@@ -20,8 +20,7 @@ from multiclouddb_conformance.simulation import ServiceBehaviour, SimulationProv
 from multiclouddb_conformance.simulation.feed import SimulationFeed
 from multiclouddb_spi import Deadline, FeedSpec, Planner, ProviderFault
 from multiclouddb_spi.continuation.state import state_from_json
-from multiclouddb_spi.continuation.times import to_micros
-from multiclouddb_spi.continuation.token import decode_token
+from multiclouddb_spi.continuation.token import decode_token, to_micros
 
 
 class BackfillFeed(SimulationFeed):

@@ -20,15 +20,14 @@ from multiclouddb_spi import (
     Drained,
     Ended,
     FeedSpec,
-    Lineage,
     Reached,
     Scanned,
     read_range,
 )
 from multiclouddb_spi.batch import Outcome, children_of, goes_on
-from multiclouddb_spi.continuation.entry import Entry, Stage
+from multiclouddb_spi.continuation.entry import Entry, Plan, Stage
 from multiclouddb_spi.continuation.follow import Ending, apply_end
-from multiclouddb_spi.continuation.plan import Plan
+from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.planning.ranges import Range
 
 SOON = Deadline.after(30)

@@ -24,7 +24,8 @@ from multiclouddb_api import (
 from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import Listing, ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_conformance.simulation.ledger import Ledger
-from multiclouddb_spi import Engine, InlineExecutor, Lineage
+from multiclouddb_spi import Engine, InlineExecutor
+from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.token import decode_token
 
 LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "80"))

@@ -22,8 +22,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.times import ReadUntil
-from multiclouddb_spi.continuation.token import Envelope, decode_token, encode_token, scope_text
+from multiclouddb_spi.continuation.token import Envelope, ReadUntil, decode_token, encode_token, scope_text
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 

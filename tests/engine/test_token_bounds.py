@@ -19,11 +19,18 @@ from multiclouddb_api import ErrorCategory, MulticloudDbError, ResourceAddress
 from multiclouddb_conformance.delegating import WrappedProvider
 from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import SimulationProvider
-from multiclouddb_spi import InvalidCursor, Lineage
-from multiclouddb_spi.continuation.bounds import MAX_BYTES, MAX_LEVELS, MAX_VALUES, beyond_bounds
-from multiclouddb_spi.continuation.lineage import Entry
+from multiclouddb_spi import InvalidCursor
+from multiclouddb_spi.continuation.lineage import Entry, Lineage
 from multiclouddb_spi.continuation.state import state_from_json
-from multiclouddb_spi.continuation.token import Envelope, decode_token, encode_token
+from multiclouddb_spi.continuation.token import (
+    MAX_BYTES,
+    MAX_LEVELS,
+    MAX_VALUES,
+    Envelope,
+    beyond_bounds,
+    decode_token,
+    encode_token,
+)
 
 MEBIBYTE = 1024 * 1024
 HEAD = b'{"v":1,"p":"s","r":["d","c",null],"s":"collection","o":"","t":0,"c":'

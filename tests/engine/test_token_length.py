@@ -6,8 +6,8 @@ import pytest
 
 from multiclouddb_api import MulticloudDbError, Now
 from multiclouddb_spi.continuation import token
-from multiclouddb_spi.continuation.bounds import MAX_BYTES
 from multiclouddb_spi.continuation.entry import Audited, audited_from_json
+from multiclouddb_spi.continuation.token import MAX_BYTES
 from multiclouddb_spi.faults import InvalidCursor
 
 

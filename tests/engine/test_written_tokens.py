@@ -9,11 +9,11 @@ from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import ServiceBehaviour
 from multiclouddb_conformance.simulation.view import View
 from multiclouddb_spi import ProviderFault, session_opener
-from multiclouddb_spi.continuation import written as written_module
+from multiclouddb_spi.continuation import state as written_module
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.state import WrittenTokens
 from multiclouddb_spi.continuation.token import Envelope, decode_token
-from multiclouddb_spi.continuation.written import WrittenTokens
 from multiclouddb_spi.reading.pages import Pages
 
 

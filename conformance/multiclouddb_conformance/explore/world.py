@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
+from functools import lru_cache
 from itertools import combinations
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import attrs
 
 from multiclouddb_spi import Child, Cursor, Partition, PartitionState, Seed, Survey
-from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Stage
-from multiclouddb_spi.continuation.lineage import Lineage, NotProvableError
-from multiclouddb_spi.continuation.plan import Plan
+from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Plan, Stage
+from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, NotProvableError
 
 __all__ = [
     "RULES",
@@ -70,7 +70,7 @@ class BrokenError(Exception):
     """A promise does not hold."""
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Bounds:
     """How far to explore, and with which steps.
 
@@ -101,8 +101,7 @@ class Bounds:
     empty: bool = False
 
 
-@attrs.frozen
-class Part:
+class Part(NamedTuple):
     """A partition: its parents, its first and last time (None while it is open), and whether it is listed."""
 
     parents: tuple[int, ...]
@@ -111,8 +110,7 @@ class Part:
     shown: bool = True
 
 
-@attrs.frozen
-class Consumer:
+class Consumer(NamedTuple):
     """What a consumer has, and what it was given: a crash takes both back to the same token.
 
     Attributes:
@@ -128,8 +126,7 @@ class Consumer:
     over: bool = False
 
 
-@attrs.frozen(cache_hash=True)
-class World:
+class World(NamedTuple):
     """One state of service and consumer.
 
     Attributes:
@@ -143,7 +140,7 @@ class World:
         token: An older state of the consumer, to which a crash returns.
     """
 
-    bounds: Bounds = attrs.field(eq=False)
+    bounds: Bounds
     parts: tuple[Part, ...]
     now: int
     kept: int
@@ -183,6 +180,7 @@ RULES: Final = _RULES[Kind.LATE]
 
 def begin(bounds: Bounds, roots: int = 2) -> World:
     """Return a service with open partitions, and a consumer that has just started at their beginning."""
+    _kept.cache_clear()  # a defect may have been planted since then
     parts = tuple(Part((), 0) for _ in range(roots))
     mine = range(roots) if bounds.scope is Scope.ALL else range(1)
     seeds = [Seed(str(i), (), 0) for i in mine]
@@ -204,10 +202,10 @@ def steps(world: World) -> Iterator[tuple[str, World]]:
         yield from _consumer(world)
     if world.bounds.crash and world.token is not None:
         if world.token != world.consumer:
-            yield "save", attrs.evolve(world, token=world.consumer)
-            yield "crash", attrs.evolve(world, consumer=widened(world.token, world), fetched=frozenset())
+            yield "save", world._replace(token=world.consumer)
+            yield "crash", world._replace(consumer=widened(world.token, world), fetched=frozenset())
         elif world.fetched:
-            yield "crash", attrs.evolve(world, fetched=frozenset())
+            yield "crash", world._replace(fetched=frozenset())
 
 
 # -- The service
@@ -235,7 +233,7 @@ def moves(world: World) -> Iterator[tuple[str, World]]:
     # Nothing is removed that is younger than a partition which is not listed yet.
     latest = min((part.born for part in parts if not part.shown), default=world.now)
     if world.kept < latest:
-        yield "trim", attrs.evolve(world, kept=latest)
+        yield "trim", world._replace(kept=latest)
     for i, part in enumerate(parts):
         if not part.shown:
             yield f"show {i}", _show(world, i)
@@ -249,25 +247,24 @@ def _shaped(
     *,
     still: bool = False,
 ) -> World:
-    parts = [attrs.evolve(p, closed=world.now) if i in closing else p for i, p in enumerate(world.parts)]
+    parts = [p._replace(closed=world.now) if i in closing else p for i, p in enumerate(world.parts)]
     parts += [Part(closing, world.now, None, k not in hidden) for k in range(children)]
-    return attrs.evolve(
-        world,
+    return world._replace(
         parts=tuple(parts),
         now=world.now + (not still),
-        consumer=attrs.evolve(world.consumer, got=world.consumer.got + (-1,) * children),
+        consumer=world.consumer._replace(got=world.consumer.got + (-1,) * children),
     )
 
 
 def widened(consumer: Consumer, world: World) -> Consumer:
     """Return a consumer that knows of every partition that appeared since then."""
-    return attrs.evolve(consumer, got=consumer.got + (-1,) * (len(world.parts) - len(consumer.got)))
+    return consumer._replace(got=consumer.got + (-1,) * (len(world.parts) - len(consumer.got)))
 
 
 def _show(world: World, i: int) -> World:
     parts = list(world.parts)
-    parts[i] = attrs.evolve(parts[i], shown=True)
-    return attrs.evolve(world, parts=tuple(parts))
+    parts[i] = parts[i]._replace(shown=True)
+    return world._replace(parts=tuple(parts))
 
 
 def is_gone(world: World, i: int) -> bool:
@@ -371,7 +368,7 @@ def _consumer(world: World) -> Iterator[tuple[str, World]]:
                 closed = world.parts[i].closed is not None
                 if (closed or end > position) and not _refused(world, i, position):
                     answer = (i, position, end, closed, _named(world, i) if closed else ())
-                    yield f"fetch {i}", attrs.evolve(world, fetched=world.fetched | {answer})
+                    yield f"fetch {i}", world._replace(fetched=world.fetched | {answer})
     if bounds.kind is Kind.LATE:
         if any(isinstance(entry, Entry) and entry.stage is Stage.END for entry in kept):
             yield "look", _look(world, most=1000)
@@ -395,11 +392,16 @@ def _lineage(world: World) -> Lineage:
 
 
 def _entries(lineage: Lineage) -> tuple[AnyEntry, ...]:
+    return _kept(tuple(lineage))
+
+
+@lru_cache(maxsize=65536)
+def _kept(entries: tuple[AnyEntry, ...]) -> tuple[AnyEntry, ...]:
     """Return the entries in an order of their own: in which order they are read is the explorer's choice."""
-    again = Lineage.from_json(lineage.to_json(), lineage.rules)
-    if list(again) != list(lineage):
-        raise BrokenError(f"a token is read as something else: {list(again)}, not {list(lineage)}")
-    return tuple(sorted((_plain(each) for each in lineage), key=lambda each: each.partition_id))
+    again = Lineage.from_json(Lineage(entries, INSPECTED).to_json(), INSPECTED)
+    if tuple(again) != entries:
+        raise BrokenError(f"a token is read as something else: {list(again)}, not {list(entries)}")
+    return tuple(sorted(map(_plain, entries), key=lambda each: each.partition_id))
 
 
 def _plain(entry: AnyEntry) -> AnyEntry:
@@ -421,8 +423,8 @@ def _with(world: World, lineage: Lineage, **more: Any) -> World:
         and entry.stage is Stage.READ
         and entry.cursor == answer[1]
     )
-    consumer = attrs.evolve(world.consumer, entries=entries, **more)
-    return attrs.evolve(world, consumer=consumer, fetched=fetched)
+    consumer = world.consumer._replace(entries=entries, **more)
+    return world._replace(consumer=consumer, fetched=fetched)
 
 
 def _refused(world: World, i: int, position: int) -> bool:
@@ -443,7 +445,7 @@ def _read(world: World, i: int) -> World:
 def _took(world: World, i: int, position: int, end: int, is_end: bool, children: tuple[int, ...]) -> World:
     """Deliver the records (position, end] of a partition, and its end."""
     got = delivered(world, i, position, end)
-    world = attrs.evolve(world, fetched=frozenset(each for each in world.fetched if each[0] != i))
+    world = world._replace(fetched=frozenset(each for each in world.fetched if each[0] != i))
     lineage = _lineage(world)
     lineage.took(str(i), end)
     if is_end:
@@ -483,20 +485,27 @@ def _lost(world: World, expired: Collection[str]) -> World:
     if not world.kept:
         raise BrokenError("a position has expired before anything was removed")
     if world.bounds.fails:
-        return attrs.evolve(world, consumer=attrs.evolve(world.consumer, over=True), fetched=frozenset())
+        return world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
     lineage = _lineage(world)
     asked = {each.partition_id for each in lineage.listed()}
     survey = _survey(
         world, asked | {one for each in lineage.waiting() for one in each.waits if one != "plan"}
     )
+    before = {each.partition_id: each for each in lineage.listed()}
+    missing = set(lineage.gone(survey))
     try:
         losses = lineage.lost(survey, expired)
     except NotProvableError:
         if world.bounds.kind is Kind.LISTED:
             raise BrokenError("all parents are listed, and it says that an heir cannot be proved") from None
-        return attrs.evolve(world, consumer=attrs.evolve(world.consumer, over=True), fetched=frozenset())
+        return world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
     if not losses and expired and not (world.bounds.scope is Scope.DESCENDANTS and _hides(world)):
         raise BrokenError(f"nothing changes after the loss of {sorted(expired)}")
+    for name, entry in before.items():
+        if lineage.reads(name) and _at(lineage.cursor(name)) > max(map(_at, entry.said)):
+            missing.add(name)
+    if losses and sorted(loss.partition_id for loss in losses) != sorted(missing):
+        raise BrokenError(f"{sorted(missing)} lose records, and {losses} are told")
     names = {int(loss.partition_id) for loss in losses}
     gap = world.consumer.gap | names | _told(world, [seed for loss in losses for seed in loss.left])
     # What lies between a lost partition and what follows it is lost with it.
@@ -524,7 +533,7 @@ def _look(world: World, most: int) -> World:
         try:
             lineage.prove(_survey(world, {each.partition_id for each in lineage.listed()}))
         except NotProvableError:
-            return attrs.evolve(world, consumer=attrs.evolve(world.consumer, over=True), fetched=frozenset())
+            return world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
     lineage.looked(survey, ends, most)
     return _with(world, lineage)
 
@@ -536,7 +545,7 @@ def _search(world: World) -> World:
         return _lost(world, ())
     added, losses = lineage.found(survey, skips=not world.bounds.fails)
     if losses and world.bounds.fails:
-        return attrs.evolve(world, consumer=attrs.evolve(world.consumer, over=True), fetched=frozenset())
+        return world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
     gap = world.consumer.gap | _told(world, added)
     for loss in losses:
         gap |= {int(loss.partition_id), *ancestors(world, int(loss.partition_id))}
@@ -574,7 +583,8 @@ def _scanned(world: World, *, over: bool) -> World:
 
 def drained(world: World) -> World:
     """Return the world after one more step while the service is silent; itself if nothing is left to do."""
-    world = attrs.evolve(world, parts=tuple(attrs.evolve(part, shown=True) for part in world.parts))
+    if not all(part.shown for part in world.parts):
+        world = world._replace(parts=tuple(part._replace(shown=True) for part in world.parts))
     if world.consumer.over:
         return world
     for entry in world.consumer.entries:

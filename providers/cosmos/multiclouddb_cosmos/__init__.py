@@ -9,6 +9,6 @@ An application needs to import this package only if it requests a backfill:
 
 from __future__ import annotations
 
-from multiclouddb_cosmos.options import CosmosOptions
+from multiclouddb_cosmos.config import CosmosOptions
 
 __all__ = ["CosmosOptions"]

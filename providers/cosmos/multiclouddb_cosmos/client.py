@@ -23,7 +23,7 @@ from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory, ResourceAddress
 from multiclouddb_cosmos.errors import BAD_REQUEST, RECREATED, code_of, recreated
-from multiclouddb_cosmos.ranges import LEAST, MOST, KeyRange
+from multiclouddb_cosmos.position import LEAST, MOST, KeyRange
 from multiclouddb_cosmos.transport import (
     ALL_VERSIONS,
     MovedError,
@@ -38,8 +38,6 @@ from multiclouddb_cosmos.transport import (
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused
 from multiclouddb_spi.arrival import ANSWER_SECONDS
 
-__all__ = ["Answer", "Calls", "Definition"]
-
 _LARGEST_PAGE: Final = 1000
 _READ_SECONDS: Final = 10.0
 _LISTING_SECONDS: Final = 30.0
@@ -51,47 +49,27 @@ _NOW: Final[dict[str, Any]] = {"Type": "Now"}
 
 @attrs.frozen
 class Definition:
-    """The properties of a container.
+    """The properties of a container."""
 
-    Attributes:
-        rid: Its resource id. A container that is deleted and created again gets a new id.
-        paths: The paths in the container's partition key, each as property names.
-        hierarchical: True if the partition key has several levels.
-    """
-
-    rid: str
-    paths: tuple[tuple[str, ...], ...]
-    hierarchical: bool
+    rid: str  # its resource id
+    paths: tuple[tuple[str, ...], ...]  # the paths in the container's partition key, each as property names
+    hierarchical: bool  # true if the partition key has several levels
 
 
 @attrs.frozen
 class Answer:
-    """One page from the feed of a range.
+    """One page from the feed of a range."""
 
-    Attributes:
-        items: The items, unchanged, as the service returned them.
-        etag: The LSN (logical sequence number) up to which the range was read.
-        newest: The LSN of the partition's last change, or None if the service does not report this LSN.
-        nbytes: The size of the page in bytes.
-        charge: The request units that the service charged for the page; None if unknown.
-        requests: The number of requests that were made for the page.
-    """
-
-    items: list[Any]
-    etag: int
+    items: list[Any]  # the items, unchanged, as the service returned them
+    etag: int  # the LSN (logical sequence number) up to which the range was read
     newest: int | None
-    nbytes: int
-    charge: float | None
-    requests: int
+    nbytes: int  # the size of the page in bytes
+    charge: float | None  # the request units that the service charged for the page
+    requests: int  # the number of requests that were made for the page
 
 
 class Calls:
-    """Makes the calls to one account. Several threads can use this object.
-
-    Args:
-        make: A function that makes the library's own client; it is called when the client is first needed.
-        native: The application's own client, which is used unchanged; None to make the library's own client.
-    """
+    """Makes the calls to one account."""
 
     def __init__(
         self, make: Callable[[], tuple[CosmosClient, Transport]] | None, native: CosmosClient | None = None
@@ -151,10 +129,7 @@ class Calls:
         )
 
     def now(self) -> datetime | None:
-        """Return the time of the service's last answer plus the time since then.
-
-        Return None before the first answer.
-        """
+        """Return the time of the service's last answer plus the time since then."""
         told = self._told_at
         return None if told is None else told[0] + timedelta(seconds=time.monotonic() - told[1])
 
@@ -197,10 +172,8 @@ class Calls:
     # -- Containers
 
     def define(self, address: ResourceAddress, deadline: Deadline) -> Definition:
-        """Read the container's properties.
-
-        The request also makes azure-cosmos forget an earlier container with the same name.
-        """
+        """Read the container's properties."""
+        # The request also makes azure-cosmos forget an earlier container with the same name.
         container = self.container(address)
         with self._guarded(deadline):
             found = container.read(
@@ -255,21 +228,7 @@ class Calls:
         mode: str = ALL_VERSIONS,
         start: Mapping[str, Any] = _NOW,
     ) -> Answer:
-        """Return one page of a range.
-
-        Args:
-            address: The container.
-            rid: The resource id of the container. Another container with the same name is refused.
-            place: The range to read, which must lie within one partition.
-            etag: The LSN after which to read; None for the start of the feed.
-            limit: The maximum number of items. A transaction is never divided.
-            deadline: The time limit.
-            mode: Whether to read all versions, or only the latest ones.
-            start: The start of the feed, in the format of azure-cosmos.
-
-        Raises:
-            MovedError: Raised if the range now spans several partitions; the call has then read nothing.
-        """
+        """Return one page of a range."""
         token = continuation_of(rid, place, etag, mode, dict(start))
         seen: dict[str, Any] = {}
 
@@ -303,11 +262,7 @@ class Calls:
     def _checked(
         self, address: ResourceAddress, pages: Any, seen: dict[str, Any], deadline: Deadline
     ) -> tuple[list[Any], Mapping[str, Any], int]:
-        """Return the result of `_page`, and check that the container was not replaced.
-
-        Raises:
-            ProviderFault: Raised if the container was deleted and created again.
-        """
+        """Return the result of `_page`, and check that the container was not replaced."""
         try:
             return self._page(pages, seen, deadline)
         except CosmosHttpResponseError as error:
@@ -338,10 +293,8 @@ class Calls:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """Parse the text of a page.
-
-    If orjson refuses the text, for example because of half a surrogate pair, Python's own parser reads it.
-    """
+    """Parse the text of a page."""
+    # If orjson refuses the text, for example because of half a surrogate pair, Python's own parser reads it.
     found: Any
     try:
         # The parser makes thousands of objects for a page, and none of these objects can be garbage yet.

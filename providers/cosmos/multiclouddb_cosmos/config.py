@@ -9,11 +9,10 @@ from typing import Any, Final
 
 import attrs
 
-from multiclouddb_api import ClientConfig, invalid_request
-from multiclouddb_api.secret import SecretText, settled
+from multiclouddb_api import Capability, ClientConfig, ProviderOptions, invalid_request
+from multiclouddb_api.config import SecretText, settled
+from multiclouddb_api.validators import check_type, is_a
 from multiclouddb_spi.connection import check_names, merged, parse_location, split_url
-
-__all__ = ["KEY_VARIABLE", "CosmosConfig"]
 
 KEY_VARIABLE: Final = "AZURE_COSMOS_KEY"
 """The environment variable that contains the account's key."""
@@ -26,25 +25,15 @@ _SECRET: Final = ("key", "secret", "token", "password")
 
 @attrs.frozen
 class CosmosConfig:
-    """The checked configuration of a client.
+    """The checked configuration of a client."""
 
-    Attributes:
-        host: The host of the account, with the port if one is given.
-        tls: False for an emulator without TLS.
-        credential: The application's own credential from azure-identity, or None.
-    """
-
-    host: str
-    tls: bool = True
+    host: str  # the host of the account, with the port if one is given
+    tls: bool = True  # false for an emulator without TLS
     credential: Any = attrs.field(default=None, repr=False)
 
     @classmethod
     def from_client(cls, config: ClientConfig) -> CosmosConfig:
-        """Check the `connection` of a client.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST`; the message names the option and says how to correct it.
-        """
+        """Check the `connection` of a client."""
         return settled(_checked, cls, config)
 
     @property
@@ -59,11 +48,7 @@ class CosmosConfig:
         return not self.tls or (parts is not None and parts.hostname in ("localhost", "127.0.0.1", "::1"))
 
     def find_credential(self) -> Any:
-        """Return the passed credential, the key in the environment, or what azure-identity finds.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the key in the environment is not valid.
-        """
+        """Return the passed credential, the key in the environment, or what azure-identity finds."""
         if self.credential is not None:
             return self.credential
         key = os.environ.get(KEY_VARIABLE, "").strip()
@@ -122,3 +107,25 @@ def _truth(value: object) -> bool:
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     raise invalid_request("connection.tls", f"is {value!r}", "write tls=false for an emulator without TLS")
+
+
+_BACKFILLED: Final = (Capability.CHANGE_FEED_BEGINNING, Capability.CHANGE_FEED_POINT_IN_TIME)
+
+
+@attrs.frozen
+class CosmosOptions(ProviderOptions):
+    """Options of a feed."""
+
+    backfill: bool = attrs.field(default=False, validator=is_a(bool))
+    """True to accept that the library emulates `Beginning()` and `AtTime(…)`; False by default.
+
+    The service can start its feed with all versions and deletes only at the current time or at a token.
+    Therefore the feed first returns the current items as `CREATE` events with `backfilled` set, then a
+    `BackfillDone` notice, and then every change since the start. The feed never returns an item that was
+    deleted before the start.
+    """
+
+    def opts_into(self, capability: Capability) -> bool:
+        """Return True if the caller accepts an emulated start."""
+        check_type("capability", capability, Capability)
+        return self.backfill and capability in _BACKFILLED

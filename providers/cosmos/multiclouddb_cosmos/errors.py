@@ -27,20 +27,6 @@ from multiclouddb_spi.error_table import (
 )
 from multiclouddb_spi.faults import START_ANEW
 
-__all__ = [
-    "BAD_REQUEST",
-    "GONE",
-    "PROVIDER_ID",
-    "RECREATED",
-    "TOO_MANY",
-    "classify",
-    "code_of",
-    "is_disabled",
-    "not_enabled",
-    "recreated",
-    "retry_after",
-]
-
 PROVIDER_ID: Final = "cosmos"
 
 BAD_REQUEST: Final = 400
@@ -103,8 +89,7 @@ _STATUSES: Final[dict[tuple[int, int | None], Row]] = {
     (412, None): Row(ErrorCategory.CONFLICT, REPORT),
     (413, None): Row(ErrorCategory.PROVIDER_ERROR, REPORT),
     (429, None): Row(
-        ErrorCategory.THROTTLED,
-        "raise the container's request units, or read with fewer processes",
+        ErrorCategory.THROTTLED, "raise the container's request units, or read with fewer processes"
     ),
     (449, None): UNAVAILABLE,
     (500, None): UNAVAILABLE,
@@ -141,12 +126,7 @@ def recreated(address: ResourceAddress) -> ProviderFault:
 
 
 def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
-    """Classify a failure. This function raises nothing, even for unknown exceptions.
-
-    Args:
-        error: The exception.
-        vendor_retried: True if the application's own client may already have retried the call.
-    """
+    """Classify a failure."""
     name = type(error).__name__
     match error:
         case CosmosClientTimeoutError():

@@ -8,13 +8,11 @@ from datetime import datetime
 
 from multiclouddb_api import AtTime, Beginning, Now
 from multiclouddb_cosmos.errors import PROVIDER_ID
-from multiclouddb_cosmos.partitions import listed, oldest_place, seed_of, stated
-from multiclouddb_cosmos.position import compare, cursor_of, describe, place_of
-from multiclouddb_cosmos.ranges import range_of
+from multiclouddb_cosmos.partitions import Resolution, listed, oldest_place, seed_of, stated
+from multiclouddb_cosmos.position import compare, cursor_of, describe, place_of, range_of
 from multiclouddb_cosmos.reader import CosmosReader
 from multiclouddb_cosmos.snapshots import ScanReader, cut_segments, is_scan, plan_scan, scan_of
 from multiclouddb_cosmos.source import Source
-from multiclouddb_cosmos.start import Resolution
 from multiclouddb_spi import (
     Continue,
     Cursor,
@@ -34,15 +32,9 @@ from multiclouddb_spi import (
     unsupported,
 )
 
-__all__ = ["CosmosFeed"]
-
 
 class CosmosFeed(Feed):
-    """The feed with all versions and deletes.
-
-    Args:
-        source: The objects that all readers of the feed share.
-    """
+    """The feed with all versions and deletes."""
 
     def __init__(self, source: Source) -> None:
         self.spec = source.spec
@@ -51,10 +43,8 @@ class CosmosFeed(Feed):
         self._learned: Resolution | None = None
 
     def for_one_call(self) -> CosmosFeed:
-        """Return a copy of the feed for one call.
-
-        If the copy must resolve a start again, the new attempt uses the results of the earlier attempts.
-        """
+        """Return a copy of the feed for one call."""
+        # If the copy must resolve a start again, the new attempt uses the results of the earlier attempts.
         feed = copy(self)
         feed._learned = Resolution(self._source)
         return feed
@@ -87,12 +77,7 @@ class CosmosFeed(Feed):
         since: datetime | None = None,
         whole: bool = True,
     ) -> Survey:
-        """State what has become of the asked ranges; without any, list the ranges of the partitions.
-
-        A range that lies within one partition exists, whatever the service has split or merged. An expired
-        range that lies in several no longer exists, and each of its parts continues it. Only the oldest
-        positions of expired ranges and of their parts are looked for, by trial reads.
-        """
+        """State what has become of the asked ranges; without any, list the ranges of the partitions."""
         del whole
         source = self._source
         if not asked:
@@ -120,11 +105,7 @@ class CosmosFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """Return the end of each range, without a limit on the number of records.
-
-        A range is omitted if it was split, or if its end lies before the position. The engine then reads it,
-        and the reader tells why.
-        """
+        """Return the end of each range, without a limit on the number of records."""
         if max_records is not None:
             return {}
         spans = {name: range_of(name) for name in cursors}
@@ -160,12 +141,9 @@ class CosmosFeed(Feed):
         return cut_segments(cursor, count)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Compare the LSNs of two positions.
-
-        If the LSNs are equal, compare the positions in the library's own order.
-
-        For positions of a scan, return 0 if both positions are equal, and None otherwise.
-        """
+        """Compare the LSNs of two positions."""
+        # If the LSNs are equal, compare the positions in the library's own order. For positions of a scan,
+        # return 0 if both positions are equal, and None otherwise.
         if is_scan(a) or is_scan(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))

@@ -30,8 +30,6 @@ from multiclouddb_spi import Cursor, Mapper, RecordFault
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["CosmosMapper"]
-
 _TYPES: Final = dict(zip(KINDS, (ChangeType.CREATE, ChangeType.UPDATE, ChangeType.DELETE), strict=True))
 _TYPE_TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
 _SYSTEM: Final = frozenset({"_rid", "_self", "_etag", "_attachments", "_ts", "_lsn"})
@@ -206,13 +204,9 @@ def _fault(records: Records, index: int, reason: str) -> RecordFault:
 
 @attrs.frozen
 class CosmosMapper(Mapper):
-    """Maps the records of one range to events and to Arrow.
+    """Maps the records of one range to events and to Arrow."""
 
-    Attributes:
-        view: The properties that are the same for all events of the range.
-    """
-
-    view: View
+    view: View  # the properties that are the same for all events of the range
 
     def cursor_after(self, records: Records, count: int) -> Cursor:
         """Return the position after the first `count` records."""

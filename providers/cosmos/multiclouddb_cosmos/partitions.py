@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Final, TypeVar
 
+import attrs
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_cosmos.errors import GONE
-from multiclouddb_cosmos.position import Place, cursor_of
-from multiclouddb_cosmos.ranges import KeyRange, RangeMap
+from multiclouddb_cosmos.position import KeyRange, Place, RangeMap, cursor_of
 from multiclouddb_cosmos.records import seconds_of
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import MovedError
-from multiclouddb_spi import (
-    Child,
-    Deadline,
-    Drained,
-    Partition,
-    PartitionState,
-    ProviderFault,
-    Seed,
-    Survey,
-)
-
-__all__ = [
-    "children_of",
-    "listed",
-    "oldest_place",
-    "pieces_after",
-    "read_settled",
-    "seed_of",
-    "stated",
-]
+from multiclouddb_spi import Child, Deadline, Drained, Partition, PartitionState, ProviderFault, Seed, Survey
 
 T = TypeVar("T")
 _EARLY_SECONDS: Final = 2
@@ -49,13 +31,7 @@ def listed(place: KeyRange) -> Partition:
 def stated(
     kept: Mapping[KeyRange, Sequence[KeyRange]], lost: Sequence[KeyRange], oldest: Mapping[KeyRange, Place]
 ) -> Survey:
-    """State which ranges exist.
-
-    Args:
-        kept: Ranges whose position is good, with their parts in the current partitions.
-        lost: Expired ranges, which do not overlap.
-        oldest: The parts of the expired ranges, with their oldest positions.
-    """
+    """State which ranges exist."""
     states = {
         span: PartitionState.OPEN if len(parts) == 1 else PartitionState.CLOSED
         for span, parts in kept.items()
@@ -70,24 +46,14 @@ def stated(
 
 
 def children_of(parent: KeyRange, pieces: Sequence[KeyRange], place: Place) -> Drained:
-    """Return how a range continues after it was split.
-
-    Each part starts at the position where reading of the whole range stopped.
-    """
+    """Return how a range continues after it was split."""
     cursor = cursor_of(place)
     return Drained(tuple(Child(each.partition_id, (parent.partition_id,), cursor) for each in pieces))
 
 
 def read_settled(source: Source, place: KeyRange, read: Callable[[KeyRange], T]) -> dict[KeyRange, T]:
-    """Divide a range by the current partitions and read each part.
-
-    If a partition splits in the meantime, the part of the range in that partition is divided too.
-
-    Args:
-        source: The feed.
-        place: The range.
-        read: A function that reads a range within one partition.
-    """
+    """Divide a range by the current partitions and read each part."""
+    # If a partition splits in the meantime, the part of the range in that partition is divided too.
     found: dict[KeyRange, T] = {}
     left, tries = source.ranges().cut(place), 0
     while left:
@@ -105,21 +71,8 @@ def read_settled(source: Source, place: KeyRange, read: Callable[[KeyRange], T])
 def pieces_after(
     source: Source, seen: RangeMap, piece: KeyRange, error: Exception, *, final: bool = False
 ) -> list[KeyRange]:
-    """Return the current parts of a range after a split has made a read of the range fail.
-
-    The result `[piece]` means that the same range must be read again.
-
-    Args:
-        source: The feed.
-        seen: The ranges that were known before the read.
-        piece: The range.
-        error: The error with which the read failed.
-        final: True to raise the error in any case, because the range has already been divided too often.
-
-    Raises:
-        Exception: The given `error`, if a split was not the reason for the failure, or if the service still
-            lists the same partitions. Instead of a `MovedError`, a `ProviderFault` is raised.
-    """
+    """Return the current parts of a range after a split has made a read of the range fail."""
+    # The result `[piece]` means that the same range must be read again.
     moved = isinstance(error, MovedError)
     if not moved and getattr(error, "status_code", None) != GONE:
         raise error
@@ -136,14 +89,7 @@ def pieces_after(
 
 
 def oldest_place(source: Source, place: KeyRange, since: datetime | None, deadline: Deadline) -> Place:
-    """Find the oldest position from which a range can be read, by trial reads.
-
-    Args:
-        source: The feed.
-        place: A range that lies within one partition.
-        since: Changes before this time are not needed; None for all changes.
-        deadline: The time limit.
-    """
+    """Find the oldest position from which a range can be read, by trial reads."""
     low, high = 0, source.end(place, deadline)
     while low < high:
         middle = (low + high) // 2
@@ -171,3 +117,39 @@ def _is_before(source: Source, place: KeyRange, lsn: int, since: datetime | None
 def seed_of(place: KeyRange, start: Place) -> Seed:
     """Return the seed of a range: the range to read and its start position."""
     return Seed(place.partition_id, (), cursor_of(start))
+
+
+_AT_A_TIME: Final = 16
+
+
+@attrs.define(eq=False)
+class Resolution:
+    """Collects the start positions during one call."""
+
+    # If the call is tried again, only the positions that are still missing are read.
+
+    source: Source  # the feed
+    found: dict[KeyRange, Place] = attrs.field(factory=dict)  # the positions that have been found so far
+
+    def at_now(self, wanted: list[KeyRange], deadline: Deadline) -> dict[KeyRange, Place]:
+        """Divide the ranges by the current partitions, and return the end of each part."""
+
+        def end(piece: KeyRange) -> Place:
+            if piece not in self.found:
+                # Changes after the position can be as old as the request. While its answer is on the way,
+                # other threads may learn a later time.
+                now = self.source.calls.now()
+                lsn = self.source.end(piece, deadline)
+                self.found[piece] = Place(lsn, None if now is None else int(now.timestamp()))
+            return self.found[piece]
+
+        return self.each(wanted, end)
+
+    def each(self, wanted: list[KeyRange], read: Callable[[KeyRange], Place]) -> dict[KeyRange, Place]:
+        """Divide the ranges at the borders of the current partitions, and return a position for each part."""
+        if len(wanted) < 2:
+            answers = [read_settled(self.source, each, read) for each in wanted]
+        else:
+            with ThreadPoolExecutor(min(_AT_A_TIME, len(wanted))) as pool:
+                answers = list(pool.map(lambda each: read_settled(self.source, each, read), wanted))
+        return {piece: place for answer in answers for piece, place in answer.items()}

@@ -7,25 +7,15 @@ from typing import ClassVar, Final
 
 from azure.cosmos import CosmosClient
 
-from multiclouddb_api import (
-    Capability,
-    CapabilityNote,
-    CapabilitySet,
-    ClientConfig,
-    ResourceAddress,
-    Support,
-)
+from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ClientConfig, ResourceAddress, Support
 from multiclouddb_cosmos.client import Calls
-from multiclouddb_cosmos.config import CosmosConfig
+from multiclouddb_cosmos.config import CosmosConfig, CosmosOptions
 from multiclouddb_cosmos.errors import PROVIDER_ID, classify
 from multiclouddb_cosmos.feed import CosmosFeed
-from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import make_client
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderPlugin
 from multiclouddb_spi.connection import checked_native
-
-__all__ = ["CAPABILITIES", "PLUGIN", "CosmosPlugin", "CosmosProvider"]
 
 _NATIVE, _EMULATED, _UNSUPPORTED = Support.NATIVE, Support.EMULATED, Support.UNSUPPORTED
 _NO_WIDER: Final = "a feed covers one container; read each container with EntireCollection()"
@@ -37,8 +27,7 @@ _START: Final = (
 CAPABILITIES: Final = CapabilitySet(
     {
         Capability.CHANGE_FEED: CapabilityNote(
-            _NATIVE,
-            "enable continuous backup and then enableAllVersionsAndDeletesChangeFeed on the account",
+            _NATIVE, "enable continuous backup and then enableAllVersionsAndDeletesChangeFeed on the account"
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(_EMULATED, _START),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(_EMULATED, f"{_START}; in whole seconds"),
@@ -51,8 +40,7 @@ CAPABILITIES: Final = CapabilitySet(
             _NATIVE, "the scope is one partition key, or the first components of a hierarchical partition key"
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
-            _UNSUPPORTED,
-            "the service does not send previous items; keep what you need from earlier events",
+            _UNSUPPORTED, "the service does not send previous items; keep what you need from earlier events"
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
@@ -65,12 +53,7 @@ CAPABILITIES: Final = CapabilitySet(
 
 
 class CosmosProvider(Provider):
-    """The provider for one Cosmos DB account.
-
-    Args:
-        calls: The object that makes the calls.
-        vendor_retried: True if the client itself retries failed calls.
-    """
+    """The provider for one Cosmos DB account."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
     options_type = CosmosOptions
@@ -87,10 +70,7 @@ class CosmosProvider(Provider):
         return CosmosFeed(Source.opened(self._calls, spec, deadline))
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """Return the containers of a database, or those of all databases in the account.
-
-        See `SupportsCollections`.
-        """
+        """Return the containers of a database, or those of all databases in the account."""
         return self._calls.addresses(database, deadline)
 
     def classify(self, error: Exception) -> Fault:
@@ -98,10 +78,7 @@ class CosmosProvider(Provider):
         return classify(error, vendor_retried=self._vendor_retried)
 
     def close(self) -> None:
-        """Close the connections of the client, if the library made this client.
-
-        A running call of the application's own client ends after its read timeout of 10 s at the latest.
-        """
+        """Close the connections of the client, if the library made this client."""
         self._calls.close()
 
 
@@ -115,21 +92,11 @@ class CosmosPlugin(ProviderPlugin):
         return CAPABILITIES
 
     def check(self, config: ClientConfig) -> None:
-        """Check the names and the values in `connection`.
-
-        Args:
-            config: The client's configuration, which is later passed to `connect`.
-        """
+        """Check the names and the values in `connection`."""
         CosmosConfig.from_client(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> CosmosProvider:
-        """Check the configuration. azure-cosmos first contacts the account when it is used.
-
-        Args:
-            config: `connection` contains a `url`, `cosmos://HOST?tls=false`, and optionally the application's
-                own `credential` from azure-identity.
-            native_client: The application's own `CosmosClient`, which is used unchanged.
-        """
+        """Check the configuration. azure-cosmos first contacts the account when it is used."""
         if native_client is not None:
             own = checked_native(native_client, CosmosClient, "pass an azure.cosmos.CosmosClient")
             return CosmosProvider(Calls(None, own), vendor_retried=True)

@@ -12,14 +12,11 @@ from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.partitions import children_of, pieces_after
-from multiclouddb_cosmos.position import Place, cursor_of
-from multiclouddb_cosmos.ranges import KeyRange
+from multiclouddb_cosmos.position import KeyRange, Place, cursor_of
 from multiclouddb_cosmos.records import Records, is_after, is_of, place_after, records_of
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import MovedError
 from multiclouddb_spi import Batch, Continue, Deadline, Outcome, Reached, Reader, cancelled
-
-__all__ = ["CosmosReader"]
 
 _MOST_RECORDS: Final = 1000
 _FIRST_PAUSE: Final = 0.1
@@ -35,46 +32,20 @@ _NONE: Final = Records([], [])
 
 @attrs.define(eq=False)
 class _Strand:
-    """The part of a range that lies in one partition.
+    """The part of a range that lies in one partition."""
 
-    Attributes:
-        span: The part.
-        place: The position up to which this part was fetched.
-        records: The records that were fetched but not yet returned.
-        done: True if this is a bounded read and the part was read up to the bound.
-        quiet: True if the service's last answer said that there were no more changes.
-    """
-
-    span: KeyRange
-    place: Place
-    records: Records = _NONE
-    done: bool = False
-    quiet: bool = False
+    span: KeyRange  # the part
+    place: Place  # the position up to which this part was fetched
+    records: Records = _NONE  # the records that were fetched but not yet returned
+    done: bool = False  # true if this is a bounded read and the part was read up to the bound
+    quiet: bool = False  # true if the service's last answer said that there were no more changes
 
 
 class CosmosReader(Reader):
-    """Reads one range forward.
-
-    After a split, the range has ended, and its parts continue at the position where reading stopped. After a
-    split, a bounded read continues in the parts of the range, and returns their records in the order of the
-    whole range. A read without a bound does not continue after a split. Up to the bound, the parts contain
-    the same records as the whole range.
-
-    Args:
-        source: The objects that all readers of the feed share.
-        name: A function that makes the public id of a range.
-        span: The range.
-        place: The position at which to start reading.
-        until: The position after which to stop, or None.
-    """
+    """Reads one range forward."""
 
     def __init__(
-        self,
-        source: Source,
-        name: Callable[[str], str],
-        span: KeyRange,
-        place: Place,
-        until: Place | None,
+        self, source: Source, name: Callable[[str], str], span: KeyRange, place: Place, until: Place | None
     ) -> None:
         self._source, self._name, self._span, self._until = source, name, span, until
         self._shown = span
@@ -134,10 +105,8 @@ class CosmosReader(Reader):
         return False
 
     def _fill(self, strands: list[_Strand], strand: _Strand, limit: int, deadline: Deadline) -> bool:
-        """Request one page of one part of the range.
-
-        If the part was split, it is divided. Return True if the split has ended the range.
-        """
+        """Request one page of one part of the range."""
+        # If the part was split, it is divided.
         seen = self._source.ranges()
         self._requests += 1
         try:
@@ -240,13 +209,10 @@ class CosmosReader(Reader):
             self._mapper = CosmosMapper(self._source.view(self._name(shown.partition_id)))
 
     def _pause(self) -> float:
-        """Return the pause before the next call to an idle range.
-
-        The pause grows after each call. With many ranges, even the first pause is longer, because calls to
-        idle ranges would delay the calls to the other ranges. Every pause is much shorter than the time limit
-        of a call. With longer pauses, no call could read all ranges before its time limit, and no page would
-        be marked as idle.
-        """
+        """Return the pause before the next call to an idle range."""
+        # With many ranges, even the first pause is longer, because calls to idle ranges would delay the calls
+        # to the other ranges. With longer pauses, no call could read all ranges before its time limit, and no
+        # page would be marked as idle.
         shared = min(len(self._source.readers) / _IDLE_CALLS_A_SECOND, self._left / _PAUSES_A_CALL)
         return max(shared, min(_MOST_PAUSE, _FIRST_PAUSE * (1 << min(self._empty - 1, 8))))
 

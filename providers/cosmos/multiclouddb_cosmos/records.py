@@ -17,23 +17,6 @@ import orjson
 from multiclouddb_api import ResourceAddress
 from multiclouddb_cosmos.position import Place
 
-__all__ = [
-    "DAMAGED_ERRORS",
-    "KINDS",
-    "Item",
-    "Records",
-    "View",
-    "is_after",
-    "is_of",
-    "key_of",
-    "lsn_of",
-    "name_of",
-    "order_key",
-    "place_after",
-    "records_of",
-    "seconds_of",
-]
-
 Item: TypeAlias = Mapping[str, Any]
 
 KINDS: Final = ("create", "replace", "delete")
@@ -64,21 +47,13 @@ DAMAGED_ERRORS: Final = (
 
 @attrs.frozen
 class View:
-    """The properties that all events of one range share.
+    """The properties that all events of one range share."""
 
-    Attributes:
-        address: The container that stores the items.
-        partition_id: The public id of the range.
-        paths: The path of each component of the partition key, as property names.
-        with_new: True if events include the new document.
-        native: True if events include the service's item.
-    """
-
-    address: ResourceAddress
-    partition_id: str
-    paths: tuple[tuple[str, ...], ...]
-    with_new: bool = True
-    native: bool = False
+    address: ResourceAddress  # the container that stores the items
+    partition_id: str  # the public id of the range
+    paths: tuple[tuple[str, ...], ...]  # the path of each component of the partition key, as property names
+    with_new: bool = True  # true if events include the new document
+    native: bool = False  # true if events include the service's item
     names: tuple[str, ...] = attrs.field(init=False)
     """The name of each component of the partition key."""
 
@@ -89,20 +64,12 @@ class View:
 
 @attrs.frozen(eq=False)
 class Records:
-    """Items in the library's order, with their positions.
+    """Items in the library's order, with their positions."""
 
-    Attributes:
-        items: The items, as the service returned them.
-        lsns: The LSN of each item.
-        inners: The place of each item within its LSN; None for an item that is alone in its LSN. None if
-            every item is alone in its LSN.
-        orders: The order key of each item; None if every order key is just the item's LSN.
-    """
-
-    items: list[Any]
-    lsns: list[int]
-    inners: list[str | None] | None = None
-    orders: list[str] | None = None
+    items: list[Any]  # the items, as the service returned them
+    lsns: list[int]  # the LSN of each item
+    inners: list[str | None] | None = None  # the place of each item within its LSN
+    orders: list[str] | None = None  # the order key of each item
 
     def __len__(self) -> int:
         """Return the number of items."""
@@ -148,17 +115,9 @@ class Records:
 
 
 def records_of(items: list[Any], place: Place, view: View, *, placed: bool = False) -> Records:
-    """Return the items of a page that come after `place`, in the library's order.
-
-    An item without an LSN gets the LSN of the item before it, or the lowest possible LSN. Therefore a reader
-    never treats an item without an LSN as already delivered, and can skip such an item.
-
-    Args:
-        items: A page of the range after `place.etag`.
-        place: The position at which the read of this page began.
-        view: The view that the events of the range share.
-        placed: True to give every item its place within its LSN, even an item that is alone there.
-    """
+    """Return the items of a page that come after `place`, in the library's order."""
+    # An item without an LSN gets the LSN of the item before it, or the lowest possible LSN. Therefore a
+    # reader never treats an item without an LSN as already delivered, and can skip such an item.
     lsns = _lsns(items, place.etag)
     if (
         not placed
@@ -252,12 +211,9 @@ def _digest_of(item: Any, view: View) -> str | None:
 
 
 def _chain(group: list[Any], lsn: int) -> list[Any]:
-    """Sort the changes of one key in one LSN into a possible order of events.
-
-    The service does not guarantee the order of these changes. A document that exists can be replaced or
-    deleted; any other document can be created. If the document existed before, its first change refers to an
-    earlier LSN. If these rules do not determine the order, the changes stay in the order of the page.
-    """
+    """Sort the changes of one key in one LSN into a possible order of events."""
+    # If the document existed before, its first change refers to an earlier LSN. If these rules do not
+    # determine the order, the changes stay in the order of the page.
     if len(group) == 1:
         return group
     left = sorted(group, key=lambda item: not _is_first(item, lsn))
@@ -300,14 +256,7 @@ def is_of(item: Item, view: View, wanted: Sequence[Any]) -> bool:
 
 
 def key_of(item: Item, view: View) -> dict[str, Any]:
-    """Return the components of an item's key: its partition key, then `id`.
-
-    A component that is absent is omitted.
-
-    Raises:
-        LookupError: Raised if the item has no key. In some cases, `TypeError` or `ValueError` is raised
-            instead.
-    """
+    """Return the components of an item's key: its partition key, then `id`."""
     metadata = item["metadata"]
     if metadata["operationType"] == "delete":
         return _deleted(item, metadata, view)

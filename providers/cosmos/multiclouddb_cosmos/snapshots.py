@@ -25,8 +25,7 @@ from multiclouddb_api import ChangeEvent
 from multiclouddb_cosmos.client import Answer
 from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.partitions import pieces_after
-from multiclouddb_cosmos.position import Place, is_number, place_of
-from multiclouddb_cosmos.ranges import KeyRange, range_of
+from multiclouddb_cosmos.position import KeyRange, Place, is_number, place_of, range_of
 from multiclouddb_cosmos.records import Records, View, is_of, order_key, place_after, records_of
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import MovedError
@@ -47,8 +46,6 @@ from multiclouddb_spi import (
     snapshot_event_id,
 )
 
-__all__ = ["Scan", "ScanReader", "cut_segments", "is_scan", "plan_scan", "scan_of"]
-
 _FLOOR: Final = order_key(0)
 _MOST_RECORDS: Final = 1000
 _PAUSE: Final = 0.1
@@ -60,21 +57,13 @@ _NONE: Final = Records([], [])
 
 @attrs.frozen
 class Scan:
-    """A position in the scan of a range.
+    """A position in the scan of a range."""
 
-    Attributes:
-        plan_id: The id of the snapshot.
-        bound: The position N of the range; items with a later LSN are left out.
-        moment: The time at which the snapshot began, in seconds since 1970.
-        since: Items whose last change was before this second are left out; None for all items.
-        place: The position up to which the range was read.
-    """
-
-    plan_id: str
-    bound: int
-    moment: int
-    since: int | None
-    place: Place
+    plan_id: str  # the id of the snapshot
+    bound: int  # the position N of the range
+    moment: int  # the time at which the snapshot began, in seconds since 1970
+    since: int | None  # items whose last change was before this second are left out
+    place: Place  # the position up to which the range was read
 
     @property
     def cursor(self) -> Cursor:
@@ -84,19 +73,12 @@ class Scan:
 
 
 def is_scan(cursor: Cursor) -> bool:
-    """Return True if a cursor belongs to a scan.
-
-    A cursor of a scan begins with a text, and a cursor of the change feed begins with a number.
-    """
+    """Return True if a cursor belongs to a scan."""
     return isinstance(cursor, list) and bool(cursor) and isinstance(cursor[0], str)
 
 
 def scan_of(cursor: Cursor) -> Scan:
-    """Convert a stored position to a `Scan`; the inverse of `Scan.cursor`.
-
-    Raises:
-        InvalidCursor: Raised if the cursor cannot come from this provider.
-    """
+    """Convert a stored position to a `Scan`; the inverse of `Scan.cursor`."""
     match cursor:
         case [str() as plan_id, bound, moment, since, lsn, *inner] if (
             0 < len(plan_id) <= _MOST_PLAN
@@ -118,12 +100,7 @@ def _is_second(value: object) -> bool:
 
 
 def plan_scan(seeds: Sequence[Seed], since: datetime | None) -> ScanPlan:
-    """Plan a scan.
-
-    Args:
-        seeds: The start positions of the stream.
-        since: Only items that were changed at or after this time are read; None for all items.
-    """
+    """Plan a scan."""
     places = [place_of(seed.cursor) for seed in seeds]
     # No change of the stream is older than the first of these times.
     times = [place.seconds for place in places if place.seconds is not None]
@@ -137,11 +114,7 @@ def plan_scan(seeds: Sequence[Seed], since: datetime | None) -> ScanPlan:
 
 
 def cut_segments(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
-    """Take the next ranges from a plan.
-
-    Raises:
-        InvalidCursor: Raised if the cursor is not a plan.
-    """
+    """Take the next ranges from a plan."""
     match cursor:
         case [str() as plan_id, moment, since, [*ranges]]:
             bounds = [_bound_of(each) for each in ranges]
@@ -168,23 +141,16 @@ def _bound_of(value: Cursor) -> tuple[str, int]:
 
 @attrs.frozen
 class _RowMapper(CosmosMapper):
-    """Maps the items of one segment.
+    """Maps the items of one segment."""
 
-    Attributes:
-        scan: The segment's position.
-    """
-
-    scan: Scan
+    scan: Scan  # the segment's position
 
     def cursor_after(self, records: Records, count: int) -> Cursor:
         """Return the position after the first `count` rows."""
         return attrs.evolve(self.scan, place=place_after(records, count)).cursor
 
     def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
-        """Map rows to events.
-
-        Each event shows a row that the snapshot found. The time of the event is the time of the snapshot.
-        """
+        """Map rows to events."""
         moment = datetime.fromtimestamp(self.scan.moment, UTC)
         items = records.items[start:stop]
         return [
@@ -199,22 +165,13 @@ class _RowMapper(CosmosMapper):
         ]
 
     def arrow(self, records: Records, start: int, stop: int) -> Any:
-        """Return None, so that the engine builds the batch from events.
-
-        A direct conversion is not necessary, because rows are read only once.
-        """
+        """Return None, so that the engine builds the batch from events."""
+        # A direct conversion is not necessary, because rows are read only once.
         return None
 
 
 class ScanReader(Reader):
-    """Reads one segment. The items are in the order of their last changes.
-
-    Args:
-        source: The feed.
-        view: The properties that the segment's events share.
-        span: The range.
-        scan: The start position.
-    """
+    """Reads one segment."""
 
     def __init__(self, source: Source, view: View, span: KeyRange, scan: Scan) -> None:
         self._source, self._span, self._scan = source, span, scan
@@ -258,10 +215,7 @@ class ScanReader(Reader):
         """Do nothing, because the service holds no resources for a reader."""
 
     def _page(self, limit: int, deadline: Deadline) -> Answer | None:
-        """Request and return one page.
-
-        Return None if the range has moved or now spans several partitions.
-        """
+        """Request and return one page."""
         seen, scan = self._source.ranges(), self._scan
         pieces = seen.cut(self._span)
         if len(pieces) == 1:

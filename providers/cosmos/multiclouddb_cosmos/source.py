@@ -10,14 +10,12 @@ from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory, LogicalPartition, MulticloudDbKey, invalid_request
 from multiclouddb_cosmos.client import Answer, Calls, Definition
+from multiclouddb_cosmos.config import CosmosOptions
 from multiclouddb_cosmos.errors import BAD_REQUEST, classify, is_disabled
-from multiclouddb_cosmos.options import CosmosOptions
-from multiclouddb_cosmos.ranges import LEAST, MOST, KeyRange, RangeMap
+from multiclouddb_cosmos.position import LEAST, MOST, KeyRange, RangeMap
 from multiclouddb_cosmos.records import View, is_of, lsn_of, seconds_of
 from multiclouddb_cosmos.transport import LATEST, start_of
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired, unsupported
-
-__all__ = ["Source"]
 
 _WHOLE = KeyRange(LEAST, MOST)
 # With several write regions, a change can get its LSN up to a minute late, and a position at the present
@@ -27,39 +25,22 @@ _SLACK_SECONDS = 60
 
 @attrs.define(eq=False)
 class Source:
-    """The objects that the readers of one feed share. Several threads can use the shared objects at once.
+    """The objects that the readers of one feed share."""
 
-    Attributes:
-        calls: The object that makes the calls.
-        spec: The specification of the feed.
-        definition: The properties of the container.
-        scope: The range of keys that the feed reads.
-        wanted: The partition key of the feed, or its first components; empty for all keys.
-        readers: The readers that are currently in use.
-        behind: The ranges whose last answer came from before the position, and the newest LSN in this answer.
-        item_bytes: The memory size of one item, measured on the last page; an estimate before the first page.
-            The service itself limits the size of a page.
-    """
-
-    calls: Calls
-    spec: FeedSpec
-    definition: Definition
-    scope: KeyRange = _WHOLE
-    wanted: tuple[object, ...] = ()
-    readers: WeakSet[Reader] = attrs.field(factory=WeakSet)
+    calls: Calls  # the object that makes the calls
+    spec: FeedSpec  # the specification of the feed
+    definition: Definition  # the properties of the container
+    scope: KeyRange = _WHOLE  # the range of keys that the feed reads
+    wanted: tuple[object, ...] = ()  # the partition key of the feed, or its first components
+    readers: WeakSet[Reader] = attrs.field(factory=WeakSet)  # the readers that are currently in use
     behind: dict[KeyRange, int] = attrs.field(factory=dict)
-    item_bytes: int = 1024
+    item_bytes: int = 1024  # the memory size of one item, measured on the last page
     _map: RangeMap | None = None
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     @classmethod
     def opened(cls, calls: Calls, spec: FeedSpec, deadline: Deadline) -> Source:
-        """Read the container's properties.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the key of the scope does not fit this container.
-            ProviderFault: `UNSUPPORTED_CAPABILITY` if a delete would not tell the levels of the key apart.
-        """
+        """Read the container's properties."""
         definition = calls.define(spec.address, deadline)
         if len({path[-1] for path in definition.paths}) < len(definition.paths):
             # The service names the components of a deleted item's key by the last names of their paths.
@@ -84,11 +65,7 @@ class Source:
         return options if isinstance(options, CosmosOptions) else CosmosOptions()
 
     def view(self, partition_id: str) -> View:
-        """Return the properties that are the same for all events of a partition.
-
-        Args:
-            partition_id: The public id of the partition.
-        """
+        """Return the properties that are the same for all events of a partition."""
         spec = self.spec
         return View(
             spec.address,
@@ -99,10 +76,7 @@ class Source:
         )
 
     def shown(self, span: KeyRange) -> KeyRange:
-        """Return the range whose id appears in the events of `span`.
-
-        For a feed of one partition key, this is the range of the partition that now contains the key.
-        """
+        """Return the range whose id appears in the events of `span`."""
         return self.ranges().holder(span) if self.wanted else span
 
     # -- Ranges
@@ -113,11 +87,9 @@ class Source:
         return found if found is not None else self.refreshed(None)
 
     def refreshed(self, seen: RangeMap | None) -> RangeMap:
-        """Return ranges that are newer than `seen`.
-
-        If another thread has listed the ranges since `seen`, return that thread's result. Otherwise list the
-        ranges of the physical partitions now.
-        """
+        """Return ranges that are newer than `seen`."""
+        # If another thread has listed the ranges since `seen`, return that thread's result. Otherwise list
+        # the ranges of the physical partitions now.
         with self._lock:
             if self._map is None or self._map is seen:
                 self._map = RangeMap(self.calls.ranges(self.spec.address))
@@ -130,11 +102,7 @@ class Source:
     # -- Pages
 
     def check_same(self, deadline: Deadline) -> None:
-        """Refuse a start if the container was replaced by another container with the same name.
-
-        Raises:
-            ProviderFault: `NOT_FOUND`; the caller must open the feed again.
-        """
+        """Refuse a start if the container was replaced by another container with the same name."""
         if self.calls.define(self.spec.address, deadline).rid != self.definition.rid:
             raise ProviderFault.of(
                 ErrorCategory.NOT_FOUND,
@@ -142,16 +110,8 @@ class Source:
             )
 
     def read(self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline) -> Answer:
-        """Return one page of all versions. If `etag` is None, reading begins at the current end.
-
-        The service returns the same status for an expired position and for a wrong request. The position has
-        expired if the service accepts a read of the same range from its current end.
-
-        Raises:
-            MovedError: Raised if the range now spans several partitions.
-            ProviderFault: `CHECKPOINT_EXPIRED`, or an error because the container was deleted and created
-                again.
-        """
+        """Return one page of all versions."""
+        # If `etag` is None, reading begins at the current end.
         try:
             answer = self.calls.read(self.spec.address, self.definition.rid, place, etag, limit, deadline)
         except CosmosHttpResponseError as error:
@@ -168,34 +128,14 @@ class Source:
     def read_latest(
         self, place: KeyRange, etag: int | None, limit: int, since: int | None, deadline: Deadline
     ) -> Answer:
-        """Return one page of the latest versions of all existing items. For the first page, `etag` is None.
-
-        Args:
-            place: The range.
-            etag: The LSN after which reading begins.
-            limit: The maximum number of items.
-            since: Items that were last changed before this second may be omitted; None means that no item is
-                omitted.
-            deadline: The time limit.
-        """
+        """Return one page of the latest versions of all existing items."""
         answer = self.calls.read(
-            self.spec.address,
-            self.definition.rid,
-            place,
-            etag,
-            limit,
-            deadline,
-            LATEST,
-            start_of(since),
+            self.spec.address, self.definition.rid, place, etag, limit, deadline, LATEST, start_of(since)
         )
         return self._reached(place, etag, answer)
 
     def _reached(self, span: KeyRange, etag: int | None, answer: Answer) -> Answer:
-        """Return the answer, unless it comes from before the position at which the read began.
-
-        Raises:
-            ProviderFault: `TRANSIENT_FAILURE`, because a replica that lags catches up.
-        """
+        """Return the answer, unless it comes from before the position at which the read began."""
         newest = answer.etag if answer.newest is None else min(answer.etag, answer.newest)
         if etag is None or newest >= etag:
             return answer
@@ -209,20 +149,9 @@ class Source:
         )
 
     def check_kept(self, span: KeyRange, etag: int, seconds: int | None, deadline: Deadline) -> None:
-        """Refuse a position if the service has given its LSN again to a later change.
-
-        This can happen only after a failover that has lost changes, and then the newest LSN was lower than
-        the position. If it never was lower, no request is sent.
-
-        Args:
-            span: The range.
-            etag: The LSN of the position.
-            seconds: The time of the last change before the position, or a later time; None if it is unknown.
-            deadline: The time limit.
-
-        Raises:
-            ProviderFault: `CHECKPOINT_EXPIRED`.
-        """
+        """Refuse a position if the service has given its LSN again to a later change."""
+        # This can happen only after a failover that has lost changes, and then the newest LSN was lower than
+        # the position. If it never was lower, no request is sent.
         low = self.behind.get(span)
         if low is None:
             return
@@ -238,11 +167,7 @@ class Source:
         self.behind.pop(span, None)
 
     def end(self, place: KeyRange, deadline: Deadline) -> int:
-        """Return the LSN of the last change in a range.
-
-        Raises:
-            MovedError: Raised if the range now spans several partitions.
-        """
+        """Return the LSN of the last change in a range."""
         return self.read(place, None, 1, deadline).etag
 
 

@@ -13,40 +13,174 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Executor, Future
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import attrs
 import orjson
+import requests
 from azure.core.pipeline.transport import RequestsTransport
 from azure.cosmos import CosmosClient
 from azure.cosmos.documents import ConnectionPolicy
 from azure.cosmos.exceptions import CosmosClientTimeoutError, CosmosHttpResponseError
+from requests.adapters import HTTPAdapter
+from requests.structures import CaseInsensitiveDict
+from requests.utils import default_headers, get_encoding_from_headers
 from urllib3.util.retry import Retry
 
 from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos.errors import BAD_REQUEST, GONE, RECREATED, TOO_MANY, retry_after
-from multiclouddb_cosmos.http_session import Adapter, SameThread, Session
-from multiclouddb_cosmos.listing_locks import renew_locks, separate_locks
-from multiclouddb_cosmos.ranges import KeyRange
+from multiclouddb_cosmos.position import KeyRange
 from multiclouddb_spi import Deadline
+from multiclouddb_spi.bounded_pools import bounded_pools
 
-__all__ = [
-    "ALL_VERSIONS",
-    "LATEST",
-    "MovedError",
-    "Transport",
-    "Watch",
-    "close_client",
-    "continuation_of",
-    "end_if_throttled",
-    "make_client",
-    "ranges_in",
-    "start_of",
-    "unwrapped",
-]
+if TYPE_CHECKING:
+    from azure.cosmos import CosmosClient
+
+
+_PLAIN: Final = frozenset(
+    {"headers", "data", "files", "verify", "timeout", "cert", "allow_redirects", "proxies"}
+)
+"""The arguments of the requests that azure-cosmos makes."""
+_USUAL: Final = {name: default_headers()[name] for name in ("Accept-Encoding", "Connection")}
+
+
+class Headers(CaseInsensitiveDict[str]):
+    """The headers of an answer, which other threads can extend while one thread reads them."""
+
+    # azure-cosmos keeps the headers of the client's last answer in a field that all threads share, and adds
+    # entries to the headers there. Meanwhile, the thread that received the answer copies the headers.
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the names that exist at the time of the call."""
+        stored: Any = self._store
+        return iter([name for name, _ in list(stored.values())])
+
+
+class Session(requests.Session):
+    """A requests session that reads the environment only once per host, and never reads a `.netrc` file."""
+
+    # The `requests` library also reads `.netrc`. An authorization from `.netrc` would replace the
+    # authorization that azure-cosmos has made.
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.auth = _unchanged
+        self._settings: dict[tuple[Any, ...], Any] = {}
+        self._urls: dict[str, str] = {}
+
+    def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
+        """Merge the settings in the same way as the `requests` library, and remember the result."""
+        asked = (urlsplit(str(url))[:2], str(proxies), stream, verify, cert)
+        if asked not in self._settings:
+            self._settings[asked] = super().merge_environment_settings(url, proxies, stream, verify, cert)
+        return dict(self._settings[asked])
+
+    def request(self, method: Any, url: Any, *args: Any, **kwargs: Any) -> requests.Response:
+        """Send a request like the `requests` library, but with fewer steps for a plain read."""
+        if method != "GET" or args or kwargs.keys() != _PLAIN or kwargs["data"] or kwargs["files"]:
+            return super().request(method, url, *args, **kwargs)
+        settings = self.merge_environment_settings(
+            url, kwargs["proxies"] or {}, False, kwargs["verify"], kwargs["cert"]
+        )
+        asked = requests.PreparedRequest()
+        asked.method, asked.url = method, self._prepared(url)
+        asked.headers = {**_USUAL, **kwargs["headers"]}  # type: ignore[assignment]
+        answer = self.get_adapter(asked.url).send(asked, timeout=kwargs["timeout"], **settings)
+        # The whole body is read at once. The `requests` library would read the body in steps of 10 KB, which
+        # takes as long as parsing the page.
+        answer._content = b"".join(answer.iter_content(None))
+        return answer
+
+    def _prepared(self, url: str) -> str:
+        """Return the URL in the form that the `requests` library uses."""
+        # The result is remembered, because each container has only one URL.
+        found = self._urls.get(url)
+        if found is None:
+            asked = requests.PreparedRequest()
+            asked.prepare_url(url, None)
+            found = self._urls[url] = str(asked.url)
+        return found
+
+
+class Adapter(HTTPAdapter):
+    """An adapter that reads no cookies from answers, and gives up answers that do not arrive."""
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        """Make the pools of connections."""
+        super().init_poolmanager(*args, **kwargs)
+        _bound(self.poolmanager)
+
+    def proxy_manager_for(self, proxy: Any, **kwargs: Any) -> Any:
+        """Return the pools of connections to a proxy."""
+        known = proxy in self.proxy_manager
+        found: Any = super().proxy_manager_for(proxy, **kwargs)
+        if not known:
+            _bound(found)
+        return found
+
+    def build_response(self, req: Any, resp: Any) -> requests.Response:
+        """Return the answer before its body is read."""
+        answer = requests.Response()
+        answer.status_code, answer.reason = resp.status, resp.reason
+        answer.headers = Headers(resp.headers)
+        answer.encoding = get_encoding_from_headers(answer.headers)
+        answer.raw, answer.url, answer.request = resp, req.url, req
+        return answer
+
+
+def _bound(manager: Any) -> None:
+    manager.pool_classes_by_scheme = bounded_pools(manager.pool_classes_by_scheme)
+
+
+def _unchanged(request: Any) -> Any:
+    return request
+
+
+class SameThread(Executor):
+    """Runs the requests of an account with per-partition automatic failover in the calling thread."""
+
+    # A `Watch` does not observe other threads. Therefore this class runs the first request in the calling
+    # thread, and does not send the other requests.
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run the request to the first region, and cancel the requests to other regions."""
+        future: Future[Any] = Future()
+        try:
+            if kwargs.get("location_index"):
+                raise CancelledError
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - the caller of the future gets it
+            future.set_exception(error)
+        return future
+
+
+def separate_locks(client: CosmosClient) -> None:
+    """Give a client its own locks for listings; other versions of azure-cosmos may have no such locks."""
+    cache: Any = getattr(client.client_connection, "_routing_map_provider", None)
+    if hasattr(cache, "_collection_locks") and hasattr(cache, "_locks_lock"):
+        # azure-cosmos makes the lock of a container when it needs it.
+        cache._collection_locks, cache._locks_lock = {}, threading.Lock()
+
+
+def renew_locks() -> None:
+    """Replace the shared locks in a forked child, where the application's clients use these locks."""
+    shared: Any
+    try:
+        from azure.cosmos._routing import routing_map_provider as shared
+    except ImportError:  # pragma: no cover - a later version
+        return
+    if hasattr(shared, "_shared_cache_lock"):
+        shared._shared_cache_lock = threading.RLock()
+    for locks in getattr(shared, "_shared_collection_locks", {}).values():
+        locks.clear()
+    makers = getattr(shared, "_shared_locks_locks", {})
+    for endpoint in makers:
+        makers[endpoint] = threading.Lock()
+
 
 ALL_VERSIONS: Final = "AllVersionsAndDeletes"
 LATEST: Final = "LatestVersion"
@@ -67,20 +201,13 @@ os.register_at_fork(after_in_child=renew_locks)
 
 
 class MovedError(Exception):
-    """Raised if a range now spans several partitions.
+    """Raised if a range now spans several partitions."""
 
-    If the call continued, azure-cosmos would read a wrong range.
-    """
+    # If the call continued, azure-cosmos would read a wrong range.
 
 
 class _EndedError(Exception):
-    """Ends a call that azure-cosmos would otherwise retry.
-
-    The retry code of azure-cosmos does not catch this class.
-
-    Args:
-        reason: The error that the caller gets: the answer that the service sent, or a timeout.
-    """
+    """Ends a call that azure-cosmos would otherwise retry."""
 
     def __init__(self, reason: Exception) -> None:
         super().__init__(reason)
@@ -97,14 +224,9 @@ def unwrapped() -> Iterator[None]:
 
 
 def end_if_throttled(deadline: Deadline) -> Callable[[Any], None]:
-    """Return a hook for each answer that the application's own client gets.
-
-    The hook ends the call if the service asks the client to wait until after the deadline. Otherwise
-    azure-cosmos would still be waiting at the deadline, and the caller would not learn the reason.
-
-    Args:
-        deadline: The time limit of the call.
-    """
+    """Return a hook for each answer that the application's own client gets."""
+    # The hook ends the call if the service asks the client to wait until after the deadline. Otherwise azure-
+    # cosmos would still be waiting at the deadline, and the caller would not learn the reason.
 
     def hook(response: Any) -> None:
         if response.http_response.status_code == TOO_MANY:
@@ -117,29 +239,16 @@ def end_if_throttled(deadline: Deadline) -> Callable[[Any], None]:
 
 @attrs.define
 class Watch:
-    """The observations of the transport during one call.
+    """The observations of the transport during one call."""
 
-    Attributes:
-        deadline: The time limit of the call.
-        body: The page as the service sent it; None until a page is received.
-        answered: True after the service has sent a page or the answer "nothing new".
-        requests: The number of requests that were made.
-    """
-
-    deadline: Deadline
-    body: bytes | None = None
-    answered: bool = False
-    requests: int = 0
+    deadline: Deadline  # the time limit of the call
+    body: bytes | None = None  # the page as the service sent it
+    answered: bool = False  # true after the service has sent a page or the answer "nothing new"
+    requests: int = 0  # the number of requests that were made
 
 
 class Transport(RequestsTransport):  # type: ignore[misc]
-    """The transport of the provider's own client; it observes the requests for pages.
-
-    Several threads can use this object.
-
-    Args:
-        connections: The number of connections that are kept open.
-    """
+    """The transport of the provider's own client; it observes the requests for pages."""
 
     def __init__(self, connections: int) -> None:
         session = Session()
@@ -155,16 +264,7 @@ class Transport(RequestsTransport):  # type: ignore[misc]
 
     @contextmanager
     def watching(self, deadline: Deadline) -> Iterator[Watch]:
-        """Observe the calls of this thread.
-
-        Args:
-            deadline: The time after which no further request is sent.
-
-        Raises:
-            CosmosClientTimeoutError: Raised if the time limit has passed.
-            CosmosHttpResponseError: Raised if the service sends an answer that azure-cosmos must not retry.
-            MovedError: Raised if a second page was requested.
-        """
+        """Observe the calls of this thread."""
         self._local.watch = watch = Watch(deadline)
         try:
             with unwrapped():
@@ -230,14 +330,8 @@ def _substatus(answer: Any) -> int:
 
 
 def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, Transport]:
-    """Make a client; azure-cosmos asks the service for the account's regions during this call.
-
-    The client retries only in another region of the account.
-
-    Args:
-        config: The account.
-        concurrency: The number of calls that run at the same time.
-    """
+    """Make a client; azure-cosmos asks the service for the account's regions during this call."""
+    # The client retries only in another region of the account.
     transport = Transport(concurrency + _SPARE_CONNECTIONS)
     policy = ConnectionPolicy()
     retries = _no_retries()
@@ -268,10 +362,7 @@ def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, T
 
 
 def _no_retries() -> Any:
-    """Return the options that disable the retry of a 429 answer.
-
-    Return None if the class of these options is not found in azure-cosmos.
-    """
+    """Return the options that disable the retry of a 429 answer."""
     try:
         from azure.cosmos._retry_options import RetryOptions
     except ImportError:  # pragma: no cover - a later version
@@ -280,11 +371,7 @@ def _no_retries() -> Any:
 
 
 def close_client(client: CosmosClient) -> None:
-    """Close the library's own client.
-
-    First wait until the thread that checks the account's regions has ended. The wait takes at most about half
-    a second.
-    """
+    """Close the library's own client."""
     patience = Deadline.after(_CLOSE_SECONDS)
     for thread in threading.enumerate():
         if thread.name == _THREAD:
@@ -293,15 +380,7 @@ def close_client(client: CosmosClient) -> None:
 
 
 def continuation_of(rid: str, place: KeyRange, etag: int | None, mode: str, start: dict[str, Any]) -> str:
-    """Return the continuation for one range, in the format of azure-cosmos.
-
-    Args:
-        rid: The resource id of the container.
-        place: The range.
-        etag: The LSN after which to read; None if nothing was read yet.
-        mode: `ALL_VERSIONS` or `LATEST`.
-        start: The start of the read, in the format of azure-cosmos.
-    """
+    """Return the continuation for one range, in the format of azure-cosmos."""
     span = {"min": place.low, "max": place.high, "isMinInclusive": True, "isMaxInclusive": False}
     body = {
         "v": "v2",
@@ -319,13 +398,8 @@ def continuation_of(rid: str, place: KeyRange, etag: int | None, mode: str, star
 
 
 def start_of(since: int | None) -> dict[str, Any]:
-    """Return the start of the feed of latest versions, in the format of azure-cosmos.
-
-    The service's times are only precise to a few seconds, so the caller must filter out earlier items.
-
-    Args:
-        since: Seconds since 1970; None for the beginning of the feed.
-    """
+    """Return the start of the feed of latest versions, in the format of azure-cosmos."""
+    # The service's times are only precise to a few seconds, so the caller must filter out earlier items.
     if since is None:
         return {"Type": "Beginning"}
     early = max(0, since - _EARLY_SECONDS)
@@ -334,10 +408,7 @@ def start_of(since: int | None) -> dict[str, Any]:
 
 @cache
 def _takes_milliseconds() -> bool:
-    """Return True if this version of azure-cosmos expects times in milliseconds.
-
-    Some versions of azure-cosmos expect seconds.
-    """
+    """Return True if this version of azure-cosmos expects times in milliseconds."""
     from azure.cosmos._change_feed.change_feed_start_from import ChangeFeedStartFromPointInTime
 
     try:

@@ -19,7 +19,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos.config import CosmosConfig
-from multiclouddb_cosmos.http_session import SameThread
+from multiclouddb_cosmos.transport import SameThread
 from multiclouddb_cosmos_emulator import CosmosEmulator
 from multiclouddb_cosmos_emulator.message import Reply
 

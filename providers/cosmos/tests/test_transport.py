@@ -16,8 +16,7 @@ from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import Now
 from multiclouddb_cosmos.errors import classify
-from multiclouddb_cosmos.http_session import Adapter
-from multiclouddb_cosmos.transport import Transport
+from multiclouddb_cosmos.transport import Adapter, Transport
 
 from .world import World, soon
 
@@ -102,14 +101,6 @@ def test_a_redirect_is_an_error(server: Any) -> None:
     with pytest.raises(CosmosHttpResponseError) as caught:
         _read(f"{server[0]}/dbs/moved")
     assert classify(caught.value).message.startswith("Cosmos DB answered 302")
-
-
-def test_a_cookie_is_not_sent_back(server: Any) -> None:
-    url, asked = server
-    with Transport(2) as transport:
-        for _ in range(2):
-            transport.send(HttpRequest("GET", f"{url}/docs"))
-    assert not any("Cookie" in each for each in asked)
 
 
 def test_an_answer_without_a_length_counts_its_bytes(world: World, monkeypatch: pytest.MonkeyPatch):

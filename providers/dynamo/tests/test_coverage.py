@@ -10,8 +10,9 @@ from multiclouddb_dynamo import shards as rooms
 from multiclouddb_dynamo.partitions import headroom
 from multiclouddb_dynamo.position import After, Horizon, Latest, Start, cursor_of
 from multiclouddb_dynamo.shards import ShardMap
-from multiclouddb_spi import Deadline, Lineage, ProviderFault
+from multiclouddb_spi import Deadline, ProviderFault
 from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_spi.continuation.lineage import Lineage
 
 from .world import TABLE, World, soon
 

@@ -27,8 +27,6 @@ from multiclouddb_api.validators import check_type, local_path
 from multiclouddb_embedded.store.connection import connect
 from multiclouddb_embedded.store.forking import using_sqlite
 
-__all__ = ["SqliteCheckpointStore"]
-
 _VERSION: Final = 1
 _APPLICATION_ID: Final = 0x6D636470  # "mcdp"
 _BUSY_SECONDS: Final = 30.0
@@ -99,7 +97,13 @@ class SqliteCheckpointStore:
                 error, the stored checkpoint is unchanged.
         """
         check_name(name)
-        _check_token(token)
+        Checkpoint(token, "1")
+        try:
+            token.encode()
+        except UnicodeEncodeError as error:
+            raise invalid_request(
+                "token", f"cannot be written ({error.reason})", "pass a page's continuation_token"
+            ) from error
         check_type("expected", expected, str, type(None))
         with self._opened("written", create=True) as connection:
             assert connection is not None
@@ -139,10 +143,7 @@ class SqliteCheckpointStore:
 
     @contextmanager
     def _opened(self, verb: str, *, create: bool = False) -> Iterator[sqlite3.Connection | None]:
-        """Open a connection for one call, in autocommit mode.
-
-        Return None if the file does not exist and is not created.
-        """
+        """Open a connection for one call, in autocommit mode."""
         with using_sqlite(), self._errors(verb):
             if not self._path.exists():
                 if not create:
@@ -153,7 +154,7 @@ class SqliteCheckpointStore:
                 _make_durable(connection)
                 # Damaged text may no longer be UTF-8. It is still returned, because its checksum then shows
                 # the damage, whereas SQLite's own error would quote the text.
-                connection.text_factory = _to_text
+                connection.text_factory = lambda raw: raw.decode(errors="replace")
                 self._check(connection)
                 yield connection
 
@@ -175,10 +176,8 @@ class SqliteCheckpointStore:
             raise broken(self._path, verb, error, str(error), name, busy=busy) from error
 
     def _make(self) -> None:
-        """Create the file with all its contents, unless another process has already created it.
-
-        Therefore an empty file is always a damaged file.
-        """
+        """Create the file with all its contents, unless another process has already created it."""
+        # The file is created with all its contents; therefore an empty file is always a damaged file.
         folder = self._path.parent
         make_folder(folder)
         draft = folder / f".{self._path.name}.{secrets.token_hex(4)}.tmp"
@@ -207,10 +206,8 @@ class SqliteCheckpointStore:
             raise newer(self._path, version, _VERSION, "multiclouddb-embedded")
 
     def _find(self, connection: sqlite3.Connection, name: str) -> Checkpoint | None:
-        """Return the row of the checkpoint with this name.
-
-        The caller holds a transaction, so that no other process changes the file.
-        """
+        """Return the row of the checkpoint with this name."""
+        # The caller holds a transaction, so that no other process changes the file.
         row = connection.execute(
             "SELECT version, token, sha256 FROM checkpoints WHERE name = ?", (name,)
         ).fetchone()
@@ -251,15 +248,9 @@ def _make_durable(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA fullfsync = 1")
 
 
-def _to_text(raw: bytes) -> str:
-    return raw.decode(errors="replace")
-
-
 def _matches(name: object, version: object, token: object, checksum: object) -> bool:
-    """Return True if a row is unchanged since it was written.
-
-    Damage to the file can also change the types of values.
-    """
+    """Return True if a row is unchanged since it was written."""
+    # Damage to the file can also change the types of values.
     if not (isinstance(name, str) and isinstance(version, str) and isinstance(token, str)):
         return False
     return checksum == _checksum(name, version, token)
@@ -269,16 +260,6 @@ def _code(error: sqlite3.Error) -> int | None:
     """Return the primary result code of SQLite, or None for an error that Python itself raised."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
-
-
-def _check_token(token: str) -> None:
-    Checkpoint(token, "1")
-    try:
-        token.encode()
-    except UnicodeEncodeError as error:
-        raise invalid_request(
-            "token", f"cannot be written ({error.reason})", "pass a page's continuation_token"
-        ) from error
 
 
 def _checksum(name: str, version: str, token: str) -> str:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 
 import attrs
 
 from multiclouddb_api import Capability, ClientConfig, ProviderOptions, invalid_request
-from multiclouddb_api.secret import settled
+from multiclouddb_api.config import settled
 from multiclouddb_api.validators import check_type, is_a, suggestion, type_name, utf8
 from multiclouddb_embedded.errors import store_errors
 from multiclouddb_embedded.profile import PLAIN, PROFILES, Profile
 from multiclouddb_spi.connection import check_names, merged, parse_location
-
-__all__ = ["EmbeddedConfig", "EmbeddedOptions", "check_path"]
 
 _OPTIONS: Final = ("path", "profile", "url")
 _URL: Final = "write embedded:///absolute/path/store.db"
@@ -71,74 +68,45 @@ class EmbeddedConfig:
     def from_client(
         cls, config: ClientConfig, *, path: str | None = None, profile: Profile = PLAIN
     ) -> EmbeddedConfig:
-        """Check the configuration of a client.
-
-        Args:
-            config: The configuration's `connection` contains a `url`, or a `path` and optionally a `profile`.
-            path: The file to use if the connection does not name one.
-            profile: The profile to use if the connection does not name one.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST`; the message names the option and says how to correct it.
-        """
+        """Check the configuration of a client."""
         return settled(_checked, cls, config, path, profile)
 
 
 def _checked(
     cls: type[EmbeddedConfig], config: ClientConfig, path: str | None, profile: Profile
 ) -> EmbeddedConfig:
-    options = _options(config.connection)
-    place = options.get("path", path)
-    if place is None:
+    check_names(config.connection, _OPTIONS)
+    options = dict(config.connection)
+    url = options.pop("url", None)
+    if url is not None:
+        if "path" in options:
+            raise invalid_request("connection", "has both a url and a path", "give one of them")
+        place = parse_location(
+            url,
+            "embedded",
+            options=["profile"],
+            form=_URL,
+            credentials="a file needs no user and no password",
+        )
+        if place.host:
+            problem = f"has the host {place.host!r}"
+            raise invalid_request("connection.url", problem, f"{_URL}, with three slashes")
+        named = {"path": unquote(place.path)} if place.path not in ("", "/") else {}
+        options = merged({**named, **place.options}, options)
+    if options.setdefault("path", path) is None:
         raise invalid_request("connection.path", "is missing", f"give the file of the store, or {_URL}")
     if "profile" in options:
-        profile = _find_profile(options["profile"])
-    return cls(check_path("connection.path", place), profile)
-
-
-def _find_profile(name: object) -> Profile:
-    if not isinstance(name, str) or name not in PROFILES:
-        raise invalid_request(
-            "connection",
-            f"the option 'profile' has the unknown value {name!r}",
-            suggestion(str(name), PROFILES),
-        )
-    return PROFILES[name]
-
-
-def _options(connection: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options by name, including the options in the URL."""
-    check_names(connection, _OPTIONS)
-    options = dict(connection)
-    url = options.pop("url", None)
-    if url is None:
-        return options
-    if "path" in options:
-        raise invalid_request("connection", "has both a url and a path", "give one of them")
-    return merged(_parsed(url), options)
-
-
-def _parsed(url: object) -> dict[str, Any]:
-    """Return the options in a URL."""
-    place = parse_location(
-        url, "embedded", options=["profile"], form=_URL, credentials="a file needs no user and no password"
-    )
-    if place.host:
-        raise invalid_request("connection.url", f"has the host {place.host!r}", f"{_URL}, with three slashes")
-    return {**({"path": unquote(place.path)} if place.path not in ("", "/") else {}), **place.options}
+        name = options["profile"]
+        if not isinstance(name, str) or name not in PROFILES:
+            problem = f"the option 'profile' has the unknown value {name!r}"
+            raise invalid_request("connection", problem, suggestion(str(name), PROFILES))
+        profile = PROFILES[name]
+    return cls(check_path("connection.path", options["path"]), profile)
 
 
 def check_path(field: str, path: object) -> str:
-    """Return the absolute form of a path. The folder must exist, but the file itself need not exist.
-
-    Args:
-        field: The name of the path in messages.
-        path: The path, as text or as a path object.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST`; `AUTHORIZATION_FAILED` if this process has no permission to read
-            the folder.
-    """
+    """Return the absolute form of a path."""
+    # The folder must exist, but the file itself need not exist.
     if not isinstance(path, str | os.PathLike) or not os.fspath(path) or isinstance(os.fspath(path), bytes):
         raise invalid_request(field, f"must be a path, not {type_name(path)}", "give the file of the store")
     if str(path).startswith(":memory:"):
@@ -152,14 +120,9 @@ def check_path(field: str, path: object) -> str:
     # On POSIX, Python keeps two leading slashes apart from one. Both name the same file.
     place = Path(re.sub("^//+", "/", str(Path(path).absolute())))
     with store_errors("open", str(place)):
-        _check_place(field, place)
+        if place.is_dir():
+            raise invalid_request(field, f"{place} is a folder", "name a file in it")
+        if not place.parent.is_dir():
+            problem = f"the folder {place.parent} does not exist"
+            raise invalid_request(field, problem, "make it first, or correct the path")
     return str(place)
-
-
-def _check_place(field: str, place: Path) -> None:
-    if place.is_dir():
-        raise invalid_request(field, f"{place} is a folder", "name a file in it")
-    if not place.parent.is_dir():
-        raise invalid_request(
-            field, f"the folder {place.parent} does not exist", "make it first, or correct the path"
-        )

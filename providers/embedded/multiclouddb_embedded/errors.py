@@ -14,8 +14,6 @@ from multiclouddb_spi import Fault, ProviderFault
 from multiclouddb_spi.error_table import REPORT, Row, unexpected
 from multiclouddb_spi.errors import to_error
 
-__all__ = ["PROVIDER_ID", "classify", "failure", "missing_file", "store_errors"]
-
 PROVIDER_ID: Final = "embedded"
 
 _RETRY: Final = "try again"
@@ -66,13 +64,7 @@ _CODES: Final[dict[int, Row]] = {
 
 
 def classify(error: Exception, path: str = "") -> Fault:
-    """Classify a failure. This function raises nothing, even for unknown exceptions.
-
-    Args:
-        error: The exception.
-        path: The path of the file, for the message. If SQLite does not report why it cannot open the file,
-            this function examines the file. Without a path, the function is pure.
-    """
+    """Classify a failure."""
     match error:
         case sqlite3.Error():
             return _sqlite_fault(error, path)

@@ -9,19 +9,12 @@ from datetime import datetime
 from multiclouddb_api import AtTime, Beginning, LogicalPartition, Now
 from multiclouddb_embedded.errors import PROVIDER_ID
 from multiclouddb_embedded.mapping import View, describe, from_micros, is_scan, position_of, to_micros
-from multiclouddb_embedded.partitions import (
-    Family,
-    find_head,
-    read_family,
-    read_head,
-    read_shape,
-)
-from multiclouddb_embedded.profile import check_start
+from multiclouddb_embedded.partitions import Family, find_head, read_family, read_head, read_shape
 from multiclouddb_embedded.reader import EmbeddedReader
 from multiclouddb_embedded.snapshots import SegmentReader, cut, plan_scan
 from multiclouddb_embedded.source import Source
 from multiclouddb_embedded.store.collection import check_kind
-from multiclouddb_embedded.store.retention import seq_before
+from multiclouddb_embedded.store.log import seq_before
 from multiclouddb_spi import (
     Cursor,
     Deadline,
@@ -39,15 +32,9 @@ from multiclouddb_spi import (
     plan_id_of,
 )
 
-__all__ = ["EmbeddedFeed"]
-
 
 class EmbeddedFeed(Feed):
-    """A feed that reads the log of one collection.
-
-    Args:
-        source: The objects that all readers of the feed share.
-    """
+    """A feed that reads the log of one collection."""
 
     def __init__(self, source: Source) -> None:
         self.spec = source.spec
@@ -65,8 +52,6 @@ class EmbeddedFeed(Feed):
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Resolve a start. A feed can also start in a partition that was split or merged."""
-        profile = self._store.profile
-        check_start(profile, position, self.spec.options)
         with self._store.reading(deadline) as connection:
             self._check_key(connection)
             family = read_family(connection, self._scope)
@@ -76,7 +61,7 @@ class EmbeddedFeed(Feed):
                 case Now():
                     where = read_head(connection)
                 case AtTime(utc):
-                    where = _place_at(connection, family, utc, profile.precision)
+                    where = _place_at(connection, family, utc, self._store.profile.precision)
         if partition_id is not None:
             return family.one(partition_id, where)
         return family.beginning() if where is None else family.at(*where)
@@ -155,13 +140,7 @@ class EmbeddedFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """Return the current end of each partition, all from one read transaction.
-
-        The record counts are exact and need no scan.
-
-        Raises:
-            ProviderFault: `CHECKPOINT_EXPIRED` if one of the cursors has expired.
-        """
+        """Return the current end of each partition, all from one read transaction."""
         with self._store.reading(deadline) as connection:
             return {
                 name: find_head(connection, self._scope, name, position_of(cursor), max_records)

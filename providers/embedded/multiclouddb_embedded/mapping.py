@@ -20,20 +20,6 @@ from multiclouddb_spi import Cursor, InvalidCursor, Mapper, Position, RecordFaul
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "CHANGE_TYPES",
-    "EmbeddedMapper",
-    "View",
-    "cursor_of",
-    "describe",
-    "from_micros",
-    "is_scan",
-    "position_of",
-    "to_arrow",
-    "to_events",
-    "to_micros",
-]
-
 CHANGE_TYPES: Final = (ChangeType.CREATE, ChangeType.UPDATE, ChangeType.DELETE)
 """The change types, indexed by their number in the log."""
 
@@ -62,11 +48,7 @@ def cursor_of(seq: int, ts: int) -> Cursor:
 
 
 def position_of(cursor: Cursor) -> tuple[int, int]:
-    """Convert a stored position back to its parts; the inverse of `cursor_of`.
-
-    Raises:
-        InvalidCursor: Raised if the value is not a valid cursor.
-    """
+    """Convert a stored position back to its parts; the inverse of `cursor_of`."""
     match cursor:
         case [seq, ts] if type(seq) is int and type(ts) is int:
             if 0 <= seq <= _MAX_SEQ and 0 <= ts <= _MAX_MICROS:
@@ -75,10 +57,7 @@ def position_of(cursor: Cursor) -> tuple[int, int]:
 
 
 def is_scan(cursor: Cursor) -> bool:
-    """Return True if a cursor belongs to a segment of a snapshot.
-
-    `snapshots.py` makes the cursors of segments.
-    """
+    """Return True if a cursor belongs to a segment of a snapshot."""
     return type(cursor) is list and len(cursor) == 5
 
 
@@ -92,31 +71,18 @@ def describe(cursor: Cursor) -> Position:
 
 @attrs.frozen
 class View:
-    """The properties that are the same for all events of one partition.
+    """The properties that are the same for all events of one partition."""
 
-    Attributes:
-        address: The collection that contains the documents.
-        partition_id: The public id of the partition.
-        partition_components: The number of leading components of a key that form the partition key.
-        native: True if events include the row of the log.
-        with_new: True if events include the new document.
-        with_old: True if events include the old document.
-    """
-
-    address: ResourceAddress
-    partition_id: str
-    partition_components: int
-    native: bool
-    with_new: bool = True
-    with_old: bool = False
+    address: ResourceAddress  # the collection that contains the documents
+    partition_id: str  # the public id of the partition
+    partition_components: int  # the number of leading components of a key that form the partition key
+    native: bool  # true if events include the row of the log
+    with_new: bool = True  # true if events include the new document
+    with_old: bool = False  # true if events include the old document
 
 
 def to_events(records: Records, start: int, stop: int, view: View) -> list[ChangeEvent]:
-    """Map rows to events.
-
-    Raises:
-        RecordFault: Raised for the first row that cannot be decoded.
-    """
+    """Map rows to events."""
     try:
         return _map(records, start, stop, view)
     except (ValueError, OverflowError, LookupError, MulticloudDbError):
@@ -155,12 +121,8 @@ def _timestamps(times: Iterable[int]) -> list[datetime]:
 
 
 def _values(records: Records, name: Column, start: int, stop: int) -> Sequence[Any]:
-    """Return the values of a column. If the column was not read, all values are None.
-
-    Raises:
-        ValueError: Raised if one of the values is not a JSON object.
-        MulticloudDbError: Raised if one of the values is damaged.
-    """
+    """Return the values of a column."""
+    # If the column was not read, all values are None.
     column = records.column(name)
     if column is None:
         return [None] * (stop - start)
@@ -192,26 +154,18 @@ def _natives(records: Records, start: int, stop: int) -> list[dict[str, Any]]:
 
 
 def to_arrow(records: Records, start: int, stop: int, view: View) -> pa.RecordBatch:
-    """Map rows to Arrow. Stored texts are not parsed, but the mapping checks that each text is complete.
-
-    Raises:
-        RecordFault: Raised for the first row that is damaged.
-    """
+    """Map rows to Arrow."""
     if start == stop:
-        return _no_rows()
+        import pyarrow as pa
+
+        from multiclouddb_spi.arrow import EVENT_SCHEMA
+
+        return pa.RecordBatch.from_pylist([], schema=EVENT_SCHEMA)
     whole = stop - start == len(records)
     try:
         return _record_batch(records if whole else records.select(range(start, stop)), view)
     except (ValueError, LookupError):
         raise _first_fault(records, start, stop) from None
-
-
-def _no_rows() -> pa.RecordBatch:
-    import pyarrow as pa
-
-    from multiclouddb_spi.arrow import EVENT_SCHEMA
-
-    return pa.RecordBatch.from_pylist([], schema=EVENT_SCHEMA)
 
 
 def _record_batch(records: Records, view: View) -> pa.RecordBatch:
@@ -258,11 +212,7 @@ def _split(text: str | bytes, separator: str, count: int) -> pa.Array:
 
 
 def _texts(records: Records, name: Column) -> pa.Array:
-    """Return a column of JSON objects or nulls.
-
-    Raises:
-        ValueError: Raised if a text is neither a JSON object nor null, or is not UTF-8.
-    """
+    """Return a column of JSON objects or nulls."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -310,13 +260,9 @@ def _flaw(records: Records, index: int) -> str | None:
 
 @attrs.frozen
 class EmbeddedMapper(Mapper):
-    """Maps the rows of one partition.
+    """Maps the rows of one partition."""
 
-    Attributes:
-        view: The properties that are the same for all events of the partition.
-    """
-
-    view: View
+    view: View  # the properties that are the same for all events of the partition
 
     def cursor_after(self, records: Records, count: int) -> Cursor:
         """Return the position after the first `count` rows."""
@@ -327,10 +273,7 @@ class EmbeddedMapper(Mapper):
         return to_events(records, start, stop, self.view)
 
     def arrow(self, records: Records, start: int, stop: int) -> pa.RecordBatch:
-        """Map rows to Arrow without parsing the documents.
-
-        All rows are mapped once. A part is a slice of the result.
-        """
+        """Map rows to Arrow without parsing the documents."""
         whole = records.arrow
         if whole is None and stop - start < records.count:
             with suppress(RecordFault):  # the damaged row may lie outside the part

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from bisect import bisect_left
 from collections.abc import Container, Sequence
+from typing import Final
 
 import attrs
 
@@ -18,8 +19,7 @@ from multiclouddb_embedded.store.layout import (
     named_partitions,
     partition_rows,
 )
-from multiclouddb_embedded.store.retention import ordinal_at
-from multiclouddb_embedded.whole import WHOLE, count_whole, whole_row
+from multiclouddb_embedded.store.log import ordinal_at
 from multiclouddb_spi import (
     Child,
     Continue,
@@ -39,34 +39,40 @@ from multiclouddb_spi import (
 )
 from multiclouddb_spi.faults import START_ANEW
 
-__all__ = [
-    "Family",
-    "Standing",
-    "check_images",
-    "check_there",
-    "find_head",
-    "outcome_of",
-    "read_family",
-    "read_head",
-    "standing",
-]
+WHOLE_NAME: Final = "0"
+"""The id of the only partition."""
+
+WHOLE: Final = f"""(
+SELECT collection AS id, '{WHOLE_NAME}' AS name, min(low) AS low, max(high) AS high,
+    '[]' AS parents, '[]' AS children, min(start_seq) AS start_seq, min(start_ts) AS start_ts,
+    NULL AS end_seq, NULL AS end_ts, max(last_seq) AS last_seq, sum(written) AS written,
+    sum(volume) AS volume, sum(removed) AS removed, max(trimmed) AS trimmed
+FROM partitions
+WHERE collection = :collection AND (:hash IS NULL OR (low <= :hash AND :hash < high))
+GROUP BY collection
+)"""
+"""A query that returns a row in the form of the table `partitions`, with the collection's id as `id`.
+
+The parameters are `:collection` and `:hash`, which may be null.
+"""
+
+
+def whole_row(connection: sqlite3.Connection, collection: int, number: int | None) -> PartitionRow | None:
+    """Return one partition that represents the whole collection, or all partitions that contain a hash."""
+    row = connection.execute(
+        f"SELECT {PARTITION_COLUMNS} FROM {WHOLE}", {"collection": collection, "hash": number}
+    ).fetchone()
+    return PartitionRow(*row) if row is not None else None
 
 
 @attrs.frozen
 class Standing:
-    """The newest change of the store and the state of one partition, read in one transaction.
+    """The newest change of the store and the state of one partition, read in one transaction."""
 
-    Attributes:
-        head_seq: The sequence number of the store's last change.
-        head_ts: The time of the store's last commit. No later commit has an earlier time.
-        before: The sequence number of the store's last change before the requested time.
-        row: The partition.
-    """
-
-    head_seq: int
-    head_ts: int
-    before: int
-    row: PartitionRow
+    head_seq: int  # the sequence number of the store's last change
+    head_ts: int  # the time of the store's last commit
+    before: int  # the sequence number of the store's last change before the requested time
+    row: PartitionRow  # the partition
 
     @property
     def end(self) -> tuple[int, int]:
@@ -89,12 +95,7 @@ _STANDING_WHOLE = _STANDING.format(partitions=WHOLE, parent="id")
 
 
 def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: tuple[int, int]) -> Standing:
-    """Return the state of a partition for a reader that is at the given position.
-
-    Raises:
-        ProviderFault: `NOT_FOUND`, `INVALID_REQUEST` for an unknown partition, or `CHECKPOINT_EXPIRED`.
-        InvalidCursor: Raised if the position lies after the end of the store.
-    """
+    """Return the state of a partition for a reader that is at the given position."""
     seq, ts = position
     collection = scope.collection
     found = connection.execute(
@@ -108,7 +109,12 @@ def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: 
         },
     ).fetchone()
     if found is None:
-        raise _missing(connection, collection, name)
+        check_there(connection, collection)
+        raise ProviderFault.of(
+            ErrorCategory.INVALID_REQUEST,
+            f"{collection.name!r} never had a partition {name!r}; list them with "
+            "client.list_physical_partitions(address)",
+        )
     head_seq, head_ts, before, *columns = found
     row = PartitionRow(*columns)
     if seq > head_seq:
@@ -118,24 +124,8 @@ def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: 
     return Standing(head_seq, head_ts, before, row)
 
 
-def _missing(connection: sqlite3.Connection, collection: Collection, name: str) -> ProviderFault:
-    try:
-        check_there(connection, collection)
-    except ProviderFault as dropped:
-        return dropped
-    return ProviderFault.of(
-        ErrorCategory.INVALID_REQUEST,
-        f"{collection.name!r} never had a partition {name!r}; list them with "
-        "client.list_physical_partitions(address)",
-    )
-
-
 def check_there(connection: sqlite3.Connection, collection: Collection) -> None:
-    """Refuse to read a collection that was dropped.
-
-    Raises:
-        ProviderFault: `NOT_FOUND`.
-    """
+    """Refuse to read a collection that was dropped."""
     live = connection.execute(
         "SELECT 1 FROM collections WHERE id = ? AND incarnation = ?", (collection.id, collection.incarnation)
     ).fetchone()
@@ -154,14 +144,7 @@ def _dropped(collection: Collection) -> ProviderFault:
 def outcome_of(
     connection: sqlite3.Connection, scope: Scope, row: PartitionRow, position: tuple[int, int]
 ) -> Outcome:
-    """Return the outcome after the last change of a partition.
-
-    Args:
-        connection: The connection, in the same read transaction in which `row` was read.
-        scope: If the scope has a key, the result contains only partitions that contain the key.
-        row: The partition.
-        position: The position at which reading ends; children are read only after this position.
-    """
+    """Return the outcome after the last change of a partition."""
     if row.is_open:
         return Continue()
     children = named_partitions(connection, scope.collection.id, row.children).values()
@@ -172,11 +155,7 @@ def outcome_of(
         parents = {name: other.holds(scope.hash) for name, other in found.items()}
     return Drained(
         tuple(
-            Child(
-                child.name,
-                tuple(name for name in child.parents if parents[name]),
-                _from(child, *position),
-            )
+            Child(child.name, tuple(name for name in child.parents if parents[name]), _from(child, *position))
             for child in wanted
         )
     )
@@ -188,28 +167,15 @@ def _from(row: PartitionRow, seq: int, ts: int) -> Cursor:
 
 
 class Family:
-    """The partitions that a feed covers at one point in time.
-
-    Args:
-        rows: All partitions that ever existed, parents before children.
-        created: The sequence number of the store's last change when the collection was created.
-        trimmed: The highest sequence number that was removed from the collection's log.
-    """
+    """The partitions that a feed covers at one point in time."""
 
     def __init__(self, rows: Sequence[PartitionRow], created: int = 0, trimmed: int = 0) -> None:
         self._rows = {row.name: row for row in rows}
         self.created, self.trimmed = created, trimmed
 
     def survey(self, asked: Container[str], since: tuple[int, int]) -> Survey:
-        """State which partitions exist, and which no longer do.
-
-        A partition is gone if it is closed and the log was trimmed up to its end, whether it had changes or
-        not. All its ancestors ended earlier, so they are gone too.
-
-        Args:
-            asked: The partitions of the engine.
-            since: The position before which no other partition is needed.
-        """
+        """State which partitions exist, and which no longer do."""
+        # All its ancestors ended earlier, so they are gone too.
         there, gone = list[Partition](), dict[str, tuple[str, ...] | None]()
         for row in self._rows.values():
             seed = self._oldest(row)
@@ -223,11 +189,9 @@ class Family:
         return Survey(tuple(there), gone)
 
     def unread(self) -> list[PartitionRow]:
-        """Return the partitions that contain unread changes or may still receive changes.
-
-        The result includes an empty partition if its parent is in the result, because the children
-        of the partition wait for the parent.
-        """
+        """Return the partitions that contain unread changes or may still receive changes."""
+        # The result includes an empty partition if its parent is in the result, because the children of the
+        # partition wait for the parent.
         found: dict[str, PartitionRow] = {}
         for row in self._rows.values():
             if row.is_open or row.remaining or not found.keys().isdisjoint(row.parents):
@@ -262,11 +226,7 @@ class Family:
 
 
 def read_family(connection: sqlite3.Connection, scope: Scope) -> Family:
-    """Return the partitions that a feed covers.
-
-    Raises:
-        ProviderFault: `NOT_FOUND` if the collection was dropped.
-    """
+    """Return the partitions that a feed covers."""
     collection = scope.collection
     found = connection.execute(
         "SELECT trimmed FROM collections WHERE id = ? AND incarnation = ?",
@@ -274,15 +234,12 @@ def read_family(connection: sqlite3.Connection, scope: Scope) -> Family:
     ).fetchone()
     if found is None:
         raise _dropped(collection)
-    return Family(_rows(connection, scope), collection.created_seq, found[0])
-
-
-def _rows(connection: sqlite3.Connection, scope: Scope) -> list[PartitionRow]:
     if scope.whole:
-        row = whole_row(connection, scope.collection.id, scope.hash)
-        return [row] if row is not None else []
-    rows = partition_rows(connection, scope.collection.id)
-    return [row for row in rows if row.holds(scope.hash)]
+        row = whole_row(connection, collection.id, scope.hash)
+        rows = [] if row is None else [row]
+    else:
+        rows = [row for row in partition_rows(connection, collection.id) if row.holds(scope.hash)]
+    return Family(rows, collection.created_seq, found[0])
 
 
 def read_head(connection: sqlite3.Connection) -> tuple[int, int]:
@@ -302,12 +259,7 @@ def read_shape(connection: sqlite3.Connection, scope: Scope) -> tuple[object, ..
 def find_head(
     connection: sqlite3.Connection, scope: Scope, name: str, position: tuple[int, int], most: int | None
 ) -> Head:
-    """Return the current end of a partition, or the position `most` records after a given one.
-
-    Raises:
-        ProviderFault: Raised by `standing`.
-        InvalidCursor: Raised by `standing`.
-    """
+    """Return the current end of a partition, or the position `most` records after a given one."""
     state = standing(connection, scope, name, position)
     row, first = state.row, max(position[0], state.before)
     count, last = _count(connection, scope, row, first, most)
@@ -322,43 +274,36 @@ def _count(
     connection: sqlite3.Connection, scope: Scope, row: PartitionRow, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
     """Count up to `most` records; if more exist, also return the last counted record's position."""
+    rows = [row]
     if scope.whole:
-        return count_whole(connection, row, scope.hash, first, most)
+        rows = [each for each in partition_rows(connection, row.id) if each.last_seq > first]
+    if not rows:
+        return 0, None
+    place = f"partition IN ({', '.join(str(each.id) for each in rows)})"
     if scope.hash is not None:
-        return _count_hash(connection, scope.hash, row, first, most)
-    base = ordinal_at(connection, row, first)
-    count = row.written - base
+        later = f"FROM log INDEXED BY log_hash WHERE hash = ? AND {place} AND seq > ?"
+        if most is not None:
+            cut = connection.execute(
+                f"SELECT seq, ts {later} ORDER BY seq LIMIT 2 OFFSET ?", (scope.hash, first, most - 1)
+            ).fetchall()
+            if len(cut) == 2:
+                return most, cut[0]
+        return connection.execute(f"SELECT count(*) {later}", (scope.hash, first)).fetchone()[0], None
+
+    def passed(seq: int) -> int:
+        return sum(ordinal_at(connection, each, seq) for each in rows)
+
+    base = passed(first)
+    count = sum(each.written for each in rows) - base
     if most is None or count <= most:
         return count, None
     seqs = range(first, row.last_seq + 1)
-    index = bisect_left(seqs, base + most, key=lambda seq: ordinal_at(connection, row, seq))
-    last: tuple[int, int] = connection.execute(
-        "SELECT seq, ts FROM log WHERE partition = ? AND seq = ?", (row.id, seqs[index])
-    ).fetchone()
-    return most, last
-
-
-def _count_hash(
-    connection: sqlite3.Connection, number: int, row: PartitionRow, first: int, most: int | None
-) -> tuple[int, tuple[int, int] | None]:
-    later = "FROM log INDEXED BY log_hash WHERE partition = ? AND hash = ? AND seq > ?"
-    place = (row.id, number, first)
-    if most is not None:
-        cut = connection.execute(
-            f"SELECT seq, ts {later} ORDER BY seq LIMIT 2 OFFSET ?", (*place, most - 1)
-        ).fetchall()
-        if len(cut) == 2:
-            return most, cut[0]
-    (count,) = connection.execute(f"SELECT count(*) {later}", place).fetchone()
-    return count, None
+    last = seqs[bisect_left(seqs, base + most, key=passed)]
+    return most, connection.execute(f"SELECT seq, ts FROM log WHERE {place} AND seq = ?", (last,)).fetchone()
 
 
 def check_images(collection: Collection, spec: FeedSpec) -> None:
-    """Refuse a request for documents that the log does not contain.
-
-    Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names the setting.
-    """
+    """Refuse a request for documents that the log does not contain."""
     name, images = collection.name, collection.images
     if spec.new_item_state_mode is NewItemStateMode.REQUIRE and images == "keys":
         raise unsupported(

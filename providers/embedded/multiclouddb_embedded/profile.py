@@ -18,21 +18,7 @@ from typing import Final
 
 import attrs
 
-from multiclouddb_api import (
-    AtTime,
-    Beginning,
-    Capability,
-    CapabilityNote,
-    CapabilitySet,
-    EntireCluster,
-    EntireDatabase,
-    LogicalPartition,
-    ProviderOptions,
-    Support,
-)
-from multiclouddb_spi import FeedSpec, FeedStart, unsupported
-
-__all__ = ["PLAIN", "PROFILES", "Profile", "check_spec", "check_start"]
+from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, Support
 
 _MICROSECOND: Final = 1
 _SECOND: Final = 1_000_000
@@ -68,20 +54,11 @@ _PLAIN: Final = {
 
 @attrs.frozen
 class Profile:
-    """The limits of one profile.
+    """The limits of one profile."""
 
-    Attributes:
-        name: The value of `profile=`; empty for the profile without limits.
-        capabilities: The capabilities of the provider under this profile.
-        precision: `AtTime` is rounded down to a multiple of this many microseconds. The rounded
-            time is never late, and it is less than `precision` microseconds early.
-        whole: True if the collection is shown as a single partition with the id `0`, even if the store splits
-            and merges partitions.
-    """
-
-    name: str
-    capabilities: CapabilitySet
-    precision: int = _MICROSECOND
+    name: str  # the value of `profile=`
+    capabilities: CapabilitySet  # the capabilities of the provider under this profile
+    precision: int = _MICROSECOND  # `AtTime` is rounded down to a multiple of this many microseconds
     whole: bool = False
 
 
@@ -216,51 +193,3 @@ _MONGO: Final = _profile(
 
 PROFILES: Final[Mapping[str, Profile]] = {each.name: each for each in (_COSMOS, _DYNAMO, _MONGO, _SPANNER)}
 """Maps the name of each profile to the profile; `PLAIN` has no name and is not included."""
-
-
-def check_spec(profile: Profile, spec: FeedSpec) -> None:
-    """Refuse a feed that the profile does not support, even if the engine's `gate` did not check it.
-
-    Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names an alternative.
-    """
-    match spec.scope:
-        case EntireDatabase():
-            _check(profile, Capability.CHANGE_FEED_DATABASE_SCOPE, "EntireDatabase()", spec.options)
-        case EntireCluster():
-            _check(profile, Capability.CHANGE_FEED_CLUSTER_SCOPE, "EntireCluster()", spec.options)
-        case LogicalPartition():
-            _check(
-                profile, Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE, "LogicalPartition(…)", spec.options
-            )
-        case _:
-            pass
-    if spec.with_old:
-        title = f"old_item_state_mode={spec.old_item_state_mode.name}"
-        _check(profile, Capability.CHANGE_FEED_OLD_ITEM_STATE, title, spec.options)
-
-
-def check_start(profile: Profile, position: FeedStart, options: ProviderOptions | None) -> None:
-    """Refuse a start that the profile does not support, or supports only with an option.
-
-    Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names an alternative.
-    """
-    match position:
-        case Beginning():
-            _check(profile, Capability.CHANGE_FEED_BEGINNING, "Beginning()", options)
-        case AtTime():
-            _check(profile, Capability.CHANGE_FEED_POINT_IN_TIME, "AtTime(…)", options)
-        case _:
-            pass
-
-
-def _check(profile: Profile, capability: Capability, title: str, options: ProviderOptions | None) -> None:
-    note = profile.capabilities[capability]
-    match note.support:
-        case Support.UNSUPPORTED:
-            raise unsupported(f"{title} is not supported on embedded", note.note)
-        case Support.EMULATED if options is None or not options.opts_into(capability):
-            raise unsupported(f"{title} needs an opt-in on embedded", note.note)
-        case _:
-            pass

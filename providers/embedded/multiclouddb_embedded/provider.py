@@ -13,7 +13,7 @@ from multiclouddb_embedded.errors import PROVIDER_ID, classify, missing_file
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_embedded.mapping import to_micros
 from multiclouddb_embedded.partitions import check_images
-from multiclouddb_embedded.profile import PLAIN, Profile, check_spec
+from multiclouddb_embedded.profile import PLAIN, Profile
 from multiclouddb_embedded.source import OpenStore, Source, scope_of
 from multiclouddb_embedded.store import EmbeddedStore
 from multiclouddb_embedded.store.collection import MAIN, find_collection, list_collections
@@ -22,8 +22,6 @@ from multiclouddb_embedded.store.schema import check_store
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderPlugin
 from multiclouddb_spi.connection import checked_native
 
-__all__ = ["CAPABILITIES", "PLUGIN", "EmbeddedPlugin", "EmbeddedProvider"]
-
 _CONNECTIONS: Final = 16
 
 CAPABILITIES: Final = PLAIN.capabilities
@@ -31,13 +29,7 @@ CAPABILITIES: Final = PLAIN.capabilities
 
 
 class EmbeddedProvider(Provider):
-    """The provider for one store, opened for reading. Connections are opened when they are needed.
-
-    Args:
-        path: The file.
-        now: The store's clock.
-        profile: The profile, which names the service that the store imitates.
-    """
+    """The provider for one store, opened for reading."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
     options_type: ClassVar[type[EmbeddedOptions]] = EmbeddedOptions
@@ -52,16 +44,12 @@ class EmbeddedProvider(Provider):
         )
 
     def capabilities(self) -> CapabilitySet:
-        """Return the capabilities that the profile allows.
-
-        No profile allows commands or a scope that is wider than a collection.
-        """
+        """Return the capabilities that the profile allows."""
         return self._store.profile.capabilities
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> EmbeddedFeed:
         """Find the collection, and check that its log contains what the spec requires."""
         store = self._store
-        check_spec(store.profile, spec)
         if spec.address.collection is None:
             raise invalid_request("address.collection", "is None", "name the collection")
         database = spec.address.database or MAIN
@@ -85,11 +73,7 @@ class EmbeddedProvider(Provider):
 
 
 class EmbeddedPlugin(ProviderPlugin):
-    """The plugin that the provider's entry point names.
-
-    Args:
-        profile: The profile to use if the connection does not name one.
-    """
+    """The plugin that the provider's entry point names."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
@@ -97,48 +81,28 @@ class EmbeddedPlugin(ProviderPlugin):
         self._profile = profile
 
     def capabilities(self) -> CapabilitySet:
-        """Return the capabilities that the profile allows.
-
-        No profile allows commands or a scope that is wider than a collection.
-        """
+        """Return the capabilities that the profile allows."""
         return self._profile.capabilities
 
     def check(self, config: ClientConfig) -> None:
-        """Check the names and the values in `connection`.
-
-        Args:
-            config: The client's configuration, which is later passed to `connect`.
-        """
+        """Check the names and the values in `connection`."""
         EmbeddedConfig.from_client(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> EmbeddedProvider:
-        """Check the configuration, and connect to a store that already exists.
-
-        Args:
-            config: The `connection` contains a `url` or a `path`; neither is needed if a store is passed.
-                `connection` may also contain a `profile`; a URL with a profile is
-                `embedded:///path/store.db?profile=dynamo`.
-            native_client: An open `EmbeddedStore`. The provider uses the store's clock, and never closes the
-                store.
-        """
-        if native_client is not None:
-            return _provider_of(config, native_client, self._profile)
-        checked = EmbeddedConfig.from_client(config, profile=self._profile)
-        if not Path(checked.path).exists():
-            raise missing_file(checked.path)
-        return EmbeddedProvider(checked.path, lambda: datetime.now(UTC), checked.profile)
-
-
-def _provider_of(config: ClientConfig, native_client: object, profile: Profile) -> EmbeddedProvider:
-    store = checked_native(native_client, EmbeddedStore, "pass an EmbeddedStore, or None")
-    if store.closed:
-        raise invalid_request("native_client", "is closed", "pass an open EmbeddedStore")
-    checked = EmbeddedConfig.from_client(config, path=store.path, profile=profile)
-    if checked.path != store.path:
-        raise invalid_request(
-            "native_client", f"has the file {store.path}, but the connection names another", "name one file"
-        )
-    return EmbeddedProvider(store.path, store.now, checked.profile)
+        """Check the configuration, and connect to a store that already exists."""
+        if native_client is None:
+            checked = EmbeddedConfig.from_client(config, profile=self._profile)
+            if not Path(checked.path).exists():
+                raise missing_file(checked.path)
+            return EmbeddedProvider(checked.path, lambda: datetime.now(UTC), checked.profile)
+        store = checked_native(native_client, EmbeddedStore, "pass an EmbeddedStore, or None")
+        if store.closed:
+            raise invalid_request("native_client", "is closed", "pass an open EmbeddedStore")
+        checked = EmbeddedConfig.from_client(config, path=store.path, profile=self._profile)
+        if checked.path != store.path:
+            problem = f"has the file {store.path}, but the connection names another"
+            raise invalid_request("native_client", problem, "name one file")
+        return EmbeddedProvider(store.path, store.now, checked.profile)
 
 
 PLUGIN: Final = EmbeddedPlugin()

@@ -11,18 +11,7 @@ from multiclouddb_embedded.partitions import Standing, outcome_of, standing
 from multiclouddb_embedded.records import Records
 from multiclouddb_embedded.source import Source
 from multiclouddb_embedded.store.connection import Interrupt, Version, snapshot
-from multiclouddb_embedded.whole import WHOLE_STATEMENTS
-from multiclouddb_spi import (
-    Batch,
-    Continue,
-    Deadline,
-    Outcome,
-    Reached,
-    Reader,
-)
-
-__all__ = ["EmbeddedReader"]
-
+from multiclouddb_spi import Batch, Continue, Deadline, Outcome, Reached, Reader
 
 # Finds the last row to read. A read returns at least one row, and otherwise as many of the wanted rows as fit
 # into the byte limit. In most cases all wanted rows fit. Then only the last wanted row is examined. `before`
@@ -40,44 +29,42 @@ SELECT CASE
     ELSE (SELECT max(seq) FROM ({_BEFORE} AND seq <= last.seq) WHERE before < :bytes + first.before)
 END FROM first, last
 """
-_BOUND_HASH: Final = """
+# The same for the changes with one hash, or for all partitions of a collection.
+_BOUND_SUM: Final = """
 SELECT max(seq) FROM (
     SELECT seq, sum(size) OVER (ORDER BY seq) - size AS before FROM (
-        SELECT seq, size FROM log INDEXED BY log_hash
-        WHERE partition = :partition AND hash = :hash AND seq > :first AND seq <= :last
-        ORDER BY seq LIMIT :most
+        SELECT seq, size FROM {wanted} {reach} ORDER BY seq LIMIT :most
     )
 ) WHERE before < :bytes
 """
 _ROWS: Final = """
 SELECT count(*), max(ts), group_concat(seq), group_concat(ts), group_concat(type),
     CAST(group_concat(key, char(30)) AS BLOB), {new}, {old}
-FROM log {filter} AND partition = :partition AND seq > :first AND seq <= :last
+FROM {wanted}
 """
 _TEXTS: Final = "CAST(group_concat(coalesce({column}, 'null'), char(30)) AS BLOB)"
-_MORE: Final = """
-SELECT 1 FROM log {filter} AND partition = :partition AND seq > :first AND seq <= :last LIMIT 1
-"""
-_STATEMENTS: Final = (_BOUND, _BOUND_HASH, _ROWS, _MORE)
 _ALL: Final = "WHERE TRUE"
 _ONE_HASH: Final = "INDEXED BY log_hash WHERE hash = :hash"
+# Under `profile="mongo"`, `:partition` is the id of the collection.
+_PARTITIONS: Final = "SELECT id FROM partitions WHERE collection = :partition AND last_seq > :first"
+# A change that comes after the `:most`th change of its partition cannot be among the first `:most` changes of
+# the collection.
+_REACH: Final = """
+AND seq <= coalesce((
+    SELECT min((
+        SELECT seq FROM log {filter} AND partition = p.id AND seq > :first
+        ORDER BY seq LIMIT 1 OFFSET :most - 1
+    )) FROM partitions p WHERE collection = :partition AND last_seq > :first
+), :last)
+"""
 
 
 class EmbeddedReader(Reader):
-    """Reads one partition forward.
+    """Reads one partition forward."""
 
-    Each fetch is one read transaction. In one fetch, the store's last change, the partition and its
-    rows come from the same state of the store. Therefore no split can happen between the answers
-    "no more changes" and "closed".
-
-    Args:
-        source: The objects that all readers of the feed share.
-        name: The partition.
-        view: The properties that are the same for all events of the partition.
-        position: The start position: a sequence number and a time. Reading begins after the start
-            position.
-        until: The position after which to stop, or None.
-    """
+    # In one fetch, the store's last change, the partition and its rows come from the same state of the store.
+    # Each fetch is one read transaction. Therefore no split can happen between the answers "no more changes"
+    # and "closed".
 
     def __init__(
         self, source: Source, name: str, view: View, position: tuple[int, int], until: tuple[int, int] | None
@@ -89,14 +76,16 @@ class EmbeddedReader(Reader):
         self._idle: tuple[Version, Batch] | None = None
         new, old = view.with_new, view.with_old
         every_key = source.scope.hash is None
-        keeps = _ALL if every_key else _ONE_HASH
-        bound, bound_hash, rows, more = WHOLE_STATEMENTS if source.scope.whole else _STATEMENTS
-        self._bound = bound if every_key else bound_hash
-        self._more = more.format(filter=keeps)
-        self._rows = rows.format(
+        keeps, whole = _ALL if every_key else _ONE_HASH, source.scope.whole
+        place = f"partition IN ({_PARTITIONS})" if whole else "partition = :partition"
+        wanted = f"log {keeps} AND {place} AND seq > :first AND seq <= :last"
+        reach = _REACH.format(filter=keeps) if whole else ""
+        self._bound = _BOUND if every_key and not whole else _BOUND_SUM.format(wanted=wanted, reach=reach)
+        self._more = f"SELECT 1 FROM {wanted} LIMIT 1"
+        self._rows = _ROWS.format(
             new=_TEXTS.format(column="doc") if new else "NULL",
             old=_TEXTS.format(column="old") if old else "NULL",
-            filter=keeps,
+            wanted=f"(SELECT * FROM {wanted} ORDER BY seq)" if whole else wanted,
         )
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
@@ -193,11 +182,9 @@ class EmbeddedReader(Reader):
         return position, outcome_of(connection, self._source.scope, state.row, position)
 
     def _headroom(self, ts: int, *, caught_up: bool) -> float | None:
-        """Return how long the position stays valid.
-
-        At the end of the log, the result is the whole retention, because no later change can be
-        removed yet.
-        """
+        """Return how long the position stays valid."""
+        # At the end of the log, the result is the whole retention, because no later change can be removed
+        # yet.
         retention = self._source.scope.collection.retention
         if retention is None:
             return None
@@ -209,10 +196,8 @@ _NOTHING: Final = Records(0, "", "", "", b"", None, None)
 
 
 def _matching(records: Records, canonical: bytes, components: int) -> Records:
-    """Return the rows with this partition key.
-
-    The check is needed because two keys can have the same hash.
-    """
+    """Return the rows with this partition key."""
+    # The check is needed because two keys can have the same hash.
 
     def is_other(text: bytes) -> bool:
         try:

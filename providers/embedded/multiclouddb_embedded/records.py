@@ -16,8 +16,6 @@ import orjson
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ORDER_DIGITS", "SEPARATOR", "Column", "Records"]
-
 SEPARATOR: Final = "\x1e"
 """The character between the rows in a column of JSON texts.
 
@@ -32,21 +30,9 @@ Column: TypeAlias = Literal["keys", "docs", "olds"]
 
 
 class Records:
-    """Rows of one partition, stored by column. Numbers are parsed only when they are needed.
+    """Rows of one partition, stored by column."""
 
-    Args:
-        count: The number of rows.
-        seqs: The sequence numbers in ascending order, separated by commas.
-        times: The commit times in microseconds since 1970, separated by commas.
-        types: The numbers of the change types, separated by commas.
-        keys: The keys as JSON, separated by `SEPARATOR`.
-        docs: The new documents as JSON, separated by `SEPARATOR`; `null` for a missing document. None if the
-            new documents were not read.
-        olds: Old documents, in the same form as `docs`.
-
-    Attributes:
-        arrow: All rows as Arrow; set when a part is first requested.
-    """
+    # Numbers are parsed only when they are needed.
 
     def __init__(
         self,
@@ -102,11 +88,7 @@ class Records:
         return text
 
     def texts(self, name: Column, start: int, stop: int) -> list[bytes]:
-        """Return the JSON texts of the rows from `start` to `stop`, for a column that was read.
-
-        Raises:
-            ValueError: Raised if the text of a row contains the separator.
-        """
+        """Return the JSON texts of the rows from `start` to `stop`, for a column that was read."""
         texts = self._texts.get(name)
         if texts is None:
             texts = (self.column(name) or b"").split(SEPARATOR.encode())

@@ -17,7 +17,7 @@ import secrets
 import sqlite3
 from collections.abc import Iterable, Sequence
 from itertools import repeat
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 import attrs
 import orjson
@@ -48,8 +48,6 @@ from multiclouddb_spi import (
     snapshot_id_of,
 )
 
-__all__ = ["SegmentReader", "cut", "is_segment", "plan_scan"]
-
 _SEGMENTS: Final = 4
 _LEAST_ROWS: Final = 1000
 _ROW_BYTES: Final = 200
@@ -70,15 +68,7 @@ def plan_scan(
     seeds: Sequence[Seed],
     segments: int | None,
 ) -> ScanPlan:
-    """Plan a scan.
-
-    Args:
-        connection: The connection, inside a read transaction.
-        scope: The part of the collection that the feed covers.
-        head: The newest change of the store.
-        seeds: The start positions of the stream, at the newest change.
-        segments: The number of segments that the application requests, or None.
-    """
+    """Plan a scan."""
     seq, ts = head
     bounds = _bounds(scope)
     if bounds is None:
@@ -107,19 +97,14 @@ def _bounds(scope: Scope) -> tuple[bytes, bytes] | None:
 def cut(
     connection: sqlite3.Connection, scope: Scope, cursor: Cursor, count: int
 ) -> tuple[list[Segment], Cursor | None]:
-    """Take the next segments from a plan.
-
-    Args:
-        connection: The connection, inside a read transaction.
-        scope: The part of the collection that the feed covers.
-        cursor: The plan.
-        count: The maximum number of segments.
-
-    Raises:
-        InvalidCursor: Raised if the cursor is not a plan.
-        ProviderFault: `NOT_FOUND` if the collection was dropped.
-    """
-    plan_id, seq, ts, rows, number, after, end = _plan_of(cursor)
+    """Take the next segments from a plan."""
+    match cursor:
+        case [str(plan_id), int(seq), int(ts), int(rows), int(number), str(after), str(end)] if _are_numbers(
+            seq, ts, rows, number
+        ):
+            pass
+        case _:
+            raise InvalidCursor("it is not a plan of a snapshot")
     check_there(connection, scope.collection)
     found: list[Segment] = []
     while after < end and len(found) < count:
@@ -136,29 +121,12 @@ def cut(
     return found, [plan_id, seq, ts, rows, number, after, end] if after < end else None
 
 
-def _plan_of(cursor: Cursor) -> tuple[str, int, int, int, int, str, str]:
-    match cursor:
-        case [str(), seq, ts, rows, number, str(), str()] if all(
-            type(value) is int and 0 <= value < 2**62 for value in (seq, ts, rows, number)
-        ):
-            return cast("tuple[str, int, int, int, int, str, str]", tuple(cursor))
-    raise InvalidCursor("it is not a plan of a snapshot")
-
-
-def is_segment(cursor: Cursor) -> bool:
-    """Return True if a cursor belongs to a segment."""
-    match cursor:
-        case [str(), seq, ts, str(), str()]:
-            return all(type(value) is int and 0 <= value < 2**62 for value in (seq, ts))
-        case _:
-            return False
+def _are_numbers(*values: object) -> bool:
+    return all(type(value) is int and 0 <= value < 2**62 for value in values)
 
 
 def _floor(seq: int) -> str:
-    """Return the `floor` of the snapshot: the order key of its rows.
-
-    The order key sorts after the change `seq` and before the next change.
-    """
+    """Return the `floor` of the snapshot: the order key of its rows."""
     return f"{seq:0{ORDER_DIGITS}d}~"
 
 
@@ -219,12 +187,7 @@ class _Mapper(Mapper):
 
 
 def _values(texts: list[str]) -> list[Any]:
-    """Return JSON objects and nulls.
-
-    Raises:
-        ValueError: Raised if a text is neither a JSON object nor null.
-        MulticloudDbError: Raised if a text is damaged.
-    """
+    """Return JSON objects and nulls."""
     joined = ",".join(texts).encode()
     values = [decode_json(text) for text in texts] if _MARKED in joined else orjson.loads(b"[%b]" % joined)
     if len(values) != len(texts) or not {dict, type(None)}.issuperset(map(type, values)):
@@ -233,25 +196,16 @@ def _values(texts: list[str]) -> list[Any]:
 
 
 class SegmentReader(Reader):
-    """Reads the rows of one segment.
+    """Reads the rows of one segment."""
 
-    Each fetch is one read transaction, so the rows of a fetch come from the same state of the
-    store.
-
-    Args:
-        source: The objects that all readers of the feed share.
-        view: The properties that are the same for all events of the segment.
-        cursor: The start position.
-
-    Raises:
-        InvalidCursor: Raised if the cursor does not belong to a segment.
-    """
+    # Each fetch is one read transaction, so the rows of a fetch come from the same state of the store.
 
     def __init__(self, source: Source, view: View, cursor: Cursor) -> None:
-        if not is_segment(cursor):
-            raise InvalidCursor("it is not a segment of a snapshot")
-        self._source = source
-        plan_id, seq, ts, self._after, self._end = cast("tuple[str, int, int, str, str]", cursor)
+        match cursor:
+            case [str(plan_id), int(seq), int(ts), str(after), str(end)] if _are_numbers(seq, ts):
+                self._source, self._after, self._end = source, after, end
+            case _:
+                raise InvalidCursor("it is not a segment of a snapshot")
         self._mapper = _Mapper(view, plan_id, seq, ts, self._end)
         self._interrupt = Interrupt()
         self._rows, self._texts = (_ROWS, 3) if view.with_new else (_KEYS, 2)
@@ -259,11 +213,7 @@ class SegmentReader(Reader):
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """Return the next rows."""
         pool = self._source.store.pool
-        with (
-            pool.borrow(deadline) as connection,
-            self._interrupt.covers(connection),
-            snapshot(connection),
-        ):
+        with pool.borrow(deadline) as connection, self._interrupt.covers(connection), snapshot(connection):
             check_there(connection, self._source.scope.collection)
             return self._fetch(connection, max_records, max_bytes)
 

@@ -15,37 +15,23 @@ from multiclouddb_embedded.errors import missing_file
 from multiclouddb_embedded.profile import Profile
 from multiclouddb_embedded.store.collection import Collection
 from multiclouddb_embedded.store.connection import ConnectionPool, Monitor, snapshot
-from multiclouddb_embedded.store.hashing import partition_hash, partition_identity
+from multiclouddb_embedded.store.layout import partition_hash, partition_identity
 from multiclouddb_spi import Deadline, FeedSpec
-
-__all__ = ["OpenStore", "Scope", "Source", "scope_of"]
 
 
 @attrs.frozen(eq=False)
 class OpenStore:
-    """One store, opened for reading. Connections are opened when they are needed.
+    """One store, opened for reading."""
 
-    Attributes:
-        path: The file.
-        pool: Provides connections.
-        monitor: Reports commits.
-        now: A function that returns the store's time, in microseconds since 1970.
-        profile: The profile, which names the service that the store imitates.
-    """
-
-    path: str
-    pool: ConnectionPool
-    monitor: Monitor
-    now: Callable[[], int]
-    profile: Profile
+    path: str  # the file
+    pool: ConnectionPool  # provides connections
+    monitor: Monitor  # reports commits
+    now: Callable[[], int]  # a function that returns the store's time, in microseconds since 1970
+    profile: Profile  # the profile, which names the service that the store imitates
 
     @contextmanager
     def reading(self, deadline: Deadline) -> Iterator[sqlite3.Connection]:
-        """Provide a connection that is inside a read transaction.
-
-        Raises:
-            ProviderFault: `NOT_FOUND` if the file does not exist.
-        """
+        """Provide a connection that is inside a read transaction."""
         if not Path(self.path).exists():
             raise missing_file(self.path)
         with self.pool.borrow(deadline) as connection, snapshot(connection):
@@ -59,19 +45,12 @@ class OpenStore:
 
 @attrs.frozen
 class Scope:
-    """The part of a collection that a feed covers.
+    """The part of a collection that a feed covers."""
 
-    Attributes:
-        collection: The collection.
-        key: The only partition key to read, in canonical form, or None for all keys.
-        hash: The hash of this partition key.
-        whole: True to show the whole collection as one partition.
-    """
-
-    collection: Collection
-    key: bytes | None = None
-    hash: int | None = None
-    whole: bool = False
+    collection: Collection  # the collection
+    key: bytes | None = None  # the only partition key to read, in canonical form, or None for all keys
+    hash: int | None = None  # the hash of this partition key
+    whole: bool = False  # true to show the whole collection as one partition
 
 
 def scope_of(collection: Collection, spec: FeedSpec, profile: Profile) -> Scope:
@@ -85,17 +64,11 @@ def scope_of(collection: Collection, spec: FeedSpec, profile: Profile) -> Scope:
 
 @attrs.frozen(eq=False)
 class Source:
-    """The objects that the readers of one feed share.
+    """The objects that the readers of one feed share."""
 
-    Attributes:
-        store: The store.
-        spec: The specification of the feed.
-        scope: The part of the collection that the feed covers.
-    """
-
-    store: OpenStore
-    spec: FeedSpec
-    scope: Scope
+    store: OpenStore  # the store
+    spec: FeedSpec  # the specification of the feed
+    scope: Scope  # the part of the collection that the feed covers
 
     @property
     def options(self) -> EmbeddedOptions:

@@ -1,25 +1,17 @@
 """Tests the configuration of a store, and the errors for wrong names."""
 
-import pickle
-import sqlite3
-
 import pytest
 
 from multiclouddb_api import (
     Beginning,
-    Capability,
     ChangeFeedRequest,
     ClientConfig,
     ErrorCategory,
-    OperationOptions,
     ResourceAddress,
-    Support,
     connect,
 )
 from multiclouddb_conformance import refusals
 from multiclouddb_embedded import EmbeddedOptions, EmbeddedStore
-from multiclouddb_embedded.provider import PLUGIN
-from multiclouddb_spi import ProviderFault, open_provider
 
 
 def refused(*words, category=ErrorCategory.INVALID_REQUEST):
@@ -47,13 +39,6 @@ class TestNaming:
             with connect(config(path=path)) as client:
                 assert client.read_changes(request()).idle
 
-    def test_by_toml(self, store, tmp_path):
-        store.create_collection("items")
-        place = tmp_path / "client.toml"
-        place.write_text(f'provider = "embedded"\n[connection]\npath = "{store.path}"\n')
-        with connect(place) as client:
-            assert client.read_changes(request()).idle
-
     def test_a_url_is_unquoted(self, tmp_path):
         with EmbeddedStore(tmp_path / "a b?c.db") as odd:
             odd.create_collection("items")
@@ -65,11 +50,6 @@ class TestNaming:
         with EmbeddedStore(f"/{store.path}") as same:
             same.create_collection("items")
         with connect(f"embedded:///{store.path}") as client:
-            assert client.read_changes(request()).idle
-
-    def test_a_configuration_pickles(self, store):
-        store.create_collection("items")
-        with connect(pickle.loads(pickle.dumps(config(path=store.path)))) as client:
             assert client.read_changes(request()).idle
 
 
@@ -105,27 +85,6 @@ class TestWrongNames:
             connect(config(path=tmp_path / "x.db"))
         assert list(tmp_path.iterdir()) == []
 
-    def test_an_empty_file_is_no_store_yet_and_stays_empty(self, tmp_path):
-        (tmp_path / "x.db").touch()
-        told = refused("empty", "EmbeddedStore(path)", category=ErrorCategory.NOT_FOUND)
-        with connect(config(path=tmp_path / "x.db")) as client, told:
-            client.read_changes(request())
-        assert (tmp_path / "x.db").stat().st_size == 0
-
-    def test_another_file_is_told_at_the_first_read(self, tmp_path):
-        (tmp_path / "notes.txt").write_text("notes " * 1000)
-        with connect(config(path=tmp_path / "notes.txt")) as client, refused("not a store"):
-            client.read_changes(request())
-
-    def test_a_later_schema_is_told_at_the_first_read(self, store):
-        store.create_collection("items")
-        store.close()
-        connection = sqlite3.connect(store.path, isolation_level=None)
-        connection.execute("UPDATE store SET version = 2")
-        connection.close()
-        with connect(config(path=store.path)) as client, refused("version 2", "pip install --upgrade"):
-            client.read_changes(request())
-
     @pytest.mark.parametrize("seconds", [0, -1, 1.5, float("nan"), "1", True])
     def test_options_have_their_range(self, seconds):
         with refused("EmbeddedOptions.poll_seconds"):
@@ -139,10 +98,6 @@ class TestNativeClient:
             assert client.read_changes(request()).idle
         store.put("items", "a", {})
 
-    def test_its_clock_is_the_provider_s(self, world):
-        world.store.create_collection("items")
-        assert world.feed().clock(world.deadline()) == world.clock()
-
     def test_it_has_to_be_an_open_store_of_that_path(self, store, tmp_path):
         with refused("native_client", "str"):
             connect(config(), native_client="store.db")
@@ -153,37 +108,3 @@ class TestNativeClient:
         store.close()
         with refused("native_client", "closed"):
             connect(config(), native_client=store)
-
-
-class TestClient:
-    def test_capabilities(self, store):
-        with connect(config(path=store.path)) as client:
-            capabilities = client.capabilities()
-            missing = {can for can in capabilities if not capabilities.is_supported(can)}
-            assert missing == {
-                Capability.CHANGE_FEED_DATABASE_SCOPE,
-                Capability.CHANGE_FEED_CLUSTER_SCOPE,
-                Capability.RUN_COMMAND,
-            }
-            assert all(capabilities[can].support is Support.NATIVE for can in set(capabilities) - missing)
-            with refused("EmbeddedStore", category=ErrorCategory.UNSUPPORTED_CAPABILITY):
-                client.run_command("main", {})
-
-    def test_options_reach_the_reader(self, store):
-        store.create_collection("items")
-        with connect(config(path=store.path)) as client:
-            asked = ChangeFeedRequest(
-                ResourceAddress("main", "items"),
-                Beginning(),
-                provider_options=EmbeddedOptions(poll_seconds=0.5),
-            )
-            assert client.read_changes(asked, OperationOptions(wait_seconds=0.01)).idle
-
-    def test_the_plugin_opens_a_bare_provider(self, store):
-        provider = open_provider(config(path=store.path))
-        assert provider.provider_id == PLUGIN.provider_id == "embedded"
-        provider.close()
-
-    def test_connect_leaves_faults_to_the_engine(self, tmp_path):
-        with pytest.raises(ProviderFault):
-            PLUGIN.connect(config(path=tmp_path / "x.db"), None)

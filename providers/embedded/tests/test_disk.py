@@ -13,7 +13,6 @@ from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
     ErrorCategory,
-    FromContinuationToken,
     MulticloudDbError,
     ResourceAddress,
     connect,
@@ -119,18 +118,6 @@ class TestFullDisk:
             store.put("items", "d", large)
             assert read(path) == ["a", "d"]
 
-    def test_a_feed_is_read_on_behind_the_failed_write(self, path):
-        with EmbeddedStore(path) as store, connect(f"embedded://{path}") as client:
-            page = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning()))
-            with self.full(store):
-                refusal(store.put, "items", "b", {"text": "x" * 200_000})
-                resumed = ChangeFeedRequest(ADDRESS, FromContinuationToken(page.continuation_token))
-                page = client.read_changes(resumed)
-                assert (page.events, page.idle) == ((), True)
-            store.put("items", "c", {})
-            resumed = ChangeFeedRequest(ADDRESS, FromContinuationToken(page.continuation_token))
-            assert [event.key.components["id"] for event in client.read_changes(resumed).events] == ["c"]
-
 
 class TestReadOnly:
     def test_a_read_only_file_is_read_and_not_written(self, path):
@@ -157,17 +144,6 @@ class TestReadOnly:
                 told(error, DENIED, path, "folder is read-only", "read a copy")
         assert [file.name for file in folder.iterdir()] == ["store.db"]
 
-    def test_a_read_only_folder_is_read_while_a_writer_has_the_store_open(self, path, folder):
-        with EmbeddedStore(path) as store:
-            store.put("items", "b", {})
-            path.chmod(0o444)
-            folder.chmod(0o555)
-            with unprivileged():
-                assert read(path) == ["a", "b"]
-            store.put("items", "c", {})
-            with unprivileged():
-                assert read(path) == ["a", "b", "c"]
-
     def test_no_store_is_made_in_a_read_only_folder(self, folder):
         folder.chmod(0o555)
         with unprivileged():
@@ -180,18 +156,6 @@ class TestReadOnly:
         with unprivileged():
             for call in (read, open_store):
                 told(refusal(call, path), DENIED, path, "right to read")
-
-    def test_a_folder_that_may_not_be_looked_into(self, path, folder):
-        folder.chmod(0o000)
-        with unprivileged():
-            for call in (read, open_store):
-                told(refusal(call, path), DENIED, path, "right to read")
-
-    def test_a_connection_that_was_made_read_only(self, path):
-        with EmbeddedStore(path) as store:
-            store._session._connection.execute("PRAGMA query_only = 1")
-            told(refusal(store.put, "items", "b", {}), DENIED, path, "readonly")
-            assert store.get("items", "a") == {"n": 1}
 
 
 class TestNoStore:

@@ -104,13 +104,6 @@ def test_a_connection_that_was_closed_meanwhile(tmp_path):
     assert classify(caught.value).category == Category.TRANSIENT_FAILURE
 
 
-def test_real_errors_carry_their_code(tmp_path):
-    (tmp_path / "x.db").write_bytes(b"no database, but long enough to be read as one" * 100)
-    with closing(sqlite3.connect(tmp_path / "x.db")) as other, pytest.raises(sqlite3.Error) as caught:
-        other.execute("SELECT * FROM t")
-    assert classify(caught.value).code == "SQLITE_NOTADB"
-
-
 def test_the_store_wraps_once_and_keeps_the_cause():
     error = raised_code(sqlite3.SQLITE_FULL, "SQLITE_FULL")
     with pytest.raises(MulticloudDbError) as caught, store_errors("put"):

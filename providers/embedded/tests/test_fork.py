@@ -156,10 +156,10 @@ class TestStore:
         run("""
 half, closed = Signal(), Signal()
 def life():
-    write(store, "a", 4000)
+    write(store, "a", 600)
     half.tell()
     closed.wait()
-    write(store, "b", 4000)
+    write(store, "b", 600)
     store.close()
 pid = child(life)
 half.wait()
@@ -169,28 +169,9 @@ store.close()
 closed.tell()
 join(pid)
 with connect(URL) as other:
-    assert seen(other)[0] == 8002
+    assert seen(other)[0] == 1202
 """)
-        assert documents(path) == 8002
-
-    def test_another_store_is_opened_between_the_writes_of_the_child(self, run, path):
-        run("""
-half, reopened = Signal(), Signal()
-def life():
-    write(store, "a", 500)
-    half.tell()
-    reopened.wait()
-    write(store, "b", 500)
-pid = child(life)
-half.wait()
-client.close()
-store.close()
-with EmbeddedStore(path) as other:
-    reopened.tell()
-    write(other, "c", 500)
-    join(pid)
-""")
-        assert documents(path) == 1501
+        assert documents(path) == 1202
 
     def test_the_parent_writes_on_after_the_child_has_closed(self, run, path):
         run("""
@@ -212,44 +193,13 @@ end = busy(lambda thread, n: store.batch("items", [Put(f"{thread}-{n}-{k}", {}) 
 def life(name):
     write(store, name, 50)
     store.close()
-for n in range(10):
+for n in range(5):
     join(child(life, f"child{n}"))
 print(20 * end())
 """)
-        assert documents(path) == 1 + 10 * 50 + int(told)
+        assert documents(path) == 1 + 5 * 50 + int(told)
 
-    def test_a_fork_in_a_thread(self, run, path):
-        run(
-            """
-def life():
-    write(store, "child", 50)
-def fork():
-    join(child(life))
-threads = [threading.Thread(target=fork) for _ in range(4)]
-for thread in threads:
-    thread.start()
-write(store, "parent", 50)
-for thread in threads:
-    thread.join()
-""".replace('"child"', 'f"child{os.getpid()}"')
-        )
-        assert documents(path) == 1 + 4 * 50 + 50
-
-    def test_a_child_of_a_child(self, run, path):
-        run("""
-def deeper(depth):
-    write(store, f"before{depth}", 20)
-    if depth < 3:
-        join(child(deeper, depth + 1))
-    write(store, f"after{depth}", 20)
-    assert seen(client)[0] == store_count()
-def store_count():
-    return sum(1 for _ in store.scan("items"))
-deeper(0)
-""")
-        assert documents(path) == 1 + 4 * 40
-
-    @pytest.mark.parametrize("leave", ["os._exit(0)", "sys.exit(0)"])
+    @pytest.mark.parametrize("leave", ["sys.exit(0)"])
     def test_a_daemon_writes_when_the_parent_is_gone(self, run, path, leave):
         """A process that forks twice, like a daemon, can write after its parent has ended."""
         told = run(f"""
@@ -268,7 +218,7 @@ print(seen(client)[0], flush=True)
         assert told == "501\n"
         assert documents(path) == 501
 
-    @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+    @pytest.mark.parametrize("method", ["fork", "spawn"])
     def test_the_methods_of_multiprocessing(self, run, path, tmp_path, method):
         module = tmp_path / "workload.py"
         module.write_text(
@@ -294,17 +244,6 @@ assert process.exitcode == 0
 """)
         assert documents(path) == 1 + 9 * 20 + 3 * 20
 
-    def test_a_pool_shares_the_store_of_the_parent(self, run, path):
-        run("""
-def work(name):
-    write(store, name, 20)
-    return seen(client)[0] > 20
-with multiprocessing.get_context("fork").Pool(3) as pool:
-    assert all(pool.map(work, [f"job{n}" for n in range(12)]))
-write(store, "parent", 20)
-""")
-        assert documents(path) == 1 + 12 * 20 + 20
-
     def test_a_scan_goes_on_in_parent_and_child(self, run, path):
         run("""
 write(store, "a", 2000)
@@ -320,17 +259,6 @@ assert len(list(scan)) == 1301
 """)
         assert documents(path) == 2021
 
-    def test_a_fork_between_threads_that_scan(self, run, path):
-        run("""
-write(store, "a", 1200)
-def scan(thread, n):
-    assert len(list(store.scan("items"))) == 1201
-end = busy(scan)
-for _ in range(10):
-    join(child(lambda: scan(0, 0)))
-assert end()
-""")
-
     def test_a_store_that_was_removed_is_not_made_again_behind_a_fork(self, run, path):
         run("""
 os.remove(path)
@@ -343,16 +271,6 @@ else:
     raise AssertionError("written into nothing")
 assert not os.path.exists(path)
 """)
-
-    def test_a_process_that_is_started_by_a_hook_after_fork_in_child(self, run, path):
-        """`preexec_fn` runs Python code in the child, like a fork."""
-        run("""
-import subprocess
-for _ in range(3):
-    subprocess.run(["true"], preexec_fn=lambda: store.put("items", f"hook-{os.getpid()}", {}), check=True)
-    write(store, f"p{_}", 10)
-""")
-        assert documents(path) == 34
 
 
 class TestClient:
@@ -386,13 +304,13 @@ def life(n):
     write(store, f"child{n}", 20)
     assert seen(client)[0] >= before + 20
     client.close()
-for n in range(10):
+for n in range(4):
     join(child(life, n))
 print([end() for end in ends][1])
 total = sum(1 for _ in store.scan("items"))
 assert seen(client)[0] == total
 """)
-        assert documents(path) == 1 + 200 + int(told)
+        assert documents(path) == 1 + 80 + int(told)
 
     def test_an_iterator_that_waits_in_a_thread_wakes_after_a_fork(self, run, path):
         """A commit that happens after a reader's connection was closed and before it is reopened must wake
@@ -408,42 +326,9 @@ def follow():
 thread = threading.Thread(target=follow, daemon=True)
 thread.start()
 assert got.get(timeout=30) == "first"
-for n in range(30):
+for n in range(8):
     join(child(lambda: store.put("items", f"child{n}", {})))
     assert got.get(timeout=30) == f"child{n}"
-""")
-
-    def test_an_iterator_is_read_on_in_the_child_and_in_the_parent(self, run, path):
-        run("""
-write(store, "a", 200)
-request = ChangeFeedRequest(ADDRESS, Beginning(), max_page_size=50)
-changes = iter(client.iterate_changes(request, until_idle=True))
-first = [next(changes) for _ in range(120)]
-def rest():
-    ids = {event.event_id for event in first} | {event.event_id for event in changes}
-    assert len(ids) == 201, len(ids)
-join(child(rest))
-rest()
-""")
-
-    def test_a_provider_without_a_client_goes_on_in_the_child(self, run, path):
-        run("""
-from multiclouddb_spi import Continue, Deadline, FeedSpec
-from multiclouddb_spi.plugin import open_provider
-provider = open_provider(ClientConfig.from_url(URL))
-feed = provider.open_feed(FeedSpec(ADDRESS, options=EmbeddedOptions()), Deadline.after(30))
-def total():
-    count = 0
-    for seed in feed.start(Beginning(), None, Deadline.after(30)):
-        count += len(feed.open(seed.partition_id, seed.cursor).fetch(1000, 1 << 20, 0, Deadline.after(30)))
-    return count
-assert total() == 1
-def life():
-    write(store, "child", 20)
-    assert total() == 21
-join(child(life))
-assert total() == 21
-provider.close()
 """)
 
 
@@ -487,18 +372,6 @@ store.close()
         )
         assert documents(path) == 21
 
-    def test_a_child_of_a_refused_one_is_refused(self, run):
-        run(
-            self.LONG
-            + """
-def life():
-    join(child(lambda: refusal(store.put, "items", "child", {})))
-join(child(life))
-over.set()
-thread.join()
-"""
-        )
-
     def test_a_refused_child_that_ends_as_programs_do_harms_nobody(self, run, path):
         run(
             self.LONG
@@ -536,8 +409,8 @@ write(store, "parent", 10)
 
     def test_a_scan_that_does_not_fit_into_memory(self, run, path):
         run("""
-from multiclouddb_embedded.store import scanning
-scanning._KEPT_CHARACTERS = 1000
+from multiclouddb_embedded.store import session
+session._KEPT_CHARACTERS = 1000
 write(store, "a", 2000)
 scan = store.scan("items")
 next(scan)
@@ -566,29 +439,4 @@ for n in range(5):
 end()
 advance("child", 1)
 assert kept.load("child").token == "51"
-""")
-
-    def test_a_save_that_does_not_end(self, run, path):
-        run("""
-forking._PATIENCE_SECONDS = 0.1
-path += ".checkpoints"
-kept = SqliteCheckpointStore(path)
-kept.save("a", "1", None)
-inside, over = threading.Event(), threading.Event()
-def slow():
-    with kept._opened("written") as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        inside.set()
-        over.wait()
-        connection.execute("COMMIT")
-thread = threading.Thread(target=slow)
-thread.start()
-inside.wait()
-def life():
-    refusal(kept.load, "a")
-    refusal(kept.save, "a", "2", None)
-join(child(life))
-over.set()
-thread.join()
-assert kept.load("a").token == "1"
 """)

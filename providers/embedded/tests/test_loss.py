@@ -78,10 +78,10 @@ def world() -> Iterator[World]:
 @pytest.mark.parametrize(
     ("start", "consumer", "size"),
     [
-        (Beginning(), page_consumer, 3),
-        (Beginning(), iterator_consumer(), 1),
+        pytest.param(Beginning(), page_consumer, 3, marks=pytest.mark.soak),
+        pytest.param(Beginning(), iterator_consumer(), 1, marks=pytest.mark.soak),
         (Now(), page_consumer, 0),
-        (Now(), iterator_consumer(), 3),
+        pytest.param(Now(), iterator_consumer(), 3, marks=pytest.mark.soak),
     ],
     ids=["pages", "iterator of single events", "pages from now", "iterator from now"],
 )
@@ -100,5 +100,5 @@ def test_a_consumer_killed_after_every_step_loses_nothing(
         life=scripted_life(seed=1, rounds=4),
         consumer=consumer,
         lineage=World.lineage,
-    ).run(max_kills=40)
+    ).run(max_kills=20)
     report.assert_all_kept()

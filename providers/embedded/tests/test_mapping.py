@@ -1,8 +1,6 @@
 """Tests that rows become events and Arrow rows that contain exactly the written values."""
 
-import math
 from datetime import UTC, datetime, timedelta, timezone
-from decimal import Decimal
 
 import attrs
 import orjson
@@ -147,19 +145,6 @@ class TestEvents:
         assert orders == sorted(orders)
         assert len(set(orders)) == 19
 
-    def test_columns_that_were_not_read_are_none(self):
-        made = Records(2, "1,2", "0,0", "0,1", b'{"id":1}\x1e{"id":2}', None, None)
-        assert [(e.new_item_state, e.old_item_state) for e in to_events(made, 0, 2, VIEW)] == [
-            (None, None)
-        ] * 2
-
-    def test_native_is_the_row(self):
-        made = records([({"id": 1}, {"n": Decimal("1.5")}, None, 1, 7)])
-        (event,) = to_events(made, 0, 1, attrs.evolve(VIEW, native=True))
-        assert event.native == {
-            "seq": 1, "ts": 7, "type": 1, "key": '{"id":1}', "doc": '{"n":{"$decimal":"1.5"}}', "old": None,
-        }  # fmt: skip
-
     def test_values_are_the_caller_s_own(self):
         """If rows are mapped again, the result must be new objects, because an application may change the
         objects that it received.
@@ -228,11 +213,6 @@ def as_text(event):
         canonical_json(event.old_item_state),
         event.timestamp,
     )
-
-
-def test_not_a_number_survives():
-    (event,) = to_events(records([({"id": 1}, {"n": math.nan}, None, 0, 0)]), 0, 1, VIEW)
-    assert math.isnan(event.new_item_state["n"])
 
 
 @pytest.mark.parametrize("name", ["keys", "docs", "olds"])

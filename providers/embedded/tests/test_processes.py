@@ -20,7 +20,7 @@ from multiclouddb_api import (
 from multiclouddb_embedded import EmbeddedStore, Put
 
 ADDRESS = ResourceAddress("main", "items")
-WRITERS, BATCHES, KEYS = 4, 40, 5
+WRITERS, BATCHES, KEYS = 3, 30, 5
 
 WRITER = f"""
 import sys
@@ -70,30 +70,6 @@ with EmbeddedStore(sys.argv[1], durable=False) as store:
         store.batch("items", [Put((n * 31 + k) % 997, {"batch": n}) for k in range(50)])
         print(n, flush=True)
         n += 1
-"""
-
-FORKS = """
-import os, signal, sys
-from multiclouddb_api import Beginning, ChangeFeedRequest, ResourceAddress, connect
-from multiclouddb_embedded import EmbeddedStore
-request = ChangeFeedRequest(ResourceAddress("main", "items"), Beginning())
-store = EmbeddedStore(sys.argv[1], durable=False)
-client = connect("embedded://" + sys.argv[1])
-store.put("items", "before", {})
-assert len(client.read_changes(request).events) == 1
-child = os.fork()
-if child == 0:
-    signal.alarm(60)
-    store.put("items", "child", {})
-    assert len(client.read_changes(request).events) == 2
-    client.close()
-    store.close()
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0, "the child failed"
-store.put("items", "after", {})
-assert len(client.read_changes(request).events) == 3
-client.close()
-store.close()
 """
 
 
@@ -196,9 +172,9 @@ def test_a_writer_killed_in_mid_transaction_leaves_no_half_batch(store):
 def test_writers_killed_anywhere_leave_whole_batches(store):
     store.create_collection("items")
     told = []
-    for life in range(4):
+    for life in range(2):
         victim = start(WRITES_FOR_EVER, store.path, 1000 * life)
-        told += [int(victim.stdout.readline()) for _ in range(3 + 5 * life)]
+        told += [int(victim.stdout.readline()) for _ in range(3 + 9 * life)]
         os.kill(victim.pid, signal.SIGKILL)
         rest, _ = victim.communicate()
         told += [int(line) for line in rest.split("\n")[:-1]]
@@ -209,14 +185,7 @@ def test_writers_killed_anywhere_leave_whole_batches(store):
         counts[batch] = counts.get(batch, 0) + 1
     assert set(counts.values()) == {50}
     assert set(told) <= set(counts)  # committed changes are in the file
-    assert len(counts) <= len(told) + 4
+    assert len(counts) <= len(told) + 2
     with EmbeddedStore(store.path) as again:
         again.put("items", "after", {})
-    assert sql(store.path, "PRAGMA integrity_check") == [("ok",)]
-
-
-def test_a_fork_opens_connections_of_its_own(store):
-    store.create_collection("items", partitions=1)
-    finish(start(FORKS, store.path))
-    assert sql(store.path, "SELECT count(*) FROM log") == [(3,)]
     assert sql(store.path, "PRAGMA integrity_check") == [("ok",)]

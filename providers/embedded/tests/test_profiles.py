@@ -14,8 +14,6 @@ from multiclouddb_api import (
     Capability,
     ChangeFeedRequest,
     ClientConfig,
-    EntireCluster,
-    EntireDatabase,
     ErrorCategory,
     FromContinuationToken,
     LogicalPartition,
@@ -29,11 +27,11 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_conformance.refusals import refused
-from multiclouddb_embedded import Delete, EmbeddedOptions, EmbeddedStore, Put
+from multiclouddb_embedded import EmbeddedOptions, Put
 from multiclouddb_embedded.profile import PLAIN, PROFILES
-from multiclouddb_embedded.provider import CAPABILITIES, PLUGIN, EmbeddedPlugin
-from multiclouddb_embedded.store.hashing import partition_hash, partition_identity
-from multiclouddb_spi import Continue, InvalidCursor, ProviderFault
+from multiclouddb_embedded.provider import EmbeddedPlugin
+from multiclouddb_embedded.store.layout import partition_hash, partition_identity
+from multiclouddb_spi import Continue, ProviderFault
 
 NATIVE, EMULATED, UNSUPPORTED = Support.NATIVE, Support.EMULATED, Support.UNSUPPORTED
 BEGINNING = Capability.CHANGE_FEED_BEGINNING
@@ -113,13 +111,6 @@ class TestNaming:
         ):
             assert self.seen(pickle.loads(pickle.dumps(ClientConfig("embedded", connection)))) == wanted
 
-    def test_with_an_open_store(self, store):
-        config = ClientConfig("embedded", {"profile": "dynamo"})
-        assert self.seen(config, native_client=store) == PROFILES["dynamo"].capabilities
-
-    def test_none_is_all_that_the_store_can_do(self, store):
-        assert self.seen(f"embedded://{store.path}") == CAPABILITIES == PLUGIN.capabilities()
-
     def test_a_plugin_has_a_profile_for_connections_without(self, store):
         plugin = EmbeddedPlugin(PROFILES["mongo"])
         assert plugin.capabilities() == PROFILES["mongo"].capabilities
@@ -144,24 +135,6 @@ class TestNaming:
     def test_what_is_none_is_told_with_a_suggestion(self, store, connection, words):
         with refused(ErrorCategory.INVALID_REQUEST, *words):
             connect(ClientConfig("embedded", {"path": store.path, **connection}))
-
-    @pytest.mark.parametrize(
-        ("query", "words"),
-        [
-            ("profile=dynamodb", ["'profile'", "did you mean 'dynamo'?"]),
-            ("profile=", ["'profile'"]),
-            ("profle=dynamo", ["'profle'", "did you mean 'profile'?"]),
-            ("path=x", ["'path'"]),
-        ],
-    )
-    def test_in_a_url_too(self, store, query, words):
-        with refused(ErrorCategory.INVALID_REQUEST, *words):
-            connect(f"embedded://{store.path}?{query}")
-
-    def test_it_is_not_named_twice(self, store):
-        url = f"embedded://{store.path}?profile=dynamo"
-        with refused(ErrorCategory.INVALID_REQUEST, "'profile'", "second time"):
-            connect(ClientConfig("embedded", {"url": url, "profile": "dynamo"}))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -216,59 +189,6 @@ class TestGates:
                 name,
             )
 
-    def test_the_provider_agrees_when_nobody_asks_the_gate(self, under, store, name):
-        store.create_collection("items", partitions=1, images="new_and_old")
-        world = under(name)
-        key = MulticloudDbKey({"id": "a"})
-        calls = {
-            BEGINNING: lambda options: world.start(world.feed(options=options), Beginning()),
-            POINT_IN_TIME: lambda options: world.start(world.feed(options=options), AtTime(store.now())),
-            LOGICAL: lambda options: world.feed(options=options, scope=LogicalPartition(key)),
-            OLD: lambda options: world.feed(options=options, old_item_state_mode=OldItemStateMode.REQUIRE),
-        }
-        for (capability, call), support in zip(calls.items(), GATES[name], strict=True):
-            self.check(
-                support,
-                self.outcomes(lambda call=call: call(BACKFILL)),
-                self.outcomes(lambda call=call: call(EmbeddedOptions())),
-                world.provider.capabilities()[capability].note,
-                name,
-            )
-
-    def test_wider_scopes_and_commands_are_refused(self, store, under, open_client, name):
-        store.create_collection("items")
-        client, world = open_client(name), under(name)
-        for call in (
-            lambda: client.read_changes(
-                ChangeFeedRequest(ResourceAddress("main"), Now(), scope=EntireDatabase())
-            ),
-            lambda: client.read_changes(ChangeFeedRequest(ResourceAddress(), Now(), scope=EntireCluster())),
-            lambda: client.run_command("main", {"ping": 1}),
-            lambda: world.feed(scope=EntireDatabase()),
-            lambda: world.feed(scope=EntireCluster()),
-        ):
-            assert self.outcomes(call) is not True
-
-    def test_the_changes_are_the_same_under_every_profile(self, store, open_client, name):
-        store.create_collection("items", images="new_and_old")
-        store.batch("items", [Put(f"k{n}", {"n": n}) for n in range(20)])
-        store.split("items", "p0")
-        store.batch("items", [Delete(f"k{n}") for n in range(20)])
-
-        def events(client):
-            page = client.read_changes(request(Beginning(), provider_options=BACKFILL))
-            found = [*page.events]
-            while not page.idle:
-                page = client.read_changes(resume(page, provider_options=BACKFILL))
-                found += page.events
-            return sorted(
-                (each.order_key, each.event_id, each.key, each.type, each.timestamp, each.backfilled)
-                for each in found
-            )
-
-        assert len(events(open_client(name))) == 40
-        assert events(open_client(name)) == events(open_client(""))
-
 
 class TestCosmos:
     def test_only_the_start_needs_the_option(self, store, open_client):
@@ -280,18 +200,6 @@ class TestCosmos:
         store.put("items", "b", {"n": 2})
         for options in (BACKFILL, EmbeddedOptions(), None):
             assert len(client.read_changes(resume(page, provider_options=options)).events) == 1
-
-    def test_now_needs_no_option(self, store, open_client):
-        store.create_collection("items")
-        client = open_client("cosmos")
-        page = client.read_changes(request(Now()))
-        store.put("items", "a", {"n": 1})
-        assert len(client.read_changes(resume(page)).events) == 1
-
-    @pytest.mark.parametrize("value", [1, None, "yes"])
-    def test_the_option_is_a_bool(self, value):
-        with refused(ErrorCategory.INVALID_REQUEST, "EmbeddedOptions.backfill", "bool"):
-            EmbeddedOptions(backfill=value)
 
 
 class TestPrecision:
@@ -359,29 +267,6 @@ class TestOnePartition:
         assert isinstance(last.outcome, Continue)
         assert {event.partition_id for event in events} == {feed.public_id("0")}
 
-    def test_pages_of_every_size_are_whole_and_in_order(self, items, store):
-        self.write(store, range(60))
-        feed = items.feed()
-        (seed,) = items.start(feed)
-        for most in (1, 2, 3, 7, 59, 60, 61):
-            reader = feed.open("0", seed.cursor)
-            sizes, events = [], []
-            while True:
-                batch = items.fetch(reader, most)
-                sizes.append(len(batch))
-                events += batch.events(0, len(batch))
-                if batch.caught_up:
-                    break
-            assert self.numbers(events) == list(range(60))
-            assert max(sizes) == min(most, 60)
-            assert sum(size == most for size in sizes) == 60 // most
-
-    def test_arrow_has_the_same_order(self, items, store):
-        self.write(store, range(40))
-        feed = items.feed()
-        batch = items.fetch(feed.open("0", items.start(feed)[0].cursor))
-        assert batch.arrow(0, 40)["event_id"].to_pylist() == [event.event_id for event in batch.events(0, 40)]
-
     def test_bytes_bound_a_batch_behind_its_first_row(self, items, store):
         for n in range(10):
             store.put("items", n, {"n": n, "text": "x" * 10_000})
@@ -391,15 +276,6 @@ class TestOnePartition:
         assert len(items.fetch(reader, nbytes=25_000)) == 3
         assert len(items.fetch(reader)) == 6
 
-    def test_old_documents_and_transactions(self, items, store):
-        store.batch("items", [Put("a", {"n": 1}), Put("b", {"n": 2}), Put("a", {"n": 3}), Delete("b")])
-        feed = items.feed(old_item_state_mode=OldItemStateMode.REQUIRE)
-        (events,) = items.read_all(feed).values()
-        assert [(event.new_item_state, event.old_item_state) for event in events] == [
-            ({"n": 1}, None), ({"n": 2}, None), ({"n": 3}, {"n": 1}), (None, {"n": 2}),
-        ]  # fmt: skip
-        assert len({event.timestamp for event in events}) == 1
-
     def test_other_collections_are_not_seen(self, items, store):
         store.create_collection("others")
         for n in range(20):
@@ -407,18 +283,6 @@ class TestOnePartition:
             store.put("others", n, {"n": -n})
         (events,) = items.read_all(items.feed()).values()
         assert self.numbers(events) == list(range(20))
-
-    def test_until_is_reached_and_rereads_the_same(self, items, store):
-        self.write(store, range(20))
-        feed = items.feed()
-        (seed,) = items.start(feed)
-        until = items.fetch(feed.open("0", seed.cursor), 13).cursor_after(13)
-        for _ in range(2):
-            events, last = items.drain(feed.open("0", seed.cursor, until), most=5)
-            assert self.numbers(events) == list(range(13))
-            assert type(last.outcome).__name__ == "Reached"
-            store.split("items", store.partitions("items")[0].partition_id)
-            self.write(store, range(20, 40))
 
     def test_heads_count_exactly(self, items, store):
         self.write(store, range(50))
@@ -477,36 +341,6 @@ class TestOnePartition:
         (part,) = feed.survey({"0": old.cursor}, items.deadline(), expired={"0"}).present
         assert self.numbers(items.drain(feed.open("0", part.oldest))[0]) == [6, 7, 8, 9]
         assert [seed.cursor for seed in items.start(feed)] == [part.oldest]
-
-    def test_a_dropped_collection_ends_its_readers(self, items, store):
-        feed = items.feed()
-        reader = feed.open("0", items.start(feed)[0].cursor)
-        store.create_collection("items", recreate=True)
-        for call in (
-            lambda: items.fetch(reader),
-            lambda: items.start(feed),
-            lambda: feed.survey({}, items.deadline()),
-            lambda: feed.heads({"0": [0, 0]}, None, items.deadline()),
-        ):
-            with faulty(ErrorCategory.NOT_FOUND, "dropped"):
-                call()
-
-    def test_a_position_ahead_of_the_store_is_refused(self, items):
-        feed = items.feed()
-        with pytest.raises(InvalidCursor, match="ahead"):
-            items.fetch(feed.open("0", [99, 0]))
-
-    def test_a_waiting_read_and_the_watermark(self, items, store, clock):
-        feed = items.feed()
-        (seed,) = items.start(feed, Now())
-        reader = feed.open("0", seed.cursor)
-        empty = items.fetch(reader, wait=0.02)
-        assert (len(empty), empty.caught_up) == (0, True)
-        clock.tick(seconds=5)
-        store.put("items", "a", {"n": 1})
-        batch = items.fetch(reader, wait=1)
-        assert len(batch) == 1
-        assert empty.watermark <= batch.events(0, 1)[0].timestamp == batch.watermark
 
     def test_nothing_is_lost_in_random_lives(self, items, store):
         """Reads return exactly the changes in the log, through all splits and merges, in pages of any
@@ -579,14 +413,3 @@ class TestTokens:
         page = client.read_changes(request(Beginning(), scope=PhysicalPartition(partition)))
         assert [event.new_item_state["n"] for event in page.events] == list(range(20))
         assert (page.partition_retired, page.child_partitions) == (False, ())
-
-
-def test_a_profile_changes_nothing_in_the_file(tmp_path):
-    with EmbeddedStore(tmp_path / "s.db") as store:
-        store.create_collection("items")
-        store.put("items", "a", {"n": 1})
-    before = (tmp_path / "s.db").read_bytes()
-    for name in sorted(PROFILES):
-        with connect(f"embedded://{tmp_path}/s.db?profile={name}") as client:
-            client.read_changes(request(Now()))
-    assert (tmp_path / "s.db").read_bytes() == before

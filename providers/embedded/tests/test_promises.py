@@ -3,32 +3,17 @@ connections."""
 
 import os
 import sqlite3
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from multiclouddb_api import (
-    AtTime,
-    Beginning,
-    ChangeFeedRequest,
-    ErrorCategory,
-    FileCheckpointStore,
-    FromContinuationToken,
-    MulticloudDbError,
-    ResourceAddress,
-    connect,
-)
+from multiclouddb_api import ErrorCategory, FileCheckpointStore, MulticloudDbError, ResourceAddress, connect
 from multiclouddb_embedded import EmbeddedStore, SqliteCheckpointStore
 from multiclouddb_embedded.store.connection import ConnectionPool
 from multiclouddb_embedded.store.schema import check_store
-from multiclouddb_spi import Deadline, ProviderFault
+from multiclouddb_spi import Deadline
 
 LONE = "\ud800"
-
-
-def numbers(events):
-    return [event.new_item_state["n"] for event in events]
 
 
 def refusal(call, *arguments, **options):
@@ -122,90 +107,6 @@ class TestWaking:
         monitor.let_go()
         world.store.put("items", "a", {"n": 1})
         assert monitor.version() != before
-
-
-class TestEdges:
-    @pytest.fixture
-    def stamps(self, world):
-        """Make ten changes, one per second, and trim the changes before the fifth."""
-        world.store.create_collection("items", partitions=1)
-        found = []
-        for n in range(10):
-            world.store.put("items", n, {"n": n})
-            found.append(world.clock())
-            world.clock.tick(seconds=1)
-        assert world.store.trim("items", before=found[5]) == 5
-        return found
-
-    def test_at_the_time_of_the_oldest_change_that_is_left(self, world, stamps):
-        assert numbers(world.read_all(world.feed(), AtTime(stamps[5]))["p0"]) == [5, 6, 7, 8, 9]
-
-    def test_just_behind_the_last_change_that_was_trimmed(self, world, stamps):
-        moment = stamps[4] + timedelta(microseconds=1)
-        assert numbers(world.read_all(world.feed(), AtTime(moment))["p0"]) == [5, 6, 7, 8, 9]
-
-    def test_at_the_time_of_the_last_change_that_was_trimmed(self, world, stamps):
-        for moment in (stamps[4], stamps[4] - timedelta(microseconds=1), stamps[0] - timedelta(days=1)):
-            with pytest.raises(ProviderFault) as caught:
-                world.start(world.feed(), AtTime(moment))
-            assert caught.value.fault.category == ErrorCategory.CHECKPOINT_EXPIRED
-
-    def test_in_the_future_nothing_comes_before_that_time(self, world, stamps):
-        feed, moment = world.feed(), world.clock() + timedelta(seconds=30)
-        (seed,) = world.start(feed, AtTime(moment))
-        reader = feed.open("p0", seed.cursor)
-        for n, shift in enumerate((-20, -0.000001, 0, 0.000001, 5), start=10):
-            world.clock.moment = moment + timedelta(seconds=shift)
-            world.store.put("items", n, {"n": n})
-        assert numbers(world.drain(reader)[0]) == [12, 13, 14]
-        assert numbers(world.drain(feed.open("p0", seed.cursor))[0]) == [12, 13, 14]
-
-    def test_more_than_a_minute_ahead_is_refused(self, world, stamps):
-        with connect("embedded://" + world.path, native_client=world.store) as client:
-            address = ResourceAddress("main", "items")
-            page = client.read_changes(
-                ChangeFeedRequest(address, AtTime(world.clock() + timedelta(seconds=59)))
-            )
-            assert page.events == ()
-            far = ChangeFeedRequest(address, AtTime(world.clock() + timedelta(seconds=61)))
-            assert refusal(client.read_changes, far).category == ErrorCategory.INVALID_REQUEST
-
-
-class TestReopened:
-    """Tests that a position can be used again after later positions were read."""
-
-    def test_a_reader_at_an_older_position_reads_the_same_again(self, world):
-        world.store.create_collection("items", partitions=1)
-        for n in range(10):
-            world.store.put("items", n, {"n": n})
-        feed = world.feed()
-        (seed,) = world.start(feed)
-        batch = world.fetch(feed.open("p0", seed.cursor))
-        cursors = [batch.cursor_after(count) for count in range(11)]
-        for count in reversed(range(11)):
-            reader = feed.open("p0", cursors[count])
-            assert numbers(world.drain(reader)[0]) == list(range(count, 10))
-            bounded = feed.open("p0", cursors[count], cursors[min(count + 3, 10)])
-            assert numbers(world.drain(bounded)[0]) == list(range(count, min(count + 3, 10)))
-
-    def test_a_client_goes_back_to_an_older_token(self, world):
-        world.store.create_collection("items", partitions=1)
-        for n in range(6):
-            world.store.put("items", n, {"n": n})
-        with connect("embedded://" + world.path, native_client=world.store) as client:
-
-            def page(position):
-                request = ChangeFeedRequest(ResourceAddress("main", "items"), position, max_page_size=2)
-                found = client.read_changes(request)
-                return numbers(found.events), FromContinuationToken(found.continuation_token)
-
-            first, one = page(Beginning())
-            second, two = page(one)
-            third, three = page(two)
-            assert (first, second, third, page(three)[0]) == ([0, 1], [2, 3], [4, 5], [])
-            assert [page(at)[0] for at in (two, one, three, one, two)] == [[4, 5], [2, 3], [], [2, 3], [4, 5]]
-            world.store.put("items", 6, {"n": 6})
-            assert [page(at)[0] for at in (one, three)] == [[2, 3], [6]]
 
 
 class TestPool:

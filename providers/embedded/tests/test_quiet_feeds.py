@@ -17,11 +17,8 @@ from multiclouddb_api import (
     ClientConfig,
     ErrorCategory,
     FromContinuationToken,
-    LogicalPartition,
     MulticloudDbClient,
-    MulticloudDbError,
     MulticloudDbKey,
-    NewItemStateMode,
     OperationOptions,
     ResourceAddress,
     connect,
@@ -31,8 +28,8 @@ from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_embedded.reader import EmbeddedReader
 from multiclouddb_spi import Deadline, Fault, ProviderFault
 from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.state import WrittenTokens
 from multiclouddb_spi.continuation.token import Envelope
-from multiclouddb_spi.continuation.written import WrittenTokens
 from multiclouddb_spi.reading.quiet_feeds import Check, QuietFeeds
 
 PARTITIONS = 8
@@ -98,15 +95,6 @@ def test_a_quiet_feed_takes_one_call(consumer: Consumer):
         assert page.diagnostics.lag_seconds < 60
 
 
-def test_its_token_is_an_ordinary_one(store: EmbeddedStore, consumer: Consumer):
-    """The token of a quiet feed is an ordinary token: another process can resume from it."""
-    token = consumer.until_quiet().continuation_token
-    store.put("orders", "o-1", {"n": -1})
-    with connect(config(store)) as client:
-        page = client.read_changes(ChangeFeedRequest(ADDRESS, FromContinuationToken(token)))
-    assert [event.new_item_state for event in page.events] == [{"n": -1}]
-
-
 def test_another_call_that_takes_its_lineage_disturbs_nothing(consumer: Consumer, monkeypatch: Any):
     """Two threads that poll with the same token make the same next token, so one thread may already change
     the lineage of that token while the other thread finishes its call.
@@ -121,30 +109,6 @@ def test_another_call_that_takes_its_lineage_disturbs_nothing(consumer: Consumer
 
     monkeypatch.setattr(WrittenTokens, "keep", taken)
     consumer.until_quiet()
-
-
-def test_a_feed_with_few_partitions_is_read(store: EmbeddedStore):
-    """A feed with few partitions is simply read: one call reads all partitions."""
-    with connect(config(store, max_concurrency=PARTITIONS)) as client:
-        consumer = Consumer(client)
-        consumer.until_idle()
-        assert {consumer.next().diagnostics.requests for _ in range(6)} == {PARTITIONS}
-
-
-def test_a_busy_feed_needs_no_call_more(store: EmbeddedStore, consumer: Consumer, monkeypatch: Any):
-    asked: list[object] = []
-    mark = EmbeddedFeed.change_mark
-    monkeypatch.setattr(
-        EmbeddedFeed, "change_mark", lambda self, deadline: (asked.append(self), mark(self, deadline))[1]
-    )
-    for number in range(5):
-        store.put("orders", f"o-{number}", {"n": -number})
-        while not consumer.next().events:
-            pass
-        asked.clear()
-        store.put("orders", f"o-{number}", {"n": number})
-        consumer.next()
-    assert asked == []
 
 
 def test_every_write_is_read(store: EmbeddedStore, consumer: Consumer):
@@ -179,7 +143,7 @@ def test_a_write_during_the_read_is_read_next(store: EmbeddedStore, consumer: Co
 
 def key_in(store: EmbeddedStore, low: int, high: int) -> str:
     """Return a key whose hash is in the range."""
-    from multiclouddb_embedded.store.hashing import partition_hash, partition_identity
+    from multiclouddb_embedded.store.layout import partition_hash, partition_identity
 
     names = (f"late-{number}" for number in range(10_000))
     return next(
@@ -203,36 +167,6 @@ def test_splits_and_merges_are_followed(store: EmbeddedStore, consumer: Consumer
     for _ in range(6):
         consumer.next()
     assert len(set(consumer.seen)) == len(consumer.seen) == 120
-
-
-def test_a_dropped_collection_is_reported(store: EmbeddedStore, consumer: Consumer):
-    consumer.until_quiet()
-    store.drop_collection("orders")
-    with pytest.raises(MulticloudDbError) as caught:
-        consumer.next()
-    assert caught.value.category == ErrorCategory.NOT_FOUND
-
-
-def test_a_recreated_collection_is_refused(store: EmbeddedStore, consumer: Consumer):
-    consumer.until_quiet()
-    store.create_collection("orders", PARTITIONS, recreate=True)
-    with pytest.raises(MulticloudDbError, match="was dropped"):
-        consumer.next()
-    with pytest.raises(MulticloudDbError, match="recreated"):
-        consumer.next()
-
-
-def test_the_token_is_still_refused_for_another_scope(consumer: Consumer):
-    consumer.until_quiet()
-    with pytest.raises(MulticloudDbError, match="scope"):
-        consumer.next(scope=LogicalPartition(MulticloudDbKey({"id": "o-1"})))
-
-
-def test_another_request_is_read(consumer: Consumer):
-    consumer.until_quiet()
-    page = consumer.next(new_item_state_mode=NewItemStateMode.OMIT)
-    assert page.idle
-    assert page.diagnostics.requests == PARTITIONS
 
 
 def test_a_mark_that_fails_does_not_fail_the_page(consumer: Consumer, monkeypatch: Any):
@@ -300,21 +234,3 @@ def test_a_call_waits_for_the_first_change(store: EmbeddedStore, consumer: Consu
         page = consumer.next(wait=20)
         writer.join()
     assert [event.new_item_state for event in page.events] == [{"n": -1}]
-
-
-def test_a_call_that_waits_in_vain_is_idle(consumer: Consumer):
-    consumer.until_quiet()
-    page = consumer.next(wait=0.1)
-    assert page.idle
-    assert page.diagnostics.requests > 1
-
-
-def test_closing_ends_the_wait(store: EmbeddedStore):
-    with connect(config(store)) as client:
-        consumer = Consumer(client)
-        consumer.until_quiet()
-        timer = threading.Timer(0.05, client.close)
-        timer.start()
-        with pytest.raises(MulticloudDbError, match="closed"):
-            consumer.next(wait=20)
-        timer.join()

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import random
 import sqlite3
-import threading
 
 import pytest
 
@@ -17,10 +16,8 @@ from multiclouddb_api import (
     MulticloudDbError,
     MulticloudDbKey,
     OperationOptions,
-    PhysicalPartition,
     Snapshot,
     SnapshotOrder,
-    SnapshotStarted,
     connect,
 )
 from multiclouddb_conformance.sink import Sink
@@ -118,44 +115,6 @@ class TestSeveralProcesses:
             str(key): value for key, value in rows(store).items()
         }
 
-    def test_workers_share_a_plan(self, path, store):
-        address = fill(store, 2000)
-        with connect(f"embedded://{path}") as client:
-            wanted = Snapshot(SnapshotOrder.INTERLEAVED, segments=6)
-            plan = client.plan_partitions(ChangeFeedRequest(address, wanted), with_descendants=True)
-        assert len(plan) == 2 + 6
-        stop = threading.Event()
-        sink, lock, done = Sink(), threading.Lock(), []
-
-        def write():
-            number = 0
-            while not stop.is_set():
-                number += 1
-                store.put("items", f"k{number % 2100}", {"n": -number})
-                store.delete("items", f"k{number * 7 % 2100}")
-
-        def work(name, token):
-            with connect(f"embedded://{path}") as client:
-                scope = PhysicalPartition(name, with_descendants=True)
-                for page in pages(client, address, token, 50, scope=scope):
-                    with lock:
-                        sink.apply(page.events)
-                        done.extend(each for each in page.notices if isinstance(each, BackfillDone))
-
-        writing = threading.Thread(target=write)
-        writing.start()
-        scans = [threading.Thread(target=work, args=each) for each in plan[2:]]
-        for each in scans:
-            each.start()
-        for each in scans:
-            each.join()
-        stop.set()
-        writing.join()
-        for each in plan[:2]:
-            work(*each)
-        assert len(done) == 6
-        assert sink.rows() == rows(store)
-
 
 class TestScan:
     def test_a_collection_that_grows_at_its_end_is_read_to_its_end(self, path, store):
@@ -218,23 +177,9 @@ class TestScan:
         assert "k3" not in str(raised[0])
         assert sorted(found) == ["k0", "k1", "k2", "k4", "k5"]
 
-    def test_pages_are_bounded_in_bytes(self, path, store):
-        address = store.create_collection("items")
-        for number in range(20):
-            store.put("items", f"k{number}", {"text": "x" * 100_000})
-        with connect(f"embedded://{path}?") as client:
-            assert sum(len(page.events) for page in pages(client, address, ORDERED)) == 20
-
     def test_documents_are_there_also_where_the_log_keeps_only_keys(self, path, store):
         address = store.create_collection("items", images="keys")
         store.put("items", "k", {"n": 1})
         with connect(f"embedded://{path}") as client:
             events = [event for page in pages(client, address, ORDERED) for event in page.events]
         assert [event.new_item_state for event in events] == [{"n": 1}]
-
-    def test_the_floor_is_a_text_between_two_changes(self, path, store):
-        address = fill(store, 3)
-        with connect(f"embedded://{path}") as client:
-            (notice,) = read(client, address, ORDERED).notices
-        assert isinstance(notice, SnapshotStarted)
-        assert f"{3:019d}" < notice.floor < f"{4:019d}"

@@ -1,13 +1,12 @@
-"""Runs the whole conformance suite on the embedded store, without a profile and under each profile."""
+"""Runs the whole conformance suite on the embedded store."""
 
 import sqlite3
 
 from multiclouddb_api import ClientConfig
 from multiclouddb_conformance.harness import Harness, Kind
 from multiclouddb_conformance.us8 import *  # noqa: F403
-from multiclouddb_embedded import Delete, EmbeddedOptions, EmbeddedStore, Put
-from multiclouddb_embedded.profile import PROFILES
-from multiclouddb_embedded.provider import CAPABILITIES, PLUGIN, EmbeddedPlugin
+from multiclouddb_embedded import Delete, EmbeddedStore, Put
+from multiclouddb_embedded.provider import CAPABILITIES, PLUGIN
 
 IMAGES = {Kind.PLAIN: "new", Kind.KEYS_ONLY: "keys", Kind.OLD_IMAGES: "new_and_old"}
 
@@ -54,23 +53,4 @@ class EmbeddedHarness(Harness):
         self.create(address.collection, Kind.PLAIN, self.partitions, recreate=True)
 
 
-def under(name, **lacks):
-    """Return the harness for a profile, with the abilities of the service that the profile imitates."""
-    profile = PROFILES[name]
-    members = {
-        "profile": name,
-        "capabilities": profile.capabilities,
-        "plugin": EmbeddedPlugin(profile),
-        "precision_seconds": profile.precision / 1e6 if profile.precision > 1 else 0.0,
-        "opt_in": lambda self, capability: EmbeddedOptions(backfill=True),
-    }
-    return type(name, (EmbeddedHarness,), members | lacks)
-
-
-HARNESSES = [
-    EmbeddedHarness,
-    under("dynamo", can_merge=False),
-    under("spanner"),
-    under("cosmos"),
-    under("mongo", can_several=False, can_split=False, can_merge=False),
-]
+HARNESS = EmbeddedHarness

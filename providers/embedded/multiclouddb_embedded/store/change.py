@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final, TypeAlias, get_args
@@ -14,19 +14,7 @@ from multiclouddb_api import MulticloudDbKey, encode_json, invalid_request
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.validators import is_a, type_name
 from multiclouddb_embedded.store.collection import Collection
-from multiclouddb_embedded.store.hashing import partition_hash, partition_identity
-
-__all__ = [
-    "MAX_DOCUMENT_BYTES",
-    "Delete",
-    "EncodedChange",
-    "Key",
-    "Operation",
-    "Put",
-    "encode",
-    "encode_all",
-    "to_key",
-]
+from multiclouddb_embedded.store.layout import partition_hash, partition_identity
 
 MAX_DOCUMENT_BYTES: Final = 16 * 1024 * 1024
 
@@ -74,28 +62,8 @@ class EncodedChange:
     """The total size of key and document in bytes."""
 
 
-def encode_all(operations: Iterable[Operation], collection: Collection) -> list[EncodedChange]:
-    """Check operations and encode them.
-
-    Raises:
-        MulticloudDbError: Raised as by `encode`.
-    """
-    if not isinstance(operations, Iterable):
-        raise invalid_request(
-            "operations",
-            f"must be a list, not {type_name(operations)}",
-            "pass [Put(key, document), Delete(key)]",
-        )
-    return [encode(operation, collection) for operation in operations]
-
-
 def encode(operation: Operation, collection: Collection) -> EncodedChange:
-    """Check one operation and encode it.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if a value has no JSON form, the document is not a mapping or is
-            too large, or the key does not fit the collection.
-    """
+    """Check one operation and encode it."""
     if not isinstance(operation, Put | Delete):
         raise invalid_request(
             "operations", f"holds a {type_name(operation)}", "pass Put(key, document) and Delete(key)"
@@ -104,7 +72,13 @@ def encode(operation: Operation, collection: Collection) -> EncodedChange:
     identity = key.canonical()
     whole = len(key.components) == key.partition_components
     text = encode_json(key.components)
-    doc = _encode_document(operation.document) if isinstance(operation, Put) else None
+    doc = encode_json(operation.document) if isinstance(operation, Put) else None
+    if doc is not None and len(doc) > MAX_DOCUMENT_BYTES:
+        raise invalid_request(
+            "document",
+            f"is {len(doc):,} bytes of JSON",
+            f"pass at most {MAX_DOCUMENT_BYTES:,} bytes, and store a reference to larger data",
+        )
     return EncodedChange(
         identity=identity,
         hash=partition_hash(identity if whole else partition_identity(key)),
@@ -115,11 +89,7 @@ def encode(operation: Operation, collection: Collection) -> EncodedChange:
 
 
 def to_key(key: Key, collection: Collection) -> MulticloudDbKey:
-    """Convert the caller's key to a `MulticloudDbKey`, and check it against the collection's partition key.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` with a message that names the mismatch.
-    """
+    """Convert the caller's key, and check it against the collection's partition key."""
     if isinstance(key, Mapping):
         key = MulticloudDbKey(key, collection.partition_components)
     elif not isinstance(key, MulticloudDbKey):
@@ -132,18 +102,3 @@ def to_key(key: Key, collection: Collection) -> MulticloudDbKey:
         key = MulticloudDbKey({"id": key})
     collection.check_key(key)
     return key
-
-
-def _encode_document(document: object) -> bytes:
-    if not isinstance(document, Mapping):
-        raise invalid_request(
-            "document", f"is a {type(document).__name__}", "pass a mapping of names to values"
-        )
-    text = encode_json(document)
-    if len(text) > MAX_DOCUMENT_BYTES:
-        raise invalid_request(
-            "document",
-            f"is {len(text):,} bytes of JSON",
-            f"pass at most {MAX_DOCUMENT_BYTES:,} bytes, and store a reference to larger data",
-        )
-    return text

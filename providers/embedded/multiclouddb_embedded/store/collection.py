@@ -22,18 +22,6 @@ from multiclouddb_api.validators import check_type, suggestion, utf8
 from multiclouddb_embedded.errors import failure
 from multiclouddb_spi import ProviderFault
 
-__all__ = [
-    "MAIN",
-    "Collection",
-    "Images",
-    "check_kind",
-    "check_shape",
-    "find_collection",
-    "list_collections",
-    "make_room",
-    "remove_collection",
-]
-
 MAIN: Final = "main"
 """The database to use if the caller does not name one."""
 
@@ -56,30 +44,17 @@ _COLUMNS: Final = "id, database, name, incarnation, images, partition_key, reten
 
 @attrs.frozen
 class Collection:
-    """A row of the table `collections`.
+    """A row of the table `collections`."""
 
-    Attributes:
-        id: The number of the collection in the file. A number is never used again.
-        database: The database of the collection.
-        name: The name of the collection.
-        incarnation: An id that changes if the collection is deleted and created again under the same name.
-        images: The content of a change in the log.
-        partition_key: The names of the components that form the partition key, or None for the first
-            component with any name.
-        retention: The number of microseconds for which changes are kept, or None to keep them forever.
-        created_seq: The newest change of the store when the collection was created.
-        trimmed: The highest sequence number that was removed from the collection's log.
-    """
-
-    id: int
-    database: str
-    name: str
-    incarnation: str
-    images: Images
+    id: int  # the number of the collection in the file
+    database: str  # the database of the collection
+    name: str  # the name of the collection
+    incarnation: str  # an id that changes if the collection is deleted and created again under the same name
+    images: Images  # the content of a change in the log
     partition_key: tuple[str, ...] | None
     retention: int | None
-    created_seq: int
-    trimmed: int
+    created_seq: int  # the newest change of the store when the collection was created
+    trimmed: int  # the highest sequence number that was removed from the collection's log
 
     @property
     def partition_components(self) -> int:
@@ -87,11 +62,7 @@ class Collection:
         return len(self.partition_key) if self.partition_key else 1
 
     def check_key(self, key: MulticloudDbKey) -> None:
-        """Refuse a key whose components do not form the partition key of this collection.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST`.
-        """
+        """Refuse a key whose components do not form the partition key of this collection."""
         names = tuple(key.components)[: key.partition_components]
         wanted = self.partition_key or names[:1]
         if names != wanted:
@@ -110,11 +81,7 @@ def list_collections(connection: sqlite3.Connection, database: str | None) -> li
 
 
 def find_collection(connection: sqlite3.Connection, database: str, name: str) -> Collection:
-    """Return the collection with the given name.
-
-    Raises:
-        ProviderFault: `NOT_FOUND` with a message that suggests the most similar name.
-    """
+    """Return the collection with the given name."""
     check_type("database", database, str)
     check_type("collection", name, str)
     utf8("database", database)
@@ -135,15 +102,9 @@ def find_collection(connection: sqlite3.Connection, database: str, name: str) ->
 
 
 def check_kind(connection: sqlite3.Connection, collection: Collection, key: MulticloudDbKey) -> None:
-    """Refuse a partition key whose first component does not fit any document.
-
-    The feed of a partition key that fits no document would be empty, without an error. The name of
-    the first component and the kind of its JSON value are compared with the keys of the documents.
-    If the collection contains no documents, every partition key is accepted.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST`.
-    """
+    """Refuse a partition key whose first component does not fit any document."""
+    # The feed of a partition key that fits no document would be empty, without an error. If the collection
+    # contains no documents, every partition key is accepted.
     row = connection.execute(
         "SELECT key FROM documents WHERE collection = ? LIMIT 1", (collection.id,)
     ).fetchone()
@@ -191,15 +152,8 @@ def make_room(
     recreate: bool,
     exist_ok: bool,
 ) -> bool:
-    """Prepare the creation of a collection. Return True if an existing collection is kept.
-
-    If the collection must be recreated, drop it and return False.
-
-    Raises:
-        MulticloudDbError: `CONFLICT` if the collection exists and both `recreate` and `exist_ok`
-            are False. `CONFLICT` also if the collection must be kept, but its properties differ
-            from the given properties.
-    """
+    """Prepare the creation of a collection."""
+    # If the collection must be recreated, drop it and return False.
     check_type("recreate", recreate, bool)
     check_type("exist_ok", exist_ok, bool)
     if recreate and exist_ok:
@@ -234,11 +188,7 @@ def check_shape(
     partition_key: Sequence[str] | None,
     retention: object,
 ) -> None:
-    """Refuse invalid arguments for the creation of a collection.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` with a message that names the argument.
-    """
+    """Refuse invalid arguments for the creation of a collection."""
     if not (address.database and address.collection):
         raise invalid_request(
             "name", "is None, or the database is None", "name both; the database is 'main' by default"

@@ -10,16 +10,8 @@ from typing import Final, TypeAlias
 from urllib.parse import quote
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_embedded.store.forking import (
-    Holder,
-    Identity,
-    check_inherited,
-    file_identity,
-    using_sqlite,
-)
+from multiclouddb_embedded.store.forking import Holder, Identity, check_inherited, file_identity, using_sqlite
 from multiclouddb_spi import Deadline, ProviderFault, cancelled
-
-__all__ = ["ConnectionPool", "Interrupt", "Monitor", "Version", "connect", "snapshot"]
 
 _READ_BUSY_SECONDS: Final = 0.8
 _READ_CACHE_KIB: Final = 4096
@@ -35,18 +27,8 @@ connection."""
 def connect(
     path: str, *, create: bool = False, busy_seconds: float = _READ_BUSY_SECONDS
 ) -> sqlite3.Connection:
-    """Open a connection in autocommit mode. Only one thread at a time may use the connection.
-
-    Args:
-        path: The absolute path of the file.
-        create: True to make an empty file if the file does not exist.
-        busy_seconds: How long to wait for a lock, in seconds. In WAL mode readers hardly ever wait. The
-            default is short because a waiting connection cannot be interrupted.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` for a file that was in use when this process was forked.
-        sqlite3.OperationalError: Raised if the file does not exist and `create` is False.
-    """
+    """Open a connection in autocommit mode."""
+    # Only one thread at a time may use the connection.
     check_inherited(path)
     return sqlite3.connect(
         f"file:{quote(path)}?mode={'rwc' if create else 'rw'}",
@@ -74,11 +56,7 @@ class Interrupt:
 
     @contextmanager
     def covers(self, connection: sqlite3.Connection) -> Iterator[None]:
-        """Inside the block, allow another thread to end the statements of this connection.
-
-        Raises:
-            ProviderFault: Raised if the reader was cancelled.
-        """
+        """Inside the block, allow another thread to end the statements of this connection."""
         with self._lock:
             if self.cancelled.is_set():
                 raise cancelled()
@@ -102,15 +80,7 @@ def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 class ConnectionPool(Holder):
-    """Provides read connections of one provider, at most `size` at a time.
-
-    Each time a connection is borrowed, the pool checks whether the file was deleted and created again.
-
-    Args:
-        path: The store.
-        size: The maximum number of open connections. `borrow` waits if all connections are in use.
-        check: A function that refuses a file that is not a store; it is called once per connection.
-    """
+    """Provides read connections of one provider, at most `size` at a time."""
 
     def __init__(self, path: str, size: int, check: Callable[[sqlite3.Connection, str], None]) -> None:
         self._path, self._size, self._check = path, size, check
@@ -127,15 +97,13 @@ class ConnectionPool(Holder):
 
     @contextmanager
     def borrow(self, deadline: Deadline) -> Iterator[sqlite3.Connection]:
-        """Provide a connection to the file that now has this path.
-
-        Raises:
-            ProviderFault: `TRANSIENT_FAILURE` if the pool is closed, or if no connection becomes free in
-                time.
-            FileNotFoundError: Raised if the file no longer exists.
-        """
+        """Provide a connection to the file that now has this path."""
         if not self._slots.acquire(timeout=deadline.remaining()):
-            raise _busy()
+            raise ProviderFault.of(
+                ErrorCategory.TRANSIENT_FAILURE,
+                "every connection to the store was in use until the deadline; try again, or give more time",
+                retryable=True,
+            )
         slots = self._slots
         try:
             with using_sqlite():
@@ -150,10 +118,8 @@ class ConnectionPool(Holder):
             slots.release()
 
     def close(self) -> None:
-        """Interrupt running statements and close every connection.
-
-        Any thread may call this method, even twice.
-        """
+        """Interrupt running statements and close every connection."""
+        # Any thread may call this method, even twice.
         with self._lock:
             self.closed = True
             for connection in self._used:
@@ -209,14 +175,7 @@ class ConnectionPool(Holder):
 
 
 class Monitor(Holder):
-    """Reports whether any process has committed.
-
-    The object uses one connection, and all readers share this connection.
-
-    Args:
-        path: The store.
-        check: A function that refuses a file that is not a store.
-    """
+    """Reports whether any process has committed."""
 
     def __init__(self, path: str, check: Callable[[sqlite3.Connection, str], None]) -> None:
         self._path, self._check = path, check
@@ -228,11 +187,7 @@ class Monitor(Holder):
         super().__init__()
 
     def version(self) -> Version:
-        """Return a value that changes after every commit of any process; this costs a few microseconds.
-
-        Raises:
-            FileNotFoundError: Raised if the file no longer exists.
-        """
+        """Return a value that changes after every commit of any process; this costs a few microseconds."""
         identity = file_identity(self._path)
         with using_sqlite(), self._lock:
             if self._closed:
@@ -280,14 +235,6 @@ def _read_connection(path: str, check: Callable[[sqlite3.Connection, str], None]
         connection.close()
         raise
     return connection
-
-
-def _busy() -> ProviderFault:
-    return ProviderFault.of(
-        ErrorCategory.TRANSIENT_FAILURE,
-        "every connection to the store was in use until the deadline; try again, or give more time",
-        retryable=True,
-    )
 
 
 def _closed() -> ProviderFault:

@@ -21,8 +21,6 @@ from weakref import WeakSet
 
 from multiclouddb_api import MulticloudDbError, invalid_request
 
-__all__ = ["Holder", "Identity", "check_inherited", "file_identity", "inherited", "using_sqlite"]
-
 _PATIENCE_SECONDS: Final = 10.0
 
 Identity = tuple[int, int]
@@ -37,18 +35,13 @@ class Holder(ABC):
 
     @abstractmethod
     def let_go(self) -> None:
-        """Close every connection that no thread is using, without waiting.
-
-        This method is called before a fork.
-        """
+        """Close every connection that no thread is using, without waiting."""
 
     @abstractmethod
     def begin_anew(self) -> list[object]:
-        """In the child, make new locks, and return the connections that the parent was still using.
-
-        The child never uses these connections. The connections are kept open, because closing a connection
-        could remove locks that the parent needs.
-        """
+        """In the child, make new locks, and return the connections that the parent was still using."""
+        # The child never uses these connections. The connections are kept open, because closing a connection
+        # could remove locks that the parent needs.
 
 
 class _Gate:
@@ -138,11 +131,9 @@ os.register_at_fork(
 
 @contextmanager
 def using_sqlite() -> Iterator[None]:
-    """Prevent forks inside the block, for a limited time. Wait while another thread is forking.
-
-    The blocks of one thread may be nested. A connection that is opened inside the block must be closed before
-    the block ends, or belong to a `Holder`.
-    """
+    """Prevent forks inside the block, for a limited time."""
+    # The blocks of one thread may be nested. A connection that is opened inside the block must be closed
+    # before the block ends, or belong to a `Holder`.
     _gate.enter()
     try:
         yield
@@ -161,29 +152,18 @@ def inherited(path: str) -> MulticloudDbError:
 
 
 def check_inherited(path: str) -> None:
-    """Refuse a file that was open when this process was forked.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` with a message that names an alternative.
-    """
+    """Refuse a file that was open when this process was forked."""
     _gate.check(path)
 
 
 def file_identity(path: str) -> Identity:
-    """Return the identity of a file. A different file with the same name has a different identity.
-
-    Raises:
-        FileNotFoundError: Raised if the file does not exist.
-    """
+    """Return the identity of a file."""
     found = os.stat(path)
     return found.st_dev, found.st_ino
 
 
 def _identity_of(handle: int) -> Identity | None:
-    """Return the identity of the file that a handle refers to.
-
-    Return None if the handle is closed or does not belong to a file.
-    """
+    """Return the identity of the file that a handle refers to."""
     try:
         found = os.fstat(handle)
     except OSError:

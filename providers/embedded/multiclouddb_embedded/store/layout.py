@@ -5,28 +5,45 @@ A partition is a range of hashes, which can split and merge.
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Final
 
 import attrs
 import orjson
 
-from multiclouddb_api import ErrorCategory, ResourceAddress, invalid_request
+from multiclouddb_api import ErrorCategory, MulticloudDbKey, ResourceAddress, invalid_request
 from multiclouddb_api.validators import check_type, suggestion, utf8
 from multiclouddb_embedded.errors import PROVIDER_ID
 from multiclouddb_embedded.store.collection import MAIN, Collection
 from multiclouddb_spi import ProviderFault, encode_partition_id
 
-__all__ = [
-    "PARTITION_COLUMNS",
-    "PartitionRow",
-    "add_partitions",
-    "named_partitions",
-    "native_id",
-    "open_partition",
-    "partition_rows",
-]
+HASH_END: Final = 2**62
+"""Hashes are in `[0, HASH_END)`.
+
+Hashes have 62 bits, so that the end also fits into SQLite's signed integers.
+"""
+
+
+def partition_identity(key: MulticloudDbKey) -> bytes:
+    """Return the canonical JSON of a key's partition key."""
+    if len(key.components) > key.partition_components:
+        key = MulticloudDbKey(key.partition_key, key.partition_components)
+    return key.canonical()
+
+
+def partition_hash(identity: bytes) -> int:
+    """Return the hash of a partition key, which is computed from its `partition_identity`."""
+    return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "big") >> 2
+
+
+def even_ranges(count: int) -> list[tuple[int, int]]:
+    """Return `count` adjacent ranges `[low, high)` of about equal size, which together cover every hash."""
+    bounds = [HASH_END * number // count for number in range(count + 1)]
+    return list(pairwise(bounds))
+
 
 PARTITION_COLUMNS: Final = (
     "id, name, low, high, parents, children, start_seq, start_ts, end_seq, end_ts, "
@@ -40,41 +57,23 @@ def _names(text: str) -> tuple[str, ...]:
 
 @attrs.frozen
 class PartitionRow:
-    """A row of the table `partitions`; the partition contains the changes in `(start_seq, end_seq]`.
+    """A row of the table `partitions`; the partition contains the changes in `(start_seq, end_seq]`."""
 
-    Attributes:
-        id: The number of the partition in the file.
-        name: The id of the partition in the collection, for example `p0`.
-        low: The first hash of the partition.
-        high: The first hash after the partition.
-        parents: The names of the partitions that this partition replaces.
-        children: The names of the partitions that replace this partition.
-        start_seq: The number of the store's newest change, split or merge when the partition was made.
-        start_ts: The time at which the partition was made.
-        end_seq: The number of the split or merge that closed the partition, or None while it is open.
-        end_ts: The time at which the partition was closed.
-        last_seq: The number of the partition's last change, or `start_seq`.
-        written: The number of changes in the partition so far.
-        volume: The total size in bytes of all changes in the partition so far.
-        removed: The number of changes that were trimmed.
-        trimmed: The highest sequence number that was trimmed, or 0.
-    """
-
-    id: int
-    name: str
-    low: int
-    high: int
+    id: int  # the number of the partition in the file
+    name: str  # the id of the partition in the collection, for example `p0`
+    low: int  # the first hash of the partition
+    high: int  # the first hash after the partition
     parents: tuple[str, ...] = attrs.field(converter=_names)
     children: tuple[str, ...] = attrs.field(converter=_names)
-    start_seq: int
-    start_ts: int
+    start_seq: int  # the number of the store's newest change, split or merge when the partition was made
+    start_ts: int  # the time at which the partition was made
     end_seq: int | None
-    end_ts: int | None
-    last_seq: int
-    written: int
-    volume: int
-    removed: int
-    trimmed: int
+    end_ts: int | None  # the time at which the partition was closed
+    last_seq: int  # the number of the partition's last change, or `start_seq`
+    written: int  # the number of changes in the partition so far
+    volume: int  # the total size in bytes of all changes in the partition so far
+    removed: int  # the number of changes that were trimmed
+    trimmed: int  # the highest sequence number that was trimmed, or 0
 
     @property
     def is_open(self) -> bool:
@@ -112,12 +111,7 @@ def named_partitions(
 
 
 def open_partition(connection: sqlite3.Connection, collection: Collection, name: str) -> PartitionRow:
-    """Return an open partition, which the caller will split or merge.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the partition was already split or merged.
-        ProviderFault: `NOT_FOUND` if the partition does not exist.
-    """
+    """Return an open partition, which the caller will split or merge."""
     row = named_partitions(connection, collection.id, [name]).get(name)
     if row is None:
         known = [other.name for other in partition_rows(connection, collection.id) if other.is_open]
@@ -141,17 +135,7 @@ def add_partitions(
     parents: Sequence[PartitionRow],
     start: tuple[int, int],
 ) -> list[str]:
-    """Open partitions that replace their parents. Return the names of the new partitions.
-
-    Args:
-        connection: The connection, inside a write transaction.
-        collection: The collection.
-        ranges: The hash range of each partition; together they cover the same hashes as the parents.
-        parents: The open partitions that this function closes; empty for the first partitions of a
-            collection.
-        start: The position at which the parents end and the new partitions start: a sequence number and its
-            time.
-    """
+    """Open partitions that replace their parents."""
     (number,) = connection.execute(
         "SELECT partitions FROM collections WHERE id = ?", (collection,)
     ).fetchone()
@@ -176,11 +160,7 @@ def add_partitions(
 
 
 def native_id(partition_id: str, collection: Collection) -> str:
-    """Return the store's own id, such as `p0`; the given id may be this id or a public id.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` for the id of another resource.
-    """
+    """Return the store's own id, such as `p0`; the given id may be this id or a public id."""
     check_type("partition_id", partition_id, str)
     native = utf8("partition_id", partition_id).rpartition(":")[2]
     if native == partition_id:

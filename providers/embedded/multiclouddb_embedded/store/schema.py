@@ -10,8 +10,6 @@ from typing import Final
 from multiclouddb_api import ErrorCategory
 from multiclouddb_spi import ProviderFault
 
-__all__ = ["SCHEMA_VERSION", "check_store", "create_store", "enter_wal_mode"]
-
 SCHEMA_VERSION: Final = 1
 _APPLICATION_ID: Final = 0x6D636462  # "mcdb"
 
@@ -89,18 +87,8 @@ CREATE TABLE commits (
 
 
 def create_store(connection: sqlite3.Connection, path: str, patience: float) -> None:
-    """Create the tables in an empty file. If the file is already a store, do nothing.
-
-    Several processes may call this function at the same time.
-
-    Args:
-        connection: A connection to the file, which may be empty.
-        path: The path of the file, for messages.
-        patience: The number of seconds to wait for another process that also creates the store.
-
-    Raises:
-        ProviderFault: Raised if the file is not empty and is not a store.
-    """
+    """Create the tables in an empty file."""
+    # If the file is already a store, do nothing. Several processes may call this function at the same time.
     if not _is_empty(connection, path):
         check_store(connection, path)
         return
@@ -121,12 +109,7 @@ def create_store(connection: sqlite3.Connection, path: str, patience: float) -> 
 
 
 def check_store(connection: sqlite3.Connection, path: str) -> None:
-    """Refuse a file that is not a store, or is a store in a later format version.
-
-    Raises:
-        ProviderFault: `NOT_FOUND` for an empty file, otherwise `INVALID_REQUEST`.
-        sqlite3.DatabaseError: Raised if the file is not an SQLite file.
-    """
+    """Refuse a file that is not a store, or is a store in a later format version."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != _APPLICATION_ID:
         if _is_empty(connection, path):
@@ -154,15 +137,9 @@ def _is_empty(connection: sqlite3.Connection, path: str) -> bool:
 
 
 def enter_wal_mode(connection: sqlite3.Connection, patience: float) -> None:
-    """Switch to WAL mode, in which readers and a writer can work at the same time.
-
-    If several processes switch to WAL mode at the same time, SQLite may give up at once, despite its busy
-    timeout. Therefore this function retries.
-
-    Args:
-        connection: The connection, outside a transaction.
-        patience: The number of seconds for which to retry.
-    """
+    """Switch to WAL mode, in which readers and a writer can work at the same time."""
+    # If several processes switch to WAL mode at the same time, SQLite may give up at once, despite its busy
+    # timeout. Therefore this function retries.
     until = time.monotonic() + patience
     while True:
         try:

@@ -1,0 +1,38 @@
+"""Runs the classes of the suite that profiles change: starts, scopes, images and partitions."""
+
+from multiclouddb_conformance.us8 import (  # noqa: F401
+    TestAtTime,
+    TestBeginning,
+    TestCapabilities,
+    TestEveryStart,
+    TestImages,
+    TestLogicalPartition,
+    TestNoSnapshot,
+    TestPhysicalPartition,
+)
+from multiclouddb_embedded import EmbeddedOptions
+from multiclouddb_embedded.profile import PROFILES
+from multiclouddb_embedded.provider import EmbeddedPlugin
+
+from .test_us8 import EmbeddedHarness
+
+
+def under(name, **lacks):
+    """Return the harness for a profile, with the abilities of the service that the profile imitates."""
+    profile = PROFILES[name]
+    members = {
+        "profile": name,
+        "capabilities": profile.capabilities,
+        "plugin": EmbeddedPlugin(profile),
+        "precision_seconds": profile.precision / 1e6 if profile.precision > 1 else 0.0,
+        "opt_in": lambda self, capability: EmbeddedOptions(backfill=True),
+    }
+    return type(name, (EmbeddedHarness,), members | lacks)
+
+
+HARNESSES = [
+    under("dynamo", can_merge=False),
+    under("spanner"),
+    under("cosmos"),
+    under("mongo", can_several=False, can_split=False, can_merge=False),
+]
