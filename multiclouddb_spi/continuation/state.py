@@ -262,9 +262,7 @@ class WrittenTokens:
     def keep(self, token: str, envelope: Envelope, lineage: Lineage) -> None:
         """Keep the lineage of a token; the lineage must not be changed after this call."""
         with self._lock:
-            listed = envelope.state.get("p") if isinstance(envelope.state, dict) else None
-            entries = len(listed) if isinstance(listed, list) else 0
-            written = Written(attrs.evolve(envelope, state=None), lineage, entries)
+            written = Written(attrs.evolve(envelope, state=None), lineage, len(lineage))
             if token not in self._written:  # the same token has the same entries
                 self._entries += written.entries
             self._written[token] = written

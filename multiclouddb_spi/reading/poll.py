@@ -345,6 +345,9 @@ class Poll(Generic[T]):
                 return
             self._has_had_turn(turn)
             self._turns.ask(self._answers.failed(turn, error))
+        except BaseException:
+            reader.discard()
+            raise
         else:
             if turn.error is not None:
                 self._turns.recover(turn)
