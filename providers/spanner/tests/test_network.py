@@ -1,18 +1,22 @@
-"""Tests the library's client behind a proxy that drops, delays or limits the service's answers."""
+"""Tests the library's client behind a proxy that drops, delays, cuts or limits the service's answers."""
 
 import logging
+from types import SimpleNamespace
 
+import grpc
 import pytest
+from google.auth.credentials import AnonymousCredentials
 
-from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, Snapshot, connect
+from multiclouddb_api import ChangeFeedRequest, Now, Snapshot, connect
 from multiclouddb_conformance.proxy import Proxy
 from multiclouddb_conformance.slow_link import SlowConsumer, seconds_to_close, seconds_to_stop
-from multiclouddb_spanner.provider import PLUGIN
-from multiclouddb_spi import Deadline, FeedSpec
+from multiclouddb_spanner import config
+from multiclouddb_spanner.config import ALIVE, SpannerConfig
 
-from .test_scripted_attacks import feed
+from .feeds import Opened, feed
 
 RATE = 60_000
+SOON = tuple((name, value // 20 if name.endswith("_ms") else value) for name, value in ALIVE)
 REPORT = logging.getLogger(__name__)
 
 
@@ -102,20 +106,13 @@ class TestCut:
         consumer.until(400, at_most=30)
         assert sorted(event.new_item_state["n"] for event in consumer.events) == list(range(400))
 
-    def test_a_planner_finds_that_there_are_records(self, items, link, ours):
-        provider = PLUGIN.connect(
-            ClientConfig("spanner", {"url": f"spanner://tests/tests?emulator_host=127.0.0.1:{link.port}"}),
-            None,
-        )
-        try:
-            opened = provider.open_feed(FeedSpec(items.address), Deadline.after(30))
-            (seed,) = opened.start(Now(), None, Deadline.after(30))
+    def test_a_planner_finds_that_there_are_records(self, items, link):
+        with Opened(items, f"127.0.0.1:{link.port}") as made:
+            starts = made.starts(Now())
             items.put(*((f"k{number}-" + "x" * 700, number) for number in range(400)))
             link.cut_after = 60_000
-            heads = opened.heads({seed.partition_id: seed.cursor}, None, Deadline.after(30))
+            heads = made.feed.heads(starts, None, made.soon())
             assert [head.records for head in heads.values()] == [None]
-        finally:
-            provider.close()
 
 
 class TestEnd:
@@ -133,3 +130,40 @@ class TestEnd:
             assert seconds_to_close(ours, consumer.read) < 1.5
         else:
             assert seconds_to_stop(ours.iterate_changes(ChangeFeedRequest(items.address, consumer.start))) < 1
+
+
+class TestSilence:
+    """A connection that a firewall or proxy has dropped in silence: later calls must use another one."""
+
+    def test_a_client_reads_on_over_another_connection(self, items, link, monkeypatch):
+        monkeypatch.setattr(config, "ALIVE", SOON)
+        with connect(f"spanner://tests/tests?emulator_host=127.0.0.1:{link.port}") as ours:
+            consumer = SlowConsumer(ours, items.address, Now(), timeout=1.0).begin()
+            items.put(("a", 1))
+            link.forget()
+            consumer.until(1, at_most=15)
+
+    def test_a_slow_network_is_not_a_silent_one(self, items, link, monkeypatch):
+        """The answer to a ping would come after all data that is on its way, after more than the limit."""
+        monkeypatch.setattr(config, "ALIVE", SOON)
+        with connect(f"spanner://tests/tests?emulator_host=127.0.0.1:{link.port}") as ours:
+            consumer = SlowConsumer(ours, items.address, Now(), timeout=1.0).begin()
+            for number in range(4):
+                items.put((f"k{number}", number, "x" * 30_000), names=("id", "n", "text"))
+            link.slow(RATE)
+            consumer.until(4, at_most=15)
+
+    def test_a_channel_to_the_service_has_the_same_settings(self, monkeypatch):
+        seen = []
+
+        def create_channel(*args, options=(), **settings):
+            seen.append(dict(options))
+            return grpc.insecure_channel("localhost:1")
+
+        monkeypatch.setattr(config.SpannerGrpcTransport, "create_channel", create_channel)
+        monkeypatch.delenv("SPANNER_EMULATOR_HOST", raising=False)
+        instance = SimpleNamespace(emulator_host=None)
+        client = SimpleNamespace(credentials=AnonymousCredentials(), instance=lambda name: instance)
+        SpannerConfig("my-project", "my-instance").transport(client).close()
+        assert [{**found, **dict(ALIVE)} == found for found in seen] == [True]
+        assert seen[0]["grpc.max_receive_message_length"] == -1
