@@ -517,8 +517,7 @@ class TestStreamOfATable:
             items.run(f"ALTER CHANGE STREAM items_stream {watch}")
             items.fill(3, start=3)
             message = items.refused(ErrorCategory.NOT_FOUND, token)
-            assert "ALTER CHANGE STREAM items_stream SET FOR items" in message
-            assert "CREATE CHANGE STREAM" in items.refused(ErrorCategory.NOT_FOUND, token)
+            assert "CHANGE STREAM items_stream" in message
             items.run("ALTER CHANGE STREAM items_stream SET FOR items")
             once(items.drain(token), 3)
 
