@@ -103,7 +103,12 @@ class OpenFeed:
         with user_errors(self.provider, operation):
             return self._make(lambda: ask(deadline), deadline)
 
-    def use(self, begin: Callable[[Feed], T], check: Callable[[Feed], object] = lambda _: None) -> T:
+    def use(
+        self,
+        begin: Callable[[Feed], T],
+        check: Callable[[Feed], object] | None = None,
+        made_by: tuple[str | None, str, str] | None = None,
+    ) -> T:
         """Call `begin` with the feed, and return its result.
 
         A feed that was opened before this call is opened again in two cases: the feed does not
@@ -112,19 +117,29 @@ class OpenFeed:
         Args:
             begin: The function to call; it is called again if the feed is opened again.
             check: A function that raises a `MulticloudDbError` if the feed belongs to another resource.
+            made_by: The incarnation, field and way out for `check_resumes`.
 
         Raises:
             Exception: The error that `begin` or opening the feed raised.
         """
+
+        def checked(feed: Feed) -> Feed:
+            if check is not None:
+                check(feed)
+            if made_by is not None and not feed.resumes(made_by[0]):
+                raise recreated(feed, *made_by[1:])
+            return feed
+
         feed, fresh = self._acquire()
-        try:
-            check(feed)
-        except MulticloudDbError:
-            if fresh:
-                raise
-            self.renew()
-            feed, fresh = self._acquire()
-            check(feed)
+        if check is not None or (made_by is not None and not feed.resumes(made_by[0])):
+            try:
+                checked(feed)
+            except MulticloudDbError:
+                if fresh:
+                    raise
+                self.renew()
+                feed, fresh = self._acquire()
+                checked(feed)
         try:
             return begin(feed)
         except Exception as error:
@@ -134,8 +149,7 @@ class OpenFeed:
                 self.renew()
                 raise
         self.renew()
-        check(self.feed)
-        return begin(self.feed)
+        return begin(checked(self.feed))
 
     def check_resumes(self, incarnation: str | None, field: str, way_out: str) -> None:
         """Refuse a token or an id from another incarnation of the resource.
@@ -150,12 +164,7 @@ class OpenFeed:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the resource was deleted and created again.
         """
-
-        def check(feed: Feed) -> None:
-            if not feed.resumes(incarnation):
-                raise recreated(feed, field, way_out)
-
-        self.use(lambda _: None, check)
+        self.use(lambda _: None, made_by=(incarnation, field, way_out))
 
     def check_start(self, position: FeedStart | Snapshot) -> None:
         """Refuse a start position that the provider does not support.
@@ -277,7 +286,9 @@ class FeedCache:
             opened = self._open[id(feed)]
             opened.users, opened.used_at = opened.users - 1, now
             self._open.move_to_end(id(feed))
-            old = self._unused_since(now - _IDLE_SECONDS)
+            old = list[_Opened]()
+            if next(iter(self._open.values())).used_at <= now - _IDLE_SECONDS:
+                old = self._unused_since(now - _IDLE_SECONDS)
             if not (opened.users or opened.kept):
                 old.append(self._open.pop(id(feed)))
         if old:

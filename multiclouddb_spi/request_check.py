@@ -99,7 +99,16 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
     Raises:
         MulticloudDbError: `UNSUPPORTED_CAPABILITY` or `INVALID_REQUEST`.
     """
-    options = _options(provider, request.provider_options)
+    kind, options = provider.options_type, request.provider_options
+    if options is None and kind is not None:
+        options = kind()
+    elif options is not None and (kind is None or not isinstance(options, kind)):
+        wanted = kind.__name__ if kind is not None else "None"
+        raise invalid_request(
+            "ChangeFeedRequest.provider_options",
+            f"is {type(options).__name__}, which {provider.provider_id} does not understand",
+            f"pass {wanted}",
+        )
     _check_address(request)
     require(provider, Capability.CHANGE_FEED, options, operation)
     parts = (request.start_position, request.scope, request.on_expired)
@@ -165,20 +174,6 @@ def _check_snapshot(provider: Provider, request: ChangeFeedRequest, operation: s
         "over processes with client.plan_partitions",
         ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, provider=provider.provider_id, operation=operation),
     )
-
-
-def _options(provider: Provider, given: ProviderOptions | None) -> ProviderOptions | None:
-    kind = provider.options_type
-    if given is None:
-        return kind() if kind is not None else None
-    if kind is None or not isinstance(given, kind):
-        wanted = kind.__name__ if kind is not None else "None"
-        raise invalid_request(
-            "ChangeFeedRequest.provider_options",
-            f"is {type(given).__name__}, which {provider.provider_id} does not understand",
-            f"pass {wanted}",
-        )
-    return given
 
 
 def _check_address(request: ChangeFeedRequest) -> None:

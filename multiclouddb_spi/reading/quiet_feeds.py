@@ -81,7 +81,7 @@ class QuietFeeds:
 
     def __init__(self, open_feed: Callable[[FeedSpec, Deadline], OpenFeed], context: ReadContext) -> None:
         self._open_feed, self._context = open_feed, context
-        self._idle: OrderedDict[str, _Idle] = OrderedDict()
+        self.idle: OrderedDict[str, _Idle] = OrderedDict()
         self._lock = threading.Lock()
 
     def check(
@@ -95,7 +95,7 @@ class QuietFeeds:
             wait: The number of seconds to wait for a first event.
             deadline: The time limit of the call.
         """
-        known = self._known(request, spec) if self._idle else None
+        known = self._known(request, spec)
         if known is None:
             return None
         with closing(self._open_feed(spec, deadline)) as opened:
@@ -165,7 +165,7 @@ class QuietFeeds:
         if not isinstance(position, FromContinuationToken):
             return None
         with self._lock:
-            known = self._idle.get(position.token)
+            known = self.idle.get(position.token)
         if known is None or known.spec != spec or known.scope != request.scope:
             return None
         return None if is_search_due(known.audited, self._context.audit_seconds) else known
@@ -181,11 +181,11 @@ class QuietFeeds:
 
     def _forget(self, idle: _Idle) -> None:
         with self._lock:
-            self._idle.pop(idle.page.continuation_token, None)
+            self.idle.pop(idle.page.continuation_token, None)
 
     def _keep(self, idle: _Idle) -> None:
         with self._lock:
-            self._idle[idle.page.continuation_token] = idle
-            self._idle.move_to_end(idle.page.continuation_token)
-            if len(self._idle) > _MOST:
-                self._idle.popitem(last=False)
+            self.idle[idle.page.continuation_token] = idle
+            self.idle.move_to_end(idle.page.continuation_token)
+            if len(self.idle) > _MOST:
+                self.idle.popitem(last=False)

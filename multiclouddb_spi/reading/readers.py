@@ -284,9 +284,30 @@ class ReaderCache:
         two readers a second time. Otherwise, the two readers belong to different consumers, and both are
         kept.
         """
-        reader.used_at = time.monotonic()
+        reader.used_at, gone = time.monotonic(), list[PartitionReader]()
+        partition = (id(reader.feed), reader.partition_id)
         with self._lock:
-            gone = [reader] if self._closed else self._added(reader)
+            if self._closed:
+                reader.discard()
+                return
+            crowd = self._crowds.get(partition)
+            if crowd is None:
+                crowd = self._crowds[partition] = {}
+            elif not reader.proven:
+                gone += [twin for twin in crowd if not twin.proven and _are_equal(twin, reader.cursor)]
+            crowd[reader] = None  # before the twins are removed, because a crowd without readers is forgotten
+            stays = reader.proven or len(self._resident) < self._residents
+            (self._resident if stays else self._passing)[reader] = partition
+            for twin in gone:
+                self._taken(twin)
+            if len(self._resident) > self._residents:
+                oldest, partition = self._resident.popitem(last=False)
+                self._passing[oldest] = partition
+            if len(crowd) > self._most_of_one:
+                gone.append(self._taken(_surplus(crowd, self._most_of_one)))
+            if len(self._resident) + len(self._passing) > self._capacity:
+                oldest = next(iter(self._passing))
+                gone.append(self._taken(next((each for each in self._passing if each.empty()), oldest)))
         for old in gone:
             old.discard()
 
@@ -355,29 +376,6 @@ class ReaderCache:
         if not crowd:
             del self._crowds[partition]
         return reader
-
-    def _added(self, reader: PartitionReader) -> list[PartitionReader]:
-        """Add a reader; return the readers that are removed to make room."""
-        partition, gone = (id(reader.feed), reader.partition_id), list[PartitionReader]()
-        crowd = self._crowds.get(partition)
-        if crowd is None:
-            crowd = self._crowds[partition] = {}
-        elif not reader.proven:
-            gone += [twin for twin in crowd if not twin.proven and _are_equal(twin, reader.cursor)]
-        crowd[reader] = None  # before the twins are removed, because a crowd without readers is forgotten
-        stays = reader.proven or len(self._resident) < self._residents
-        (self._resident if stays else self._passing)[reader] = partition
-        for twin in gone:
-            self._taken(twin)
-        if len(self._resident) > self._residents:
-            oldest, partition = self._resident.popitem(last=False)
-            self._passing[oldest] = partition
-        if len(crowd) > self._most_of_one:
-            gone.append(self._taken(_surplus(crowd, self._most_of_one)))
-        if len(self._resident) + len(self._passing) > self._capacity:
-            oldest = next(iter(self._passing))
-            gone.append(self._taken(next((each for each in self._passing if each.empty()), oldest)))
-        return gone
 
     def _unused_since(self, moment: float) -> list[PartitionReader]:
         """Return readers that were not used since then: first the small part, each part by its age in it."""

@@ -60,7 +60,6 @@ class Scanning:
 
     Attributes:
         active: The partitions and segments to read, in this order.
-        runs: False if there is no plan; in that case, the methods need not be called for each partition.
     """
 
     def __init__(
@@ -80,9 +79,7 @@ class Scanning:
         self._unasked = set[str]()
         self._stream_first = False
         self.active = lineage.active()
-        plan = lineage.plan
-        self.runs = plan is not None
-        if plan is not None:
+        if (plan := lineage.plan) is not None:
             self._begin(plan, now)
 
     # -- The stream and its positions
