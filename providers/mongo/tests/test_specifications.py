@@ -646,6 +646,7 @@ def test_cs_50_a_wait_longer_than_the_client_s_limit_is_no_failure(one, app, her
         assert keys(patient(feed.events)) == [1]
 
 
+@pytest.mark.soak  # the servers' small journal takes a minute for such a write
 @pytest.mark.parametrize("old", [OldItemStateMode.REQUIRE, OldItemStateMode.OMIT])
 def test_cs_51_a_larger_event_can_be_skipped(one, ours, here, old):
     large = one.client()[here.database].create_collection(
