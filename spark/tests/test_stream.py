@@ -579,6 +579,19 @@ class TestReport:
             here = reader.latestOffset(here, limit)
             assert (reader.reportLatestOffset()["lagSeconds"] > 90) is is_behind
 
+    def test_answer_that_may_be_followed_proves_nothing(self, simulation, monkeypatch):
+        monkeypatch.setattr(SimulationFeed, "visible_after", lambda self: 0.0)
+        monkeypatch.setattr(SimulationFeed, "heads", lambda self, *_: {})
+        monkeypatch.setattr(progress, "_CLOCK_SECONDS", 0.0)
+        simulation.behaviour = ServiceBehaviour(
+            watermarks=False, heartbeats=False, caught_up=CaughtUp.UNKNOWN
+        )
+        reader = simulated(startingPosition="now")
+        here = reader.latestOffset(reader.initialOffset(), ALL)
+        simulation.advance(100)
+        reader.latestOffset(here, ALL)
+        assert reader.reportLatestOffset()["readUntil"] is None
+
     def test_moment_that_is_only_likely_is_marked(self, simulation, monkeypatch):
         fetch = SimulationReader.fetch
 
