@@ -88,12 +88,8 @@ def require_start(
     Raises:
         MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that names an alternative.
     """
-    _require_part(provider, position, options, operation)
-
-
-def _require_part(provider: Provider, part: object, options: ProviderOptions | None, operation: str) -> None:
     for kind, capability in _NEEDS.items():
-        if isinstance(part, kind):
+        if isinstance(position, kind):
             require(provider, capability, options, operation)
 
 
@@ -106,8 +102,10 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
     options = _options(provider, request.provider_options)
     _check_address(request)
     require(provider, Capability.CHANGE_FEED, options, operation)
-    for part in (request.start_position, request.scope, request.on_expired):
-        _require_part(provider, part, options, operation)
+    parts = (request.start_position, request.scope, request.on_expired)
+    for kind, capability in _NEEDS.items():
+        if isinstance(parts[0], kind) or isinstance(parts[1], kind) or isinstance(parts[2], kind):
+            require(provider, capability, options, operation)
     if request.old_item_state_mode is not OldItemStateMode.OMIT:
         require(provider, Capability.CHANGE_FEED_OLD_ITEM_STATE, options, operation)
     if isinstance(request.start_position, Snapshot) or isinstance(request.on_expired, Resnapshot):

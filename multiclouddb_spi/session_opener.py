@@ -40,9 +40,8 @@ from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import START_ANEW, unsupported, unwritten
-from multiclouddb_spi.open_feed import OpenFeed, recreated
+from multiclouddb_spi.open_feed import FeedCache, OpenFeed, recreated
 from multiclouddb_spi.partition import decode_partition_id
-from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher
 from multiclouddb_spi.scan import SupportsBackfill, SupportsSnapshot
 
@@ -109,7 +108,7 @@ class SessionOpener:
             if envelope is not None and not feed.resumes(envelope.incarnation):
                 raise recreated(feed, "continuation_token", _RECREATED)
 
-        with closing(self.feed(spec, deadline)) as opened:
+        with closing(OpenFeed(self._provider, spec, self._fetcher.call, deadline, self._feeds)) as opened:
             yield opened.use(begin, check)
 
     def feed(self, spec: FeedSpec, deadline: Deadline) -> OpenFeed:

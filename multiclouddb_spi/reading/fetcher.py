@@ -1,4 +1,4 @@
-"""Runs reads of single partitions in a bounded thread pool, with retries."""
+"""Runs reads of single partitions on a bounded thread pool, with retries, for all calls of a client."""
 
 from __future__ import annotations
 
@@ -11,22 +11,33 @@ from typing import Final, TypeVar
 import attrs
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_api.outage import answered, still_waiting
+from multiclouddb_api.pacing import answered, check_stopped, still_waiting
 from multiclouddb_spi.arrival import AnswerSizes, Arrival, arriving
 from multiclouddb_spi.batch import Batch
+from multiclouddb_spi.continuation.follow import Looks
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import Fault, ProviderFault
 from multiclouddb_spi.observing import Observing
-from multiclouddb_spi.reading.partition_reader import PartitionReader
+from multiclouddb_spi.reading.readers import Budget, PartitionReader, ReaderCache
 from multiclouddb_spi.retry import ATTEMPTS, Tries
 
-__all__ = ["Ask", "Fetcher", "InlineExecutor", "closed_fault", "late_fault"]
+__all__ = [
+    "Ask",
+    "Fetcher",
+    "InlineExecutor",
+    "ReadContext",
+    "ScanRates",
+    "closed_fault",
+    "late_fault",
+]
 
 T = TypeVar("T")
 _LOOK_SECONDS: Final = 0.2
 _REST_SECONDS: Final = 0.05
+_MOST_SCANS: Final = 1024
+_PAUSE_SECONDS: Final = 0.25
 
 
 @attrs.frozen
@@ -100,8 +111,8 @@ class Fetcher:
     def start(self, live: PartitionReader, ask: Ask) -> None:
         """Start a fetch; its future is `live.future`."""
         live.hold(ask.reserve)
-        live.asked_at, live.arrival = time.monotonic(), Arrival(self._closed)
-        live.future = self._submit(self._fetch, live, ask, live.arrival)
+        live.asked_at, live.arrival = time.monotonic(), None
+        live.future = self._submit(self._fetch, live, ask)
 
     def call(self, operation: Callable[[], T], deadline: Deadline) -> T:
         """Run a control call with retries; stop waiting for its answer at the deadline.
@@ -149,8 +160,10 @@ class Fetcher:
         with arriving(Arrival(self._closed)):
             return tries.call(operation, deadline)
 
-    def _fetch(self, live: PartitionReader, ask: Ask, arrival: Arrival) -> Batch:
+    def _fetch(self, live: PartitionReader, ask: Ask) -> Batch:
         live.retries, live.trouble = 0, None
+        # Whoever cancels the reader later cancels the arrival too; who did so before is noticed by `once`.
+        live.arrival = arrival = Arrival(self._closed)
 
         def once() -> Batch:
             if live.cancelled or self._closed.is_set():
@@ -187,6 +200,82 @@ class Fetcher:
     def fault(self, error: Exception) -> Fault:
         """Return the fault of a failure, with its category and message."""
         return fault_of(self._provider, error)
+
+
+class ScanRates:
+    """The times at which scans with a rate limit may read again; all calls of a client share them."""
+
+    def __init__(self) -> None:
+        self._not_before: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def not_before(self, plan_id: str) -> float:
+        """Return the monotonic time before which a scan reads nothing.
+
+        Args:
+            plan_id: The id under which the lineage contains the scan's plan.
+        """
+        return self._not_before.get(plan_id, 0.0)
+
+    def spend(self, plan_id: str, seconds: float) -> None:
+        """Postpone the next read of a scan; `not_before` returns the new time of this read.
+
+        Args:
+            plan_id: The id under which the lineage contains the scan's plan.
+            seconds: The number of seconds to add; negative if a read was cheaper than expected.
+        """
+        with self._lock:
+            last = self._not_before.get(plan_id, 0.0)
+            self._not_before[plan_id] = max(last, time.monotonic() if seconds > 0 else 0.0) + seconds
+            while len(self._not_before) > _MOST_SCANS:
+                self._not_before.pop(next(iter(self._not_before)))
+
+
+@attrs.frozen
+class ReadContext:
+    """The objects that all calls of one client share.
+
+    Attributes:
+        fetcher: Runs reads.
+        cache: Keeps readers and their fetched records between calls.
+        budget: The limit on the number of buffered bytes.
+        observing: The object that reports events to the observer and to the logs.
+        closed: An event that is set when the client is closed.
+        width: The number of partitions that one call reads at the same time.
+        page_records: The provider's own page size.
+        watch_seconds: How long to search for more children of an ended partition.
+        audit_seconds: How often the coverage of a collection is audited.
+        rates: The object that limits the rates of scans.
+        looks: When the client last looked for more children of an ended partition.
+    """
+
+    fetcher: Fetcher
+    cache: ReaderCache
+    budget: Budget
+    observing: Observing
+    closed: threading.Event
+    width: int
+    page_records: int
+    watch_seconds: float
+    audit_seconds: float
+    rates: ScanRates = attrs.field(factory=ScanRates)
+    looks: Looks = attrs.field(factory=Looks)
+
+    def pause(self, seconds: float) -> None:
+        """Wait until the time has passed.
+
+        Raises:
+            ProviderFault: Raised if the client was closed.
+            Stopped: Raised if the iterator that reads was stopped.
+        """
+        until = time.monotonic() + seconds
+        while True:
+            check_stopped()
+            left = until - time.monotonic()
+            if self.closed.wait(max(0.0, min(_PAUSE_SECONDS, left))):
+                raise closed_fault()
+            if left <= _PAUSE_SECONDS:
+                return
 
 
 def closed_fault() -> ProviderFault:

@@ -20,8 +20,8 @@ from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed, FeedSpec
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.open_feed import OpenFeed
-from multiclouddb_spi.reading.context import ReadContext
-from multiclouddb_spi.reading.waiting import Waiting
+from multiclouddb_spi.reading.fetcher import ReadContext
+from multiclouddb_spi.reading.poll import Waiting
 
 __all__ = ["Check", "QuietFeeds"]
 
@@ -84,8 +84,10 @@ class QuietFeeds:
         self._idle: OrderedDict[str, _Idle] = OrderedDict()
         self._lock = threading.Lock()
 
-    def check(self, request: ChangeFeedRequest, spec: FeedSpec, wait: float, deadline: Deadline) -> Check:
-        """Find out whether the previous page can be returned again.
+    def check(
+        self, request: ChangeFeedRequest, spec: FeedSpec, wait: float, deadline: Deadline
+    ) -> Check | None:
+        """Find out whether the previous page can be returned again; None if nothing is known of it.
 
         Args:
             request: The request.
@@ -95,11 +97,11 @@ class QuietFeeds:
         """
         known = self._known(request, spec) if self._idle else None
         if known is None:
-            return Check(wait)
+            return None
         with closing(self._open_feed(spec, deadline)) as opened:
             feed = opened.feed
             if feed is not known.feed:
-                return Check(wait)
+                return None
             assert isinstance(feed, SupportsChangeMark)
             ask, waiting, requests = feed.change_mark, Waiting(deadline, wait), 0
             while True:
@@ -140,7 +142,7 @@ class QuietFeeds:
         feed: Feed,
         audited: Audited | None,
         page: ChangeFeedPage,
-        check: Check,
+        check: Check | None,
     ) -> None:
         """Remember an idle page if the next page may be equal to it.
 
@@ -154,7 +156,7 @@ class QuietFeeds:
         """
         if page.notices or page.diagnostics.partition_errors or not isinstance(feed, SupportsChangeMark):
             return
-        mark = check.mark if check.feed is feed else None
+        mark = check.mark if check is not None and check.feed is feed else None
         self._keep(_Idle(page, feed, feed.spec, request.scope, audited, mark))
 
     def _known(self, request: ChangeFeedRequest, spec: FeedSpec) -> _Idle | None:

@@ -359,7 +359,7 @@ def _without_idle_moves(before: Lineage, step: Step) -> Lineage:
     """Return the end of a step, but keep the old positions of idle partitions."""
     kept = step.after.copy()
     for entry in before.active():
-        if entry.partition_id not in step.news and kept.reads(entry.partition_id):
+        if entry.partition_id not in step.news and kept.reading(entry.partition_id) is not None:
             kept.took(entry.partition_id, entry.cursor)
     return kept
 

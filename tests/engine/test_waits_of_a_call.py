@@ -13,10 +13,9 @@ from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spi import Deadline
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.reading import waiting
-from multiclouddb_spi.reading.fetches import Fetches
+from multiclouddb_spi.reading import poll
+from multiclouddb_spi.reading.poll import Fetches, Waiting
 from multiclouddb_spi.reading.turns import Turns
-from multiclouddb_spi.reading.waiting import Waiting
 from multiclouddb_spi.scan import plan_id_of
 
 LONG = 1000.0
@@ -37,7 +36,7 @@ class TestRounds:
     @pytest.fixture
     def clock(self, monkeypatch):
         clock = Clock()
-        monkeypatch.setattr(waiting, "time", clock)
+        monkeypatch.setattr(poll, "time", clock)
         return clock
 
     def test_the_pause_between_two_is_no_longer_than_the_call_waits(self, clock):
@@ -82,7 +81,7 @@ class TestRounds:
         """The service keeps the poll of `p0` open for the whole call, but the engine does not treat `p0` as
         slow.
         """
-        for module in ("poll", "fetches", "waiting"):
+        for module in ("poll",):
             monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", LONG)
         bench = make_bench(2)
         bench.connect(threads=True)
@@ -135,7 +134,7 @@ class TestQuiet:
 
 def test_a_call_looks_at_a_late_scan_several_times_a_second(make_bench, monkeypatch):
     """The stream has filled its part of the page, and the scan answers after the call's third look."""
-    for module in ("poll", "fetches", "scanning", "waiting"):
+    for module in ("poll", "scanning"):
         monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", LONG)
     bench = make_bench(1)
     bench.fill(40, 40)
@@ -163,7 +162,7 @@ def test_a_call_looks_at_a_late_scan_several_times_a_second(make_bench, monkeypa
 
 def test_children_that_start_in_a_call_leave_the_head_its_place(make_bench, ids, monkeypatch):
     """The first partition answers late, after the children have filled their part of the page."""
-    for module in ("poll", "fetches", "waiting"):
+    for module in ("poll",):
         monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", LONG)
     bench = make_bench(2)
     bench.connect(threads=True)

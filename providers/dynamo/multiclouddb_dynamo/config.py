@@ -10,7 +10,7 @@ import boto3
 from botocore.config import Config
 
 from multiclouddb_api import ClientConfig, invalid_request
-from multiclouddb_api.secret import settled
+from multiclouddb_api.config import settled
 from multiclouddb_spi.connection import check_names, merged, parse_location, split_url
 
 __all__ = ["DynamoClients", "DynamoConfig"]
