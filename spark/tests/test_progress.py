@@ -63,6 +63,9 @@ class Database:
     def describe(self, cursor):
         return Position("a place", None if cursor is None else NOON + timedelta(seconds=cursor))
 
+    def public_id(self, partition_id):
+        return partition_id
+
     def compare(self, one, other):
         return None if one is None or other is None else (one > other) - (one < other)
 
