@@ -230,8 +230,12 @@ class Poll(Generic[T]):
             if scanning is not None:
                 not_before = max(not_before, scanning.not_before(turn))
             if starts and not_before > now:
-                turns.pace(turn, not_before)
-                self._context.cache.put(reader)
+                if reader.trouble is None:
+                    turns.pace(turn, not_before)
+                else:  # the service is throttling it: the call does not wait for it
+                    turns.fail(turn, reader.trouble)
+                    turns.move(turn, Stage.ANSWERED)
+                cache.put(reader)
                 self._has_had_turn(turn, answered=False)
                 continue
             slow = reader.future is not None and now - reader.asked_at > HEAD_SECONDS
@@ -340,7 +344,14 @@ class Poll(Generic[T]):
             self._result.poison = (turn.partition_id, fault)
         except Exception as error:  # noqa: BLE001 - classified by the provider
             reader.discard()
-            if reader.asked_at < self._waiting.began:
+            if (seconds := self._context.fetcher.fault(error).retry_after) is not None:
+                context = self._context
+                rests = PartitionReader(
+                    self._feed, turn.partition_id, reader.cursor, context.budget, context.observing
+                )
+                rests.not_before, rests.trouble = time.monotonic() + seconds, error
+                context.cache.put(rests)
+            elif reader.asked_at < self._waiting.began:
                 self._turns.ask([turn.partition_id])  # an earlier call's fetch: a new one may succeed
                 return
             self._has_had_turn(turn)

@@ -68,7 +68,8 @@ class PartitionReader:
         asked_at: The monotonic time at which the last fetch started. The answer does not show what happened
             after this time.
         retries: The number of retries of the last fetch.
-        trouble: The reason for the last retry of the running fetch, or None.
+        trouble: The reason for the last retry of the running fetch, or, without a fetch, the reason for
+            `not_before`; else None.
         waiting: True while the running fetch waits for new records, because there were none when it started.
         arrival: The limits on the answers of the running fetch; None until its thread has begun.
         cancelled: True if no call needs the result of the running fetch any longer.
