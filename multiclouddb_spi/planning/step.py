@@ -170,16 +170,6 @@ def check_kept(feed: Feed, lineage: Lineage, deadline: Deadline, *, surely: bool
 
     A provider may plan up to the current end without reading. Without this check, a loss would be
     found only when the range is read. When the range is read, it is too late to plan another start.
-
-    Args:
-        feed: The opened feed.
-        lineage: The positions.
-        deadline: The time limit.
-        surely: True to read from every position of the stream, for example because the service does not say
-            how long it keeps a position.
-
-    Raises:
-        Exception: The provider's error for a position that has expired.
     """
     now = feed.clock(deadline)
     for entry in lineage.active():
