@@ -89,8 +89,6 @@ WAITING = (
     "providers/dynamo/tests/test_command_line.py",
     "providers/cosmos/tests/test_command_line.py",
     "providers/dynamo/tests/test_local.py",
-    "providers/dynamo/tests/test_loss.py::test_nothing_is_lost_on_dynamodb_local",
-    "providers/dynamo/tests/test_servers.py",
     "providers/dynamo/tests/test_us8_local.py",
     "providers/mongo/",
     "providers/spanner/",

@@ -141,9 +141,11 @@ class Engine:
         """
         began = time.monotonic()
         deadline = Deadline(began + options.timeout_seconds)
-        with user_errors(self._provider, "read_changes"):
+        try:
             spec = spec_of(self._provider, request, "read_changes")
-            check = self._quiet.check(request, spec, options.wait_seconds, deadline)
+            check: Check | None = None
+            if self._quiet.idle:
+                check = self._quiet.check(request, spec, options.wait_seconds, deadline)
             if check is not None and check.page is not None:
                 return Reading((), check.page)
             with self._opener.open(request, spec, deadline) as session:
@@ -157,6 +159,9 @@ class Engine:
                     return self._pages.ended(session, Look(lineage))
                 if session.skipped:  # a separate page, so that the notice comes before the records after it
                     return self._pages.reading(session, lineage, PollResult.nothing(lineage), deadline, began)
+                if lineage.waiting():
+                    lineage.check_waits()
+                    lineage.start_passed()
                 if lineage.plan is not None:
                     # The first read of one segment of a plan starts from a token.
                     whole = isinstance(request.scope, EntireCollection) and isinstance(
@@ -166,6 +171,9 @@ class Engine:
                         return self._pages.reading(session, lineage, started, deadline, began)
                 wait = options.wait_seconds if check is None else check.wait
                 return self._reading(session, lineage, request, wait, check, view, deadline, began)
+        except Exception:
+            with user_errors(self._provider, "read_changes"):
+                raise
 
     def _reading(
         self,
@@ -179,8 +187,6 @@ class Engine:
         began: float,
     ) -> Reading[T]:
         scope = request.scope
-        if lineage.waiting():
-            lineage.start_passed()
         poll = Poll(
             self._context, session.feed, lineage, request.max_page_size or self._provider.page_records,
             view, deadline, wait=wait, on_expired=request.on_expired,
@@ -195,7 +201,8 @@ class Engine:
         except Exception as error:
             self._pages.forget_if_gone(session, self._fetcher.fault(error))
             raise
-        if isinstance(request.start_position, FromContinuationToken) and self._pages.is_gone(result):
+        gone = (result.failure or result.over or result.notices) and self._pages.is_gone(result)
+        if gone and isinstance(request.start_position, FromContinuationToken):
             self._opener.refuse_recreated(session.feed, deadline)
         again = request.on_expired
         if isinstance(again, Resnapshot) and self._pages.has_expired(result):

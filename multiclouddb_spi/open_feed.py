@@ -86,16 +86,7 @@ class OpenFeed:
         return self._acquire()[0]
 
     def call(self, operation: str, ask: Callable[[Deadline], T]) -> T:
-        """Call the provider or the feed, with retries.
-
-        Args:
-            operation: The name of the call, used in errors.
-            ask: The function to call; it receives the deadline and may be called several times.
-
-        Raises:
-            MulticloudDbError: An error with a category, if `limit` is a number of seconds.
-            Exception: Otherwise the error of the last attempt is raised unchanged.
-        """
+        """Call the provider or the feed, with retries."""
         limit = self._limit
         if isinstance(limit, Deadline):
             return self._make(lambda: ask(limit), limit)
@@ -103,28 +94,35 @@ class OpenFeed:
         with user_errors(self.provider, operation):
             return self._make(lambda: ask(deadline), deadline)
 
-    def use(self, begin: Callable[[Feed], T], check: Callable[[Feed], object] = lambda _: None) -> T:
+    def use(
+        self,
+        begin: Callable[[Feed], T],
+        check: Callable[[Feed], object] | None = None,
+        made_by: tuple[str | None, str, str] | None = None,
+    ) -> T:
         """Call `begin` with the feed, and return its result.
 
         A feed that was opened before this call is opened again in two cases: the feed does not
         match the token, or the feed's resource is not found.
-
-        Args:
-            begin: The function to call; it is called again if the feed is opened again.
-            check: A function that raises a `MulticloudDbError` if the feed belongs to another resource.
-
-        Raises:
-            Exception: The error that `begin` or opening the feed raised.
         """
+
+        def checked(feed: Feed) -> Feed:
+            if check is not None:
+                check(feed)
+            if made_by is not None and not feed.resumes(made_by[0]):
+                raise recreated(feed, *made_by[1:])
+            return feed
+
         feed, fresh = self._acquire()
-        try:
-            check(feed)
-        except MulticloudDbError:
-            if fresh:
-                raise
-            self.renew()
-            feed, fresh = self._acquire()
-            check(feed)
+        if check is not None or (made_by is not None and not feed.resumes(made_by[0])):
+            try:
+                checked(feed)
+            except MulticloudDbError:
+                if fresh:
+                    raise
+                self.renew()
+                feed, fresh = self._acquire()
+                checked(feed)
         try:
             return begin(feed)
         except Exception as error:
@@ -134,35 +132,17 @@ class OpenFeed:
                 self.renew()
                 raise
         self.renew()
-        check(self.feed)
-        return begin(self.feed)
+        return begin(checked(self.feed))
 
     def check_resumes(self, incarnation: str | None, field: str, way_out: str) -> None:
         """Refuse a token or an id from another incarnation of the resource.
 
         `Feed.resumes` decides whether the feed accepts the incarnation.
-
-        Args:
-            incarnation: The incarnation of the token or id.
-            field: The caller's name for the token or id, used in the error.
-            way_out: What the user can do instead.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the resource was deleted and created again.
         """
-
-        def check(feed: Feed) -> None:
-            if not feed.resumes(incarnation):
-                raise recreated(feed, field, way_out)
-
-        self.use(lambda _: None, check)
+        self.use(lambda _: None, made_by=(incarnation, field, way_out))
 
     def check_start(self, position: FeedStart | Snapshot) -> None:
-        """Refuse a start position that the provider does not support.
-
-        Raises:
-            MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that says what to do instead.
-        """
+        """Refuse a start position that the provider does not support."""
         require_start(self.provider, position, self.spec.options, "start")
 
     def renew(self) -> None:
@@ -277,7 +257,9 @@ class FeedCache:
             opened = self._open[id(feed)]
             opened.users, opened.used_at = opened.users - 1, now
             self._open.move_to_end(id(feed))
-            old = self._unused_since(now - _IDLE_SECONDS)
+            old = list[_Opened]()
+            if next(iter(self._open.values())).used_at <= now - _IDLE_SECONDS:
+                old = self._unused_since(now - _IDLE_SECONDS)
             if not (opened.users or opened.kept):
                 old.append(self._open.pop(id(feed)))
         if old:
@@ -296,16 +278,7 @@ class FeedCache:
         self._close(old)
 
     def now(self, feed: Feed, deadline: Deadline, patience: float = math.inf) -> datetime | None:
-        """Return the service's time, computed from an answer that is at most one minute old.
-
-        Args:
-            feed: The feed, which must be in use.
-            deadline: The time limit of the call.
-            patience: The number of seconds that the service may take to answer.
-
-        Returns:
-            None if the service does not report its time.
-        """
+        """Return the service's time, computed from an answer that is at most one minute old."""
         asked, answer = self._open[id(feed)].clock
         if time.monotonic() - asked >= _CLOCK_SECONDS:
             asked, answer = self._ask(feed, deadline.sooner(patience))
@@ -321,13 +294,7 @@ class FeedCache:
         return self.soon(feed, deadline, fresh=True)
 
     def soon(self, feed: Feed, deadline: Deadline, *, fresh: bool = False) -> datetime | None:
-        """Return the service's time; None, for the next minute too, if the service does not answer quickly.
-
-        Args:
-            feed: The feed, which must be in use.
-            deadline: The time limit of the call.
-            fresh: True to ask the service even if this process could compute the time, as `asked_now` does.
-        """
+        """Return the service's time; None, for the next minute too, if it does not answer quickly."""
         opened, now = self._open[id(feed)], time.monotonic()
         if now >= deadline.at or now - opened.mute_at < _CLOCK_SECONDS:
             return None

@@ -206,6 +206,8 @@ class Lineage:
 
     def ends(self) -> list[Entry]:
         """The partitions that were read to their end or lost, and may have more children than are known."""
+        if not self._ends:
+            return []
         return [each for name in self._ends if isinstance(each := self._entries[name], Entry)]
 
     def ending(self, partition_id: str) -> Entry | None:

@@ -11,7 +11,7 @@ import attrs
 
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.token import ReadUntil, to_micros, to_moment
+from multiclouddb_spi.continuation.token import ReadUntil, to_moment
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 
@@ -41,15 +41,16 @@ class Progress:
     """How far a feed was read.
 
     Attributes:
-        watermark: The watermark of the page, in µs since 1970, or None. It is never less than that of an
-            earlier page.
+        watermark: The watermark of the page, or None. It is never less than that of an earlier page.
         read_until: The moment before which every change was returned, or None. It is never less than that of
             an earlier page. None during the scan of a snapshot.
+        estimated: True if `read_until` is only likely.
         partitions: The moment of each partition, by its public id, as far as it is known.
     """
 
-    watermark: int | None
-    read_until: ReadUntil | None
+    watermark: datetime | None
+    read_until: datetime | None
+    estimated: bool
     partitions: Mapping[str, datetime]
 
 
@@ -106,14 +107,17 @@ class Standings:
             watermark: The watermark before the call, in µs since 1970.
             floor: The moment up to which the feed was read before the call.
         """
-        if (plan := lineage.plan) is not None:
-            return Progress(plan.moment if watermark is None else max(plan.moment, watermark), None, {})
+        plan, entries = lineage.plan, iter(lineage)
+        if plan is not None:
+            micros = plan.moment if watermark is None else max(plan.moment, watermark)
+            return Progress(to_moment(micros), None, False, {})
         least = None if floor is None else to_moment(floor.micros)
+        mark = None if watermark is None else to_moment(watermark)
         is_estimated = floor is not None and floor.estimated
         if len(self._known) > _MOST_KNOWN:
             self._known = {}
         proven, moments, estimated, count = list[datetime](), dict[str, datetime](), False, 0
-        for entry in lineage:
+        for entry in entries:
             # The known children of an ended partition are in the lineage; nothing is known of the others.
             if not isinstance(entry, Entry) or (entry.stage is Stage.END and entry.children):
                 continue
@@ -132,10 +136,8 @@ class Standings:
         if moments and len(moments) == count:
             least, is_estimated = min(moments.values()), estimated
         if proven and len(proven) == count:
-            micros = to_micros(min(proven))
-            watermark = micros if watermark is None else max(micros, watermark)
-        until = None if least is None else ReadUntil(to_micros(least), is_estimated)
-        return Progress(watermark, until, moments)
+            mark = min(proven) if mark is None else max(min(proven), mark)
+        return Progress(mark, least, is_estimated, moments)
 
     def _stand(self, feed: Feed, entry: Entry, turn: Answered | None, now: datetime | None) -> _Stand:
         known = self._known.get(entry.partition_id)
@@ -154,17 +156,15 @@ class Standings:
         watermark = None if turn is None else turn.watermark
         if watermark is None and not is_there:
             watermark = feed.describe(cursor).time
-        proven, likely = _later(known.proven, watermark), known.likely
+        proven = max(filter(None, (known.proven, watermark)), default=None)
+        likely = known.likely
         if turn is not None:
-            likely, delay = _later(likely, turn.likely_read_until), feed.visible_after()
+            likely = max(filter(None, (likely, turn.likely_read_until)), default=None)
+            delay = feed.visible_after()
             if turn.caught_up_at is not None and now is not None and delay is not None:
                 ago = timedelta(seconds=time.monotonic() - turn.caught_up_at + delay)
-                proven = _later(proven, now - ago)
+                proven = max(filter(None, (proven, now - ago)))
         stand = _Stand(public_id, cursor, proven, likely)
         if cursor is not None:
             self._known[entry.partition_id] = stand
         return stand
-
-
-def _later(a: datetime | None, b: datetime | None) -> datetime | None:
-    return b if a is None else a if b is None else max(a, b)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future
+from concurrent.futures import wait as wait_for
 from typing import Final, TypeVar
 
 import attrs
@@ -24,7 +25,6 @@ from multiclouddb_spi.reading.readers import Budget, PartitionReader, ReaderCach
 from multiclouddb_spi.retry import ATTEMPTS, Tries
 
 __all__ = [
-    "Ask",
     "Fetcher",
     "InlineExecutor",
     "ReadContext",
@@ -38,26 +38,6 @@ _LOOK_SECONDS: Final = 0.2
 _REST_SECONDS: Final = 0.05
 _MOST_SCANS: Final = 1024
 _PAUSE_SECONDS: Final = 0.25
-
-
-@attrs.frozen
-class Ask:
-    """The limits of one fetch.
-
-    Attributes:
-        records: The hard limit on the number of records.
-        nbytes: The target for the size in bytes.
-        reserve: The likely size of an answer in bytes, which is reserved in the budget until the answer
-            arrives.
-        wait: How many seconds the fetch may block if there are no records.
-        deadline: The time limit.
-    """
-
-    records: int
-    nbytes: int
-    reserve: int
-    wait: float
-    deadline: Deadline
 
 
 class InlineExecutor(Executor):
@@ -108,25 +88,20 @@ class Fetcher:
         self._pause = pause or closed.wait
         self._sizes = AnswerSizes()
 
-    def start(self, live: PartitionReader, ask: Ask) -> None:
-        """Start a fetch; its future is `live.future`."""
-        live.hold(ask.reserve)
+    def start(
+        self, live: PartitionReader, records: int, nbytes: int, wait: float, deadline: Deadline
+    ) -> None:
+        """Start a fetch, for which the reader holds bytes already; its future is `live.future`."""
         live.asked_at, live.arrival = time.monotonic(), None
-        live.future = self._submit(self._fetch, live, ask)
+        live.future = self._submit(self._fetch, live, records, nbytes, wait, deadline)
 
     def call(self, operation: Callable[[], T], deadline: Deadline) -> T:
-        """Run a control call with retries; stop waiting for its answer at the deadline.
-
-        Raises:
-            Exception: The last error that the provider raised.
-            ProviderFault: `TRANSIENT_FAILURE` if the call did not return in time and no attempt
-                had failed.
-        """
+        """Run a control call with retries; stop waiting for its answer at the deadline."""
         failures: list[Exception] = []
         tries = self._tries(lambda _attempt, _seconds, error: failures.append(error))
         future: Future[T] = self._submit(self._bounded, tries, operation, deadline)
         while not future.done():
-            wait([future], timeout=min(_LOOK_SECONDS, max(0.001, deadline.remaining())))
+            wait_for([future], timeout=min(_LOOK_SECONDS, max(0.001, deadline.remaining())))
             still_waiting(lambda: self.fault(failures[-1]).message if failures else None)
             if self._closed.is_set():
                 raise closed_fault()
@@ -160,7 +135,9 @@ class Fetcher:
         with arriving(Arrival(self._closed)):
             return tries.call(operation, deadline)
 
-    def _fetch(self, live: PartitionReader, ask: Ask) -> Batch:
+    def _fetch(
+        self, live: PartitionReader, records: int, nbytes: int, wait: float, deadline: Deadline
+    ) -> Batch:
         live.retries, live.trouble = 0, None
         # Whoever cancels the reader later cancels the arrival too; who did so before is noticed by `once`.
         live.arrival = arrival = Arrival(self._closed)
@@ -172,9 +149,9 @@ class Fetcher:
                 reader = live.open()
                 if live.cancelled:  # cancelled before the reader was open
                     raise closed_fault()
-                arrival.begin_call(ask.wait)
+                arrival.begin_call(wait)
                 size = self._sizes.of(live.feed, live.partition_id)
-                return reader.fetch(size.of(ask.records), size.of(ask.nbytes), ask.wait, ask.deadline)
+                return reader.fetch(size.of(records), size.of(nbytes), wait, deadline)
             except BaseException as error:
                 live.drop_reader()
                 if isinstance(error, Exception) and self.fault(error).retryable:
@@ -187,11 +164,11 @@ class Fetcher:
             self._observing.retry(address, where, attempt, seconds, self.fault(error).message)
 
         with arriving(arrival):
-            batch = self._tries(on_retry).call(once, ask.deadline)
+            batch = self._tries(on_retry).call(once, deadline)
         if len(batch):
             self._sizes.arrived(live.feed, live.partition_id)
         live.trouble = None  # the traceback of the ended fetch would keep the batch in memory
-        live.fetched(ask.nbytes, batch.nbytes)
+        live.fetched(nbytes, batch.nbytes)
         return batch
 
     def _tries(self, on_retry: Callable[[int, float, Exception], None]) -> Tries:
@@ -210,20 +187,11 @@ class ScanRates:
         self._lock = threading.Lock()
 
     def not_before(self, plan_id: str) -> float:
-        """Return the monotonic time before which a scan reads nothing.
-
-        Args:
-            plan_id: The id under which the lineage contains the scan's plan.
-        """
+        """Return the monotonic time before which a scan reads nothing."""
         return self._not_before.get(plan_id, 0.0)
 
     def spend(self, plan_id: str, seconds: float) -> None:
-        """Postpone the next read of a scan; `not_before` returns the new time of this read.
-
-        Args:
-            plan_id: The id under which the lineage contains the scan's plan.
-            seconds: The number of seconds to add; negative if a read was cheaper than expected.
-        """
+        """Postpone the next read of a scan; `not_before` returns the new time of this read."""
         with self._lock:
             last = self._not_before.get(plan_id, 0.0)
             self._not_before[plan_id] = max(last, time.monotonic() if seconds > 0 else 0.0) + seconds
@@ -262,12 +230,7 @@ class ReadContext:
     looks: Looks = attrs.field(factory=Looks)
 
     def pause(self, seconds: float) -> None:
-        """Wait until the time has passed.
-
-        Raises:
-            ProviderFault: Raised if the client was closed.
-            Stopped: Raised if the iterator that reads was stopped.
-        """
+        """Wait until the time has passed."""
         until = time.monotonic() + seconds
         while True:
             check_stopped()

@@ -25,7 +25,6 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_spi.batch import Child
-from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.standings import Standings
 from multiclouddb_spi.continuation.state import (
@@ -35,9 +34,9 @@ from multiclouddb_spi.continuation.state import (
     Retired,
     Session,
     WrittenTokens,
-    state_to_json,
+    end_to_json,
 )
-from multiclouddb_spi.continuation.token import ReadUntil, encode_token, to_moment
+from multiclouddb_spi.continuation.token import ReadUntil, encode_token, to_micros
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, to_error
@@ -140,15 +139,7 @@ class Pages:
     def begun_again(
         self, session: Session, lineage: Lineage, fresh: Lineage, result: PollResult[Any], *, whole: bool
     ) -> PollResult[Any]:
-        """Return the result of a call that starts a snapshot because a position has expired.
-
-        Args:
-            session: The feed.
-            lineage: The lineage whose position has expired.
-            fresh: The snapshot's lineage, which is changed in place.
-            result: The result of the call.
-            whole: True if the snapshot delivers every row of the collection.
-        """
+        """Return the result of a call that starts a snapshot because a position has expired."""
         assert result.failure is not None
         gap = lost(session.feed, lineage, result.failure[0])
         self._observing.gap(session.feed.spec.address, gap)
@@ -215,17 +206,14 @@ class Pages:
         elif result.over is not None:
             state = FeedOver(result.over)
         feed, now = session.feed, self._feeds.soon(session.feed, deadline)
-        entries, plan = list(lineage), lineage.plan
-        if state is lineage and not entries:
-            raise no_partition_named()
         if (standings := self._standings.get(feed)) is None:
             standings = self._standings.setdefault(feed, Standings())
         progress = standings.measure(
             feed, lineage, result.turns.all, now, watermark=session.watermark, floor=session.read_until
         )
-        watermark, until = progress.watermark, progress.read_until
-        read_until = None if until is None else to_moment(until.micros)
-        told_watermark = None if watermark is None else to_moment(watermark)
+        plan, waiting, ends = lineage.plan, lineage.waiting(), lineage.ends()
+        if state is lineage and not len(lineage):
+            raise no_partition_named()
         nearest = min(result.turns.all.values(), key=attrgetter("headroom"), default=None)
         headroom = math.inf if nearest is None else nearest.headroom
         if nearest is not None and headroom < self._headroom_warning:
@@ -234,19 +222,18 @@ class Pages:
         for turn in result.turns.failed.values():
             assert turn.error is not None
             errors[feed.public_id(turn.partition_id)] = self._fetcher.fault(turn.error).message
-        for entry in entries if state is lineage else ():
-            watches += isinstance(entry, Entry) and entry.stage is Stage.END and bool(entry.children)
-            if now is not None and isinstance(entry, Entry) and entry.stage is Stage.WAIT:
-                for cursor in entry.said:
-                    seconds = feed.headroom(cursor, now)
-                    headroom = headroom if seconds is None else min(headroom, seconds)
+        if state is lineage:
+            watches = len([end for end in ends if end.children]) if ends else 0
+            for entry in waiting:
+                kept = [] if now is None else [feed.headroom(cursor, now) for cursor in entry.said]
+                headroom = min([headroom, *(seconds for seconds in kept if seconds is not None)])
         lag: float | None = None
-        if read_until is not None and now is not None:
-            lag = max(0.0, (now - read_until).total_seconds())
+        if progress.read_until is not None and now is not None:
+            lag = max(0.0, (now - progress.read_until).total_seconds())
         diagnostics = OperationDiagnostics(
-            watermark=told_watermark,
-            read_until=read_until,
-            read_until_estimated=until is not None and until.estimated,
+            watermark=progress.watermark,
+            read_until=progress.read_until,
+            read_until_estimated=progress.estimated,
             partitions_read_until=progress.partitions,
             lag_seconds=lag,
             retention_headroom_seconds=None if headroom == math.inf else headroom,
@@ -259,6 +246,10 @@ class Pages:
             elapsed_seconds=time.monotonic() - began,
             snapshot=None if plan is None or state is not lineage else plan.progress(),
         )
+        watermark = None if progress.watermark is None else to_micros(progress.watermark)
+        until: ReadUntil | None = None
+        if progress.read_until is not None:
+            until = ReadUntil(to_micros(progress.read_until), progress.estimated)
         page = self._page(
             session, state, diagnostics, tuple(result.notices), watermark, until, idle=result.idle
         )
@@ -295,7 +286,8 @@ class Pages:
             notices, idle = (*notices, FeedEnded(state.reason)), True
         if session.skipped:
             notices = (*_skipped(session), *notices)
-        envelope = session.envelope(state_to_json(state), watermark=watermark, read_until=read_until)
+        body = state.to_json() if isinstance(state, Lineage) else end_to_json(state)
+        envelope = session.envelope(body, watermark=watermark, read_until=read_until)
         token = encode_token(envelope)
         if isinstance(state, Lineage):
             self._written.keep(token, envelope, state)

@@ -35,11 +35,10 @@ from multiclouddb_api.pacing import Wakeup, answered, still_waiting
 from multiclouddb_spi.batch import Batch, collector_paused
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.reading.answers import Answers
-from multiclouddb_spi.reading.fetcher import Ask, ReadContext, closed_fault, late_fault
+from multiclouddb_spi.reading.fetcher import ReadContext, closed_fault, late_fault
 from multiclouddb_spi.reading.readers import PartitionReader
 from multiclouddb_spi.reading.scanning import Clock, Scanning
 from multiclouddb_spi.reading.turns import HEAD_SECONDS, PollResult, Stage, Turn, Turns
@@ -89,18 +88,27 @@ class Poll(Generic[T]):
         single: bool,
         now: Clock,
     ) -> None:
-        self._context, self._lineage, self._view = context, lineage, view
-        self._turns = turns = Turns(lineage)
+        self._context, self._feed, self._lineage, self._view = context, feed, lineage, view
+        plan, active, self._has_ends = lineage.plan, lineage.active(), bool(lineage.ends())
+        self._call = object()
+        self._turns = turns = Turns(lineage, active)
         self._result: PollResult[T] = PollResult(turns, limit)
         self._make_answers = partial(
             Answers, context, feed, lineage, self._result, deadline, on_expired=on_expired, single=single
         )
-        self._scanning = Scanning(context, feed, lineage, self._result, deadline, now, single=single)
-        self._first, self._rest, active = list[str](), list[str](), self._scanning.active
+        self._scanning: Scanning | None = None
+        if plan is not None:
+            self._scanning = Scanning(context, feed, lineage, self._result, deadline, now, single=single)
+            active = self._scanning.active
+            for entry in active:  # the plan may have let more partitions start
+                turns.of(entry.partition_id)
+        self._first, self._rest = list[str](), list[str]()
         for entry in active:
-            turns.of(entry.partition_id).failed_last = entry.failed_last
             (self._first if entry.failed_last else self._rest).append(entry.partition_id)
-        self._head = turns.of(active[0].partition_id) if active else None
+        if not (self._first or self._has_ends):  # nothing comes before them
+            turns.ask(self._rest)
+            self._rest = []
+        self._head = turns.all.get(active[0].partition_id) if active else None
         self._waiting, self._longest_wait = Waiting(deadline, wait), feed.longest_wait
         self._fetches = Fetches(context, feed, turns, len(active), limit, deadline)
 
@@ -110,26 +118,25 @@ class Poll(Generic[T]):
         return self._make_answers()
 
     def run(self) -> PollResult[T]:
-        """Read one page.
-
-        Raises:
-            Exception: An error from the provider in a call that does not belong to a single partition.
-        """
+        """Read one page."""
         result, turns = self._result, self._turns
         try:
-            started = self._answers.discover() if self._lineage.ends() else []
+            started = self._answers.discover() if self._has_ends else []
             if self._first:
                 turns.ask(started)
                 self._read_alone()
                 started = []
             started += self._rest
-            turns.ask([*started, *self._scanning.refill()] if self._scanning.runs else started)
+            if self._scanning is not None:
+                started += self._scanning.refill()
+            if started:
+                turns.ask(started)
             if self._lineage.audited is not None:
                 self._answers.audit_when_due(self._context.audit_seconds, self._launch)
             self._read()
             if not result.count:
                 # Before an empty page is returned, read the children of partitions that ended in this call.
-                while not (result.in_hand() or result.full()) and self._answers.has_ended():
+                while not (result.in_hand() or self._is_full()) and self._answers.has_ended():
                     turns.ask(self._answers.discover())
                     self._read()
                 if not (result.stopped() or result.in_hand()):
@@ -142,10 +149,16 @@ class Poll(Generic[T]):
 
     # -- Rounds
 
+    def _is_full(self) -> bool:
+        """Return whether the page must not receive more records."""
+        result = self._result
+        full = result.count >= result.limit or result.ended
+        return full or bool(result.failure or result.poison or result.retired or result.over)
+
     def _read_alone(self) -> None:
         """First read the partitions whose errors ended the last call, to find a lasting error early."""
         self._turns.ask(self._first)
-        while not (self._result.full() or all(name in self._turns.served for name in self._first)):
+        while not (self._is_full() or all(name in self._turns.served for name in self._first)):
             self._launch()
             turn = self._fetches.land(self._waiting.for_head()) if self._turns.asked else None
             if turn is None:
@@ -155,9 +168,9 @@ class Poll(Generic[T]):
     def _read(self) -> None:
         """Read the partitions that are due, including newly started ones, until the call must end."""
         turns = self._turns
-        while not self._result.full():
+        while not self._is_full():
             self._launch()
-            if self._may_begin_again():
+            if time.monotonic() < self._waiting.until and self._may_begin_again():
                 return
             turn = self._fetches.land(self._patience()) if turns.asked else None
             if turn is not None:
@@ -168,7 +181,7 @@ class Poll(Generic[T]):
     def _wait(self) -> None:
         """5. After every partition has answered, wait for new records as long as the caller wants to."""
         waiting = self._waiting
-        while not (self._result.full() or self._result.in_hand()) and time.monotonic() < waiting.until:
+        while not (self._is_full() or self._result.in_hand()) and time.monotonic() < waiting.until:
             self._context.pause(waiting.before_round())
             waiting.begin_round()
             self._turns.ask(self._answers.discover())
@@ -186,7 +199,7 @@ class Poll(Generic[T]):
         wait = 0.0  # in the first round, no fetch blocks
         if self._waiting.rounds and not self._result.count and len(self._lineage) <= self._context.width:
             wait = self._waiting.of_fetch(self._longest_wait())
-        scanning, scans = self._scanning, self._scanning.runs
+        scanning, feed, cache = self._scanning, self._feed, self._context.cache
         while fetches.may_ask():
             turn = next(iter(turns.due.values()))
             if self._head is not None and self._head.partition_id in fetches.overtaken:
@@ -195,18 +208,38 @@ class Poll(Generic[T]):
             if entry is None:
                 turns.move(turn, Stage.ANSWERED)
                 continue
-            reader = fetches.take(turn.partition_id, entry.said[0])
+            reader = cache.pop(feed, turn.partition_id, entry.said[0])  # what an earlier call has left there
+            runs = reader is not None and reader.future is not None and not reader.future.done()
+            if reader is not None and runs and reader.takes_too_long():
+                reader.discard()
+                reader = None
+            if reader is None:
+                observing = self._context.observing
+                reader = PartitionReader(
+                    feed, turn.partition_id, entry.said[0], self._context.budget, observing
+                )
+            elif reader.call is not self._call:
+                reader.proven = True
+            reader.call = self._call
             now, starts = time.monotonic(), reader.batch is None and reader.future is None
-            not_before = max(reader.not_before, scanning.not_before(turn)) if scans else reader.not_before
+            not_before = reader.not_before
+            if scanning is not None:
+                not_before = max(not_before, scanning.not_before(turn))
             if starts and not_before > now:
-                turns.pace(turn, not_before)
-                self._context.cache.put(reader)
+                if reader.trouble is None:
+                    turns.pace(turn, not_before)
+                else:  # the service is throttling it: the call does not wait for it
+                    turns.fail(turn, reader.trouble)
+                    turns.move(turn, Stage.ANSWERED)
+                cache.put(reader)
                 self._has_had_turn(turn, answered=False)
                 continue
             slow = reader.future is not None and now - reader.asked_at > HEAD_SECONDS
             if reader.waiting or slow:
                 self._has_had_turn(turn, answered=False)
-            fetches.launch(turn, reader, wait, scanning.most_records(turn) if scans and starts else None)
+            fetches.launch(
+                turn, reader, wait, scanning.most_records(turn) if scanning is not None and starts else None
+            )
 
     # -- 4. Wait for answers
 
@@ -214,7 +247,7 @@ class Poll(Generic[T]):
         """Return how long to wait for the next answer."""
         if self._head is not None and (self._result.count or self._turns.held):
             return self._waiting.for_head()
-        if self._turns.held and self._scanning.is_sharing():
+        if self._turns.held and self._scanning is not None and self._scanning.is_sharing():
             return self._scanning.patience(self._waiting.for_head())
         if self._result.count:
             return self._waiting.for_more()
@@ -223,7 +256,7 @@ class Poll(Generic[T]):
     def _may_begin_again(self) -> bool:
         """5. Return whether to read all partitions again; waiting or slow partitions do not prevent this."""
         turns, now = self._turns, time.monotonic()
-        if now >= self._waiting.until or turns.due or turns.held or self._result.in_hand():
+        if turns.due or turns.held or self._result.in_hand():
             return False
         readers = [turn.reader for turn in turns.asked.values()]
         if not all(reader and (reader.waiting or now - reader.asked_at > HEAD_SECONDS) for reader in readers):
@@ -233,11 +266,15 @@ class Poll(Generic[T]):
     def _keep_polling(self) -> bool:
         """Handle the case that no answer arrived in time; return True if there is still something to do."""
         now = time.monotonic()
-        more = bool(self._turns.held) or (not self._result.count and now < self._waiting.end())
+        more = bool(self._turns.held) or (not self._result.count and now < self._waiting.end)
         over = now >= self._waiting.head_until or not self._turns.asked
         if over and self._head is not None:
             self._has_had_turn(self._head)
-        elif (over or (self._head is None and self._scanning.is_stuck())) and self._scanning.share_no_more():
+        elif (
+            (scanning := self._scanning) is not None
+            and (over or (self._head is None and scanning.is_stuck()))
+            and scanning.share_no_more()
+        ):
             self._fetches.ask_held()
         return more
 
@@ -261,7 +298,7 @@ class Poll(Generic[T]):
         if answered:
             self._turns.served.pop(turn.partition_id, None)
             self._turns.served[turn.partition_id] = None
-        shared = self._scanning.runs and self._scanning.has_had_turn(turn)
+        shared = self._scanning is not None and self._scanning.has_had_turn(turn)
         if shared or turn is self._head:
             self._head = None if turn is self._head else self._head
             if self._turns.held:
@@ -270,7 +307,12 @@ class Poll(Generic[T]):
     # -- 2. Take an answer
 
     def _answer(self, turn: Turn) -> None:
-        reader = self._turns.landed(turn)
+        reader = turn.reader
+        assert reader is not None
+        # The order of these lines matters: if they are interrupted, every asked partition must still have a
+        # reader.
+        del self._turns.asked[turn.partition_id]
+        turn.stage, turn.reader, turn.awaited = Stage.ANSWERED, None, False
         entry = self._lineage.reading(turn.partition_id)
         if entry is None or entry.said[0] != reader.cursor:
             # A loss has moved or removed the partition: what was fetched of it is dropped.
@@ -281,48 +323,53 @@ class Poll(Generic[T]):
         try:
             batch = reader.batch
             if batch is None:
-                batch = reader.land()
-                self._count(turn, reader, batch)
+                batch, result = reader.land(), self._result
+                answered()
+                result.moved = True
+                result.requests += batch.requests
+                result.retries += reader.retries
+                if batch.charge is not None:
+                    result.charge = (result.charge or 0.0) + batch.charge
+                if batch.headroom is not None:
+                    turn.headroom = batch.headroom
+                if self._scanning is not None:
+                    self._scanning.landed(turn, batch)
         except RecordFault as fault:
             reader.discard()
             self._has_had_turn(turn)
             self._result.poison = (turn.partition_id, fault)
         except Exception as error:  # noqa: BLE001 - classified by the provider
             reader.discard()
-            if reader.asked_at < self._waiting.began:
+            if (seconds := self._context.fetcher.fault(error).retry_after) is not None:
+                context = self._context
+                rests = PartitionReader(
+                    self._feed, turn.partition_id, reader.cursor, context.budget, context.observing
+                )
+                rests.not_before, rests.trouble = time.monotonic() + seconds, error
+                context.cache.put(rests)
+            elif reader.asked_at < self._waiting.began:
                 self._turns.ask([turn.partition_id])  # an earlier call's fetch: a new one may succeed
                 return
             self._has_had_turn(turn)
             self._turns.ask(self._answers.failed(turn, error))
+        except BaseException:
+            reader.discard()
+            raise
         else:
             if turn.error is not None:
                 self._turns.recover(turn)
             self._take(turn, reader, batch)
-
-    def _count(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
-        """Count what an answer has cost."""
-        answered()
-        result = self._result
-        result.moved = True
-        result.requests += batch.requests
-        result.retries += reader.retries
-        if batch.charge is not None:
-            result.charge = (result.charge or 0.0) + batch.charge
-        if batch.headroom is not None:
-            turn.headroom = batch.headroom
-        if self._scanning.runs:
-            self._scanning.landed(turn, batch)
 
     def _take(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
         scanning, count = self._scanning, len(batch.records)
         # 4. The place of the first partition on the page is kept for it.
         kept = self._head is not None and turn is not self._head and not turn.failed_last
         places = self._result.limit - self._result.count - kept
-        if scanning.runs:
+        if scanning is not None:
             places = scanning.places(turn, places)
         if reader.taken < count and not places and not turn.noticed:
             self._context.cache.put(reader)
-            self._turns.move(turn, Stage.HELD)
+            turn.stage, self._turns.held[turn.partition_id] = Stage.HELD, turn
             return
         self._has_had_turn(turn)
         if turn.noticed:  # 6.
@@ -330,9 +377,10 @@ class Poll(Generic[T]):
             return
         stop = min(count, reader.taken + places)
         try:
-            if stop == count > 0 and reader.has_more(batch) and not scanning.not_before(turn):
+            paced = scanning is not None and scanning.not_before(turn)
+            if stop == count > 0 and reader.has_more(batch) and not paced:
                 self._fetches.prefetch(reader)
-            if scanning.runs:
+            if scanning is not None:
                 scanning.takes(turn, stop - reader.taken)
             if not self._put_on_page(turn, reader, batch, stop):
                 reader.discard()
@@ -340,7 +388,7 @@ class Poll(Generic[T]):
                 self._used_up(turn, reader, batch)
             else:
                 self._context.cache.put(reader)
-                self._turns.move(turn, Stage.HELD)
+                turn.stage, self._turns.held[turn.partition_id] = Stage.HELD, turn
         except BaseException:
             reader.discard()
             raise
@@ -370,7 +418,7 @@ class Poll(Generic[T]):
         reader.used_up()
         started = self._answers.finish(turn, batch, reader.asked_at)
         if started is not None:
-            self._turns.ask([*started, *self._scanning.refill()])
+            self._turns.ask([*started, *(self._scanning.refill() if self._scanning is not None else ())])
             reader.discard()
             return
         reader.not_before = reader.asked_at + batch.poll_after if batch.poll_after else 0.0
@@ -381,7 +429,8 @@ class Poll(Generic[T]):
             turn.silent = True
         elif not (len(batch) and batch.caught_up):
             self._turns.ask([turn.partition_id])
-            self._scanning.asks_again(turn)
+            if self._scanning is not None:
+                self._scanning.asks_again(turn)
 
     # -- The end
 
@@ -412,12 +461,13 @@ class Waiting:
             before the deadline, because a read without new records is not a failure.
         until: How long the call waits for a first record.
         head_until: How long the call waits for the first partition in the queue.
+        end: When a call without records ends: after its wait, or at its deadline.
         rounds: The number of times that all partitions were read again.
     """
 
     def __init__(self, deadline: Deadline, wait: float) -> None:
         self.began = now = time.monotonic()
-        self._deadline = deadline
+        self.end = self._last = deadline.at
         self.last_ask = deadline.at - min(_RETURN_SECONDS, (deadline.at - now) / 4)
         self.until = min(self.last_ask, now + wait)
         self.head_until = now + min(HEAD_SECONDS, (deadline.at - now) / 2)
@@ -426,11 +476,7 @@ class Waiting:
         self._lingering: float | None = None
 
     def of_fetch(self, longest: float) -> float:
-        """Return how long a read may block for new records; the first round does not call this method.
-
-        Args:
-            longest: The number of seconds that one fetch may wait.
-        """
+        """Return how long a read may block for new records; the first round does not call this method."""
         return max(0.0, min(longest, self.until - time.monotonic()))
 
     def for_head(self) -> float:
@@ -440,17 +486,13 @@ class Waiting:
     def for_answer(self, *, more_to_ask: bool) -> float:
         """Return how long to wait for the next answer if there are no records to return."""
         now = time.monotonic()
-        return min(self.end() - now, HEAD_SECONDS if more_to_ask or now < self.until else math.inf)
+        return min(self.end - now, HEAD_SECONDS if more_to_ask or now < self.until else math.inf)
 
     def for_more(self) -> float:
         """If there are records to return, return how long to wait for more answers; this wait is short."""
         if self._lingering is None:
             self._lingering = time.monotonic() + _LINGER_SECONDS
         return self._lingering - time.monotonic()
-
-    def end(self) -> float:
-        """Return when a call without records ends: after its wait, or at its deadline."""
-        return min(self._deadline.at, self.until + HEAD_SECONDS) if self.rounds else self._deadline.at
 
     def before_round(self) -> float:
         """Return how long to pause before all partitions are read again; the pauses get longer."""
@@ -461,7 +503,7 @@ class Waiting:
 
     def begin_round(self) -> None:
         """Begin a round in which all partitions are read again."""
-        self.rounds += 1
+        self.rounds, self.end = self.rounds + 1, min(self._last, self.until + HEAD_SECONDS)
         self._round_began = time.monotonic()
 
 
@@ -491,7 +533,7 @@ class Fetches:
         self._cache, self._budget = context.cache, context.budget
         self._share = min(_MAX_ASK, max(_MIN_ASK, context.budget.limit // (active + 1)))
         self._most = max(limit, context.page_records)
-        self._call, self._no_room, self._sorted = object(), False, False
+        self._no_room = self._sorted = False
         self._landed: deque[Turn] = deque()
         self._slow_from = 0.0  # before this time, no partition that is being read counts as slow
         self._wakeup = Wakeup()
@@ -558,29 +600,11 @@ class Fetches:
         self._turns.ask(list(self._turns.held))
         self._sorted = False
 
-    def take(self, partition_id: str, cursor: Cursor) -> PartitionReader:
-        """Return the reader that an earlier call left at this position, or a new reader."""
-        reader = self._cache.pop(self._feed, partition_id, cursor)
-        if reader is not None and reader.takes_too_long():
-            reader.discard()
-            reader = None
-        if reader is None:
-            reader = PartitionReader(self._feed, partition_id, cursor, self._budget, self._context.observing)
-        elif reader.call is not self._call:
-            reader.proven = True
-        reader.call = self._call
-        return reader
-
     def launch(self, turn: Turn, reader: PartitionReader, wait: float, most: int | None = None) -> None:
-        """Start a fetch of a partition; it is finished at once if the reader still has records.
-
-        Args:
-            turn: The partition.
-            reader: From `take`.
-            wait: The number of seconds that the service may wait for new records.
-            most: The largest number of records to request, or None.
-        """
-        self._turns.launched(turn, reader, waits=wait > 0)
+        """Start a fetch of a partition; it is finished at once if the reader still has records."""
+        turn.reader, turn.awaited, turn.silent = reader, turn.silent and wait > 0, False
+        turn.stage, self._turns.asked[turn.partition_id] = Stage.ASKED, turn
+        del self._turns.due[turn.partition_id]
         if reader.batch is not None:
             self._landed.append(turn)
             return
@@ -597,11 +621,7 @@ class Fetches:
         reader.future.add_done_callback(arrived)
 
     def land(self, patience: float) -> Turn | None:
-        """Return the next partition that has answered; None if none answers within `patience` seconds.
-
-        Raises:
-            ProviderFault: Raised if the client was closed.
-        """
+        """Return the next partition that has answered; None if none answers within `patience` seconds."""
         until = time.monotonic() + patience
         while True:
             landed = bool(self._landed)  # read before `closed`: closing cancels fetches, which then arrive
@@ -637,11 +657,7 @@ class Fetches:
                 time.sleep(_SEND_SECONDS)
 
     def park(self) -> dict[str, Exception | None]:
-        """Leave running fetches to the next call, except those that have been running for too long.
-
-        Returns:
-            The partitions whose answers are late, each with the last failure of its fetch.
-        """
+        """Leave running fetches to the next call, except those that have been running for too long."""
         passed = time.monotonic() >= self._deadline.at
         late: dict[str, Exception | None] = {}
         for turn in self._turns.asked.values():
@@ -668,4 +684,5 @@ class Fetches:
         reader.waiting = wait > 0
         reserve = max(self._share, self._budget.expected)
         records = reader.window if most is None else min(reader.window, most)
-        self._context.fetcher.start(reader, Ask(records, self._share, reserve, wait, self._deadline))
+        reader.hold(reserve)
+        self._context.fetcher.start(reader, records, self._share, wait, self._deadline)

@@ -81,21 +81,14 @@ class QuietFeeds:
 
     def __init__(self, open_feed: Callable[[FeedSpec, Deadline], OpenFeed], context: ReadContext) -> None:
         self._open_feed, self._context = open_feed, context
-        self._idle: OrderedDict[str, _Idle] = OrderedDict()
+        self.idle: OrderedDict[str, _Idle] = OrderedDict()
         self._lock = threading.Lock()
 
     def check(
         self, request: ChangeFeedRequest, spec: FeedSpec, wait: float, deadline: Deadline
     ) -> Check | None:
-        """Find out whether the previous page can be returned again; None if nothing is known of it.
-
-        Args:
-            request: The request.
-            spec: The spec of the request's feed.
-            wait: The number of seconds to wait for a first event.
-            deadline: The time limit of the call.
-        """
-        known = self._known(request, spec) if self._idle else None
+        """Find out whether the previous page can be returned again; None if nothing is known of it."""
+        known = self._known(request, spec)
         if known is None:
             return None
         with closing(self._open_feed(spec, deadline)) as opened:
@@ -122,11 +115,7 @@ class QuietFeeds:
                 waiting.begin_round()
 
     def may_stay(self, lineage: Lineage) -> bool:
-        """Return whether a call may leave this state as it is.
-
-        Args:
-            lineage: The state after an idle page.
-        """
+        """Return whether a call may leave this state as it is."""
         if len(lineage) <= self._context.width:
             return False
         # In every other state, each call has something to do: a scan, a search for children, or a partition
@@ -144,16 +133,7 @@ class QuietFeeds:
         page: ChangeFeedPage,
         check: Check | None,
     ) -> None:
-        """Remember an idle page if the next page may be equal to it.
-
-        Args:
-            request: The request.
-            feed: The feed.
-            audited: The audit data of the state that the page's token contains; `may_stay` is True for this
-                state.
-            page: The page.
-            check: The result of the check before the partitions were read.
-        """
+        """Remember an idle page if the next page may be equal to it."""
         if page.notices or page.diagnostics.partition_errors or not isinstance(feed, SupportsChangeMark):
             return
         mark = check.mark if check is not None and check.feed is feed else None
@@ -165,7 +145,7 @@ class QuietFeeds:
         if not isinstance(position, FromContinuationToken):
             return None
         with self._lock:
-            known = self._idle.get(position.token)
+            known = self.idle.get(position.token)
         if known is None or known.spec != spec or known.scope != request.scope:
             return None
         return None if is_search_due(known.audited, self._context.audit_seconds) else known
@@ -181,11 +161,11 @@ class QuietFeeds:
 
     def _forget(self, idle: _Idle) -> None:
         with self._lock:
-            self._idle.pop(idle.page.continuation_token, None)
+            self.idle.pop(idle.page.continuation_token, None)
 
     def _keep(self, idle: _Idle) -> None:
         with self._lock:
-            self._idle[idle.page.continuation_token] = idle
-            self._idle.move_to_end(idle.page.continuation_token)
-            if len(self._idle) > _MOST:
-                self._idle.popitem(last=False)
+            self.idle[idle.page.continuation_token] = idle
+            self.idle.move_to_end(idle.page.continuation_token)
+            if len(self.idle) > _MOST:
+                self.idle.popitem(last=False)

@@ -68,7 +68,8 @@ class PartitionReader:
         asked_at: The monotonic time at which the last fetch started. The answer does not show what happened
             after this time.
         retries: The number of retries of the last fetch.
-        trouble: The reason for the last retry of the running fetch, or None.
+        trouble: The reason for the last retry of the running fetch, or, without a fetch, the reason for
+            `not_before`; else None.
         waiting: True while the running fetch waits for new records, because there were none when it started.
         arrival: The limits on the answers of the running fetch; None until its thread has begun.
         cancelled: True if no call needs the result of the running fetch any longer.
@@ -125,13 +126,7 @@ class PartitionReader:
         self._budget, self._observing, self._held_ask, self._held_batch = budget, observing, 0, 0
 
     def hold(self, ask: int | None = None, batch: int | None = None) -> None:
-        """Change the number of bytes that this reader holds in the budget; None keeps the previous value.
-
-        Args:
-            ask: The bytes that are reserved for the running fetch or, after its answer has arrived, the size
-                of the answer.
-            batch: The size of the fetched batch in bytes.
-        """
+        """Change the number of bytes that this reader holds in the budget; None keeps the previous value."""
         with self._budget.lock:
             before = self._held_ask + self._held_batch
             self._held_ask = self._held_ask if ask is None else ask
@@ -175,11 +170,7 @@ class PartitionReader:
             self._observing.reader_closed(self.feed.spec.address, self.feed.public_id(self.partition_id))
 
     def land(self) -> Batch:
-        """Take over the batch from the finished fetch.
-
-        Raises:
-            Exception: The error with which the fetch ended.
-        """
+        """Take over the batch from the finished fetch."""
         assert self.future is not None
         future, self.future = self.future, None
         self.batch, self.taken = future.result(), 0
@@ -284,9 +275,30 @@ class ReaderCache:
         two readers a second time. Otherwise, the two readers belong to different consumers, and both are
         kept.
         """
-        reader.used_at = time.monotonic()
+        reader.used_at, gone = time.monotonic(), list[PartitionReader]()
+        partition = (id(reader.feed), reader.partition_id)
         with self._lock:
-            gone = [reader] if self._closed else self._added(reader)
+            if self._closed:
+                reader.discard()
+                return
+            crowd = self._crowds.get(partition)
+            if crowd is None:
+                crowd = self._crowds[partition] = {}
+            elif not reader.proven:
+                gone += [twin for twin in crowd if not twin.proven and _are_equal(twin, reader.cursor)]
+            crowd[reader] = None  # before the twins are removed, because a crowd without readers is forgotten
+            stays = reader.proven or len(self._resident) < self._residents
+            (self._resident if stays else self._passing)[reader] = partition
+            for twin in gone:
+                self._taken(twin)
+            if len(self._resident) > self._residents:
+                oldest, partition = self._resident.popitem(last=False)
+                self._passing[oldest] = partition
+            if len(crowd) > self._most_of_one:
+                gone.append(self._taken(_surplus(crowd, self._most_of_one)))
+            if len(self._resident) + len(self._passing) > self._capacity:
+                oldest = next(iter(self._passing))
+                gone.append(self._taken(next((each for each in self._passing if each.empty()), oldest)))
         for old in gone:
             old.discard()
 
@@ -314,9 +326,6 @@ class ReaderCache:
 
         Readers that are `in_use` are never evicted. Readers that another consumer has just used are never
         evicted either. Otherwise, the consumers would have to fetch the records of these readers again.
-
-        Returns:
-            True if the budget now has room for the bytes.
         """
         missing, gone = self._budget.over(nbytes), list[PartitionReader]()
         with self._lock:
@@ -355,29 +364,6 @@ class ReaderCache:
         if not crowd:
             del self._crowds[partition]
         return reader
-
-    def _added(self, reader: PartitionReader) -> list[PartitionReader]:
-        """Add a reader; return the readers that are removed to make room."""
-        partition, gone = (id(reader.feed), reader.partition_id), list[PartitionReader]()
-        crowd = self._crowds.get(partition)
-        if crowd is None:
-            crowd = self._crowds[partition] = {}
-        elif not reader.proven:
-            gone += [twin for twin in crowd if not twin.proven and _are_equal(twin, reader.cursor)]
-        crowd[reader] = None  # before the twins are removed, because a crowd without readers is forgotten
-        stays = reader.proven or len(self._resident) < self._residents
-        (self._resident if stays else self._passing)[reader] = partition
-        for twin in gone:
-            self._taken(twin)
-        if len(self._resident) > self._residents:
-            oldest, partition = self._resident.popitem(last=False)
-            self._passing[oldest] = partition
-        if len(crowd) > self._most_of_one:
-            gone.append(self._taken(_surplus(crowd, self._most_of_one)))
-        if len(self._resident) + len(self._passing) > self._capacity:
-            oldest = next(iter(self._passing))
-            gone.append(self._taken(next((each for each in self._passing if each.empty()), oldest)))
-        return gone
 
     def _unused_since(self, moment: float) -> list[PartitionReader]:
         """Return readers that were not used since then: first the small part, each part by its age in it."""

@@ -22,6 +22,7 @@ from typing import Final, Generic, TypeVar
 import attrs
 
 from multiclouddb_api import Notice
+from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import Retired
 from multiclouddb_spi.cursor import Cursor
@@ -61,7 +62,7 @@ class Turn:
 
     Attributes:
         partition_id: The service's own id of the partition.
-        stage: The partition's stage; only `Turns` changes it.
+        stage: The partition's stage; only `Turns` and `Poll` change it.
         reader: The partition's reader, while its stage is ASKED.
         failed_last: True if the previous call ended because of this partition. This call then reads the
             partition first.
@@ -117,9 +118,11 @@ class Turns:
             the same order, after the partitions that had no turn.
     """
 
-    def __init__(self, lineage: Lineage) -> None:
+    def __init__(self, lineage: Lineage, active: Iterable[Entry] = ()) -> None:
         self._lineage = lineage
         self.all: dict[str, Turn] = {}
+        for entry in active:
+            self.all[entry.partition_id] = Turn(entry.partition_id, failed_last=entry.failed_last)
         self.due, self.asked = OrderedDict[str, Turn](), OrderedDict[str, Turn]()
         self.paced, self.held = OrderedDict[str, Turn](), OrderedDict[str, Turn]()
         self.failed: dict[str, Turn] = {}
@@ -159,27 +162,9 @@ class Turns:
         A partition that is due or being read keeps its place.
         """
         for partition_id in partition_ids:
-            turn = self.of(partition_id)
+            turn = self.all.get(partition_id) or self.of(partition_id)
             if turn.stage is not Stage.DUE and turn.stage is not Stage.ASKED:
                 self.move(turn, Stage.DUE)
-
-    def launched(self, turn: Turn, reader: PartitionReader, *, waits: bool) -> None:
-        """Record that the fetch of a partition is running."""
-        turn.reader, turn.awaited, turn.silent = reader, turn.silent and waits, False
-        self.move(turn, Stage.ASKED)
-
-    def landed(self, turn: Turn) -> PartitionReader:
-        """Record that a fetch has an answer.
-
-        Return the reader of the fetch. The partition's record no longer refers to this reader.
-        """
-        reader = turn.reader
-        assert reader is not None
-        # The order of these lines matters: if they are interrupted, every asked partition must still have a
-        # reader.
-        self.move(turn, Stage.ANSWERED)
-        turn.reader, turn.awaited = None, False
-        return reader
 
     def pace(self, turn: Turn, not_before: float) -> None:
         """Do not read the partition before `not_before`, because an earlier read would be useless."""
@@ -261,23 +246,12 @@ class PollResult(Generic[T]):
         """True if no more records may be read in this call."""
         return bool(self.failure or self.poison or self.retired or self.over)
 
-    def full(self) -> bool:
-        """True if the page must not receive more records."""
-        full = self.count >= self.limit or self.ended
-        return full or bool(self.failure or self.poison or self.retired or self.over)
-
     def in_hand(self) -> bool:
         """True if there is something to return on a page."""
         return bool(self.count or self.notices)
 
     def tell(self, notice: Notice, *partition_ids: str) -> None:
-        """Add a notice to the page; further events of the given partitions are left for a later page.
-
-        Args:
-            notice: The notice.
-            partition_ids: The partition to which the notice belongs, and the partitions that are read because
-                of the notice.
-        """
+        """Add a notice to the page; further events of the given partitions are left for a later page."""
         self.notices.append(notice)
         for name in partition_ids:
             self.turns.of(name).noticed = True

@@ -41,7 +41,7 @@ from multiclouddb_api.redaction import rfc3339
 from multiclouddb_spi import Cursor, Step
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.standings import Standings
-from multiclouddb_spi.continuation.token import ReadUntil, to_moment
+from multiclouddb_spi.continuation.token import ReadUntil, to_micros
 from multiclouddb_spi.scan import plan_id_of
 from pyspark_multiclouddb.errors import check_has
 
@@ -87,8 +87,9 @@ class Reports:
         feed, now = connection.feed, self._now(connection)
         answers = {} if step is None else step.answers
         progress = self._standings.measure(feed, lineage, answers, now, floor=self._until)
-        self._until = progress.read_until or self._until
-        until = None if progress.read_until is None else to_moment(progress.read_until.micros)
+        until = progress.read_until
+        if until is not None:
+            self._until = ReadUntil(to_micros(until), progress.estimated)
         lag = None if until is None or now is None else max(0.0, (now - until).total_seconds())
         rooms = [] if now is None else [feed.headroom(cursor, now) for cursor in _kept(lineage)]
         return {
@@ -101,7 +102,7 @@ class Reports:
             "partitions": sum(not lineage.is_segment(entry.partition_id) for entry in active),
             "poison": _told(self._poison),
             "readUntil": None if until is None else rfc3339(until),
-            "readUntilEstimated": progress.read_until is not None and progress.read_until.estimated,
+            "readUntilEstimated": progress.estimated,
             "skipped": _told(self._skipped),
             "snapshot": None if snapshot is None else _scan(snapshot, lineage),
             "v": 1,

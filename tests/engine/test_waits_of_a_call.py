@@ -1,6 +1,7 @@
 """Tests which answers a call waits for, in which order, and how it reports partitions without an answer."""
 
 import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -102,34 +103,25 @@ class TestRounds:
         assert len(news) == 1
 
 
-class TestQuiet:
-    """Tests that a page is idle only if every partition has answered that it has no more records."""
-
-    @pytest.fixture
-    def turns(self):
-        return Turns(Lineage([Entry.read("p0", 1)], RULES))
-
-    def reader(self, trouble=None):
-        return SimpleNamespace(trouble=trouble)
-
-    def test_one_that_has_never_answered_is_not_quiet_while_it_is_waited_for(self, turns):
-        turns.launched(turns.of("p0"), self.reader(), waits=True)
-        assert turns.quiet() == set()
-
-    def test_one_that_had_nothing_is_while_it_waits_for_news(self, turns):
-        turns.of("p0").silent = True
-        turns.launched(turns.of("p0"), self.reader(), waits=True)
-        assert turns.quiet() == {"p0"}
-
-    def test_but_not_while_it_is_only_asked_again(self, turns):
-        turns.of("p0").silent = True
-        turns.launched(turns.of("p0"), self.reader(), waits=False)
-        assert turns.quiet() == set()
-
-    def test_nor_with_a_failure(self, turns):
-        turns.of("p0").silent = True
-        turns.launched(turns.of("p0"), self.reader(OSError("reset")), waits=True)
-        assert turns.quiet() == set()
+@pytest.mark.parametrize(
+    ("had_nothing", "wait", "trouble", "quiet"),
+    [
+        (False, 1.0, None, set()),  # it has never answered
+        (True, 1.0, None, {"p0"}),
+        (True, 0.0, None, set()),  # it is only asked again
+        (True, 1.0, OSError("reset"), set()),
+    ],
+)
+def test_a_partition_that_had_nothing_is_quiet_while_it_waits_for_news(had_nothing, wait, trouble, quiet):
+    """A page is idle only if every partition has answered that it has no more records."""
+    turns = Turns(Lineage([Entry.read("p0", 1)], RULES))
+    budget = SimpleNamespace(limit=1 << 30, used=0, expected=0)
+    context = SimpleNamespace(width=2, page_records=20, budget=budget, cache=None)
+    turns.ask(["p0"])
+    turns.of("p0").silent = had_nothing
+    reader = SimpleNamespace(batch=None, future=Future(), asked_at=0.0, trouble=trouble)
+    Fetches(context, None, turns, 1, 20, Deadline.after(60)).launch(turns.of("p0"), reader, wait)
+    assert turns.quiet() == quiet
 
 
 def test_a_call_looks_at_a_late_scan_several_times_a_second(make_bench, monkeypatch):

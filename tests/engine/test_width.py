@@ -11,7 +11,7 @@ from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.reading import poll
 from multiclouddb_spi.reading.poll import Fetches
-from multiclouddb_spi.reading.turns import HEAD_SECONDS, Turns
+from multiclouddb_spi.reading.turns import HEAD_SECONDS, Stage, Turns
 
 
 def test_not_more_than_the_width_are_asked_at_a_time(make_bench, monkeypatch):
@@ -62,7 +62,7 @@ def test_slow_partitions_leave_their_places_to_others(monkeypatch):
     now[0] += HEAD_SECONDS / 2
     assert asked() == names[:4]
     turns.asked["p2"].reader.future.set_result(None)
-    turns.landed(reading.land(0.0))
+    turns.move(reading.land(0.0), Stage.ANSWERED)
     assert asked() == ["p0", "p1", "p3", "p4"]
     now[0] += HEAD_SECONDS
     assert asked() == ["p0", "p1", "p3", "p4", "p5", "p6"]
