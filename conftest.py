@@ -89,8 +89,6 @@ WAITING = (
     "providers/dynamo/tests/test_command_line.py",
     "providers/cosmos/tests/test_command_line.py",
     "providers/dynamo/tests/test_local.py",
-    "providers/dynamo/tests/test_loss.py::test_nothing_is_lost_on_dynamodb_local",
-    "providers/dynamo/tests/test_servers.py",
     "providers/dynamo/tests/test_us8_local.py",
     "providers/mongo/",
     "providers/spanner/",
@@ -110,12 +108,11 @@ COMPUTING = (
     "providers/spanner/tests/test_errors.py",
     "providers/spanner/tests/test_mapping.py",
     "providers/spanner/tests/test_position.py",
-    "providers/spanner/tests/test_provider.py",
     "providers/spanner/tests/test_reader.py",
-    "providers/spanner/tests/test_scripted_attacks.py",
-    "providers/spanner/tests/test_scripted_edges.py",
-    "providers/spanner/tests/test_scripted_nasty.py",
-    "providers/spanner/tests/test_scripted_us8.py",
+    "providers/spanner/tests/test_columns.py",
+    "providers/spanner/tests/test_stream.py",
+    "providers/spanner/tests/test_us8_nasty.py",
+    "providers/spanner/tests/test_us8_scripted.py",
 )
 # Classes of the conformance suite that wait with every harness.
 WAITING_CLASSES = ("::TestDeadline::", "::TestEndlessTrouble::", "::TestLongPoll::", "::TestTrouble::")

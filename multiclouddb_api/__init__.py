@@ -2,50 +2,54 @@
 
 from __future__ import annotations
 
-from multiclouddb_api.address import ResourceAddress
 from multiclouddb_api.capability import Capability, CapabilityNote, CapabilitySet, Support
 from multiclouddb_api.checkpoint import Checkpoint, CheckpointStore, FileCheckpointStore
 from multiclouddb_api.client import MulticloudDbClient, connect
 from multiclouddb_api.codec import Tagged, canonical_json, decode_json, encode_json
 from multiclouddb_api.config import ClientConfig
-from multiclouddb_api.diagnostics import OperationDiagnostics
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.event import ChangeEvent, ChangeType
 from multiclouddb_api.event_json import event_from_json, event_to_json, page_from_json, page_to_json
 from multiclouddb_api.iterator import ChangeFeedIterator, IteratorSettings
 from multiclouddb_api.key import MulticloudDbKey
-from multiclouddb_api.notice import (
+from multiclouddb_api.observer import Observer
+from multiclouddb_api.page import (
     BackfillDone,
+    ChangeFeedPage,
+    ChildPartition,
     Dropped,
     FeedEnded,
     Gap,
     Invalidated,
     Notice,
+    OperationDiagnostics,
     PartitionFoundLate,
     RecordSkipped,
     Renamed,
     SnapshotStarted,
 )
-from multiclouddb_api.observer import Observer
-from multiclouddb_api.options import OperationOptions, ProviderOptions
-from multiclouddb_api.page import ChangeFeedPage, ChildPartition
-from multiclouddb_api.position import AtTime, Beginning, FromContinuationToken, Now, StartPosition
 from multiclouddb_api.registry import installed_providers
 from multiclouddb_api.request import (
+    AtTime,
+    Beginning,
     ChangeFeedRequest,
-    Fail,
-    NewItemStateMode,
-    OldItemStateMode,
-    OnExpired,
-    SkipToOldest,
-)
-from multiclouddb_api.scope import (
     EntireCluster,
     EntireCollection,
     EntireDatabase,
+    Fail,
     FeedScope,
+    FromContinuationToken,
     LogicalPartition,
+    NewItemStateMode,
+    Now,
+    OldItemStateMode,
+    OnExpired,
+    OperationOptions,
     PhysicalPartition,
+    ProviderOptions,
+    ResourceAddress,
+    SkipToOldest,
+    StartPosition,
 )
 from multiclouddb_api.snapshot import Resnapshot, Snapshot, SnapshotOrder, SnapshotProgress
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from multiclouddb_api.address import ResourceAddress
 from multiclouddb_api.capability import CapabilitySet
 from multiclouddb_api.observer import Observer
-from multiclouddb_api.options import OperationOptions
 from multiclouddb_api.page import ChangeFeedPage
-from multiclouddb_api.request import ChangeFeedRequest
+from multiclouddb_api.request import ChangeFeedRequest, OperationOptions, ResourceAddress
 
 if TYPE_CHECKING:
     from multiclouddb_api.config import ClientConfig

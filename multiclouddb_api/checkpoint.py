@@ -15,10 +15,11 @@ import attrs
 import orjson
 
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.pacing import Timer
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.validators import check_type, is_a, local_path, not_blank, type_name
 
-__all__ = ["Checkpoint", "CheckpointStore", "FileCheckpointStore"]
+__all__ = ["Checkpoint", "CheckpointStore", "Checkpointer", "FileCheckpointStore"]
 
 _FORMAT: Final = "multiclouddb.checkpoint"
 _VERSION: Final = 1
@@ -185,10 +186,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, draft: Path, text: bytes) -> None:
-    """Replace a file atomically.
-
-    After a crash at any point, either the old or the new file exists and is complete.
-    """
+    """Replace a file atomically."""
     # This process holds the lock, so an existing draft was left by a crash.
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "wb") as file:
@@ -326,3 +324,74 @@ def conflict(path: Path, name: str, expected: str | None, found: Checkpoint | No
         "position",
         ErrorDetail(ErrorCategory.CONFLICT, operation="checkpoint"),
     )
+
+
+class Checkpointer:
+    """Saves the tokens of pages that the caller has handled; if there is no store, nothing is saved.
+
+    Args:
+        store: The store for the tokens, or None to save nothing.
+        name: The name of the checkpoint in the store.
+        interval_seconds: The shortest time between two saves of the tokens of empty pages.
+        timer: The iterator's clock.
+    """
+
+    def __init__(
+        self, store: CheckpointStore | None, name: str, interval_seconds: float, timer: Timer
+    ) -> None:
+        self._store = store
+        self._name = name
+        self._interval = interval_seconds
+        self._timer = timer
+        self._version: str | None = None
+        self._saved: str | None = None
+        self._saved_at = timer.now()
+        self._pending: str | None = None
+        self._attempted: str | None = None
+
+    def load(self) -> str | None:
+        """Return the stored token to resume from, or None."""
+        checkpoint = None if self._store is None else self._store.load(self._name)
+        if checkpoint is None:
+            return None
+        self._version, self._saved = checkpoint.version, checkpoint.token
+        return checkpoint.token
+
+    def done(self, token: str, *, at_once: bool) -> None:
+        """Record that the caller has handled everything up to the token.
+
+        Args:
+            token: The new position.
+            at_once: True to save the token immediately, False if the save may wait until the interval has
+                passed.
+        """
+        self._pending = None if token == self._saved else token
+        # The first token is saved at once, because a start position such as `Now` is durable only as a token.
+        if at_once or self._saved is None or self._timer.now() - self._saved_at >= self._interval:
+            self.flush()
+
+    def flush(self) -> None:
+        """Save the last position if it has not been saved yet."""
+        if self._store is None or self._pending is None:
+            return
+        token = self._pending
+        self._settle(self._store)
+        self._attempted = token
+        try:
+            checkpoint = self._store.save(self._name, token, self._version)
+        except MulticloudDbError as error:
+            if error.category == ErrorCategory.CONFLICT:
+                self._attempted = None
+            raise
+        self._attempted = self._pending = None
+        self._version, self._saved = checkpoint.version, token
+        self._saved_at = self._timer.now()
+
+    def _settle(self, store: CheckpointStore) -> None:
+        """Find out whether a save succeeded although it raised an error."""
+        if self._attempted is None:
+            return
+        checkpoint = store.load(self._name)
+        if checkpoint is not None and checkpoint.token == self._attempted:
+            self._version, self._saved = checkpoint.version, checkpoint.token
+        self._attempted = None

@@ -10,10 +10,9 @@ from pathlib import Path
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from multiclouddb_api.address import ResourceAddress
 from multiclouddb_api.backend import Backend
 from multiclouddb_api.capability import CapabilitySet
-from multiclouddb_api.config import ClientConfig
+from multiclouddb_api.config import ClientConfig, outcome
 from multiclouddb_api.errors import (
     ErrorCategory,
     ErrorDetail,
@@ -24,11 +23,9 @@ from multiclouddb_api.errors import (
 )
 from multiclouddb_api.iterator import ChangeFeedIterator
 from multiclouddb_api.observer import Observer
-from multiclouddb_api.options import OperationOptions
 from multiclouddb_api.page import ChangeFeedPage
 from multiclouddb_api.registry import load_plugin
-from multiclouddb_api.request import ChangeFeedRequest
-from multiclouddb_api.secret import outcome
+from multiclouddb_api.request import ChangeFeedRequest, OperationOptions, ResourceAddress
 from multiclouddb_api.validators import to_dict
 
 if TYPE_CHECKING:
@@ -334,10 +331,7 @@ class MulticloudDbClient:
                 self._forked = False
 
     def _after_fork(self) -> None:
-        """Reset the client in a forked child.
-
-        The parent's connections, locks and threads do not belong to the child.
-        """
+        """Reset the client in a forked child."""
         self._lock = threading.Lock()
         if not self._forked:
             _inherited.append(self._backend)

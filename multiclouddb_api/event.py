@@ -11,11 +11,10 @@ from typing import Any, Final
 
 import attrs
 
-from multiclouddb_api.address import ResourceAddress
 from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.redaction import shorten
-from multiclouddb_api.slots import Slotted
-from multiclouddb_api.validators import is_a
+from multiclouddb_api.request import ResourceAddress
+from multiclouddb_api.validators import Slotted, is_a
 
 __all__ = ["ChangeEvent", "ChangeType"]
 

@@ -13,26 +13,27 @@ from typing import Any, Final
 
 import attrs
 
-from multiclouddb_api.address import ResourceAddress
 from multiclouddb_api.codec import decode_json, encode_json
-from multiclouddb_api.diagnostics import OperationDiagnostics
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 from multiclouddb_api.event import ChangeEvent, ChangeType
 from multiclouddb_api.key import MulticloudDbKey
-from multiclouddb_api.notice import (
+from multiclouddb_api.page import (
     BackfillDone,
+    ChangeFeedPage,
+    ChildPartition,
     Dropped,
     FeedEnded,
     Gap,
     Invalidated,
     Notice,
+    OperationDiagnostics,
     PartitionFoundLate,
     RecordSkipped,
     Renamed,
     SnapshotStarted,
 )
-from multiclouddb_api.page import ChangeFeedPage, ChildPartition
 from multiclouddb_api.redaction import rfc3339
+from multiclouddb_api.request import ResourceAddress
 from multiclouddb_api.snapshot import SnapshotOrder, SnapshotProgress
 from multiclouddb_api.validators import check_type, to_utc
 
@@ -158,10 +159,7 @@ def _moment_out(name: str, moment: datetime) -> str:
 
 
 class _Fields:
-    """Reads one JSON object that must contain exactly the fields of a class.
-
-    Error messages contain the path of the field.
-    """
+    """Reads one JSON object that must contain exactly the fields of a class."""
 
     def __init__(self, where: str, value: Any, kind: type, extra: str = "", without: str = "") -> None:
         if type(value) is not dict:

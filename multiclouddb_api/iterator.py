@@ -5,27 +5,42 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypedDict
 
 import attrs
 
-from multiclouddb_api.checkpoint import CheckpointStore
-from multiclouddb_api.checkpointer import Checkpointer
+from multiclouddb_api.checkpoint import Checkpointer, CheckpointStore
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 from multiclouddb_api.event import ChangeEvent
-from multiclouddb_api.iterator_settings import IteratorSettings
-from multiclouddb_api.notice import FeedEnded
 from multiclouddb_api.observer import Observer
-from multiclouddb_api.options import OperationOptions
-from multiclouddb_api.outage import Outage, Stopped
-from multiclouddb_api.pacing import PollSchedule, Timer
-from multiclouddb_api.page import ChangeFeedPage
-from multiclouddb_api.position import FromContinuationToken, Now, StartPosition
-from multiclouddb_api.request import ChangeFeedRequest
+from multiclouddb_api.pacing import Outage, PollSchedule, Stopped, Timer
+from multiclouddb_api.page import ChangeFeedPage, FeedEnded
+from multiclouddb_api.request import (
+    ChangeFeedRequest,
+    FromContinuationToken,
+    Now,
+    OperationOptions,
+    StartPosition,
+)
 from multiclouddb_api.snapshot import Resnapshot, Snapshot
 from multiclouddb_api.validators import at_least, has_methods, is_a, not_blank, one_of
 
 __all__ = ["ChangeFeedIterator", "IteratorSettings", "ReadsChanges"]
+
+
+class IteratorSettings(TypedDict, total=False):
+    """The keyword settings of `ChangeFeedIterator`, which describes each of them."""
+
+    timeout_seconds: float
+    wait_seconds: float
+    until_idle: bool
+    idle_backoff_seconds: float
+    max_idle_backoff_seconds: float
+    max_outage_seconds: float
+    checkpoint_store: CheckpointStore | None
+    checkpoint_name: str | None
+    checkpoint_interval_seconds: float
+    on_poison: Literal["raise", "skip"]
 
 
 class ReadsChanges(Protocol):

@@ -12,8 +12,7 @@ import attrs
 from multiclouddb_api.codec import encode_json
 from multiclouddb_api.errors import invalid_request
 from multiclouddb_api.redaction import shorten
-from multiclouddb_api.slots import Slotted
-from multiclouddb_api.validators import is_a, to_dict
+from multiclouddb_api.validators import Slotted, is_a, to_dict
 
 __all__ = ["MulticloudDbKey"]
 

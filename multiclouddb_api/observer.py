@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from multiclouddb_api.address import ResourceAddress
-from multiclouddb_api.notice import Gap, PartitionFoundLate
-from multiclouddb_api.page import ChangeFeedPage
+from multiclouddb_api.page import ChangeFeedPage, Gap, PartitionFoundLate
+from multiclouddb_api.request import ResourceAddress
 
 __all__ = ["Observer"]
 

@@ -2,26 +2,278 @@
 
 from __future__ import annotations
 
+import hashlib
+from datetime import datetime
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 
-from multiclouddb_api.address import ResourceAddress
-from multiclouddb_api.options import ProviderOptions
-from multiclouddb_api.position import AtTime, Beginning, FromContinuationToken, Now, StartPosition
-from multiclouddb_api.scope import (
-    EntireCluster,
-    EntireCollection,
-    EntireDatabase,
-    FeedScope,
-    LogicalPartition,
-    PhysicalPartition,
-)
+from multiclouddb_api.capability import Capability
+from multiclouddb_api.codec import encode_json
+from multiclouddb_api.key import MulticloudDbKey
+from multiclouddb_api.redaction import shorten
 from multiclouddb_api.snapshot import Resnapshot, Snapshot
-from multiclouddb_api.validators import at_least, is_a
+from multiclouddb_api.validators import at_least, check_type, is_a, not_blank, to_utc, utf8
 
-__all__ = ["ChangeFeedRequest", "Fail", "NewItemStateMode", "OldItemStateMode", "OnExpired", "SkipToOldest"]
+__all__ = [
+    "AtTime",
+    "Beginning",
+    "ChangeFeedRequest",
+    "EntireCluster",
+    "EntireCollection",
+    "EntireDatabase",
+    "Fail",
+    "FeedScope",
+    "FromContinuationToken",
+    "LogicalPartition",
+    "NewItemStateMode",
+    "Now",
+    "OldItemStateMode",
+    "OnExpired",
+    "OperationOptions",
+    "PhysicalPartition",
+    "ProviderOptions",
+    "ResourceAddress",
+    "SkipToOldest",
+    "StartPosition",
+]
+
+
+def _is_utf8(instance: object, attribute: attrs.Attribute[Any], value: str | None) -> None:
+    utf8(f"{type(instance).__name__}.{attribute.name}", value or "")
+
+
+_NAME = [is_a(str, type(None)), not_blank("give its name, or None if the scope is wider"), _is_utf8]
+
+
+@attrs.frozen
+class ResourceAddress:
+    """A collection, table or container, and the database that contains it.
+
+    Portability:
+        `database` is None on DynamoDB. On Spanner, Cosmos DB and MongoDB, `database` is the name of a
+        database; on the embedded store it is `"main"` by default. `collection` is the name of a table
+        (DynamoDB, Spanner), a container (Cosmos DB) or a collection (MongoDB, embedded store). See warning 21
+        in docs/configuration.md.
+    """
+
+    database: str | None = attrs.field(default=None, validator=_NAME)
+    """Name of the database, or None if the provider has no databases."""
+    collection: str | None = attrs.field(default=None, validator=_NAME)
+    """Name of the collection, or None with `EntireDatabase()` and `EntireCluster()`."""
+
+    def __str__(self) -> str:
+        return "/".join(name for name in (self.database, self.collection) if name is not None)
+
+
+@attrs.frozen
+class EntireCollection:
+    """The whole collection; the token tracks all partitions and their splits and merges.
+
+    Within each partition, events are returned in the service's commit order; there is no order across
+    partitions.
+    """
+
+
+@attrs.frozen
+class PhysicalPartition:
+    """One physical partition: a DynamoDB shard, a Cosmos DB feed range or a Spanner partition token.
+
+    When the partition ends, `partition_retired` is True on the last page, and the page contains a
+    token for each child of the partition. With `with_descendants`, reading continues in all
+    partitions that replace this partition after a split or merge. The token tracks these
+    partitions, and `partition_retired` is False on every page.
+
+    If the partition merges with a partition that does not descend from it, two readers read the
+    common child. Each of the two readers starts to read the child as soon as it has finished its
+    own partitions. Neither of the two readers knows the position of the other reader. Therefore, if
+    partitions merge, use a single reader of all parents, such as `EntireCollection`. Only a single
+    reader of all parents keeps the order across the merge and reads each event once.
+
+    Portability:
+        An id from another provider or resource is refused with `INVALID_REQUEST`. MongoDB has only one
+        partition, which never ends, so `with_descendants` makes no difference on MongoDB. See warnings 6, 7,
+        11 and 22 in docs/configuration.md.
+    """
+
+    partition_id: str = attrs.field(
+        validator=[is_a(str), not_blank("take one from client.list_physical_partitions(address)")]
+    )
+    """An id from `list_physical_partitions`, `plan_partitions`, an event or a `ChildPartition`. The id is
+    valid only for the provider and resource from which you obtained it."""
+    with_descendants: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
+    """True to continue in the partitions that replace this partition after a split or merge. A token is
+    refused if it was made with the other value of this field."""
+
+
+@attrs.frozen
+class LogicalPartition:
+    """All documents with one partition key value.
+
+    Portability:
+        Cosmos DB and the embedded store support this scope natively. On MongoDB the server filters its whole
+        log. DynamoDB and Spanner refuse this scope with `UNSUPPORTED_CAPABILITY`; instead, read
+        `PhysicalPartition` and filter in the application. Check
+        `Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE`. See warning 6 in docs/configuration.md.
+    """
+
+    key: MulticloudDbKey = attrs.field(repr=shorten, validator=is_a(MulticloudDbKey))
+    """A key whose `partition_key` components are compared; its other components are ignored."""
+
+
+@attrs.frozen
+class EntireDatabase:
+    """Every collection of `address.database`; each event contains its own address.
+
+    Portability:
+        This scope exists on MongoDB only. The feed of a dropped database ends, but the library cannot detect
+        that a token is used on a new database with the same name. Check
+        `Capability.CHANGE_FEED_DATABASE_SCOPE`. See warnings 13 and 20 in docs/configuration.md.
+    """
+
+
+@attrs.frozen
+class EntireCluster:
+    """Every database of the deployment; each event contains its own address.
+
+    Portability:
+        This scope exists on MongoDB only. The library cannot detect that a token of this scope is
+        used on another deployment. Check `Capability.CHANGE_FEED_CLUSTER_SCOPE`. See warnings 13
+        and 20 in docs/configuration.md.
+    """
+
+
+FeedScope: TypeAlias = (
+    EntireCollection | PhysicalPartition | LogicalPartition | EntireDatabase | EntireCluster
+)
+"""The union of all scopes, which are frozen and comparable; use `match` on the class."""
+
+
+@attrs.frozen
+class Beginning:
+    """Starts at the oldest change that the service still keeps; older changes are not *available*.
+
+    Portability:
+        DynamoDB keeps changes for 24 hours. Spanner keeps changes for the stream's retention, 1 day by
+        default. MongoDB keeps changes as long as they are in the oplog. The embedded store keeps changes
+        until `trim`. Cosmos DB cannot start an all-versions-and-deletes feed in the past: unless you opt into
+        its backfill, the read raises `UNSUPPORTED_CAPABILITY`. Check `Capability.CHANGE_FEED_BEGINNING`. See
+        warnings 3, 8 and 10 in docs/configuration.md.
+    """
+
+
+@attrs.frozen
+class Now:
+    """Starts at the first call; returns only changes that are committed after that call has returned.
+
+    The first page's token is durable, even if the page is empty. Reading from this token later, even after a
+    restart, returns everything that was committed after the first call.
+
+    Portability:
+        On DynamoDB, a reader that stops for more than 15 minutes before its first event may also get changes
+        from the two minutes before its start. See warning 19 in docs/configuration.md.
+    """
+
+
+def _utc(value: datetime) -> datetime:
+    return to_utc("AtTime.utc", value)
+
+
+@attrs.frozen
+class AtTime:
+    """Starts at the first change at or after a given time, according to the service's clock.
+
+    The feed never starts later than the given time. The feed may start earlier than the given time,
+    by at most the precision that the note of `Capability.CHANGE_FEED_POINT_IN_TIME` states.
+
+    Raises:
+        MulticloudDbError: Raised when the position is built: `INVALID_REQUEST` for a datetime without a time
+            zone. Raised by the first read: `INVALID_REQUEST` if the time is more than 60 seconds ahead of the
+            service's clock, `CHECKPOINT_EXPIRED` if it is older than the service's retention.
+
+    Portability:
+        `AtTime` does not work on DynamoDB. On Cosmos DB, `AtTime` needs the opt-in to the backfill. Cosmos DB
+        and MongoDB round to whole seconds. Check `Capability.CHANGE_FEED_POINT_IN_TIME`, or store a token and
+        start from that token. See warnings 2, 8 and 9 in docs/configuration.md.
+    """
+
+    utc: datetime = attrs.field(converter=_utc)
+    """An aware datetime with any offset; it is stored in UTC."""
+
+
+@attrs.frozen
+class FromContinuationToken:
+    """Starts at the position of a token, after everything that was returned up to that position.
+
+    Portability:
+        A token is valid only for the provider, resource and scope for which it was issued, and only
+        as long as the service keeps the changes after the token (24 hours on DynamoDB). If a
+        resource was deleted and created again with the same name, its old tokens are refused. On
+        MongoDB, a feed of a whole database or cluster does not refuse the old tokens of a recreated
+        resource. See warnings 3, 7, 10 and 20 in docs/configuration.md.
+    """
+
+    token: str = attrs.field(
+        repr=shorten, validator=[is_a(str), not_blank("pass a page's continuation_token")]
+    )
+    """The `continuation_token` of a page, the token of a child partition, or the `skip_token` of an error.
+    The token is opaque and may be several kilobytes long, so store it as text or blob, never in a
+    `varchar(255)` or an HTTP header."""
+
+
+StartPosition: TypeAlias = Beginning | Now | AtTime | Snapshot | FromContinuationToken
+"""The union of all start positions, which are frozen and comparable; use `match` on the class."""
+
+
+@attrs.frozen
+class OperationOptions:
+    """Defines the time limits of one call."""
+
+    timeout_seconds: float = attrs.field(
+        default=30.0,
+        validator=[is_a(int, float), at_least(0.001, "give the seconds that the whole call may take")],
+    )
+    """The time limit of the whole call in seconds, including retries. The limit must be greater than 0; the
+    default is 30. When this time has passed, a call that has made progress returns its page. A call without
+    progress raises `TRANSIENT_FAILURE`."""
+    wait_seconds: float = attrs.field(
+        default=0.0, validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")]
+    )
+    """How long to wait for a first event before returning an empty page (long poll), in seconds. With 0, the
+    default, the call does not wait. The wait is never longer than `timeout_seconds`."""
+
+
+@attrs.frozen
+class ProviderOptions:
+    """The base class of a provider's options; each provider has a frozen subclass.
+
+    A field whose metadata contains `positions=True` changes what a position means. A token is
+    refused if it was made with a different value of a field with `positions=True`.
+    """
+
+    def position_digest(self) -> str:
+        """Return a digest of the options that change positions.
+
+        The digest is empty if all of these options have their default values.
+        """
+        values: dict[str, Any] = {
+            field.name: getattr(self, field.name)
+            for field in attrs.fields(type(self))
+            if field.metadata.get("positions") and getattr(self, field.name) != field.default
+        }
+        if not values:
+            return ""
+        return hashlib.sha256(encode_json(values)).hexdigest()[:12]
+
+    def opts_into(self, capability: Capability) -> bool:
+        """Return whether the caller has opted into this `EMULATED` capability; False by default.
+
+        Args:
+            capability: The capability.
+        """
+        check_type("capability", capability, Capability)
+        return False
 
 
 class NewItemStateMode(Enum):

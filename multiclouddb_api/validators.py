@@ -15,6 +15,7 @@ import attrs
 from multiclouddb_api.errors import MulticloudDbError, check_type, invalid_request, type_name
 
 __all__ = [
+    "Slotted",
     "at_least",
     "check_type",
     "each_is",
@@ -30,6 +31,19 @@ __all__ = [
     "unknown_name",
     "utf8",
 ]
+
+
+class Slotted:
+    """A base class that has only one slot, for weak references.
+
+    An object can change its class if both classes add the same slots to the same base class.
+    Therefore, an object whose attributes can be set (a draft) can become an object of a frozen
+    class. Filling a draft is faster than filling a frozen object, because setting an attribute of a
+    frozen object needs a function call.
+    """
+
+    __slots__ = ("__weakref__",)
+
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 

@@ -21,6 +21,7 @@ from multiclouddb_spi.batch import (
     Reached,
     Scanned,
     Segment,
+    collector_paused,
 )
 from multiclouddb_spi.contract import (
     Feed,
@@ -47,7 +48,6 @@ from multiclouddb_spi.faults import (
     expired,
     unsupported,
 )
-from multiclouddb_spi.gc_pause import collector_paused
 from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
 from multiclouddb_spi.planning.planner import Planner
 from multiclouddb_spi.planning.ranges import Range, read_range

@@ -39,17 +39,15 @@ from multiclouddb_spi.contract import Feed, PartitionState, Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import user_errors
 from multiclouddb_spi.observing import Observing
-from multiclouddb_spi.reading.context import ReadContext
-from multiclouddb_spi.reading.feeds import FeedCache
-from multiclouddb_spi.reading.fetcher import Fetcher
+from multiclouddb_spi.open_feed import FeedCache
+from multiclouddb_spi.reading.answers import Look, look_again
+from multiclouddb_spi.reading.fetcher import Fetcher, ReadContext
 from multiclouddb_spi.reading.pages import Pages, Reading, finished
-from multiclouddb_spi.reading.partition_reader import Budget
 from multiclouddb_spi.reading.poll import Poll
 from multiclouddb_spi.reading.quiet_feeds import Check, QuietFeeds
-from multiclouddb_spi.reading.reader_cache import ReaderCache
-from multiclouddb_spi.reading.result import PollResult
-from multiclouddb_spi.reading.retired import Look, look_again
-from multiclouddb_spi.reading.snapshotting import announced
+from multiclouddb_spi.reading.readers import Budget, ReaderCache
+from multiclouddb_spi.reading.scanning import announced
+from multiclouddb_spi.reading.turns import PollResult
 from multiclouddb_spi.request_check import check_plan, check_planned, require, spec_of
 from multiclouddb_spi.retry import ATTEMPTS
 from multiclouddb_spi.session_opener import SessionOpener
@@ -93,7 +91,7 @@ class Engine:
         budget = Budget(config.max_buffered_bytes)
         self._readers = ReaderCache(budget, _MOST_READERS, config.max_readers_per_partition)
         self._fetcher = Fetcher(provider, self._executor, self._observing, self._closed, attempts, pause)
-        self._feeds = FeedCache(self._fetcher, self._readers)
+        self._feeds = FeedCache(self._fetcher.call, self._readers.forget)
         written = WrittenTokens()
         self._pages = Pages(
             provider.provider_id, self._fetcher, self._feeds, self._observing,
@@ -142,11 +140,13 @@ class Engine:
             MulticloudDbError: As `MulticloudDbClient.read_changes` does.
         """
         began = time.monotonic()
-        deadline = Deadline.after(options.timeout_seconds)
-        with user_errors(self._provider, "read_changes"):
+        deadline = Deadline(began + options.timeout_seconds)
+        try:
             spec = spec_of(self._provider, request, "read_changes")
-            check = self._quiet.check(request, spec, options.wait_seconds, deadline)
-            if check.page is not None:
+            check: Check | None = None
+            if self._quiet.idle:
+                check = self._quiet.check(request, spec, options.wait_seconds, deadline)
+            if check is not None and check.page is not None:
                 return Reading((), check.page)
             with self._opener.open(request, spec, deadline) as session:
                 if isinstance(session, Finished):
@@ -159,6 +159,9 @@ class Engine:
                     return self._pages.ended(session, Look(lineage))
                 if session.skipped:  # a separate page, so that the notice comes before the records after it
                     return self._pages.reading(session, lineage, PollResult.nothing(lineage), deadline, began)
+                if lineage.waiting():
+                    lineage.check_waits()
+                    lineage.start_passed()
                 if lineage.plan is not None:
                     # The first read of one segment of a plan starts from a token.
                     whole = isinstance(request.scope, EntireCollection) and isinstance(
@@ -166,24 +169,27 @@ class Engine:
                     )
                     if (started := announced(session.feed, lineage, whole=whole)) is not None:
                         return self._pages.reading(session, lineage, started, deadline, began)
-                return self._reading(session, lineage, request, check, view, deadline, began)
+                wait = options.wait_seconds if check is None else check.wait
+                return self._reading(session, lineage, request, wait, check, view, deadline, began)
+        except Exception:
+            with user_errors(self._provider, "read_changes"):
+                raise
 
     def _reading(
         self,
         session: Session,
         lineage: Lineage,
         request: ChangeFeedRequest,
-        check: Check,
+        wait: float,
+        check: Check | None,
         view: Callable[[Batch, int, int], T],
         deadline: Deadline,
         began: float,
     ) -> Reading[T]:
         scope = request.scope
-        if lineage.waiting():
-            lineage.start_passed()
         poll = Poll(
             self._context, session.feed, lineage, request.max_page_size or self._provider.page_records,
-            view, deadline, wait=check.wait, on_expired=request.on_expired,
+            view, deadline, wait=wait, on_expired=request.on_expired,
             single=isinstance(scope, PhysicalPartition) and not scope.with_descendants,
             now=lambda: self._feeds.soon(session.feed, deadline),
         )  # fmt: skip
@@ -195,7 +201,8 @@ class Engine:
         except Exception as error:
             self._pages.forget_if_gone(session, self._fetcher.fault(error))
             raise
-        if isinstance(request.start_position, FromContinuationToken) and self._pages.is_gone(result):
+        gone = (result.failure or result.over or result.notices) and self._pages.is_gone(result)
+        if gone and isinstance(request.start_position, FromContinuationToken):
             self._opener.refuse_recreated(session.feed, deadline)
         again = request.on_expired
         if isinstance(again, Resnapshot) and self._pages.has_expired(result):

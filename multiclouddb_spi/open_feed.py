@@ -1,9 +1,15 @@
-"""Wraps one feed of a provider for the engine, Spark and the command line."""
+"""Opens the feeds of a provider for the engine, Spark and the command line, and keeps them between calls."""
 
 from __future__ import annotations
 
+import math
+import threading
+import time
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Final, Protocol, TypeVar
 
 import attrs
 
@@ -15,9 +21,15 @@ from multiclouddb_spi.faults import ProviderFault
 from multiclouddb_spi.request_check import require_start
 from multiclouddb_spi.retry import Call
 
-__all__ = ["Keeper", "OpenFeed", "recreated"]
+__all__ = ["FeedCache", "Keeper", "OpenFeed", "recreated"]
 
 T = TypeVar("T")
+_MOST_FEEDS: Final = 16384
+_IDLE_SECONDS: Final = 600.0
+_RESTING_SECONDS: Final = 60.0
+_MOST_AT_ONCE: Final = 8
+_CLOCK_SECONDS: Final = 60.0
+_CLOCK_PATIENCE: Final = 1.0
 
 
 class Keeper(Protocol):
@@ -91,7 +103,12 @@ class OpenFeed:
         with user_errors(self.provider, operation):
             return self._make(lambda: ask(deadline), deadline)
 
-    def use(self, begin: Callable[[Feed], T], check: Callable[[Feed], object] = lambda _: None) -> T:
+    def use(
+        self,
+        begin: Callable[[Feed], T],
+        check: Callable[[Feed], object] | None = None,
+        made_by: tuple[str | None, str, str] | None = None,
+    ) -> T:
         """Call `begin` with the feed, and return its result.
 
         A feed that was opened before this call is opened again in two cases: the feed does not
@@ -100,19 +117,29 @@ class OpenFeed:
         Args:
             begin: The function to call; it is called again if the feed is opened again.
             check: A function that raises a `MulticloudDbError` if the feed belongs to another resource.
+            made_by: The incarnation, field and way out for `check_resumes`.
 
         Raises:
             Exception: The error that `begin` or opening the feed raised.
         """
+
+        def checked(feed: Feed) -> Feed:
+            if check is not None:
+                check(feed)
+            if made_by is not None and not feed.resumes(made_by[0]):
+                raise recreated(feed, *made_by[1:])
+            return feed
+
         feed, fresh = self._acquire()
-        try:
-            check(feed)
-        except MulticloudDbError:
-            if fresh:
-                raise
-            self.renew()
-            feed, fresh = self._acquire()
-            check(feed)
+        if check is not None or (made_by is not None and not feed.resumes(made_by[0])):
+            try:
+                checked(feed)
+            except MulticloudDbError:
+                if fresh:
+                    raise
+                self.renew()
+                feed, fresh = self._acquire()
+                checked(feed)
         try:
             return begin(feed)
         except Exception as error:
@@ -122,8 +149,7 @@ class OpenFeed:
                 self.renew()
                 raise
         self.renew()
-        check(self.feed)
-        return begin(self.feed)
+        return begin(checked(self.feed))
 
     def check_resumes(self, incarnation: str | None, field: str, way_out: str) -> None:
         """Refuse a token or an id from another incarnation of the resource.
@@ -138,12 +164,7 @@ class OpenFeed:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the resource was deleted and created again.
         """
-
-        def check(feed: Feed) -> None:
-            if not feed.resumes(incarnation):
-                raise recreated(feed, field, way_out)
-
-        self.use(lambda _: None, check)
+        self.use(lambda _: None, made_by=(incarnation, field, way_out))
 
     def check_start(self, position: FeedStart | Snapshot) -> None:
         """Refuse a start position that the provider does not support.
@@ -207,4 +228,183 @@ class _Alone:
         del feed
 
     def release(self, feed: Feed) -> None:
+        feed.close()
+
+
+class FeedCache:
+    """Maps each spec to its opened feed and the time of the service's clock; all calls of a client share it.
+
+    A feed is closed when neither a running call nor a later call needs it. Opening a feed needs
+    calls to the service, which check how the resource is set up. Therefore, a feed is kept for ten
+    minutes after its last use. The limit on feeds is as high as the limit on readers. The reason is
+    that a worker may read thousands of partition keys in turn, and the scope of each key needs a
+    feed. Above the limit, feeds that were used in the last minute remain open, and each additional
+    feed is closed after its call. The cache does not close the feeds with the oldest last use,
+    because a worker that reads keys in turn needs these feeds next.
+
+    Args:
+        call: Makes calls to a feed.
+        forget_readers: Forgets the readers of a closed feed.
+    """
+
+    def __init__(self, call: Call, forget_readers: Callable[[Feed], None]) -> None:
+        self._call, self._forget_readers = call, forget_readers
+        self._feeds: dict[FeedSpec, _Opened] = {}
+        # All open feeds, also those that are not kept, by id, the longest unused first; finding one by its
+        # spec would be slower.
+        self._open: OrderedDict[int, _Opened] = OrderedDict()
+        self._lock = threading.Lock()
+        self._closed = False
+        self.is_new = True
+
+    def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
+        """Return the feed for this spec, and whether this call has opened it; the caller must release it."""
+        with self._lock:
+            opened = self._feeds.get(spec)
+            if opened is not None:
+                opened.users += 1
+                return opened.feed, False
+        feed = open_feed()
+        self.is_new = False
+        with self._lock:
+            old = self._unused_since(time.monotonic() - _RESTING_SECONDS, _MOST_FEEDS - 1)
+            kept = self._feeds.get(spec)
+            if kept is None:
+                kept = self._open[id(feed)] = _Opened(feed)
+                if not self._closed and len(self._feeds) < _MOST_FEEDS:
+                    self._feeds[spec], kept.kept = kept, True
+            kept.users += 1
+        self._close(old)
+        if kept.feed is not feed:
+            _close_silently(feed)
+        return kept.feed, True
+
+    def release(self, feed: Feed) -> None:
+        """Record that a call no longer uses a feed."""
+        now = time.monotonic()
+        with self._lock:
+            opened = self._open[id(feed)]
+            opened.users, opened.used_at = opened.users - 1, now
+            self._open.move_to_end(id(feed))
+            old = list[_Opened]()
+            if next(iter(self._open.values())).used_at <= now - _IDLE_SECONDS:
+                old = self._unused_since(now - _IDLE_SECONDS)
+            if not (opened.users or opened.kept):
+                old.append(self._open.pop(id(feed)))
+        if old:
+            self._close(old)
+
+    def forget(self, feed: Feed) -> None:
+        """Open the feed again next time, because its resource may have been deleted and created again."""
+        with self._lock:
+            opened, old = self._open.get(id(feed)), list[_Opened]()
+            if opened is not None and opened.kept:
+                del self._feeds[feed.spec]
+                opened.kept = False
+            if opened is not None and not opened.users:
+                old.append(self._open.pop(id(feed)))
+        self._forget_readers(feed)
+        self._close(old)
+
+    def now(self, feed: Feed, deadline: Deadline, patience: float = math.inf) -> datetime | None:
+        """Return the service's time, computed from an answer that is at most one minute old.
+
+        Args:
+            feed: The feed, which must be in use.
+            deadline: The time limit of the call.
+            patience: The number of seconds that the service may take to answer.
+
+        Returns:
+            None if the service does not report its time.
+        """
+        asked, answer = self._open[id(feed)].clock
+        if time.monotonic() - asked >= _CLOCK_SECONDS:
+            asked, answer = self._ask(feed, deadline.sooner(patience))
+        # The time since the answer is measured with a monotonic clock.
+        return None if answer is None else answer + timedelta(seconds=time.monotonic() - asked)
+
+    def asked_now(self, feed: Feed, deadline: Deadline) -> datetime | None:
+        """Return the service's current time, or None if the service does not answer quickly.
+
+        A time that this process has computed may be later than the service's own time. There are
+        two possible reasons: the service's clock was set back, or another machine answers.
+        """
+        return self.soon(feed, deadline, fresh=True)
+
+    def soon(self, feed: Feed, deadline: Deadline, *, fresh: bool = False) -> datetime | None:
+        """Return the service's time; None, for the next minute too, if the service does not answer quickly.
+
+        Args:
+            feed: The feed, which must be in use.
+            deadline: The time limit of the call.
+            fresh: True to ask the service even if this process could compute the time, as `asked_now` does.
+        """
+        opened, now = self._open[id(feed)], time.monotonic()
+        if now >= deadline.at or now - opened.mute_at < _CLOCK_SECONDS:
+            return None
+        try:
+            if fresh:
+                return self._ask(feed, deadline.sooner(_CLOCK_PATIENCE))[1]
+            return self.now(feed, deadline, _CLOCK_PATIENCE)
+        except Exception:  # noqa: BLE001 - the page is returned without its lag
+            opened.mute_at = time.monotonic()
+            return None
+
+    def close(self) -> None:
+        """Close every feed; a feed that is in use is closed when its call has ended."""
+        with self._lock:
+            self._closed = True
+            feeds = list(self._feeds.values())
+        for opened in feeds:
+            self.forget(opened.feed)
+
+    def _ask(self, feed: Feed, deadline: Deadline) -> tuple[float, datetime | None]:
+        answer = self._call(lambda: feed.clock(deadline), deadline)
+        self._open[id(feed)].clock = asked = (time.monotonic(), answer)
+        return asked
+
+    def _unused_since(self, moment: float, most: int = 0) -> list[_Opened]:
+        """Remove feeds that were not used since `moment`, until `most` feeds are left; under the lock.
+
+        Only a few feeds are removed at a time, because closing them delays the current call.
+        """
+        old: list[_Opened] = []
+        for opened in self._open.values():
+            if opened.used_at > moment or len(old) >= min(_MOST_AT_ONCE, len(self._feeds) - most):
+                break
+            if not opened.users:
+                old.append(opened)
+        for opened in old:
+            del self._open[id(opened.feed)], self._feeds[opened.feed.spec]
+        return old
+
+    def _close(self, old: list[_Opened]) -> None:
+        for opened in old:
+            self._forget_readers(opened.feed)
+            _close_silently(opened.feed)
+
+
+@attrs.define(eq=False)
+class _Opened:
+    """An open feed.
+
+    Attributes:
+        feed: The feed.
+        kept: True if later calls find it.
+        users: The number of calls that use it.
+        used_at: The monotonic time at which the last call ended.
+        clock: The monotonic time of the last question for the service's time, and the answer.
+        mute_at: The monotonic time at which the service last did not tell its time.
+    """
+
+    feed: Feed
+    kept: bool = False
+    users: int = 0
+    used_at: float = 0.0
+    clock: tuple[float, datetime | None] = (-math.inf, None)
+    mute_at: float = -math.inf
+
+
+def _close_silently(feed: Feed) -> None:
+    with suppress(Exception):
         feed.close()

@@ -88,12 +88,8 @@ def require_start(
     Raises:
         MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that names an alternative.
     """
-    _require_part(provider, position, options, operation)
-
-
-def _require_part(provider: Provider, part: object, options: ProviderOptions | None, operation: str) -> None:
     for kind, capability in _NEEDS.items():
-        if isinstance(part, kind):
+        if isinstance(position, kind):
             require(provider, capability, options, operation)
 
 
@@ -103,11 +99,22 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
     Raises:
         MulticloudDbError: `UNSUPPORTED_CAPABILITY` or `INVALID_REQUEST`.
     """
-    options = _options(provider, request.provider_options)
+    kind, options = provider.options_type, request.provider_options
+    if options is None and kind is not None:
+        options = kind()
+    elif options is not None and (kind is None or not isinstance(options, kind)):
+        wanted = kind.__name__ if kind is not None else "None"
+        raise invalid_request(
+            "ChangeFeedRequest.provider_options",
+            f"is {type(options).__name__}, which {provider.provider_id} does not understand",
+            f"pass {wanted}",
+        )
     _check_address(request)
     require(provider, Capability.CHANGE_FEED, options, operation)
-    for part in (request.start_position, request.scope, request.on_expired):
-        _require_part(provider, part, options, operation)
+    parts = (request.start_position, request.scope, request.on_expired)
+    for kind, capability in _NEEDS.items():
+        if isinstance(parts[0], kind) or isinstance(parts[1], kind) or isinstance(parts[2], kind):
+            require(provider, capability, options, operation)
     if request.old_item_state_mode is not OldItemStateMode.OMIT:
         require(provider, Capability.CHANGE_FEED_OLD_ITEM_STATE, options, operation)
     if isinstance(request.start_position, Snapshot) or isinstance(request.on_expired, Resnapshot):
@@ -167,20 +174,6 @@ def _check_snapshot(provider: Provider, request: ChangeFeedRequest, operation: s
         "over processes with client.plan_partitions",
         ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, provider=provider.provider_id, operation=operation),
     )
-
-
-def _options(provider: Provider, given: ProviderOptions | None) -> ProviderOptions | None:
-    kind = provider.options_type
-    if given is None:
-        return kind() if kind is not None else None
-    if kind is None or not isinstance(given, kind):
-        wanted = kind.__name__ if kind is not None else "None"
-        raise invalid_request(
-            "ChangeFeedRequest.provider_options",
-            f"is {type(given).__name__}, which {provider.provider_id} does not understand",
-            f"pass {wanted}",
-        )
-    return given
 
 
 def _check_address(request: ChangeFeedRequest) -> None:

@@ -14,7 +14,6 @@ from multiclouddb_api import (
     PhysicalPartition,
     Snapshot,
     SnapshotOrder,
-    StartPosition,
     invalid_request,
 )
 from multiclouddb_spi.batch import Segment
@@ -28,6 +27,7 @@ from multiclouddb_spi.continuation.starting import (
 )
 from multiclouddb_spi.continuation.state import (
     FeedOver,
+    FeedState,
     Finished,
     Session,
     Written,
@@ -40,9 +40,8 @@ from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import START_ANEW, unsupported, unwritten
-from multiclouddb_spi.open_feed import OpenFeed, recreated
+from multiclouddb_spi.open_feed import FeedCache, OpenFeed, recreated
 from multiclouddb_spi.partition import decode_partition_id
-from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher
 from multiclouddb_spi.scan import SupportsBackfill, SupportsSnapshot
 
@@ -81,7 +80,15 @@ class SessionOpener:
         scope = scope_text(request.scope, physical.native if physical else None)
         digest = spec.options.position_digest() if spec.options is not None else ""
         position = request.start_position
-        envelope, written = self._token(position, spec, scope, digest)
+        envelope: Envelope | None = None
+        written: Written | None = None
+        if isinstance(position, FromContinuationToken):
+            written = self._written.take(position.token)
+            envelope = decode_token(position.token) if written is None else written.envelope
+            # As far as this is possible without a call to the service.
+            made_for = (envelope.provider_id, envelope.address, envelope.scope, envelope.options_digest)
+            if made_for != (self._provider.provider_id, spec.address, scope, digest):
+                raise _foreign_token(envelope, self._provider.provider_id, spec, scope)
         over = None if envelope is None or written is not None else end_from_json(envelope.state)
         if envelope is not None and isinstance(over, FeedOver):
             assert isinstance(position, FromContinuationToken)
@@ -89,8 +96,13 @@ class SessionOpener:
             return
 
         def begin(feed: Feed) -> Session:
+            state: FeedState
             if envelope is not None:
-                state = written.lineage(feed) if written else state_from_json(envelope.state, feed)
+                if written is None:
+                    state = state_from_json(envelope.state, feed)
+                else:
+                    state = written.state
+                    state.rules = feed
                 if isinstance(state, Lineage) and physical is not None:
                     state.root = physical.native
                 return Session(
@@ -104,13 +116,12 @@ class SessionOpener:
             return Session(feed, lineage, scope, digest)
 
         def check(feed: Feed) -> None:
-            if physical is not None:
-                physical.check_incarnation(spec.address, feed.identity.incarnation)
-            if envelope is not None and not feed.resumes(envelope.incarnation):
-                raise recreated(feed, "continuation_token", _RECREATED)
+            assert physical is not None
+            physical.check_incarnation(spec.address, feed.identity.incarnation)
 
-        with closing(self.feed(spec, deadline)) as opened:
-            yield opened.use(begin, check)
+        made_by = None if envelope is None else (envelope.incarnation, "continuation_token", _RECREATED)
+        with closing(OpenFeed(self._provider, spec, self._fetcher.call, deadline, self._feeds)) as opened:
+            yield opened.use(begin, None if physical is None else check, made_by)
 
     def feed(self, spec: FeedSpec, deadline: Deadline) -> OpenFeed:
         """Open a feed for the duration of a call; the caller must close it."""
@@ -184,28 +195,6 @@ class SessionOpener:
         segments = [Segment(entry.partition_id, entry.cursor) for entry in active] + list(cut_all(plan, cut))
         return [(each.segment_id, segment_lineage(feed, plan, each, len(segments))) for each in segments]
 
-    def _token(
-        self, position: StartPosition, spec: FeedSpec, scope: str, digest: str
-    ) -> tuple[Envelope | None, Written | None]:
-        """Return the content of the request's token, and the lineage if this process has written the token.
-
-        The token is compared with the request, as far as this is possible without a call to the service.
-        """
-        if not isinstance(position, FromContinuationToken):
-            return None, None
-        written = self._written.take(position.token)
-        envelope = decode_token(position.token) if written is None else written.envelope
-        ours = self._provider.provider_id
-        if envelope.provider_id != ours:
-            raise _foreign(f"belongs to provider {envelope.provider_id!r}, not to {ours!r}")
-        if envelope.address != spec.address:
-            raise _foreign(f"belongs to {envelope.address}, not to {spec.address}")
-        if envelope.scope != scope:
-            raise _other_scope(envelope.scope, scope)
-        if envelope.options_digest != digest:
-            raise _foreign("was made with other provider options, which change what a position means")
-        return envelope, written
-
     def _start(
         self, opened: OpenFeed, feed: Feed, position: FeedStart, only: str | None, deadline: Deadline
     ) -> Lineage:
@@ -231,6 +220,16 @@ class SessionOpener:
 _CUT: Final = 1000
 _RECREATED: Final = f"the changes of the old resource are gone; {START_ANEW}"
 _SAME_KIND: Final = "pass it to the same kind of request that it came from, or start again"
+
+
+def _foreign_token(envelope: Envelope, ours: str, spec: FeedSpec, scope: str) -> MulticloudDbError:
+    if envelope.provider_id != ours:
+        return _foreign(f"belongs to provider {envelope.provider_id!r}, not to {ours!r}")
+    if envelope.address != spec.address:
+        return _foreign(f"belongs to {envelope.address}, not to {spec.address}")
+    if envelope.scope != scope:
+        return _other_scope(envelope.scope, scope)
+    return _foreign("was made with other provider options, which change what a position means")
 
 
 def _foreign(problem: str, way_out: str = _SAME_KIND) -> MulticloudDbError:

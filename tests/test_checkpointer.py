@@ -3,7 +3,7 @@
 import pytest
 
 from multiclouddb_api import Checkpoint, ErrorCategory, ErrorDetail, FileCheckpointStore, MulticloudDbError
-from multiclouddb_api.checkpointer import Checkpointer
+from multiclouddb_api.checkpoint import Checkpointer
 from multiclouddb_embedded import SqliteCheckpointStore
 
 

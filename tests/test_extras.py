@@ -40,7 +40,7 @@ def named():
 
 def test_every_extra_that_is_named_exists():
     found = list(named())
-    assert {"README.md", "multiclouddb_api/registry.py", "spark/pyspark_multiclouddb/java.py"} <= {
+    assert {"README.md", "multiclouddb_api/registry.py", "spark/pyspark_multiclouddb/session.py"} <= {
         file for file, _, _ in found
     }
     # In the texts that contain a placeholder, it stands for the providers below.

@@ -18,8 +18,7 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
-from multiclouddb_api.outage import Outage, answered, still_waiting
-from multiclouddb_api.pacing import Timer
+from multiclouddb_api.pacing import Outage, Timer, answered, still_waiting
 from multiclouddb_conformance.waiting import SOON, wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_spi.contract import Provider

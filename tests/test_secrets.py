@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from multiclouddb_api import ClientConfig, MulticloudDbError, connect
-from multiclouddb_api.secret import SecretText
+from multiclouddb_api.config import SecretText
 from multiclouddb_conformance.frames import shown_by
 
 SECRET = "correct-horse-battery"

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from multiclouddb_api.pacing import Timer
-from multiclouddb_api.wakeup import Wakeup
+from multiclouddb_api.pacing import Timer, Wakeup
 
 
 def aside(call, seconds=60):

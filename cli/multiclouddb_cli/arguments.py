@@ -25,29 +25,22 @@ from multiclouddb_api import (
     EntireCluster,
     EntireCollection,
     EntireDatabase,
-    Fail,
     FeedScope,
     FileCheckpointStore,
     FromContinuationToken,
     LogicalPartition,
     MulticloudDbError,
     MulticloudDbKey,
-    NewItemStateMode,
     Now,
-    OldItemStateMode,
-    OnExpired,
     PhysicalPartition,
     ProviderOptions,
-    Resnapshot,
     ResourceAddress,
-    SkipToOldest,
     Snapshot,
     SnapshotOrder,
     StartPosition,
     decode_json,
 )
 from multiclouddb_api.validators import suggestion
-from multiclouddb_cli.options import Expired, Kind, Want
 from multiclouddb_cli.screen import shorter
 from multiclouddb_cli.session import Session
 from multiclouddb_spi import open_provider
@@ -63,8 +56,6 @@ __all__ = [
     "to_key",
     "to_moment",
     "to_options",
-    "to_request",
-    "to_selection",
     "to_start",
     "to_target",
     "to_token",
@@ -74,13 +65,7 @@ _SUFFIX: Final = ".checkpoint.json"
 
 
 class Bookmark(FileCheckpointStore):
-    """A checkpoint store like `FileCheckpointStore`, but for one file with any name.
-
-    The store can also read and update a file that an application's `FileCheckpointStore` has written.
-
-    Args:
-        file: The path of the file; the file need not exist yet.
-    """
+    """A checkpoint store like `FileCheckpointStore`, but for one file with any name."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(file.parent)
@@ -89,11 +74,7 @@ class Bookmark(FileCheckpointStore):
         self.name = file.name.removesuffix(_SUFFIX)
 
     def path(self, name: str) -> Path:
-        """The path of the file.
-
-        Raises:
-            MulticloudDbError: Raised with `INVALID_REQUEST` for a name that a checkpoint cannot have.
-        """
+        """The path of the file."""
         super().path(name)
         return self._file
 
@@ -184,13 +165,7 @@ def to_start(text: str, *, snapshots: bool = False, max_scan_rate: float | None 
 
 
 def to_moment(text: str, option: str, known: str = "now") -> datetime:
-    """Read a time with its zone, an age like `-1h30m`, or `now`; ages are relative to this machine's clock.
-
-    Args:
-        text: The text that the user entered.
-        option: The option to which the text belongs.
-        known: The other values that the option accepts; the error message lists them.
-    """
+    """Read a time with its zone, `now`, or an age like `-1h30m` by this machine's clock."""
     now = datetime.now(UTC)
     if text == "now":
         return now
@@ -208,10 +183,7 @@ def to_moment(text: str, option: str, known: str = "now") -> datetime:
 
 
 def to_checkpoint(path: Path | None) -> Path | None:
-    """Check a checkpoint's path.
-
-    The folder of the file must already exist, but the file itself need not exist.
-    """
+    """Check a checkpoint's path."""
     if path is None:
         return None
     if path.is_dir():
@@ -287,13 +259,7 @@ _HINT = "--option"
 
 
 def to_options(config: ClientConfig, texts: Sequence[str]) -> ProviderOptions | None:
-    """Return the provider's options, or None if there are none.
-
-    Raises:
-        MulticloudDbError: Raised if the configuration or a value is wrong.
-        typer.BadParameter: Raised if the provider has no such option, or if the option cannot have this
-            value.
-    """
+    """Return the provider's options, or None if there are none."""
     if not texts:
         return None
     kind = _kind(config)
@@ -369,20 +335,12 @@ class Selection:
         return self.until is not None and self.until < datetime.now(UTC)
 
     def leaves_for_later(self, page: ChangeFeedPage) -> bool:
-        """Return True if this page contains an event that is later than `until`.
-
-        A later run without `until` must print this event.
-        """
+        """Return True if this page contains an event that is later than `until`."""
         until = self.until
         return until is not None and any(event.timestamp > until for event in page.events)
 
     def is_over(self, page: ChangeFeedPage, asked_at: datetime) -> bool:
-        """Return True if no later page can contain an event up to `until`.
-
-        Args:
-            page: The last page.
-            asked_at: The time at which the page was requested.
-        """
+        """Return True if no later page can contain an event up to `until`."""
         if self.until is None:
             return False
         watermark = page.diagnostics.watermark
@@ -403,15 +361,7 @@ class Selection:
 
 
 def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScope) -> FeedScope:
-    """Return the scope with the public id of its partition.
-
-    If the user gave the service's own id of the partition, the function asks the service for its
-    list of partitions.
-
-    Raises:
-        MulticloudDbError: Raised if the partitions cannot be listed.
-        typer.BadParameter: Raised if no partition has this id.
-    """
+    """Return the scope with the public id of its partition."""
     if not isinstance(scope, PhysicalPartition) or scope.partition_id.startswith(f"{config.provider}:"):
         return scope
     with Session(config, ChangeFeedRequest(address, Now())) as session:
@@ -425,69 +375,3 @@ def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScop
         f"the service does not list the partition {scope.partition_id!r}; it lists {known}",
         param_hint="--scope",
     )
-
-
-_MODES = {"INCLUDE": "INCLUDE_IF_AVAILABLE"}
-
-
-def to_request(
-    url: str,
-    collection: str | None,
-    start: str,
-    scope: str,
-    state: Want,
-    old_state: Want,
-    on_expired: Expired,
-    options: Sequence[str] | None,
-    *,
-    snapshots: bool = False,
-    max_scan_rate: float | None = None,
-    last: int | None = None,
-) -> ChangeFeedRequest:
-    """Return the request that a command line describes.
-
-    Raises:
-        MulticloudDbError: Raised if the library refuses a part of the request.
-        typer.BadParameter: Raised if an option is wrong.
-    """
-    config = to_config(url)
-    address, kind = to_target(collection, scope, config.provider)
-    if last is not None and start != "now":
-        raise typer.BadParameter("give only one of them", param_hint="--last and --from")
-    position = to_start(start, snapshots=snapshots, max_scan_rate=max_scan_rate)
-    if max_scan_rate is not None and not (isinstance(position, Snapshot) or on_expired is Expired.SNAPSHOT):
-        raise typer.BadParameter("can only be used with --from snapshot", param_hint="--max-scan-rate")
-    return ChangeFeedRequest(
-        address,
-        Now() if last is not None else position,
-        public_scope(config, address, kind),
-        new_item_state_mode=NewItemStateMode[_MODES.get(state.name, state.name)],
-        old_item_state_mode=OldItemStateMode[_MODES.get(old_state.name, old_state.name)],
-        on_expired=_to_on_expired(on_expired, max_scan_rate),
-        provider_options=to_options(config, options or ()),
-    )
-
-
-def to_selection(
-    kinds: Sequence[Kind] | None, since: str | None, until: str | None, key: str | None
-) -> Selection:
-    """Return the selection of events to print."""
-    selection = Selection(
-        frozenset(ChangeType[kind.name] for kind in kinds or ()),
-        None if since is None else to_moment(since, "--since"),
-        None if until is None else to_moment(until, "--to"),
-        None if key is None else to_key(key, "--only-key"),
-    )
-    if selection.since is not None and selection.until is not None and selection.since > selection.until:
-        raise typer.BadParameter("is later than --to: no change can be between them", param_hint="--since")
-    return selection
-
-
-def _to_on_expired(wanted: Expired, max_scan_rate: float | None) -> OnExpired:
-    match wanted:
-        case Expired.SKIP:
-            return SkipToOldest()
-        case Expired.SNAPSHOT:
-            return Resnapshot(Snapshot(max_scan_rate=max_scan_rate))
-        case _:
-            return Fail()

@@ -154,13 +154,7 @@ def check(
     *,
     as_json: bool,
 ) -> None:
-    """Print whether the token can be resumed.
-
-    Raises:
-        MulticloudDbError: The error that a read from the token raised; `INVALID_REQUEST` for a token of
-            another feed.
-        typer.BadParameter: Raised if the token belongs to a partition key and `key` is a different key.
-    """
+    """Print whether the token can be resumed."""
     envelope = decode_token(token)
     _check_provider(config, envelope, options)
     request = ChangeFeedRequest(
@@ -190,10 +184,7 @@ def check(
 
 
 def _missed(session: Session, envelope: Envelope) -> list[str] | None:
-    """Return the partitions that the token does not cover.
-
-    The result is None if the scope is not a whole collection, or if the service lists no parents.
-    """
+    """Return the partitions that the token does not cover."""
     lineage, feed = lineage_of(envelope), session.feed
     if lineage is None or scope_text(EntireCollection()) != envelope.scope or not feed.lists_parents:
         return None

@@ -67,12 +67,7 @@ _ENDS: Final = re.compile(r"['\"`)\].,;]*$")
 
 
 def report(error: Exception, *, debug: bool) -> int:
-    """Print the error for the user, and return the exit code.
-
-    Args:
-        error: The error that the command raised.
-        debug: True to also print the traceback, without local variables.
-    """
+    """Print the error for the user, and return the exit code."""
     code, line = _line(error)
     with suppress(BrokenPipeError):
         if debug:
@@ -86,12 +81,7 @@ def report(error: Exception, *, debug: bool) -> int:
 
 
 def _traces(error: BaseException) -> str:
-    """Return the traceback of an error and of its causes, in Python's format.
-
-    Only the class of the vendor's exception is printed, because the text of the exception may quote the
-    refused request, including a session token. If the text is safe to show, the library's message contains
-    it.
-    """
+    """Return the traceback of an error and of its causes, in Python's format."""
     is_ours = isinstance(error, MulticloudDbError)
     parts: list[str] = []
     link: BaseException | None = error

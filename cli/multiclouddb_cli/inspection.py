@@ -58,10 +58,7 @@ class Standing:
     entry: AnyEntry | None = None
 
     def describe(self, feed: Feed) -> tuple[str, datetime | None]:
-        """Return the position as readable text, and the time of the position.
-
-        No event after the position is older than this time.
-        """
+        """Return the position as readable text, and the time of the position."""
         try:
             positions = [feed.describe(cursor) for cursor in self.cursors]
         except InvalidCursor:
@@ -71,11 +68,7 @@ class Standing:
 
 
 def read_standings(envelope: Envelope) -> list[Standing]:
-    """Return the partitions in the order in which they are read; an empty result if the feed has ended.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the state is damaged.
-    """
+    """Return the partitions in the order in which they are read; an empty result if the feed has ended."""
     match _state(envelope):
         case FeedOver():
             return []
@@ -145,11 +138,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def inspect(token: str, *, as_json: bool) -> None:
-    """Print the token's feed, its age, and what it covers.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the text is not a token.
-    """
+    """Print the token's feed, its age, and what it covers."""
     envelope = decode_token(token)
     standings = read_standings(envelope)
     if as_json:
@@ -168,10 +157,7 @@ def inspect(token: str, *, as_json: bool) -> None:
 
 
 def watermark_of(envelope: Envelope) -> datetime | None:
-    """Return the watermark: no event after the token is older than this time.
-
-    Return None if the service did not report a watermark.
-    """
+    """Return the watermark: no event after the token is older than this time."""
     if envelope.watermark is None:
         return None
     return _EPOCH + timedelta(microseconds=envelope.watermark)

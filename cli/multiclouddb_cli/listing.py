@@ -139,15 +139,7 @@ class Column:
 
 
 def capabilities(config: ClientConfig | None, *, as_json: bool) -> None:
-    """Print the matrix.
-
-    Args:
-        config: The URL of one database, or None for every installed provider.
-        as_json: True to print one JSON object whose keys are the providers.
-
-    Raises:
-        MulticloudDbError: Raised if the configuration is wrong.
-    """
+    """Print the matrix."""
     columns = [_connected(config)] if config else [_installed(name) for name in installed_providers()]
     if as_json:
         typer.echo(orjson.dumps({column.provider: _facts(column) for column in columns}))
@@ -227,11 +219,7 @@ class Branch:
 
 
 class Family:
-    """The partitions of a feed and their lineage; if partitions merge, the lineage is not a tree.
-
-    Args:
-        listed: The partitions that the service lists, in any order.
-    """
+    """The partitions of a feed and their lineage; if partitions merge, the lineage is not a tree."""
 
     def __init__(self, listed: list[Partition]) -> None:
         self.members = {item.partition_id: item for item in sorted(listed, key=_order)}
@@ -242,14 +230,7 @@ class Family:
                     self.children[parent].append(item)
 
     def tree(self, *, lines: bool) -> Iterator[Branch]:
-        """Return each partition below each of its parents.
-
-        If a partition has several parents, its descendants are returned only below the first
-        parent.
-
-        Args:
-            lines: True to indent with connecting lines, False to indent with spaces.
-        """
+        """Return each partition below each of its parents."""
         elbow, bar = _LINES if lines else _SPACES
         seen: set[str] = set()
         roots = [item for item in self.members.values() if not set(item.parents) & self.members.keys()]
@@ -273,11 +254,7 @@ class Family:
 
 
 def partitions(config: ClientConfig, address: ResourceAddress, *, mermaid: bool, as_json: bool) -> None:
-    """Print the partitions that the service lists.
-
-    Raises:
-        MulticloudDbError: An error with a category; see `ErrorCategory`.
-    """
+    """Print the partitions that the service lists."""
     with Session(config, ChangeFeedRequest(address, Now())) as session:
         asked = session.feed.for_one_call()
         listed = session.opened.call("survey", lambda deadline: asked.survey({}, deadline)).present
@@ -350,11 +327,7 @@ _COMPLETION_SECONDS = 2.0
 
 
 def collections(config: ClientConfig, database: str | None, *, as_json: bool) -> None:
-    """Print the address of each collection.
-
-    Raises:
-        MulticloudDbError: An error with a category; see `ErrorCategory`.
-    """
+    """Print the address of each collection."""
     found = _listed(config, database, CALL_SECONDS)
     if as_json:
         typer.echo(orjson.dumps([_address(each) for each in found]))

@@ -175,8 +175,9 @@ def tail(
     however this run ended. START and --last apply only if there is no checkpoint yet.
     """
     from multiclouddb_cli import tail as command
-    from multiclouddb_cli.arguments import to_checkpoint, to_config, to_request, to_selection
+    from multiclouddb_cli.arguments import to_checkpoint, to_config
     from multiclouddb_cli.rendering import renderer
+    from multiclouddb_cli.requests import to_request, to_selection
 
     render = renderer(template, as_json=as_json, exact=exact)
     selection, file = to_selection(kinds, since, to, only_key), to_checkpoint(checkpoint)
@@ -208,7 +209,8 @@ def top(
     changed or saved.
     """
     from multiclouddb_cli import top as command
-    from multiclouddb_cli.arguments import to_config, to_request
+    from multiclouddb_cli.arguments import to_config
+    from multiclouddb_cli.requests import to_request
 
     request = to_request(url, collection, start, scope, Want.OMIT, Want.OMIT, on_expired, options)
     command.top(to_config(url), request, interval, once=once, wait=wait)

@@ -30,10 +30,7 @@ __all__ = [
 
 
 def plain_value(value: Any) -> Any:
-    """Convert a value of a document to a value that consists only of JSON's types.
-
-    Times, bytes (as base64), vendor types, and numbers that JSON cannot represent become text.
-    """
+    """Convert a value of a document to a value that consists only of JSON's types."""
     text = encode_json(value)
     found = orjson.loads(text)
     return _untagged(found) if b'"$' in text else found
@@ -107,14 +104,7 @@ _PATHS: Final = (
 
 
 class Template:
-    r"""A parsed template; a line end is added unless the text ends with `\n`, `\r` or `\0`.
-
-    Args:
-        text: The text that the user entered.
-
-    Raises:
-        typer.BadParameter: Raised if the template contains a placeholder that is not a field of events.
-    """
+    r"""A parsed template; a line end is added unless the text ends with `\n`, `\r` or `\0`."""
 
     def __init__(self, text: str) -> None:
         if not text:
@@ -205,21 +195,12 @@ class Renderer(Protocol):
     """A function that makes the text of an event, including the line end."""
 
     def __call__(self, event: ChangeEvent, *, address: bool) -> str:
-        """Return the text.
-
-        Args:
-            event: The event.
-            address: True if the line must contain the event's collection.
-        """
+        """Return the text."""
         ...
 
 
 def renderer(template: str | None, *, as_json: bool, exact: bool) -> Renderer:
-    """Return the renderer for the output form that the options request.
-
-    Raises:
-        typer.BadParameter: Raised if the options exclude each other, or the template is wrong.
-    """
+    """Return the renderer for the output form that the options request."""
     given = [
         name
         for name, is_given in (("--format", template is not None), ("--exact", exact), ("--json", as_json))
@@ -244,14 +225,7 @@ def renderer(template: str | None, *, as_json: bool, exact: bool) -> Renderer:
 
 
 def event_line(event: ChangeEvent, columns: int, *, colour: bool, address: bool = False) -> str:
-    """Return the time, type, key and the beginning of the document on one line.
-
-    Args:
-        event: The change.
-        columns: The width of the line. On a narrow screen, the date is omitted and the key may be shortened.
-        colour: True to print the type in colour.
-        address: True to show the collection that contains the document.
-    """
+    """Return the time, type, key and the beginning of the document on one line."""
     narrow = columns < _NARROW
     kind = event.type.value.ljust(_TYPE_COLUMNS)
     time = rfc3339(event.timestamp)

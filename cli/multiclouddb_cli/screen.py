@@ -101,11 +101,7 @@ def moment(time: datetime | None) -> str:
 
 
 def check_reader() -> None:
-    """Check that the output still has a reader, without printing anything.
-
-    Raises:
-        BrokenPipeError: Raised if the output has no reader.
-    """
+    """Check that the output still has a reader, without printing anything."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
@@ -117,15 +113,7 @@ def check_reader() -> None:
 
 
 def emit(data: bytes) -> None:
-    """Write to stdout; when the call returns, all data has left this process.
-
-    If a signal interrupts a write to a pipe, only a part of the output is written. This function
-    itself writes the remaining output: if PYTHONUNBUFFERED is set, neither typer nor Python's text
-    layer writes it.
-
-    Raises:
-        BrokenPipeError: Raised if the output has no reader.
-    """
+    """Write to stdout; when the call returns, all data has left this process."""
     sys.stdout.flush()
     stream, rest = sys.stdout.buffer, memoryview(data)
     while rest:
@@ -146,13 +134,7 @@ def print_text(text: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Sequence[str] = ()) -> None:
-    """Print a table: with lines and colours on a terminal, otherwise as aligned columns.
-
-    Args:
-        columns: The headings of the columns.
-        rows: The cells of each row, one for each heading.
-        spare: The headings of the columns that are omitted on a narrow terminal.
-    """
+    """Print a table: with lines and colours on a terminal, otherwise as aligned columns."""
     if not is_terminal():
         typer.echo("\n".join(_plain(columns, rows)))
         return
@@ -170,11 +152,7 @@ def print_fields(fields: Sequence[tuple[str, str]]) -> None:
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Sequence[str] = ()) -> Table:
-    """Return a rich table that is at most as wide as the terminal.
-
-    Rich does not interpret the texts as markup. Empty columns are omitted. Only long texts are
-    wrapped.
-    """
+    """Return a rich table that is at most as wide as the terminal."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -226,12 +204,7 @@ _CLEAR: Final = "\r\x1b[2K"
 
 
 def progress_line(progress: SnapshotProgress, rows_a_second: float | None) -> str:
-    """Return `[####------] 4/10 segments  1,200 rows  600 rows/s  about 3.0s left  ordered`.
-
-    Args:
-        progress: The progress of the snapshot scan.
-        rows_a_second: The rate of the scan; None if the rate is not known yet.
-    """
+    """Return `[####------] 4/10 segments  1,200 rows  600 rows/s  about 3.0s left  ordered`."""
     segments = progress.segments
     words = []
     if segments:
@@ -247,11 +220,7 @@ def progress_line(progress: SnapshotProgress, rows_a_second: float | None) -> st
 
 
 class ScanProgress:
-    """Shows the progress of one snapshot scan.
-
-    Args:
-        clock: A function that returns seconds that never go back.
-    """
+    """Shows the progress of one snapshot scan."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -267,11 +236,7 @@ class ScanProgress:
             self._is_shown = False
 
     def show(self, progress: SnapshotProgress | None) -> None:
-        """Show the progress, unless it was shown just before.
-
-        Args:
-            progress: The progress that the last page reported; None if no scan is running.
-        """
+        """Show the progress, unless it was shown just before."""
         if progress is None:
             return
         now = self._clock()

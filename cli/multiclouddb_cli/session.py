@@ -34,13 +34,7 @@ CALL_SECONDS: Final = 30.0
 
 
 class Session:
-    """A connected database with the feed for a request; use it as a context manager.
-
-    Args:
-        config: The configuration for reaching the database.
-        request: The request whose feed is opened.
-        observer: The observer that the engine calls.
-    """
+    """A connected database with the feed for a request; use it as a context manager."""
 
     def __init__(
         self, config: ClientConfig, request: ChangeFeedRequest, observer: Observer | None = None
@@ -53,11 +47,7 @@ class Session:
 
     @cached_property
     def opened(self) -> OpenFeed:
-        """Return the request's feed.
-
-        Raises:
-            MulticloudDbError: Raised if the database does not support the request.
-        """
+        """Return the request's feed."""
         spec = spec_of(self.provider, self._request, "open")
         opened = OpenFeed(self.provider, spec, Tries(self.provider).call, CALL_SECONDS)
         return self._closing.enter_context(closing(opened))
@@ -68,11 +58,7 @@ class Session:
         return self.opened.feed
 
     def read(self, request: ChangeFeedRequest, wait_seconds: float = 0.0) -> ChangeFeedPage:
-        """Read one page.
-
-        Raises:
-            MulticloudDbError: Raised as by `MulticloudDbClient.read_changes`.
-        """
+        """Read one page."""
         return self._engine.read_changes(request, OperationOptions(CALL_SECONDS, wait_seconds))
 
     def __enter__(self) -> Session:
@@ -88,15 +74,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """Handles SIGINT and SIGTERM inside its `with` block.
-
-    The first signal asks the loop to stop, and interrupts a waiting read. The second signal interrupts any
-    operation, for example a write to a pipe that nobody reads.
-
-    Python discards an exception that is raised in a finalizer or in the callback of a weak
-    reference. An import calls callbacks of weak references, so Python can discard the interrupt.
-    Therefore a loop enters `reading` in each round, and `reading` raises the interrupt again.
-    """
+    """Handles SIGINT and SIGTERM inside its `with` block."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -141,11 +119,7 @@ class Interrupt:
 
 @contextmanager
 def until_signal() -> Iterator[Interrupt]:
-    """Run a block until it ends or a signal ends it.
-
-    Raises:
-        typer.Exit: Raised after the block if there was a signal, with the exit code that a shell uses.
-    """
+    """Run a block until it ends or a signal ends it."""
     with Interrupt() as interrupt:
         try:
             yield interrupt
@@ -165,14 +139,7 @@ _MAY_COME: Final = (
 
 
 class Contact:
-    """Reads pages like a client, but connects at the first read, and lets a signal interrupt a read.
-
-    Args:
-        connect: A function that makes the client.
-        interrupt: The handler of the signals.
-        observer: The observer that receives the reports of outages.
-        waits: True to keep trying until the first page, False to raise the first failure.
-    """
+    """Reads pages like a client, but connects at the first read, and lets a signal interrupt a read."""
 
     def __init__(
         self,
@@ -197,12 +164,7 @@ class Contact:
     def read_changes(
         self, request: ChangeFeedRequest, options: OperationOptions | None = None
     ) -> ChangeFeedPage:
-        """Read one page.
-
-        Raises:
-            MulticloudDbError: The client's error; before the first page, the error is retryable only if
-                waiting may help.
-        """
+        """Read one page."""
         with self._interrupt.reading():
             try:
                 page = self.client.read_changes(request, options)

@@ -33,7 +33,7 @@ from multiclouddb_api import (
     Support,
     connect,
 )
-from multiclouddb_api.position import FromContinuationToken
+from multiclouddb_api.request import FromContinuationToken
 from multiclouddb_cli.arguments import Bookmark, Selection
 from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.rendering import Renderer, notice_line
@@ -57,13 +57,7 @@ _SHOWN_SECONDS: Final = 0.5
 
 
 class StatusLine:
-    """Shows on one line of a terminal up to which time the feed was read.
-
-    If there is no terminal, the class prints nothing.
-
-    Args:
-        clock: A function that returns seconds that never go back.
-    """
+    """Shows on one line of a terminal up to which time the feed was read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -180,25 +174,14 @@ class Wish:
         return isinstance(self.request.scope, EntireDatabase | EntireCluster)
 
     def page_size(self, left: int | None) -> int:
-        """Return the page size to request if this many events may still be printed.
-
-        A saved position must not be after an event that was not printed. If there is a selection
-        and no checkpoint, the command reads whole pages, because the selection possibly omits most
-        of the events.
-        """
+        """Return the page size to request if this many events may still be printed."""
         if left is None or (self.checkpoint is None and self.selection != Selection()):
             return 0
         return min(left, _PAGE_EVENTS)
 
 
 def tail(config: ClientConfig, wish: Wish) -> None:
-    """Print events until the feed is idle or ends, or the user stops the command.
-
-    Raises:
-        MulticloudDbError: Raised if a read or the checkpoint failed.
-        BrokenPipeError: Raised if the output has no reader.
-        typer.Exit: Raised if a signal ended the command.
-    """
+    """Print events until the feed is idle or ends, or the user stops the command."""
     status = StatusLine()
     report = OutageReport(status, muted=wish.until_idle and not wish.wait)
     with until_signal() as interrupt:
@@ -254,10 +237,7 @@ def _changes(contact: Contact, wish: Wish, bookmark: Bookmark | None) -> ChangeF
 
 
 def _follow(changes: ChangeFeedIterator, wish: Wish, printer: _Printer, bookmark: Bookmark | None) -> None:
-    """Print the pages.
-
-    The iterator saves the position after a page when the next page is requested.
-    """
+    """Print the pages."""
     left = None if wish.max_events is None else wish.max_events - printer.printed
     asked_at = datetime.now(UTC)
     for page in changes.pages():
@@ -331,20 +311,7 @@ _WINDOWS: Final = (60, 600, 3600, 6 * 3600, 86400, 7 * 86400)
 def _newest(
     contact: Contact, request: ChangeFeedRequest, selection: Selection, count: int, options: OperationOptions
 ) -> tuple[list[ChangeEvent], str]:
-    """Return the newest events in the order of their times, and the token after them.
-
-    It reads the last minute, and then longer and longer periods until it has found enough events.
-
-    Args:
-        contact: The object that reads pages.
-        request: The request; its start position is not used.
-        selection: Selects the events that are returned.
-        count: The largest number of events to return.
-        options: The time limits of one call.
-
-    Raises:
-        MulticloudDbError: `UNSUPPORTED_CAPABILITY` if the service cannot start at a given time.
-    """
+    """Return the newest events in the order of their times, and the token after them."""
     capabilities = contact.client.capabilities()
     if capabilities[Capability.CHANGE_FEED_POINT_IN_TIME].support is not Support.NATIVE:
         raise MulticloudDbError(

@@ -65,25 +65,13 @@ class Meter(Observer):
             self.retries += 1
 
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
-        """Record the headroom of a partition.
-
-        The engine calls this method for every partition, because this command sets
-        `headroom_warning_seconds` to infinity.
-        """
+        """Record the headroom of a partition."""
         with self._lock:
             self.headroom[partition_id] = seconds
 
 
 class Board:
-    """The current state of the feed.
-
-    Args:
-        session: The database.
-        request: The request for the next read.
-        meter: The collector of the engine's reports.
-        waits: True to retry the first read after a retryable error. Later reads are always retried
-            after a retryable error.
-    """
+    """The current state of the feed."""
 
     def __init__(
         self, session: Session, request: ChangeFeedRequest, meter: Meter, *, waits: bool = False
@@ -98,11 +86,7 @@ class Board:
         self.over = False
 
     def watch(self, seconds: float) -> None:
-        """Read the feed for a while.
-
-        Raises:
-            MulticloudDbError: An error that a retry does not fix, or the error of the first read.
-        """
+        """Read the feed for a while."""
         began = time.monotonic()
         self._before = Counter(self._counts)
         while not self.over and (left := began + seconds - time.monotonic()) > 0:
@@ -198,20 +182,7 @@ def top(
     once: bool,
     wait: bool = False,
 ) -> None:
-    """Show the feed until it ends or the user stops the command.
-
-    Args:
-        config: The configuration for reaching the database.
-        request: The feed to show and the start position.
-        interval: The number of seconds between two updates of the table.
-        once: True to print only one table.
-        wait: True to keep trying while the feed cannot be read.
-
-    Raises:
-        MulticloudDbError: An error that a retry does not fix.
-        BrokenPipeError: Raised if the output has no reader.
-        typer.Exit: Raised if a signal ended the command.
-    """
+    """Show the feed until it ends or the user stops the command."""
     meter = Meter()
     always_warned = attrs.evolve(config, headroom_warning_seconds=float("inf"))
     with until_signal() as interrupt, Session(always_warned, request, meter) as session:

@@ -87,30 +87,6 @@ def test_files_that_are_named_are_there(paper):
     assert [name for name in files - built if not any((home / name).exists() for home in homes)] == []
 
 
-def test_the_picture_of_a_call_names_what_is_there():
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    picture = re.search(r"```text\n(Engine\.read .*?)```", text, re.DOTALL).group(1)
-    modules = {(ROOT / "multiclouddb_spi" / name).read_text() for name in re.findall(r"[\w/]+\.py", picture)}
-    assert len(modules) > 10
-    code = "\n".join(modules)
-    for line in picture.splitlines():
-        first = re.split(r" {2,}|─▶ (?=[A-Z])", line.strip("├─│└ "))[0]
-        for name in re.findall(r"\w+", first.split(".")[-1]):
-            assert re.search(rf"\b(?:def|class) {name}\b", code), name
-
-
-def test_targets_and_knobs_that_are_named_exist():
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE))
-    assert targets >= {"setup", "test", "lint", "wheels", "lock"}
-    assert targets <= set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
-    folders = (ROOT / "tests", ROOT / "spark/tests")
-    tests = "".join(path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py"))
-    for knob in re.findall(r"MULTICLOUDDB_[A-Z_]+", text):
-        assert f'"{knob}"' in tests
-
-
 @pytest.mark.parametrize("name", ["changelog", "contributing", "security"])
 def test_the_site_shows_the_file_itself(name):
     page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")

@@ -51,31 +51,7 @@ CONCERNED = {
     23: [api.Snapshot, api.Resnapshot, api.SnapshotStarted, api.BackfillDone, api.ChangeEvent],
     24: [api.Snapshot, api.SnapshotOrder],
 }
-PLAN = {
-    1: "Cosmos DB: the mode must be all versions and deletes",
-    2: "DynamoDB: no start at a point in time",
-    3: "DynamoDB: changes are kept for 24 hours",
-    4: "DynamoDB: full documents need a stream with new images",
-    5: "Spanner: full documents need a stream of full rows",
-    6: "The scope of one partition key: Cosmos DB, MongoDB and embedded only",
-    7: "Partition ids mean something to one provider and resource only",
-}
 # The words that a section must contain, so that it cannot be empty.
-NAMED = {
-    1: ["INVALID_REQUEST"],
-    2: ["UNSUPPORTED_CAPABILITY", "CHANGE_FEED_POINT_IN_TIME", "AtTime"],
-    3: ["CHECKPOINT_EXPIRED", "24 hours", "Beginning()"],
-    4: ["UNSUPPORTED_CAPABILITY", "KEYS_ONLY", "NEW_IMAGE", "NEW_AND_OLD_IMAGES", "REQUIRE"],
-    5: ["UNSUPPORTED_CAPABILITY", "value_capture_type", "NEW_ROW", "NEW_ROW_AND_OLD_VALUES", "REQUIRE"],
-    6: ["UNSUPPORTED_CAPABILITY", "CHANGE_FEED_LOGICAL_PARTITION_SCOPE", "PhysicalPartition"],
-    7: ["INVALID_REQUEST", "shard", "partition token", "feed range"],
-}
-SECTIONS = {
-    int(number): (title, text)
-    for number, title, text in re.findall(
-        r"^### (\d+)\. (.+?)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.MULTILINE
-    )
-}
 
 
 def portability(element):
@@ -117,24 +93,3 @@ class TestDocstrings:
     def test_no_other_element_has_a_section(self):
         found = [each for each in public_elements() if inspect.getdoc(each) and portability(each)]
         assert [each.__qualname__ for each in found if each not in ELEMENTS] == []
-
-
-@pytest.mark.shows("Plan 7")
-class TestPage:
-    def test_the_warnings_are_numbered_without_a_gap(self):
-        assert list(SECTIONS) == list(CONCERNED) == list(range(1, len(CONCERNED) + 1))
-
-    @pytest.mark.parametrize("number", PLAN)
-    def test_the_first_seven_are_those_of_the_plan(self, number):
-        assert SECTIONS[number][0] == PLAN[number]
-
-    @pytest.mark.parametrize("number", NAMED)
-    def test_what_the_plan_asks_for_is_named(self, number):
-        text = " ".join(SECTIONS[number][1].split())
-        assert [word for word in NAMED[number] if word not in text] == []
-
-    @pytest.mark.parametrize("number", CONCERNED)
-    def test_each_says_what_is_seen_and_the_way_out(self, number):
-        text = SECTIONS[number][1]
-        assert "**You see**" in text
-        assert "**Advice:**" in text

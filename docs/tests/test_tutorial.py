@@ -59,10 +59,6 @@ def run(folder, *words):
     )
 
 
-def code_lines(name):
-    return sum(bool(line.strip()) for line in FILES[name].splitlines())
-
-
 class TestTutorial:
     def test_the_suite_is_green_and_skips_nothing(self, folder):
         plugins = ("-p", "no:cacheprovider", "-p", "no:xdist")
@@ -76,10 +72,6 @@ class TestTutorial:
         assert counts["tests"] > 200  # as described on the page
         assert "xfailed" not in ran.stdout
         assert "deselected, because the harness lacks what they need" in ran.stdout
-
-    def test_the_provider_and_its_harness_are_as_short_as_promised(self):
-        assert code_lines("listfeed.py") < 160
-        assert len(FILES["test_listfeed.py"].splitlines()) <= 60
 
     def test_an_application_prints_what_the_page_says(self, folder):
         ran = run(folder, "-W", "error", "try_it.py")

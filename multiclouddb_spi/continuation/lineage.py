@@ -206,6 +206,8 @@ class Lineage:
 
     def ends(self) -> list[Entry]:
         """The partitions that were read to their end or lost, and may have more children than are known."""
+        if not self._ends:
+            return []
         return [each for name in self._ends if isinstance(each := self._entries[name], Entry)]
 
     def ending(self, partition_id: str) -> Entry | None:
@@ -221,15 +223,14 @@ class Lineage:
         """Return the position of a partition that is read or ended, or the part of a plan that is not cut."""
         return self._entries[partition_id].cursor
 
+    def reading(self, partition_id: str) -> Entry | None:
+        """Return the entry of a partition or segment that is read, else None."""
+        entry = self._entries.get(partition_id)
+        return entry if isinstance(entry, Entry) and entry.stage is _READ else None
+
     def reads(self, partition_id: str) -> bool:
         """Return whether a partition or segment is read."""
-        entry = self._entries.get(partition_id)
-        return isinstance(entry, Entry) and entry.stage is _READ
-
-    def is_read(self, partition_id: str, cursor: Cursor) -> bool:
-        """Return whether a partition is read and stands at this position."""
-        entry = self._entries.get(partition_id)
-        return isinstance(entry, Entry) and entry.stage is _READ and entry.said[0] == cursor
+        return self.reading(partition_id) is not None
 
     def is_quiet(self, quiet: Collection[str]) -> bool:
         """Return whether nothing is left to read: every partition is `quiet`, nothing waits, all is named."""

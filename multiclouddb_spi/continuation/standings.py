@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from operator import attrgetter
 from typing import Final, Protocol
 
 import attrs
 
-from multiclouddb_spi.continuation.entry import Entry, Plan, Stage
+from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.token import ReadUntil, to_micros
+from multiclouddb_spi.continuation.token import ReadUntil, to_moment
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 
@@ -38,44 +37,39 @@ class Answered(Protocol):
 
 
 @attrs.frozen
-class _Stand:
-    """How far one partition was read.
-
-    Attributes:
-        cursor: The position; what is known of it also holds for later positions.
-        proven: Every later record has this time or a later time, in µs since 1970; None if that is not known.
-        likely: As `proven`, but only likely; None if the service proves what it tells.
-    """
-
-    cursor: Cursor
-    proven: int | None
-    likely: int | None
-
-    def read_until(self, floor: ReadUntil | None) -> ReadUntil | None:
-        """Return the moment before which every change was returned, and which is not before the floor."""
-        found = floor
-        if self.proven is not None and (found is None or self.proven >= found.micros):
-            found = ReadUntil(self.proven)
-        if self.likely is not None and (found is None or self.likely > found.micros):
-            found = ReadUntil(self.likely, estimated=True)
-        return found
-
-
-@attrs.frozen
 class Progress:
     """How far a feed was read.
 
     Attributes:
-        watermark: The watermark of the page, in µs since 1970, or None. It is never less than that of an
-            earlier page.
+        watermark: The watermark of the page, or None. It is never less than that of an earlier page.
         read_until: The moment before which every change was returned, or None. It is never less than that of
             an earlier page. None during the scan of a snapshot.
-        partitions: The same for each partition, as far as it is known.
+        estimated: True if `read_until` is only likely.
+        partitions: The moment of each partition, by its public id, as far as it is known.
     """
 
-    watermark: int | None
-    read_until: ReadUntil | None
-    partitions: Mapping[str, ReadUntil]
+    watermark: datetime | None
+    read_until: datetime | None
+    estimated: bool
+    partitions: Mapping[str, datetime]
+
+
+@attrs.frozen
+class _Stand:
+    """How far one partition was read.
+
+    Attributes:
+        public_id: The partition.
+        cursor: The position; what is known of it also holds for later positions. None for a partition that
+            is not read.
+        proven: Every later record has this time or a later time; None if that is not known.
+        likely: As `proven`, but only likely; None if the service proves what it tells.
+    """
+
+    public_id: str
+    cursor: Cursor = None
+    proven: datetime | None = None
+    likely: datetime | None = None
 
 
 class Standings:
@@ -113,65 +107,64 @@ class Standings:
             watermark: The watermark before the call, in µs since 1970.
             floor: The moment up to which the feed was read before the call.
         """
-        before = watermark
-        if (plan := lineage.plan) is not None:
-            return Progress(plan.moment if before is None else max(plan.moment, before), None, {})
-        stands = {
-            entry.partition_id: self._stand(feed, entry, answered.get(entry.partition_id), now)
-            for entry in lineage
-            # The known children of an ended partition are in the lineage; nothing is known of the others.
-            if not (isinstance(entry, Plan) or (entry.stage is Stage.END and entry.children))
-        }
+        plan, entries = lineage.plan, iter(lineage)
+        if plan is not None:
+            micros = plan.moment if watermark is None else max(plan.moment, watermark)
+            return Progress(to_moment(micros), None, False, {})
+        least = None if floor is None else to_moment(floor.micros)
+        mark = None if watermark is None else to_moment(watermark)
+        is_estimated = floor is not None and floor.estimated
         if len(self._known) > _MOST_KNOWN:
             self._known = {}
-        self._known.update((name, stand) for name, stand in stands.items() if stand.cursor is not None)
-        found = {name: stand.read_until(floor) for name, stand in stands.items()}
-        partitions = {name: until for name, until in found.items() if until is not None}
-        least = min(partitions.values(), key=attrgetter("micros"), default=None)
-        if least is None or len(partitions) < len(stands):
-            least = floor
-        else:
-            least = ReadUntil(least.micros, any(until.estimated for until in partitions.values()))
-        proven = [stand.proven for stand in stands.values()]
-        times = [time for time in proven if time is not None]
-        if times and len(times) == len(proven):
-            before = min(times) if before is None else max(min(times), before)
-        return Progress(before, least, partitions)
+        proven, moments, estimated, count = list[datetime](), dict[str, datetime](), False, 0
+        for entry in entries:
+            # The known children of an ended partition are in the lineage; nothing is known of the others.
+            if not isinstance(entry, Entry) or (entry.stage is Stage.END and entry.children):
+                continue
+            count += 1
+            stand = self._stand(feed, entry, answered.get(entry.partition_id), now)
+            moment, likely = least, is_estimated
+            if stand.proven is not None:
+                proven.append(stand.proven)
+                if moment is None or stand.proven >= moment:
+                    moment, likely = stand.proven, False
+            if stand.likely is not None and (moment is None or stand.likely > moment):
+                moment, likely = stand.likely, True
+            if moment is not None:
+                moments[stand.public_id] = moment
+                estimated = estimated or likely
+        if moments and len(moments) == count:
+            least, is_estimated = min(moments.values()), estimated
+        if proven and len(proven) == count:
+            mark = min(proven) if mark is None else max(min(proven), mark)
+        return Progress(mark, least, is_estimated, moments)
 
-    def _stand(
-        self,
-        feed: Feed,
-        entry: Entry,
-        turn: Answered | None,
-        now: datetime | None,
-    ) -> _Stand:
+    def _stand(self, feed: Feed, entry: Entry, turn: Answered | None, now: datetime | None) -> _Stand:
+        known = self._known.get(entry.partition_id)
+        public_id = feed.public_id(entry.partition_id) if known is None else known.public_id
         if not entry.said:
-            return _Stand(None, None, None)  # it was lost, and what follows it is not known yet
+            return _Stand(public_id)  # it was lost, and what follows it is not known yet
         if entry.stage is Stage.WAIT:
-            told_all = [feed.describe(cursor).time for cursor in entry.said]
-            times = [to_micros(each) for each in told_all if each is not None]
-            return _Stand(None, min(times) if times and len(times) == len(told_all) else None, None)
-        said = turn.watermark if turn is not None else None
-        told = said if said is not None else feed.describe(entry.cursor).time
-        proven = None if told is None else to_micros(told)
-        likely = None
+            told = [feed.describe(cursor).time for cursor in entry.said]
+            times = [each for each in told if each is not None]
+            return _Stand(public_id, None, min(times) if times and len(times) == len(told) else None)
+        cursor = entry.said[0]
+        # What is known of a position also holds at a later one.
+        is_there = known is not None and known.cursor == cursor
+        if known is None or not (is_there or feed.compare(known.cursor, cursor) in (-1, 0)):
+            known = _Stand(public_id)
+        watermark = None if turn is None else turn.watermark
+        if watermark is None and not is_there:
+            watermark = feed.describe(cursor).time
+        proven = max(filter(None, (known.proven, watermark)), default=None)
+        likely = known.likely
         if turn is not None:
-            if turn.likely_read_until is not None:
-                likely = to_micros(turn.likely_read_until)
+            likely = max(filter(None, (likely, turn.likely_read_until)), default=None)
             delay = feed.visible_after()
             if turn.caught_up_at is not None and now is not None and delay is not None:
                 ago = timedelta(seconds=time.monotonic() - turn.caught_up_at + delay)
-                proven = _later(proven, to_micros(now - ago))
-        known = self._known.get(entry.partition_id)
-        if known is not None and _holds_at(feed, known.cursor, entry.cursor):
-            proven, likely = _later(proven, known.proven), _later(likely, known.likely)
-        return _Stand(entry.cursor, proven, likely)
-
-
-def _later(a: int | None, b: int | None) -> int | None:
-    return b if a is None else a if b is None else max(a, b)
-
-
-def _holds_at(feed: Feed, before: Cursor, after: Cursor) -> bool:
-    """Return whether what is known of a position also holds at another, which is the same or a later one."""
-    return before == after or feed.compare(before, after) in (-1, 0)
+                proven = max(filter(None, (proven, now - ago)))
+        stand = _Stand(public_id, cursor, proven, likely)
+        if cursor is not None:
+            self._known[entry.partition_id] = stand
+        return stand

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, TypeAlias
@@ -27,9 +28,9 @@ __all__ = [
     "Written",
     "WrittenTokens",
     "end_from_json",
+    "end_to_json",
     "retired",
     "state_from_json",
-    "state_to_json",
 ]
 
 
@@ -74,11 +75,9 @@ class FeedOver:
 FeedState: TypeAlias = Lineage | Retired | FeedOver
 
 
-def state_to_json(state: FeedState) -> Cursor:
-    """Return the state in the form that a token stores."""
+def end_to_json(state: Retired | FeedOver) -> Cursor:
+    """Return the end of a feed or partition in the form that a token stores."""
     match state:
-        case Lineage():
-            return state.to_json()
         case Retired(partition_id, children, watch):
             value: dict[str, Cursor] = {
                 "retired": partition_id,
@@ -93,7 +92,7 @@ def state_to_json(state: FeedState) -> Cursor:
 
 
 def state_from_json(value: Any, rules: Rules) -> FeedState:
-    """Return the state that `state_to_json` has converted."""
+    """Return the state that `end_to_json` or `Lineage.to_json` has converted."""
     end = end_from_json(value)
     if end is not None:
         return end
@@ -195,6 +194,7 @@ class Session:
             scope or self.scope,
             self.digest,
             state,
+            int(time.time()),
             watermark=watermark,
             read_until=read_until,
             skipped=skipped,
@@ -233,17 +233,12 @@ class Written:
     Attributes:
         envelope: The token without its state.
         state: The state. Only the call that has taken the token may change the state.
+        entries: The number of entries when the token was written.
     """
 
     envelope: Envelope
     state: Lineage
-
-    def lineage(self, rules: Rules) -> Lineage:
-        """Return the state; parsing the token would give an equal state."""
-        self.state.rules = rules
-        if self.state.waiting():
-            self.state.check_waits()
-        return self.state
+    entries: int
 
 
 class WrittenTokens:
@@ -267,18 +262,19 @@ class WrittenTokens:
     def keep(self, token: str, envelope: Envelope, lineage: Lineage) -> None:
         """Keep the lineage of a token; the lineage must not be changed after this call."""
         with self._lock:
+            written = Written(attrs.evolve(envelope, state=None), lineage, len(lineage))
             if token not in self._written:  # the same token has the same entries
-                self._entries += len(lineage)
-            self._written[token] = Written(attrs.evolve(envelope, state=None), lineage)
+                self._entries += written.entries
+            self._written[token] = written
             while len(self._written) > _MOST_TOKENS or self._entries > _MOST_ENTRIES:
-                self._entries -= len(self._written.popitem(last=False)[1].state)
+                self._entries -= self._written.popitem(last=False)[1].entries
 
     def take(self, token: str) -> Written | None:
         """Remove and return the lineage of a token, or return None if it is not kept."""
         with self._lock:
             written = self._written.pop(token, None)
             if written is not None:
-                self._entries -= len(written.state)
+                self._entries -= written.entries
         if written is not None and self.checks:
             _check(token, written)
         return written

@@ -244,7 +244,11 @@ class Planner:
             self._tell(follow.look(due).gaps)
         late = self._search(after, follow, deadline)
         # A partition that a look or the search has lost or moved is not read in this step.
-        wanted = {name: cursor for name, cursor in wanted.items() if after.is_read(name, cursor)}
+        wanted = {
+            name: cursor
+            for name, cursor in wanted.items()
+            if (one := after.reading(name)) is not None and one.said[0] == cursor
+        }
         heads = self._heads(follow, after, wanted, max_records, deadline, target)
         moved = {name: head for name, head in heads.items() if head.cursor != after.cursor(name)}
         news = frozenset(name for name, head in heads.items() if is_news(head, name in moved))
@@ -373,7 +377,7 @@ class Planner:
                 self._tell(follow.told(losses))
                 if any(loss.everything for loss in losses):
                     return {}  # the feed begins again: this step ends here
-                moved = {name: after.cursor(name) for name in left if after.reads(name)}
+                moved = {name: after.cursor(name) for name in left if after.reading(name) is not None}
                 found = {name: head for name, head in found.items() if moved.get(name) == left[name]}
                 left = moved
 

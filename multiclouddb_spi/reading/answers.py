@@ -1,54 +1,36 @@
-"""Applies the answers of partitions to the page and the lineage: cuts pages, advances or ends partitions."""
+"""Applies to page and lineage what follows an answer: the end of a partition, its loss, or its failure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Final, Generic, TypeVar
+from typing import Any, Final
 
-from multiclouddb_api import ErrorCategory, FeedEnded, Gap, Invalidated, OnExpired, SkipToOldest
-from multiclouddb_api.outage import answered
+import attrs
+
+from multiclouddb_api import ErrorCategory, Fail, FeedEnded, Gap, Invalidated, OnExpired, SkipToOldest
 from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Outcome
 from multiclouddb_spi.continuation.follow import Ending, Follow, Found, apply_end, is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.state import Retired, retired
+from multiclouddb_spi.continuation.state import FeedOver, Retired, Session, retired
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.faults import ProviderFault, RecordFault
-from multiclouddb_spi.gc_pause import collector_paused
-from multiclouddb_spi.reading.context import ReadContext
-from multiclouddb_spi.reading.partition_reader import PartitionReader
-from multiclouddb_spi.reading.result import PollResult
-from multiclouddb_spi.reading.turns import Turn, Turns
+from multiclouddb_spi.faults import ProviderFault
+from multiclouddb_spi.reading.fetcher import ReadContext
+from multiclouddb_spi.reading.turns import PollResult, Turn
 from multiclouddb_spi.retry import MOST_SKIPS
 
-__all__ = ["Answers"]
-
-T = TypeVar("T")
+__all__ = ["Answers", "Look", "look_again"]
 
 _AUDIT_SECONDS: Final = 10.0
 _ALL_ENDED: Final = "every partition has ended and everything in them has been read"
 
 
-class Answers(Generic[T]):
-    """Collects the answers for the partitions of one call; every method changes the lineage and the result.
+class Answers:
+    """Applies what follows an answer to the lineage and the result of one call.
 
     A method that can end a partition returns the ids of the partitions that start as a result.
-
-    Args:
-        context: The objects that all calls share.
-        feed: The opened feed.
-        lineage: The lineage, which is changed in place.
-        turns: The partitions that the call reads, and their order.
-        limit: The largest number of records to return.
-        view: Makes the values for the caller from a batch's records `[i, j)`.
-        deadline: The time limit of the call.
-        on_expired: What to do if a position is older than the retention.
-        single: True to report the end of a partition instead of continuing with its children.
-
-    Attributes:
-        result: The result of the call so far.
     """
 
     def __init__(
@@ -56,19 +38,16 @@ class Answers(Generic[T]):
         context: ReadContext,
         feed: Feed,
         lineage: Lineage,
-        turns: Turns,
-        limit: int,
-        view: Callable[[Batch, int, int], T],
+        result: PollResult[Any],
         deadline: Deadline,
         *,
         on_expired: OnExpired,
         single: bool,
     ) -> None:
-        self._feed, self._lineage, self._turns, self._view = feed, lineage, turns, view
+        self._feed, self._lineage, self._turns, self._result = feed, lineage, result.turns, result
         self._fetcher, self._observing, self._deadline = context.fetcher, context.observing, deadline
         self._context, self._on_expired, self._single = context, on_expired, single
         self._discovered = set[str]()
-        self.result: PollResult[T] = PollResult(turns, limit)
 
     @cached_property
     def _follow(self) -> Follow:
@@ -77,42 +56,6 @@ class Answers(Generic[T]):
             self._feed, self._lineage, self._fetcher.call, self._deadline, self._on_expired, context.looks,
             context.watch_seconds,
         )  # fmt: skip
-
-    def landed(self, turn: Turn, reader: PartitionReader) -> Batch:
-        """Return the batch that a fetch has returned, and add its cost to the result.
-
-        Raises:
-            Exception: The error with which the fetch ended.
-        """
-        batch, result = reader.land(), self.result
-        answered()
-        result.moved = True
-        result.requests += batch.requests
-        result.retries += reader.retries
-        if batch.charge is not None:
-            result.charge = (result.charge or 0.0) + batch.charge
-        if batch.headroom is not None:
-            turn.headroom = batch.headroom
-        return batch
-
-    def take(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> bool:
-        """Put the records up to `stop` on the page; False if the provider cannot map its own records."""
-        first, result, value = reader.taken, self.result, list[T]()
-        while stop > first and not value:
-            try:
-                with collector_paused():
-                    value = [self._view(batch, first, stop)]
-            except RecordFault as fault:  # the records before the poison record must be returned first
-                result.poison, stop = (turn.partition_id, fault), max(first, min(fault.index, stop - 1))
-            except Exception as error:  # noqa: BLE001 - a defect of the provider is reported like any failure
-                self.blame(turn, error)
-                return False
-        if stop > first or not len(batch):
-            reader.cursor, reader.taken = batch.cursor_after(stop), stop
-            self._lineage.took(turn.partition_id, reader.cursor)
-        result.values += value
-        result.count += stop - first
-        return True
 
     def finish(self, turn: Turn, batch: Batch, asked_at: float) -> list[str] | None:
         """Apply a batch's outcome, after all records of the batch are returned.
@@ -131,7 +74,7 @@ class Answers(Generic[T]):
         if batch.caught_up is True and type(batch.outcome) is Continue:
             turn.caught_up_at = asked_at
         for notice in batch.notices:
-            self.result.tell(notice, turn.partition_id)
+            self._result.tell(notice, turn.partition_id)
         if type(batch.outcome) is Continue:  # the usual outcome ends nothing
             return None
         return self._ends(turn.partition_id, batch.outcome)
@@ -139,7 +82,7 @@ class Answers(Generic[T]):
     def has_ended(self) -> bool:
         """Return whether a partition has ended in this call but its children have not been requested yet."""
         unnamed = {end.partition_id for end in self._lineage.ends() if not end.children}
-        return self.result.moved and not unnamed <= self._discovered
+        return self._result.moved and not unnamed <= self._discovered
 
     def discover(self) -> list[str]:
         """Ask once for more children of the ended partitions for which a look is due."""
@@ -150,7 +93,7 @@ class Answers(Generic[T]):
         self._discovered.update(turn.partition_id for turn in asked)
         for turn in asked:
             self._turns.recover(turn)
-        self.result.requests += 1
+        self._result.requests += 1
         try:
             found = self._follow.look(ends)
         except Exception as error:
@@ -161,10 +104,10 @@ class Answers(Generic[T]):
                 self.blame(turn, error)
             return []
         # A look that finds no child must not hide the fact that no read has succeeded.
-        self.result.moved = self.result.moved or bool(found.children or found.gaps or found.over)
+        self._result.moved = self._result.moved or bool(found.children or found.gaps or found.over)
         if self._single and found.children:
             (name,) = (end.partition_id for end in ends)
-            self.result.retired = Retired(name, found.children, self._lineage.ending(name))
+            self._result.retired = Retired(name, found.children, self._lineage.ending(name))
             self._tell_retired(name, found.children)
             return []
         for child in found.children:
@@ -201,9 +144,9 @@ class Answers(Generic[T]):
             return []
         turn.skips += 1
         turn.lost = position if turn.skips == 1 else turn.lost
-        if self._single and not self._lineage.reads(name):
+        if self._single and self._lineage.reading(name) is None:
             children = tuple(Child(seed.partition_id, seed.parents, seed.cursor) for seed in losses[0].left)
-            self.result.retired = Retired(name, children, self._lineage.ending(name))
+            self._result.retired = Retired(name, children, self._lineage.ending(name))
         started = [seed.partition_id for loss in losses for seed in loss.left]
         return self._apply(Found(tuple(started), gaps=self._follow.told(losses)))
 
@@ -211,29 +154,29 @@ class Answers(Generic[T]):
         """Tell what was found, and return the partitions that are read now."""
         address = self._feed.spec.address
         for gap, heirs in found.gaps:
-            self.result.tell(gap, *heirs)
-            self.result.moved = True
+            self._result.tell(gap, *heirs)
+            self._result.moved = True
             self._observing.gap(address, gap)
         for number, late in enumerate(found.late):
-            self.result.tell(late, *(() if number else found.started))  # the first notice marks them all
-            self.result.found_late += 1
+            self._result.tell(late, *(() if number else found.started))  # the first notice marks them all
+            self._result.found_late += 1
             self._observing.partition_found_late(address, late)
-        if not len(self._lineage) and self.result.over is None and self.result.retired is None:
-            self.result.over = "everything was lost to retention" if found.gaps else _ALL_ENDED
+        if not len(self._lineage) and self._result.over is None and self._result.retired is None:
+            self._result.over = "everything was lost to retention" if found.gaps else _ALL_ENDED
         return list(found.started)
 
     def blame(self, turn: Turn, error: Exception) -> None:
         """Record a failure of a partition; a failure that is not retryable stops the feed."""
         self._turns.fail(turn, error)
         if not self._fetcher.fault(error).retryable:
-            self.result.failure = (turn.partition_id, error)
+            self._result.failure = (turn.partition_id, error)
 
     def _ends(self, name: str, outcome: Outcome) -> list[str] | None:
         """Apply an outcome; return the ids that start now (None while the partition has more to read)."""
         moved: Ending | None = Ending()
         if isinstance(outcome, Drained) and self._single:
             self._tell_retired(name, outcome.children)
-            self.result.retired = retired(self._lineage, name, outcome.children, complete=outcome.complete)
+            self._result.retired = retired(self._lineage, name, outcome.children, complete=outcome.complete)
         else:
             try:
                 moved = apply_end(self._lineage, name, outcome, names_late=self._feed.names_late)
@@ -244,7 +187,7 @@ class Answers(Generic[T]):
             return None
         self._tell_end(name, outcome, moved)
         self._pass_on(name, [*(child.partition_id for child in moved.fresh), *moved.started])
-        self.result.moved = True
+        self._result.moved = True
         if not isinstance(outcome, Awaiting):
             self._turns.of(name).headroom = math.inf  # read to its end, so nothing in it can be lost
         return list(moved.started)
@@ -255,19 +198,19 @@ class Answers(Generic[T]):
                 if moved.fresh or not children:
                     self._tell_retired(name, moved.fresh)
                 if not len(self._lineage):
-                    self.result.over = _ALL_ENDED
+                    self._result.over = _ALL_ENDED
             case Ended(notice) if notice is not None:
                 # Every partition of a dropped collection ends with this notice; after the last partition, the
                 # feed is over.
-                if notice not in self.result.notices and not isinstance(notice, FeedEnded):
-                    self.result.tell(notice, name)
+                if notice not in self._result.notices and not isinstance(notice, FeedEnded):
+                    self._result.tell(notice, name)
                 if not len(self._lineage):
-                    self.result.over = str(notice)
+                    self._result.over = str(notice)
                     if isinstance(notice, FeedEnded | Invalidated):
-                        self.result.over = notice.reason
+                        self._result.over = notice.reason
             case Ended():
                 if not len(self._lineage):
-                    self.result.over = _ALL_ENDED
+                    self._result.over = _ALL_ENDED
             case _:
                 pass
 
@@ -291,7 +234,7 @@ class Answers(Generic[T]):
         except Exception as error:  # noqa: BLE001 - only the search fails, not the page
             fault = self._fetcher.fault(error)
             if fault.category == ErrorCategory.CHECKPOINT_EXPIRED:
-                self.result.failure = self.result.failure or (self._first_id(), error)
+                self._result.failure = self._result.failure or (self._first_id(), error)
                 return
             self._observing.audit_failed(self._feed.spec.address, fault.message)
             return
@@ -328,7 +271,7 @@ class Answers(Generic[T]):
 
         A later call then reports the gaps.
         """
-        where, notices = self._feed.public_id(turn.partition_id), self.result.notices
+        where, notices = self._feed.public_id(turn.partition_id), self._result.notices
         notices[:] = [item for item in notices if not (isinstance(item, Gap) and item.partition_id == where)]
         self._lineage.took(turn.partition_id, turn.lost)
 
@@ -339,3 +282,39 @@ def _undecided(where: str) -> ProviderFault:
         f"the service has refused the position in {where}, and does not say yet what it still has; try again",
         retryable=True,
     )
+
+
+@attrs.frozen
+class Look:
+    """What is known about an ended partition after a call has looked for its children.
+
+    Attributes:
+        state: How the partition ended.
+        requests: The number of calls to the service.
+        error: The reason why the service could not name more children, or None.
+    """
+
+    state: Retired | FeedOver
+    requests: int = 0
+    error: str | None = None
+
+
+def look_again(session: Session, state: Retired, context: ReadContext, deadline: Deadline) -> Look:
+    """Look for more children of a retired partition, if the next look is due.
+
+    The result always contains the children in the token, even if the service does not answer.
+    """
+    if state.watch is None:
+        return Look(state)
+    lineage = Lineage([state.watch], session.feed, root=state.partition_id)
+    follow = Follow(
+        session.feed, lineage, context.fetcher.call, deadline, Fail(), context.looks, context.watch_seconds
+    )
+    if not (due := follow.due()):
+        return Look(state)
+    try:
+        found = follow.look(due)
+    except Exception as error:  # noqa: BLE001 - the known facts are reported again anyway
+        return Look(state, 1, context.fetcher.fault(error).message)
+    children = (*state.children, *found.children)
+    return Look(Retired(state.partition_id, children, lineage.ending(state.partition_id)), 1)

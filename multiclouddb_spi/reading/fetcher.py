@@ -1,52 +1,43 @@
-"""Runs reads of single partitions in a bounded thread pool, with retries."""
+"""Runs reads of single partitions on a bounded thread pool, with retries, for all calls of a client."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future
+from concurrent.futures import wait as wait_for
 from typing import Final, TypeVar
 
 import attrs
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_api.outage import answered, still_waiting
+from multiclouddb_api.pacing import answered, check_stopped, still_waiting
 from multiclouddb_spi.arrival import AnswerSizes, Arrival, arriving
 from multiclouddb_spi.batch import Batch
+from multiclouddb_spi.continuation.follow import Looks
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import Fault, ProviderFault
 from multiclouddb_spi.observing import Observing
-from multiclouddb_spi.reading.partition_reader import PartitionReader
+from multiclouddb_spi.reading.readers import Budget, PartitionReader, ReaderCache
 from multiclouddb_spi.retry import ATTEMPTS, Tries
 
-__all__ = ["Ask", "Fetcher", "InlineExecutor", "closed_fault", "late_fault"]
+__all__ = [
+    "Fetcher",
+    "InlineExecutor",
+    "ReadContext",
+    "ScanRates",
+    "closed_fault",
+    "late_fault",
+]
 
 T = TypeVar("T")
 _LOOK_SECONDS: Final = 0.2
 _REST_SECONDS: Final = 0.05
-
-
-@attrs.frozen
-class Ask:
-    """The limits of one fetch.
-
-    Attributes:
-        records: The hard limit on the number of records.
-        nbytes: The target for the size in bytes.
-        reserve: The likely size of an answer in bytes, which is reserved in the budget until the answer
-            arrives.
-        wait: How many seconds the fetch may block if there are no records.
-        deadline: The time limit.
-    """
-
-    records: int
-    nbytes: int
-    reserve: int
-    wait: float
-    deadline: Deadline
+_MOST_SCANS: Final = 1024
+_PAUSE_SECONDS: Final = 0.25
 
 
 class InlineExecutor(Executor):
@@ -97,11 +88,20 @@ class Fetcher:
         self._pause = pause or closed.wait
         self._sizes = AnswerSizes()
 
-    def start(self, live: PartitionReader, ask: Ask) -> None:
-        """Start a fetch; its future is `live.future`."""
-        live.hold(ask.reserve)
-        live.asked_at, live.arrival = time.monotonic(), Arrival(self._closed)
-        live.future = self._submit(self._fetch, live, ask, live.arrival)
+    def start(
+        self, live: PartitionReader, records: int, nbytes: int, wait: float, deadline: Deadline
+    ) -> None:
+        """Start a fetch, for which the reader holds bytes already; its future is `live.future`.
+
+        Args:
+            live: The reader.
+            records: The hard limit on the number of records.
+            nbytes: The target for the size in bytes.
+            wait: How many seconds the fetch may block if there are no records.
+            deadline: The time limit.
+        """
+        live.asked_at, live.arrival = time.monotonic(), None
+        live.future = self._submit(self._fetch, live, records, nbytes, wait, deadline)
 
     def call(self, operation: Callable[[], T], deadline: Deadline) -> T:
         """Run a control call with retries; stop waiting for its answer at the deadline.
@@ -115,7 +115,7 @@ class Fetcher:
         tries = self._tries(lambda _attempt, _seconds, error: failures.append(error))
         future: Future[T] = self._submit(self._bounded, tries, operation, deadline)
         while not future.done():
-            wait([future], timeout=min(_LOOK_SECONDS, max(0.001, deadline.remaining())))
+            wait_for([future], timeout=min(_LOOK_SECONDS, max(0.001, deadline.remaining())))
             still_waiting(lambda: self.fault(failures[-1]).message if failures else None)
             if self._closed.is_set():
                 raise closed_fault()
@@ -149,8 +149,12 @@ class Fetcher:
         with arriving(Arrival(self._closed)):
             return tries.call(operation, deadline)
 
-    def _fetch(self, live: PartitionReader, ask: Ask, arrival: Arrival) -> Batch:
+    def _fetch(
+        self, live: PartitionReader, records: int, nbytes: int, wait: float, deadline: Deadline
+    ) -> Batch:
         live.retries, live.trouble = 0, None
+        # Whoever cancels the reader later cancels the arrival too; who did so before is noticed by `once`.
+        live.arrival = arrival = Arrival(self._closed)
 
         def once() -> Batch:
             if live.cancelled or self._closed.is_set():
@@ -159,9 +163,9 @@ class Fetcher:
                 reader = live.open()
                 if live.cancelled:  # cancelled before the reader was open
                     raise closed_fault()
-                arrival.begin_call(ask.wait)
+                arrival.begin_call(wait)
                 size = self._sizes.of(live.feed, live.partition_id)
-                return reader.fetch(size.of(ask.records), size.of(ask.nbytes), ask.wait, ask.deadline)
+                return reader.fetch(size.of(records), size.of(nbytes), wait, deadline)
             except BaseException as error:
                 live.drop_reader()
                 if isinstance(error, Exception) and self.fault(error).retryable:
@@ -174,11 +178,11 @@ class Fetcher:
             self._observing.retry(address, where, attempt, seconds, self.fault(error).message)
 
         with arriving(arrival):
-            batch = self._tries(on_retry).call(once, ask.deadline)
+            batch = self._tries(on_retry).call(once, deadline)
         if len(batch):
             self._sizes.arrived(live.feed, live.partition_id)
         live.trouble = None  # the traceback of the ended fetch would keep the batch in memory
-        live.fetched(ask.nbytes, batch.nbytes)
+        live.fetched(nbytes, batch.nbytes)
         return batch
 
     def _tries(self, on_retry: Callable[[int, float, Exception], None]) -> Tries:
@@ -187,6 +191,82 @@ class Fetcher:
     def fault(self, error: Exception) -> Fault:
         """Return the fault of a failure, with its category and message."""
         return fault_of(self._provider, error)
+
+
+class ScanRates:
+    """The times at which scans with a rate limit may read again; all calls of a client share them."""
+
+    def __init__(self) -> None:
+        self._not_before: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def not_before(self, plan_id: str) -> float:
+        """Return the monotonic time before which a scan reads nothing.
+
+        Args:
+            plan_id: The id under which the lineage contains the scan's plan.
+        """
+        return self._not_before.get(plan_id, 0.0)
+
+    def spend(self, plan_id: str, seconds: float) -> None:
+        """Postpone the next read of a scan; `not_before` returns the new time of this read.
+
+        Args:
+            plan_id: The id under which the lineage contains the scan's plan.
+            seconds: The number of seconds to add; negative if a read was cheaper than expected.
+        """
+        with self._lock:
+            last = self._not_before.get(plan_id, 0.0)
+            self._not_before[plan_id] = max(last, time.monotonic() if seconds > 0 else 0.0) + seconds
+            while len(self._not_before) > _MOST_SCANS:
+                self._not_before.pop(next(iter(self._not_before)))
+
+
+@attrs.frozen
+class ReadContext:
+    """The objects that all calls of one client share.
+
+    Attributes:
+        fetcher: Runs reads.
+        cache: Keeps readers and their fetched records between calls.
+        budget: The limit on the number of buffered bytes.
+        observing: The object that reports events to the observer and to the logs.
+        closed: An event that is set when the client is closed.
+        width: The number of partitions that one call reads at the same time.
+        page_records: The provider's own page size.
+        watch_seconds: How long to search for more children of an ended partition.
+        audit_seconds: How often the coverage of a collection is audited.
+        rates: The object that limits the rates of scans.
+        looks: When the client last looked for more children of an ended partition.
+    """
+
+    fetcher: Fetcher
+    cache: ReaderCache
+    budget: Budget
+    observing: Observing
+    closed: threading.Event
+    width: int
+    page_records: int
+    watch_seconds: float
+    audit_seconds: float
+    rates: ScanRates = attrs.field(factory=ScanRates)
+    looks: Looks = attrs.field(factory=Looks)
+
+    def pause(self, seconds: float) -> None:
+        """Wait until the time has passed.
+
+        Raises:
+            ProviderFault: Raised if the client was closed.
+            Stopped: Raised if the iterator that reads was stopped.
+        """
+        until = time.monotonic() + seconds
+        while True:
+            check_stopped()
+            left = until - time.monotonic()
+            if self.closed.wait(max(0.0, min(_PAUSE_SECONDS, left))):
+                raise closed_fault()
+            if left <= _PAUSE_SECONDS:
+                return
 
 
 def closed_fault() -> ProviderFault:

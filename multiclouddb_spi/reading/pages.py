@@ -1,4 +1,4 @@
-"""Builds the page or the error from the result of a call."""
+"""Builds the page or the error from the result of a call: how far it was read, lag, headroom and cost."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import attrs
 
@@ -25,7 +26,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi.batch import Child
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.standings import Progress
+from multiclouddb_spi.continuation.standings import Standings
 from multiclouddb_spi.continuation.state import (
     FeedOver,
     FeedState,
@@ -33,24 +34,24 @@ from multiclouddb_spi.continuation.state import (
     Retired,
     Session,
     WrittenTokens,
-    state_to_json,
+    end_to_json,
 )
-from multiclouddb_spi.continuation.token import encode_token
+from multiclouddb_spi.continuation.token import ReadUntil, encode_token, to_micros
+from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, to_error
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, no_partition_named
 from multiclouddb_spi.observing import Observing
-from multiclouddb_spi.reading.diagnostics import diagnose, open_watches
-from multiclouddb_spi.reading.feeds import FeedCache
+from multiclouddb_spi.open_feed import FeedCache
+from multiclouddb_spi.reading.answers import Look
 from multiclouddb_spi.reading.fetcher import Fetcher, late_fault
-from multiclouddb_spi.reading.result import PollResult
-from multiclouddb_spi.reading.retired import Look
-from multiclouddb_spi.reading.snapshotting import announced, lost
-from multiclouddb_spi.reading.turns import Turn
+from multiclouddb_spi.reading.scanning import announced, lost
+from multiclouddb_spi.reading.turns import PollResult, Turn
 
 __all__ = ["Pages", "Reading", "finished"]
 
 T = TypeVar("T")
+_MOST_KNOWN: Final = 100_000
 _WARNING_SECONDS: Final = 60.0
 _REOPEN: Final = (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST, ErrorCategory.CHECKPOINT_EXPIRED)
 
@@ -93,6 +94,7 @@ class Pages:
         self._observing, self._headroom_warning = observing, headroom_warning
         self._written = written
         self._warned: dict[ResourceAddress, float] = {}
+        self._standings: WeakKeyDictionary[Feed, Standings] = WeakKeyDictionary()
 
     def raise_failure(
         self, session: Session, lineage: Lineage, result: PollResult[Any], deadline: Deadline
@@ -211,27 +213,55 @@ class Pages:
             state = result.retired
         elif result.over is not None:
             state = FeedOver(result.over)
-        elif not len(lineage):
-            raise no_partition_named()
-        now = self._feeds.soon(session.feed, deadline)
-        progress = self._feeds.standings(session.feed).measure(
-            session.feed,
-            lineage,
-            result.turns.all,
-            now,
-            watermark=session.watermark,
-            floor=session.read_until,
+        feed, now = session.feed, self._feeds.soon(session.feed, deadline)
+        if (standings := self._standings.get(feed)) is None:
+            standings = self._standings.setdefault(feed, Standings())
+        progress = standings.measure(
+            feed, lineage, result.turns.all, now, watermark=session.watermark, floor=session.read_until
         )
+        plan, waiting, ends = lineage.plan, lineage.waiting(), lineage.ends()
+        if state is lineage and not len(lineage):
+            raise no_partition_named()
         nearest = min(result.turns.all.values(), key=attrgetter("headroom"), default=None)
         headroom = math.inf if nearest is None else nearest.headroom
         if nearest is not None and headroom < self._headroom_warning:
             self._warn(session, nearest)
-        elapsed = time.monotonic() - began
-        diagnostics = diagnose(session.feed, self._fetcher, state, result, progress, now, headroom, elapsed)
-        return Reading(
-            tuple(result.values),
-            self._page(session, state, diagnostics, tuple(result.notices), progress, idle=result.idle),
+        errors, watches = {}, int(isinstance(state, Retired) and state.watch is not None)
+        for turn in result.turns.failed.values():
+            assert turn.error is not None
+            errors[feed.public_id(turn.partition_id)] = self._fetcher.fault(turn.error).message
+        if state is lineage:
+            watches = len([end for end in ends if end.children]) if ends else 0
+            for entry in waiting:
+                kept = [] if now is None else [feed.headroom(cursor, now) for cursor in entry.said]
+                headroom = min([headroom, *(seconds for seconds in kept if seconds is not None)])
+        lag: float | None = None
+        if progress.read_until is not None and now is not None:
+            lag = max(0.0, (now - progress.read_until).total_seconds())
+        diagnostics = OperationDiagnostics(
+            watermark=progress.watermark,
+            read_until=progress.read_until,
+            read_until_estimated=progress.estimated,
+            partitions_read_until=progress.partitions,
+            lag_seconds=lag,
+            retention_headroom_seconds=None if headroom == math.inf else headroom,
+            requests=result.requests,
+            native_charge=result.charge,
+            retries=result.retries,
+            open_watches=watches,
+            found_late=result.found_late,
+            partition_errors=errors,
+            elapsed_seconds=time.monotonic() - began,
+            snapshot=None if plan is None or state is not lineage else plan.progress(),
         )
+        watermark = None if progress.watermark is None else to_micros(progress.watermark)
+        until: ReadUntil | None = None
+        if progress.read_until is not None:
+            until = ReadUntil(to_micros(progress.read_until), progress.estimated)
+        page = self._page(
+            session, state, diagnostics, tuple(result.notices), watermark, until, idle=result.idle
+        )
+        return Reading(tuple(result.values), page)
 
     def ended(self, session: Session, look: Look) -> Reading[Any]:
         """Build the page for the token of an ended feed or partition; the page reports the end again."""
@@ -239,11 +269,12 @@ class Pages:
         errors = {}
         if look.error is not None and isinstance(state, Retired):
             errors[session.feed.public_id(state.partition_id)] = look.error
+        watches = int(isinstance(state, Retired) and state.watch is not None)
         diagnostics = OperationDiagnostics(
-            requests=look.requests, partition_errors=errors, open_watches=open_watches(state)
+            requests=look.requests, partition_errors=errors, open_watches=watches
         )
-        progress = Progress(session.watermark, session.read_until, {})
-        return Reading((), self._page(session, state, diagnostics, (), progress, idle=False))
+        page = self._page(session, state, diagnostics, (), session.watermark, session.read_until, idle=False)
+        return Reading((), page)
 
     def _page(
         self,
@@ -251,7 +282,8 @@ class Pages:
         state: FeedState,
         diagnostics: OperationDiagnostics,
         notices: tuple[Notice, ...],
-        progress: Progress,
+        watermark: int | None,
+        read_until: ReadUntil | None,
         *,
         idle: bool,
     ) -> ChangeFeedPage:
@@ -262,9 +294,8 @@ class Pages:
             notices, idle = (*notices, FeedEnded(state.reason)), True
         if session.skipped:
             notices = (*_skipped(session), *notices)
-        envelope = session.envelope(
-            state_to_json(state), watermark=progress.watermark, read_until=progress.read_until
-        )
+        body = state.to_json() if isinstance(state, Lineage) else end_to_json(state)
+        envelope = session.envelope(body, watermark=watermark, read_until=read_until)
         token = encode_token(envelope)
         if isinstance(state, Lineage):
             self._written.keep(token, envelope, state)

@@ -1,8 +1,8 @@
 """Reads for one call: asks the partitions of a lineage until the page is full or all have answered.
 
 Fetches run in the thread pool; the code in this module runs in the caller's thread. `turns.py` defines the
-stage of each partition. This module moves the partitions from stage to stage; the numbers in the code mark
-where this happens:
+stage of each partition, `answers.py` what follows its end, its loss or its failure. This module moves the
+partitions from stage to stage; the numbers in the code mark where this happens:
 
  1. The poll asks partitions in the order of the lineage, several at once. The poll first uses records that an
     earlier call has fetched but not returned. No partition starves, because the token preserves the order.
@@ -23,29 +23,39 @@ where this happens:
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from functools import cached_property, partial
+from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import OnExpired
-from multiclouddb_spi.batch import Batch
+from multiclouddb_api.pacing import Wakeup, answered, still_waiting
+from multiclouddb_spi.batch import Batch, collector_paused
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.reading.answers import Answers
-from multiclouddb_spi.reading.context import ReadContext
-from multiclouddb_spi.reading.fetcher import late_fault
-from multiclouddb_spi.reading.fetches import Fetches
-from multiclouddb_spi.reading.partition_reader import PartitionReader
-from multiclouddb_spi.reading.result import PollResult
+from multiclouddb_spi.reading.fetcher import ReadContext, closed_fault, late_fault
+from multiclouddb_spi.reading.readers import PartitionReader
 from multiclouddb_spi.reading.scanning import Clock, Scanning
-from multiclouddb_spi.reading.turns import Stage, Turn, Turns
-from multiclouddb_spi.reading.waiting import HEAD_SECONDS, Waiting
+from multiclouddb_spi.reading.turns import HEAD_SECONDS, PollResult, Stage, Turn, Turns
 
-__all__ = ["Poll"]
+__all__ = ["Poll", "Waiting"]
 
 T = TypeVar("T")
+_LINGER_SECONDS: Final = 0.002
+_RETURN_SECONDS: Final = 1.0
+# The first pause is short, because from the second round on, most services wait for new records themselves.
+_FIRST_PAUSE_SECONDS: Final = 0.002
+_LEAST_PAUSE_SECONDS: Final = 0.02
+_MOST_PAUSE_SECONDS: Final = 0.5
+_MIN_ASK: Final = 4096
+_MAX_ASK: Final = 8 * 1024 * 1024
+_LOOK_SECONDS: Final = 0.2
+_SEND_SECONDS: Final = 50e-6
 
 
 class Poll(Generic[T]):
@@ -78,20 +88,34 @@ class Poll(Generic[T]):
         single: bool,
         now: Clock,
     ) -> None:
-        self._context, self._lineage = context, lineage
-        self._turns = turns = Turns(lineage)
-        self._answers = Answers(
-            context, feed, lineage, turns, limit, view, deadline, on_expired=on_expired, single=single
+        self._context, self._feed, self._lineage, self._view = context, feed, lineage, view
+        plan, active, self._has_ends = lineage.plan, lineage.active(), bool(lineage.ends())
+        self._call = object()
+        self._turns = turns = Turns(lineage, active)
+        self._result: PollResult[T] = PollResult(turns, limit)
+        self._make_answers = partial(
+            Answers, context, feed, lineage, self._result, deadline, on_expired=on_expired, single=single
         )
-        self._result = self._answers.result
-        self._waiting, self._longest_wait = Waiting(deadline, wait), feed.longest_wait
-        self._scanning = Scanning(context, feed, lineage, self._result, deadline, now, single=single)
+        self._scanning: Scanning | None = None
+        if plan is not None:
+            self._scanning = Scanning(context, feed, lineage, self._result, deadline, now, single=single)
+            active = self._scanning.active
+            for entry in active:  # the plan may have let more partitions start
+                turns.of(entry.partition_id)
         self._first, self._rest = list[str](), list[str]()
-        for entry in (active := self._scanning.active):
-            turns.of(entry.partition_id).failed_last = entry.failed_last
+        for entry in active:
             (self._first if entry.failed_last else self._rest).append(entry.partition_id)
-        self._head = turns.of(active[0].partition_id) if active else None
+        if not (self._first or self._has_ends):  # nothing comes before them
+            turns.ask(self._rest)
+            self._rest = []
+        self._head = turns.all.get(active[0].partition_id) if active else None
+        self._waiting, self._longest_wait = Waiting(deadline, wait), feed.longest_wait
         self._fetches = Fetches(context, feed, turns, len(active), limit, deadline)
+
+    @cached_property
+    def _answers(self) -> Answers:
+        """What most calls do not need."""
+        return self._make_answers()
 
     def run(self) -> PollResult[T]:
         """Read one page.
@@ -101,15 +125,22 @@ class Poll(Generic[T]):
         """
         result, turns = self._result, self._turns
         try:
-            turns.ask(self._answers.discover())
+            started = self._answers.discover() if self._has_ends else []
             if self._first:
+                turns.ask(started)
                 self._read_alone()
-            turns.ask([*self._rest, *self._scanning.refill()] if self._scanning.runs else self._rest)
-            self._answers.audit_when_due(self._context.audit_seconds, self._launch)
+                started = []
+            started += self._rest
+            if self._scanning is not None:
+                started += self._scanning.refill()
+            if started:
+                turns.ask(started)
+            if self._lineage.audited is not None:
+                self._answers.audit_when_due(self._context.audit_seconds, self._launch)
             self._read()
             if not result.count:
                 # Before an empty page is returned, read the children of partitions that ended in this call.
-                while not (result.in_hand() or result.full()) and self._answers.has_ended():
+                while not (result.in_hand() or self._is_full()) and self._answers.has_ended():
                     turns.ask(self._answers.discover())
                     self._read()
                 if not (result.stopped() or result.in_hand()):
@@ -122,10 +153,16 @@ class Poll(Generic[T]):
 
     # -- Rounds
 
+    def _is_full(self) -> bool:
+        """Return whether the page must not receive more records."""
+        result = self._result
+        full = result.count >= result.limit or result.ended
+        return full or bool(result.failure or result.poison or result.retired or result.over)
+
     def _read_alone(self) -> None:
         """First read the partitions whose errors ended the last call, to find a lasting error early."""
         self._turns.ask(self._first)
-        while not (self._result.full() or all(name in self._turns.served for name in self._first)):
+        while not (self._is_full() or all(name in self._turns.served for name in self._first)):
             self._launch()
             turn = self._fetches.land(self._waiting.for_head()) if self._turns.asked else None
             if turn is None:
@@ -135,9 +172,9 @@ class Poll(Generic[T]):
     def _read(self) -> None:
         """Read the partitions that are due, including newly started ones, until the call must end."""
         turns = self._turns
-        while not self._result.full():
+        while not self._is_full():
             self._launch()
-            if self._may_begin_again():
+            if time.monotonic() < self._waiting.until and self._may_begin_again():
                 return
             turn = self._fetches.land(self._patience()) if turns.asked else None
             if turn is not None:
@@ -148,7 +185,7 @@ class Poll(Generic[T]):
     def _wait(self) -> None:
         """5. After every partition has answered, wait for new records as long as the caller wants to."""
         waiting = self._waiting
-        while not (self._result.full() or self._result.in_hand()) and time.monotonic() < waiting.until:
+        while not (self._is_full() or self._result.in_hand()) and time.monotonic() < waiting.until:
             self._context.pause(waiting.before_round())
             waiting.begin_round()
             self._turns.ask(self._answers.discover())
@@ -166,17 +203,32 @@ class Poll(Generic[T]):
         wait = 0.0  # in the first round, no fetch blocks
         if self._waiting.rounds and not self._result.count and len(self._lineage) <= self._context.width:
             wait = self._waiting.of_fetch(self._longest_wait())
-        scanning, scans = self._scanning, self._scanning.runs
+        scanning, feed, cache = self._scanning, self._feed, self._context.cache
         while fetches.may_ask():
             turn = next(iter(turns.due.values()))
             if self._head is not None and self._head.partition_id in fetches.overtaken:
                 self._has_had_turn(self._head, answered=False)
-            if not self._lineage.reads(turn.partition_id):
+            entry = self._lineage.reading(turn.partition_id)
+            if entry is None:
                 turns.move(turn, Stage.ANSWERED)
                 continue
-            reader = fetches.take(turn.partition_id, self._lineage.cursor(turn.partition_id))
+            reader = cache.pop(feed, turn.partition_id, entry.said[0])  # what an earlier call has left there
+            runs = reader is not None and reader.future is not None and not reader.future.done()
+            if reader is not None and runs and reader.takes_too_long():
+                reader.discard()
+                reader = None
+            if reader is None:
+                observing = self._context.observing
+                reader = PartitionReader(
+                    feed, turn.partition_id, entry.said[0], self._context.budget, observing
+                )
+            elif reader.call is not self._call:
+                reader.proven = True
+            reader.call = self._call
             now, starts = time.monotonic(), reader.batch is None and reader.future is None
-            not_before = max(reader.not_before, scanning.not_before(turn)) if scans else reader.not_before
+            not_before = reader.not_before
+            if scanning is not None:
+                not_before = max(not_before, scanning.not_before(turn))
             if starts and not_before > now:
                 turns.pace(turn, not_before)
                 self._context.cache.put(reader)
@@ -185,7 +237,9 @@ class Poll(Generic[T]):
             slow = reader.future is not None and now - reader.asked_at > HEAD_SECONDS
             if reader.waiting or slow:
                 self._has_had_turn(turn, answered=False)
-            fetches.launch(turn, reader, wait, scanning.most_records(turn) if scans and starts else None)
+            fetches.launch(
+                turn, reader, wait, scanning.most_records(turn) if scanning is not None and starts else None
+            )
 
     # -- 4. Wait for answers
 
@@ -193,7 +247,7 @@ class Poll(Generic[T]):
         """Return how long to wait for the next answer."""
         if self._head is not None and (self._result.count or self._turns.held):
             return self._waiting.for_head()
-        if self._turns.held and self._scanning.is_sharing():
+        if self._turns.held and self._scanning is not None and self._scanning.is_sharing():
             return self._scanning.patience(self._waiting.for_head())
         if self._result.count:
             return self._waiting.for_more()
@@ -202,7 +256,7 @@ class Poll(Generic[T]):
     def _may_begin_again(self) -> bool:
         """5. Return whether to read all partitions again; waiting or slow partitions do not prevent this."""
         turns, now = self._turns, time.monotonic()
-        if now >= self._waiting.until or turns.due or turns.held or self._result.in_hand():
+        if turns.due or turns.held or self._result.in_hand():
             return False
         readers = [turn.reader for turn in turns.asked.values()]
         if not all(reader and (reader.waiting or now - reader.asked_at > HEAD_SECONDS) for reader in readers):
@@ -212,11 +266,15 @@ class Poll(Generic[T]):
     def _keep_polling(self) -> bool:
         """Handle the case that no answer arrived in time; return True if there is still something to do."""
         now = time.monotonic()
-        more = bool(self._turns.held) or (not self._result.count and now < self._waiting.end())
+        more = bool(self._turns.held) or (not self._result.count and now < self._waiting.end)
         over = now >= self._waiting.head_until or not self._turns.asked
         if over and self._head is not None:
             self._has_had_turn(self._head)
-        elif (over or (self._head is None and self._scanning.is_stuck())) and self._scanning.share_no_more():
+        elif (
+            (scanning := self._scanning) is not None
+            and (over or (self._head is None and scanning.is_stuck()))
+            and scanning.share_no_more()
+        ):
             self._fetches.ask_held()
         return more
 
@@ -238,8 +296,9 @@ class Poll(Generic[T]):
         A partition that has not answered keeps its place in the queue.
         """
         if answered:
-            self._turns.serve(turn)
-        shared = self._scanning.runs and self._scanning.has_had_turn(turn)
+            self._turns.served.pop(turn.partition_id, None)
+            self._turns.served[turn.partition_id] = None
+        shared = self._scanning is not None and self._scanning.has_had_turn(turn)
         if shared or turn is self._head:
             self._head = None if turn is self._head else self._head
             if self._turns.held:
@@ -248,18 +307,32 @@ class Poll(Generic[T]):
     # -- 2. Take an answer
 
     def _answer(self, turn: Turn) -> None:
-        reader = self._turns.landed(turn)
-        if not self._lineage.is_read(turn.partition_id, reader.cursor):
+        reader = turn.reader
+        assert reader is not None
+        # The order of these lines matters: if they are interrupted, every asked partition must still have a
+        # reader.
+        del self._turns.asked[turn.partition_id]
+        turn.stage, turn.reader, turn.awaited = Stage.ANSWERED, None, False
+        entry = self._lineage.reading(turn.partition_id)
+        if entry is None or entry.said[0] != reader.cursor:
             # A loss has moved or removed the partition: what was fetched of it is dropped.
             reader.discard()
-            if self._lineage.reads(turn.partition_id):
+            if entry is not None:
                 self._turns.ask([turn.partition_id])
             return
         try:
             batch = reader.batch
             if batch is None:
-                batch = self._answers.landed(turn, reader)
-                if self._scanning.runs:
+                batch, result = reader.land(), self._result
+                answered()
+                result.moved = True
+                result.requests += batch.requests
+                result.retries += reader.retries
+                if batch.charge is not None:
+                    result.charge = (result.charge or 0.0) + batch.charge
+                if batch.headroom is not None:
+                    turn.headroom = batch.headroom
+                if self._scanning is not None:
                     self._scanning.landed(turn, batch)
         except RecordFault as fault:
             reader.discard()
@@ -272,6 +345,9 @@ class Poll(Generic[T]):
                 return
             self._has_had_turn(turn)
             self._turns.ask(self._answers.failed(turn, error))
+        except BaseException:
+            reader.discard()
+            raise
         else:
             if turn.error is not None:
                 self._turns.recover(turn)
@@ -282,11 +358,11 @@ class Poll(Generic[T]):
         # 4. The place of the first partition on the page is kept for it.
         kept = self._head is not None and turn is not self._head and not turn.failed_last
         places = self._result.limit - self._result.count - kept
-        if scanning.runs:
+        if scanning is not None:
             places = scanning.places(turn, places)
         if reader.taken < count and not places and not turn.noticed:
             self._context.cache.put(reader)
-            self._turns.move(turn, Stage.HELD)
+            turn.stage, self._turns.held[turn.partition_id] = Stage.HELD, turn
             return
         self._has_had_turn(turn)
         if turn.noticed:  # 6.
@@ -294,20 +370,40 @@ class Poll(Generic[T]):
             return
         stop = min(count, reader.taken + places)
         try:
-            if stop == count > 0 and reader.has_more(batch) and not scanning.not_before(turn):
+            paced = scanning is not None and scanning.not_before(turn)
+            if stop == count > 0 and reader.has_more(batch) and not paced:
                 self._fetches.prefetch(reader)
-            if scanning.runs:
+            if scanning is not None:
                 scanning.takes(turn, stop - reader.taken)
-            if not self._answers.take(turn, reader, batch, stop):
+            if not self._put_on_page(turn, reader, batch, stop):
                 reader.discard()
             elif reader.taken == count:
                 self._used_up(turn, reader, batch)
             else:
                 self._context.cache.put(reader)
-                self._turns.move(turn, Stage.HELD)
+                turn.stage, self._turns.held[turn.partition_id] = Stage.HELD, turn
         except BaseException:
             reader.discard()
             raise
+
+    def _put_on_page(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> bool:
+        """Put the records up to `stop` on the page; False if the provider cannot map its own records."""
+        first, result, value = reader.taken, self._result, list[T]()
+        while stop > first and not value:
+            try:
+                with collector_paused():
+                    value = [self._view(batch, first, stop)]
+            except RecordFault as fault:  # the records before the poison record must be returned first
+                result.poison, stop = (turn.partition_id, fault), max(first, min(fault.index, stop - 1))
+            except Exception as error:  # noqa: BLE001 - a defect of the provider is reported like any failure
+                self._answers.blame(turn, error)
+                return False
+        if stop > first or not len(batch):
+            reader.cursor, reader.taken = batch.cursor_after(stop), stop
+            self._lineage.took(turn.partition_id, reader.cursor)
+        result.values += value
+        result.count += stop - first
+        return True
 
     def _used_up(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
         """3. After the last record of an ended partition is returned, end the partition."""
@@ -315,7 +411,7 @@ class Poll(Generic[T]):
         reader.used_up()
         started = self._answers.finish(turn, batch, reader.asked_at)
         if started is not None:
-            self._turns.ask([*started, *self._scanning.refill()])
+            self._turns.ask([*started, *(self._scanning.refill() if self._scanning is not None else ())])
             reader.discard()
             return
         reader.not_before = reader.asked_at + batch.poll_after if batch.poll_after else 0.0
@@ -326,7 +422,8 @@ class Poll(Generic[T]):
             turn.silent = True
         elif not (len(batch) and batch.caught_up):
             self._turns.ask([turn.partition_id])
-            self._scanning.asks_again(turn)
+            if self._scanning is not None:
+                self._scanning.asks_again(turn)
 
     # -- The end
 
@@ -342,3 +439,262 @@ class Poll(Generic[T]):
         stuck = result.failure or result.poison
         if stuck is not None and stuck[0] in self._lineage:
             self._lineage.failed_last(stuck[0])
+
+
+class Waiting:
+    """The waiting times of one call, on the monotonic clock.
+
+    Args:
+        deadline: The time limit of the call.
+        wait: The number of seconds to wait for a first record.
+
+    Attributes:
+        began: The time at which the call began.
+        last_ask: After this time, no fetch that waits for new records may begin. A fetch that waits must end
+            before the deadline, because a read without new records is not a failure.
+        until: How long the call waits for a first record.
+        head_until: How long the call waits for the first partition in the queue.
+        end: When a call without records ends: after its wait, or at its deadline.
+        rounds: The number of times that all partitions were read again.
+    """
+
+    def __init__(self, deadline: Deadline, wait: float) -> None:
+        self.began = now = time.monotonic()
+        self.end = self._last = deadline.at
+        self.last_ask = deadline.at - min(_RETURN_SECONDS, (deadline.at - now) / 4)
+        self.until = min(self.last_ask, now + wait)
+        self.head_until = now + min(HEAD_SECONDS, (deadline.at - now) / 2)
+        self.rounds = 0
+        self._round_began, self._pause = now, _FIRST_PAUSE_SECONDS
+        self._lingering: float | None = None
+
+    def of_fetch(self, longest: float) -> float:
+        """Return how long a read may block for new records; the first round does not call this method.
+
+        Args:
+            longest: The number of seconds that one fetch may wait.
+        """
+        return max(0.0, min(longest, self.until - time.monotonic()))
+
+    def for_head(self) -> float:
+        """Return how long the call still waits for the first partition in the queue."""
+        return self.head_until - time.monotonic()
+
+    def for_answer(self, *, more_to_ask: bool) -> float:
+        """Return how long to wait for the next answer if there are no records to return."""
+        now = time.monotonic()
+        return min(self.end - now, HEAD_SECONDS if more_to_ask or now < self.until else math.inf)
+
+    def for_more(self) -> float:
+        """If there are records to return, return how long to wait for more answers; this wait is short."""
+        if self._lingering is None:
+            self._lingering = time.monotonic() + _LINGER_SECONDS
+        return self._lingering - time.monotonic()
+
+    def before_round(self) -> float:
+        """Return how long to pause before all partitions are read again; the pauses get longer."""
+        now = time.monotonic()
+        pause = min(self._pause - (now - self._round_began), self.until - now)
+        self._pause = max(_LEAST_PAUSE_SECONDS, min(_MOST_PAUSE_SECONDS, 1.5 * self._pause))
+        return max(0.0, pause)
+
+    def begin_round(self) -> None:
+        """Begin a round in which all partitions are read again."""
+        self.rounds, self.end = self.rounds + 1, min(self._last, self.until + HEAD_SECONDS)
+        self._round_began = time.monotonic()
+
+
+class Fetches:
+    """The fetches of one call, and the readers that the call has taken out of the cache for these fetches.
+
+    Args:
+        context: The objects that all calls share.
+        feed: The opened feed.
+        turns: The call's partitions.
+        active: The number of partitions that share the limit on buffered bytes.
+        limit: The page's limit. The first read requests at most this many records; later reads may request
+            more.
+        deadline: The time limit of the call.
+
+    Attributes:
+        overtaken: Partitions that wait for free memory while records of other partitions are
+            returned. These partitions keep their place in the lineage, so they are read first when
+            memory becomes free.
+    """
+
+    def __init__(
+        self, context: ReadContext, feed: Feed, turns: Turns, active: int, limit: int, deadline: Deadline
+    ) -> None:
+        self._context, self._feed, self._turns = context, feed, turns
+        self._limit, self._deadline = limit, deadline
+        self._cache, self._budget = context.cache, context.budget
+        self._share = min(_MAX_ASK, max(_MIN_ASK, context.budget.limit // (active + 1)))
+        self._most = max(limit, context.page_records)
+        self._no_room = self._sorted = False
+        self._landed: deque[Turn] = deque()
+        self._slow_from = 0.0  # before this time, no partition that is being read counts as slow
+        self._wakeup = Wakeup()
+        self.overtaken: frozenset[str] = frozenset()
+
+    def may_ask(self) -> bool:
+        """Return whether one more partition can be read now.
+
+        The method may change the order of the partitions.
+        """
+        if not self._turns.due or (len(self._turns.asked) >= self._context.width and self._full()):
+            return False
+        reserve = max(self._share, self._budget.expected)
+        fits = self._budget.used + reserve <= self._budget.limit
+        return fits or self._make_room(reserve) or self._may_ask_without()
+
+    def _full(self) -> bool:
+        """Return whether enough partitions are being read.
+
+        A slow partition is not counted as being read, so that other partitions are read too.
+        """
+        now = time.monotonic()
+        if now < self._slow_from:
+            return True
+        began = [turn.reader.asked_at for turn in self._turns.asked.values() if turn.reader]
+        fresh = [at for at in began if at > now - HEAD_SECONDS]
+        if len(fresh) == len(began):
+            self._slow_from = min(fresh, default=now) + HEAD_SECONDS
+        return len(fresh) >= self._context.width
+
+    def _make_room(self, reserve: int) -> bool:
+        """Evict other readers' records; return whether enough bytes are then free for one more answer.
+
+        The method does not evict records that this call or another consumer will return next.
+        Waiting until records are returned costs less than fetching the records again.
+        """
+        if not self._no_room:  # no room was found before, so there is none for the rest of this call
+            self._no_room = not self._cache.make_room(reserve, self._in_use)
+        return self._budget.over(reserve) <= 0
+
+    def _may_ask_without(self) -> bool:
+        """Return whether a partition may be read although no bytes are left for an answer.
+
+        Partitions that already hold records go first, because returning these records frees bytes.
+        If no partition holds records, one partition is read alone, whatever the size of its answer.
+        """
+        due = self._turns.due
+        if not self._sorted:
+            self._sorted = True
+            fetched = [name for name in due if self._holds(name)]
+            for name in reversed(fetched):
+                due.move_to_end(name, last=False)
+            self.overtaken = frozenset(due).difference(fetched) if fetched else frozenset()
+        return not self._turns.asked or self._holds(next(iter(due)))
+
+    def _holds(self, partition_id: str) -> bool:
+        return self._cache.holds(self._feed, partition_id, self._turns.position(partition_id))
+
+    def _in_use(self, reader: PartitionReader) -> bool:
+        return reader.feed is self._feed and self._turns.position(reader.partition_id) == reader.cursor
+
+    def ask_held(self) -> None:
+        """Read again from partitions that have records left, because the page may have room for them now."""
+        self._turns.ask(list(self._turns.held))
+        self._sorted = False
+
+    def launch(self, turn: Turn, reader: PartitionReader, wait: float, most: int | None = None) -> None:
+        """Start a fetch of a partition; it is finished at once if the reader still has records.
+
+        Args:
+            turn: The partition.
+            reader: The reader at the partition's position.
+            wait: The number of seconds that the service may wait for new records.
+            most: The largest number of records to request, or None.
+        """
+        turn.reader, turn.awaited, turn.silent = reader, turn.silent and wait > 0, False
+        turn.stage, self._turns.asked[turn.partition_id] = Stage.ASKED, turn
+        del self._turns.due[turn.partition_id]
+        if reader.batch is not None:
+            self._landed.append(turn)
+            return
+        if reader.future is None:
+            self._start(reader, wait, most)
+        assert reader.future is not None
+        self._slow_from = min(self._slow_from, reader.asked_at + HEAD_SECONDS)
+
+        def arrived(_: object) -> None:
+            """Record that an answer arrived; any thread may call this method."""
+            self._landed.append(turn)
+            self._wakeup.send()
+
+        reader.future.add_done_callback(arrived)
+
+    def land(self, patience: float) -> Turn | None:
+        """Return the next partition that has answered; None if none answers within `patience` seconds.
+
+        Raises:
+            ProviderFault: Raised if the client was closed.
+        """
+        until = time.monotonic() + patience
+        while True:
+            landed = bool(self._landed)  # read before `closed`: closing cancels fetches, which then arrive
+            if self._context.closed.is_set():
+                raise closed_fault()
+            if landed:
+                return self._landed.popleft()
+            left = until - time.monotonic()
+            if left <= 0:
+                return None
+            if not self._wakeup.wait(min(_LOOK_SECONDS, left)):
+                still_waiting(self._trouble)
+
+    def _trouble(self) -> str | None:
+        """Return the reason for the last retry of a running fetch."""
+        readers = [turn.reader for turn in self._turns.asked.values() if turn.reader]
+        failures = [reader.trouble for reader in readers if reader.trouble is not None]
+        return self._context.fetcher.fault(failures[-1]).message if failures else None
+
+    def prefetch(self, reader: PartitionReader) -> None:
+        """Start the next read of a partition that has more records, if enough bytes are free."""
+        if (
+            reader.future is None
+            and len(self._turns.asked) < self._context.width
+            and not self._no_room  # otherwise, other partitions are waiting for these bytes
+            and self._budget.over(max(self._share, self._budget.expected)) <= 0
+        ):
+            self._start(reader, 0.0)
+            if not self._landed:
+                # Let the pool's thread send the request now, because the mapping that follows does not
+                # release the interpreter lock. If another answer has already arrived, this call is not
+                # waiting for the service.
+                time.sleep(_SEND_SECONDS)
+
+    def park(self) -> dict[str, Exception | None]:
+        """Leave running fetches to the next call, except those that have been running for too long.
+
+        Returns:
+            The partitions whose answers are late, each with the last failure of its fetch.
+        """
+        passed = time.monotonic() >= self._deadline.at
+        late: dict[str, Exception | None] = {}
+        for turn in self._turns.asked.values():
+            reader = turn.reader
+            assert reader is not None
+            if passed and reader.future is not None and not reader.future.done():
+                if not (turn.awaited and reader.trouble is None):  # else there are just no records
+                    late[turn.partition_id] = reader.trouble
+                if reader.takes_too_long():
+                    reader.discard()
+                    continue
+            self._cache.put(reader)
+        self._cache.tidy(self._in_use)
+        return late
+
+    def abandon(self) -> None:
+        """Cancel every running fetch."""
+        for turn in self._turns.asked.values():
+            if turn.reader is not None:
+                turn.reader.discard()
+
+    def _start(self, reader: PartitionReader, wait: float, most: int | None = None) -> None:
+        reader.window = min(self._most, max(self._limit, 2 * reader.window))
+        reader.waiting = wait > 0
+        reserve = max(self._share, self._budget.expected)
+        records = reader.window if most is None else min(reader.window, most)
+        reader.hold(reserve)
+        self._context.fetcher.start(reader, records, self._share, wait, self._deadline)

@@ -20,8 +20,8 @@ from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed, FeedSpec
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.open_feed import OpenFeed
-from multiclouddb_spi.reading.context import ReadContext
-from multiclouddb_spi.reading.waiting import Waiting
+from multiclouddb_spi.reading.fetcher import ReadContext
+from multiclouddb_spi.reading.poll import Waiting
 
 __all__ = ["Check", "QuietFeeds"]
 
@@ -81,11 +81,13 @@ class QuietFeeds:
 
     def __init__(self, open_feed: Callable[[FeedSpec, Deadline], OpenFeed], context: ReadContext) -> None:
         self._open_feed, self._context = open_feed, context
-        self._idle: OrderedDict[str, _Idle] = OrderedDict()
+        self.idle: OrderedDict[str, _Idle] = OrderedDict()
         self._lock = threading.Lock()
 
-    def check(self, request: ChangeFeedRequest, spec: FeedSpec, wait: float, deadline: Deadline) -> Check:
-        """Find out whether the previous page can be returned again.
+    def check(
+        self, request: ChangeFeedRequest, spec: FeedSpec, wait: float, deadline: Deadline
+    ) -> Check | None:
+        """Find out whether the previous page can be returned again; None if nothing is known of it.
 
         Args:
             request: The request.
@@ -93,13 +95,13 @@ class QuietFeeds:
             wait: The number of seconds to wait for a first event.
             deadline: The time limit of the call.
         """
-        known = self._known(request, spec) if self._idle else None
+        known = self._known(request, spec)
         if known is None:
-            return Check(wait)
+            return None
         with closing(self._open_feed(spec, deadline)) as opened:
             feed = opened.feed
             if feed is not known.feed:
-                return Check(wait)
+                return None
             assert isinstance(feed, SupportsChangeMark)
             ask, waiting, requests = feed.change_mark, Waiting(deadline, wait), 0
             while True:
@@ -140,7 +142,7 @@ class QuietFeeds:
         feed: Feed,
         audited: Audited | None,
         page: ChangeFeedPage,
-        check: Check,
+        check: Check | None,
     ) -> None:
         """Remember an idle page if the next page may be equal to it.
 
@@ -154,7 +156,7 @@ class QuietFeeds:
         """
         if page.notices or page.diagnostics.partition_errors or not isinstance(feed, SupportsChangeMark):
             return
-        mark = check.mark if check.feed is feed else None
+        mark = check.mark if check is not None and check.feed is feed else None
         self._keep(_Idle(page, feed, feed.spec, request.scope, audited, mark))
 
     def _known(self, request: ChangeFeedRequest, spec: FeedSpec) -> _Idle | None:
@@ -163,7 +165,7 @@ class QuietFeeds:
         if not isinstance(position, FromContinuationToken):
             return None
         with self._lock:
-            known = self._idle.get(position.token)
+            known = self.idle.get(position.token)
         if known is None or known.spec != spec or known.scope != request.scope:
             return None
         return None if is_search_due(known.audited, self._context.audit_seconds) else known
@@ -179,11 +181,11 @@ class QuietFeeds:
 
     def _forget(self, idle: _Idle) -> None:
         with self._lock:
-            self._idle.pop(idle.page.continuation_token, None)
+            self.idle.pop(idle.page.continuation_token, None)
 
     def _keep(self, idle: _Idle) -> None:
         with self._lock:
-            self._idle[idle.page.continuation_token] = idle
-            self._idle.move_to_end(idle.page.continuation_token)
-            if len(self._idle) > _MOST:
-                self._idle.popitem(last=False)
+            self.idle[idle.page.continuation_token] = idle
+            self.idle.move_to_end(idle.page.continuation_token)
+            if len(self.idle) > _MOST:
+                self.idle.popitem(last=False)

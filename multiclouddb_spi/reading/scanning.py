@@ -16,7 +16,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
-from multiclouddb_api import BackfillDone
+from multiclouddb_api import BackfillDone, Gap, SnapshotStarted
 from multiclouddb_spi.batch import Batch, Segment
 from multiclouddb_spi.continuation.entry import Entry, Plan
 from multiclouddb_spi.continuation.lineage import Lineage
@@ -26,13 +26,11 @@ from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import InvalidCursor
-from multiclouddb_spi.reading.context import ReadContext
-from multiclouddb_spi.reading.result import PollResult
-from multiclouddb_spi.reading.turns import Turn
-from multiclouddb_spi.reading.waiting import HEAD_SECONDS
+from multiclouddb_spi.reading.fetcher import ReadContext
+from multiclouddb_spi.reading.turns import HEAD_SECONDS, PollResult, Turn
 from multiclouddb_spi.scan import SupportsSnapshot
 
-__all__ = ["Clock", "Scanning"]
+__all__ = ["Clock", "Scanning", "announced", "lost"]
 
 Clock: TypeAlias = Callable[[], datetime | None]
 """A function that asks for the service's time; None if the service does not report its time."""
@@ -62,7 +60,6 @@ class Scanning:
 
     Attributes:
         active: The partitions and segments to read, in this order.
-        runs: False if there is no plan; in that case, the methods need not be called for each partition.
     """
 
     def __init__(
@@ -82,9 +79,7 @@ class Scanning:
         self._unasked = set[str]()
         self._stream_first = False
         self.active = lineage.active()
-        plan = lineage.plan
-        self.runs = plan is not None
-        if plan is not None:
+        if (plan := lineage.plan) is not None:
             self._begin(plan, now)
 
     # -- The stream and its positions
@@ -287,3 +282,39 @@ class Scanning:
         turns.fail(turns.of(plan.partition_id), error)
         if not self._context.fetcher.fault(error).retryable:
             self._result.failure = (plan.partition_id, error)
+
+
+def announced(feed: Feed, lineage: Lineage, *, whole: bool) -> PollResult[Any] | None:
+    """Return the result of a call that only reports that a snapshot begins.
+
+    Return None if there is no snapshot to report.
+
+    Args:
+        feed: The feed of the lineage.
+        lineage: The lineage, which is changed in place so that the start is reported only once.
+        whole: True if the snapshot delivers every row of the collection.
+    """
+    plan = lineage.plan
+    if plan is None or plan.announced:
+        return None
+    lineage.change_plan(announced=True)
+    result: PollResult[Any] = PollResult.nothing(lineage)
+    started = SnapshotStarted(plan.floor, feed.public_id(plan.partition_id), whole)
+    result.tell(started, plan.partition_id)
+    result.moved = True
+    return result
+
+
+def lost(feed: Feed, lineage: Lineage, name: str) -> Gap:
+    """Make the notice for a position that is older than the retention; a new snapshot replaces the position.
+
+    Args:
+        feed: The feed of the lineage.
+        lineage: The lineage that contains the expired position.
+        name: The partition.
+    """
+    position = "its position"
+    entry = next((entry for entry in lineage.active() if entry.partition_id == name), None)
+    if entry is not None and entry.listed:
+        position = feed.describe(entry.cursor).text
+    return Gap(feed.public_id(name), position, "a new snapshot")

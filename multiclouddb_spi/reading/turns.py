@@ -1,4 +1,4 @@
-"""Records the stage and the answers of each partition in one call.
+"""Records the stage and the answers of each partition in one call, and the result of the call.
 
                  ask             launched           landed
     UNASKED ──────────▶ DUE ──────────────▶ ASKED ──────────▶ ANSWERED
@@ -6,8 +6,7 @@
                          │ └─ paced ─▶ PACED ─ its time ─┐     │    └─ hold ─▶ HELD ─┐
                          └───────────────────────────────┴─ ask ◀──── place again ───┘
 
-Everything in this module runs in the caller's thread: other threads only report which fetch has finished
-(`Fetches`).
+Everything in this module runs in the caller's thread: other threads only report which fetch has finished.
 """
 
 from __future__ import annotations
@@ -18,14 +17,24 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from datetime import datetime
 from enum import Enum, auto
+from typing import Final, Generic, TypeVar
 
 import attrs
 
+from multiclouddb_api import Notice
+from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.state import Retired
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.reading.partition_reader import PartitionReader
+from multiclouddb_spi.faults import RecordFault
+from multiclouddb_spi.reading.readers import PartitionReader
 
-__all__ = ["Stage", "Turn", "Turns"]
+__all__ = ["HEAD_SECONDS", "PollResult", "Stage", "Turn", "Turns"]
+
+T = TypeVar("T")
+
+HEAD_SECONDS: Final = 2.0
+"""The number of seconds for which the other partitions wait for a slow partition."""
 
 
 class Stage(Enum):
@@ -53,7 +62,7 @@ class Turn:
 
     Attributes:
         partition_id: The service's own id of the partition.
-        stage: The partition's stage; only `Turns` changes it.
+        stage: The partition's stage; only `Turns` and `Poll` change it.
         reader: The partition's reader, while its stage is ASKED.
         failed_last: True if the previous call ended because of this partition. This call then reads the
             partition first.
@@ -109,9 +118,11 @@ class Turns:
             the same order, after the partitions that had no turn.
     """
 
-    def __init__(self, lineage: Lineage) -> None:
+    def __init__(self, lineage: Lineage, active: Iterable[Entry] = ()) -> None:
         self._lineage = lineage
         self.all: dict[str, Turn] = {}
+        for entry in active:
+            self.all[entry.partition_id] = Turn(entry.partition_id, failed_last=entry.failed_last)
         self.due, self.asked = OrderedDict[str, Turn](), OrderedDict[str, Turn]()
         self.paced, self.held = OrderedDict[str, Turn](), OrderedDict[str, Turn]()
         self.failed: dict[str, Turn] = {}
@@ -151,27 +162,9 @@ class Turns:
         A partition that is due or being read keeps its place.
         """
         for partition_id in partition_ids:
-            turn = self.of(partition_id)
+            turn = self.all.get(partition_id) or self.of(partition_id)
             if turn.stage is not Stage.DUE and turn.stage is not Stage.ASKED:
                 self.move(turn, Stage.DUE)
-
-    def launched(self, turn: Turn, reader: PartitionReader, *, waits: bool) -> None:
-        """Record that the fetch of a partition is running."""
-        turn.reader, turn.awaited, turn.silent = reader, turn.silent and waits, False
-        self.move(turn, Stage.ASKED)
-
-    def landed(self, turn: Turn) -> PartitionReader:
-        """Record that a fetch has an answer.
-
-        Return the reader of the fetch. The partition's record no longer refers to this reader.
-        """
-        reader = turn.reader
-        assert reader is not None
-        # The order of these lines matters: if they are interrupted, every asked partition must still have a
-        # reader.
-        self.move(turn, Stage.ANSWERED)
-        turn.reader, turn.awaited = None, False
-        return reader
 
     def pace(self, turn: Turn, not_before: float) -> None:
         """Do not read the partition before `not_before`, because an earlier read would be useless."""
@@ -193,11 +186,6 @@ class Turns:
         turn.error = None
         self.failed.pop(turn.partition_id, None)
 
-    def serve(self, turn: Turn) -> None:
-        """Record that the partition has had its turn."""
-        self.served.pop(turn.partition_id, None)
-        self.served[turn.partition_id] = None
-
     def move(self, turn: Turn, stage: Stage) -> None:
         """Move a partition to another stage, after the partitions that are already there."""
         before, after = self._at.get(turn.stage), self._at.get(stage)
@@ -206,3 +194,70 @@ class Turns:
         turn.stage = stage
         if after is not None:
             after[turn.partition_id] = turn
+
+
+@attrs.define
+class PollResult(Generic[T]):
+    """The result of a poll; the poll has also changed its lineage.
+
+    Attributes:
+        turns: The answers that the partitions gave.
+        limit: The largest number of records to return.
+        values: The values that the view made for the returned records, in order.
+        count: The number of records that are returned.
+        notices: Notices that were found while reading.
+        moved: True if a partition answered or a position moved.
+        idle: True if every active partition reported that it has no more records.
+        retired: How the partition ended, if the call reads only one physical partition and this partition has
+            ended; else None.
+        over: The reason why no change can follow any more, or None.
+        ended: True if the page ends here, although more records may be available.
+        failure: The partition and the error that stop the feed permanently.
+        poison: The partition and the record that stop the feed.
+        found_late: Partitions that an audit found in this call.
+        requests: The number of calls to the service.
+        retries: The number of retried calls.
+        charge: The charge that the service reported, or None.
+    """
+
+    turns: Turns
+    limit: int
+    values: list[T] = attrs.field(factory=list)
+    count: int = 0
+    notices: list[Notice] = attrs.field(factory=list)
+    moved: bool = False
+    idle: bool = False
+    retired: Retired | None = None
+    over: str | None = None
+    ended: bool = False
+    failure: tuple[str, Exception] | None = None
+    poison: tuple[str, RecordFault] | None = None
+    found_late: int = 0
+    requests: int = 0
+    retries: int = 0
+    charge: float | None = None
+
+    @classmethod
+    def nothing(cls, lineage: Lineage) -> PollResult[T]:
+        """Return the result of a call that reads nothing."""
+        return cls(Turns(lineage), 0)
+
+    def stopped(self) -> bool:
+        """True if no more records may be read in this call."""
+        return bool(self.failure or self.poison or self.retired or self.over)
+
+    def in_hand(self) -> bool:
+        """True if there is something to return on a page."""
+        return bool(self.count or self.notices)
+
+    def tell(self, notice: Notice, *partition_ids: str) -> None:
+        """Add a notice to the page; further events of the given partitions are left for a later page.
+
+        Args:
+            notice: The notice.
+            partition_ids: The partition to which the notice belongs, and the partitions that are read because
+                of the notice.
+        """
+        self.notices.append(notice)
+        for name in partition_ids:
+            self.turns.of(name).noticed = True

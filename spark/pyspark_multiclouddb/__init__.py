@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark_multiclouddb.errors import error_from_query
-    from pyspark_multiclouddb.frame import pages_to_dataframe
-    from pyspark_multiclouddb.java import ensure_java
     from pyspark_multiclouddb.listener import ProgressTable
     from pyspark_multiclouddb.progress import caught_up
-    from pyspark_multiclouddb.session import local_session
-    from pyspark_multiclouddb.sinks import latest_by_key, merge_into_delta
+    from pyspark_multiclouddb.rows import pages_to_dataframe
+    from pyspark_multiclouddb.session import ensure_java, local_session
+    from pyspark_multiclouddb.sinks import drop_tombstones, latest_by_key, live_rows, merge_into_delta
     from pyspark_multiclouddb.source import DefaultSource
-    from pyspark_multiclouddb.tombstones import drop_tombstones, live_rows
 
 __all__ = [
     "DefaultSource",
@@ -43,14 +41,14 @@ _MODULES = {
     "DefaultSource": "source",
     "ProgressTable": "listener",
     "caught_up": "progress",
-    "drop_tombstones": "tombstones",
-    "ensure_java": "java",
+    "drop_tombstones": "sinks",
+    "ensure_java": "session",
     "error_from_query": "errors",
     "latest_by_key": "sinks",
-    "live_rows": "tombstones",
+    "live_rows": "sinks",
     "local_session": "session",
     "merge_into_delta": "sinks",
-    "pages_to_dataframe": "frame",
+    "pages_to_dataframe": "rows",
 }
 
 
@@ -63,7 +61,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "pyspark":
             raise
-        raise import_module(f"{__name__}.missing").no_pyspark(name) from error
+        raise import_module(f"{__name__}.errors").no_pyspark(name) from error
 
 
 def __dir__() -> list[str]:

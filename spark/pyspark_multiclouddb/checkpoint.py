@@ -1,8 +1,7 @@
 """Finds out from a query's checkpoint which snapshot the query reads, and whether its scan is over.
 
-Spark writes `offsets/N`, the end of micro-batch N, before it runs the batch. After the batch, Spark writes
-`commits/N`. The stored end contains the offset of the source, and therefore the snapshot (`offsets.py`). So
-every run of the batch reads the same snapshot, even after the process was killed.
+Spark writes `offsets/N`, the end of micro-batch N, before it runs the batch, and `commits/N` after it. The
+end contains the snapshot (`offsets.py`), so every run of the batch reads the same snapshot.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ class Scan:
     """The snapshot to which a micro-batch belongs.
 
     Attributes:
-        plan: The id of the snapshot.
         floor: Rows of the target table with a lower `order_key` are older than the snapshot.
         is_first: True if no earlier batch of the query belongs to this snapshot.
         was_over: True if the scan was over before the batch.
@@ -50,12 +48,7 @@ class Scan:
 
 
 class Checkpoint:
-    """Reads the checkpoint of a query.
-
-    Args:
-        where: The `checkpointLocation`: a folder, or a URL that Spark can read.
-        spark: The Spark session that reads a URL; by default the active one.
-    """
+    """Reads the checkpoint of a query."""
 
     def __init__(self, where: str, spark: SparkSession | None = None) -> None:
         self._where, self._spark = where.rstrip("/"), spark
@@ -66,25 +59,14 @@ class Checkpoint:
         self._folder = path if os.path.isdir(os.path.join(path, "offsets")) else None
 
     def query(self, running: str | None) -> str | None:
-        """Return the id of the query to which the checkpoint belongs; None if the checkpoint has no id.
-
-        Args:
-            running: The id of the query that runs the batch, or None if the id is not known.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the checkpoint belongs to another query.
-        """
+        """Return the id of the query to which the checkpoint belongs; None if the checkpoint has no id."""
         stored = json.loads(self._read("metadata") or "{}").get("id")
         if running is not None and stored != running:
             raise self._wrong(f"belongs to the query {stored}, but this query is {running}")
         return stored if isinstance(stored, str) else None
 
     def scan(self, batch_id: int) -> Scan | None:
-        """Return the snapshot of a batch, or None if the query did not start with a snapshot.
-
-        Args:
-            batch_id: The number of the batch.
-        """
+        """Return the snapshot of a batch, or None if the query did not start with a snapshot."""
         after = self._snapshot(batch_id)
         if after is None:
             return None
@@ -94,11 +76,7 @@ class Checkpoint:
         return Scan(after["plan"], after["floor"], not same, was_over, bool(after["over"]))
 
     def notes(self, batch_id: int) -> dict[str, str]:
-        """Return what the end of a batch says about changes that it lacks, for the commit of the table.
-
-        Args:
-            batch_id: The number of the batch.
-        """
+        """Return what the end of a batch says about changes that it lacks, for the commit of the table."""
         found: dict[str, str] = {}
         for offset in self._offsets(batch_id):
             if offset.get("lost") is True:
@@ -180,14 +158,7 @@ class Checkpoint:
 
 
 def query_of(batch: DataFrame | None) -> tuple[str | None, bool]:
-    """Return the id of the query that runs a batch, and whether Spark reports such ids at all.
-
-    The id is None if no query runs, or if Spark does not report it, as over Spark Connect.
-
-    Args:
-        batch: The DataFrame that `foreachBatch` passes; None for a table or a page, which a function for
-            `foreachBatch` may merge instead.
-    """
+    """Return the id of the query that runs a batch, and whether Spark reports ids (not over Connect)."""
     try:
         session = _active_session() if batch is None else batch.sparkSession
         context = None if session is None else session.sparkContext

@@ -1,8 +1,7 @@
 """Keeps a provider and its feed open in a Spark process.
 
-A process has one connection for each combination of database, collection and columns. Spark unpickles a new
-reader for every task but keeps the process, so later tasks reuse the connections opened here. Importing this
-module opens nothing, because workers are forked.
+Spark unpickles a new reader for every task but keeps the process, so later tasks reuse the connections opened
+here. Importing this module opens nothing, because workers are forked.
 """
 
 from __future__ import annotations
@@ -48,12 +47,9 @@ _pid = 0
 
 
 class Connection:
-    """A connection to one provider, and one feed of that provider. A connection is used by one thread only.
+    """A connection to one provider, and one feed of that provider, for one thread.
 
-    During an outage, the connection retries for up to two minutes, because Spark itself does not retry.
-
-    Args:
-        settings: The options.
+    It tries again for up to two minutes, because Spark does not.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -84,24 +80,15 @@ class Connection:
         self.opened.check_start(position)
         # The start is repeated as a whole, because a service may name no partition at first.
         planner = self._planner(directly)
-        return self.opened.call(
-            "start", lambda deadline: planner.start(position, deadline, "startingPosition")
-        )
+        return self.opened.call("start", lambda until: planner.start(position, until, "startingPosition"))
 
     def target_at(self, moment: datetime) -> Target:
         """Return the end that the feed had at a given time, if the database can determine it."""
         self.opened.check_start(AtTime(moment))
-        return self.plan(
-            "plan", lambda planner, deadline: planner.target_at(moment, deadline, "endingPosition")
-        )
+        return self.plan("plan", lambda planner, until: planner.target_at(moment, until, "endingPosition"))
 
     def plan(self, operation: str, ask: Callable[[Planner, Deadline], T]) -> T:
-        """Call a function once with a planner for the feed; each request of the planner is retried.
-
-        Args:
-            operation: The name of the call, used in errors.
-            ask: The function to call.
-        """
+        """Call a function once with a planner for the feed; each request of the planner is retried."""
         planner = self._planner(self._tries.call)
         with user_errors(self.provider, operation):
             try:

@@ -1,31 +1,51 @@
-"""Defines the sink's Delta table: its columns, checks, merges and snapshots."""
+"""Defines the sink's Delta table: its columns, checks, commits, merges and snapshots.
+
+If two threads change a table at the same time, deltalake refuses the later commit. The sink can safely repeat
+any of its commits. Therefore the sink repeats a refused commit on the latest version of the table.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, Literal
+from threading import Lock
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from multiclouddb_api import MulticloudDbError, invalid_request
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 from multiclouddb_spi.missing_state import DOCUMENT, STALE_SINCE, lacks_state
-from pyspark_multiclouddb.columns import check_cases, check_kinds, in_backticks, stored_fields
-from pyspark_multiclouddb.outage import REPAIR
-from pyspark_multiclouddb.table import DELETED_AT, committed, missing, opened
+from pyspark_multiclouddb.errors import REPAIR
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, Field, Transaction, WriterProperties
 
     from pyspark_multiclouddb.checkpoint import Scan
 
-__all__ = ["Numbered", "Target"]
+__all__ = [
+    "DELETED_AT",
+    "Numbered",
+    "Target",
+    "check_cases",
+    "committed",
+    "in_backticks",
+    "missing",
+    "opened",
+]
 
+DELETED_AT: Final = "_deleted_at"
+"""The column that contains the time at which the sink merged a delete; null in the row of a document."""
+_T = TypeVar("_T")
+_TRIES: Final = 10
+_ONE_AT_A_TIME: Final[defaultdict[str, Lock]] = defaultdict(Lock)
+"""For each table, the lock that keeps the threads of this process from refusing each other's commits."""
 _LOG: Final = logging.getLogger("multiclouddb.spark")
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _TEXT: Final = ("key", "order_key")
@@ -42,18 +62,12 @@ _ENDED: Final = 1
 _SAID: Final = set[tuple[str, str]]()
 """The tables and names about which a warning was logged."""
 _NEW_QUERY: Final = "with startingPosition=snapshot, this table, and a checkpointLocation of its own"
+_CAST: Final = "cast it, or leave it out"
 
 
 @attrs.frozen
 class Numbered:
-    """The number of a batch, as a table stores it.
-
-    Attributes:
-        app_id: The name under which the number is stored.
-        batch_id: The number.
-        query: The id of the query that numbers the batches, or None if no query does.
-        notes: What the commit says about changes that the batch lacks.
-    """
+    """The number of a batch, as a table stores it, with what its commit says about changes that it lacks."""
 
     app_id: str
     batch_id: int
@@ -69,13 +83,7 @@ class Numbered:
 
 
 class Target:
-    """The table that a sink writes.
-
-    Args:
-        where: The folder or URL of the table.
-        create: True if the first merge creates the table.
-        new_columns: What to do if a batch contains a column that the table does not have.
-    """
+    """The table that a sink writes."""
 
     def __init__(self, where: str, *, create: bool, new_columns: Literal["add", "refuse"]) -> None:
         if new_columns not in ("add", "refuse"):
@@ -86,16 +94,11 @@ class Target:
             raise missing(where)
 
     def has(self, batch: Numbered) -> bool:
-        """Return True if the table already contains all changes of this batch or of a later batch.
-
-        If it is not known which query has merged the stored number, the result is False. A batch that is
-        merged a second time changes nothing, but a batch that is left out by mistake would be lost.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if another query uses the same `app_id` for this table.
-        """
+        """Return True if the table already contains all changes of this batch or of a later batch."""
         if self._table is None:
             return False
+        # If it is not known which query has stored the number, the batch is merged again, which changes
+        # nothing; a batch that is left out by mistake would be lost.
         if batch.query is not None:
             stored = self._table.transaction_version(_QUERY + batch.app_id)
             if stored is None:
@@ -106,18 +109,7 @@ class Target:
         return last is not None and last >= batch.batch_id
 
     def prepare(self, schema: pa.Schema, *, may_be_stale: bool = False) -> None:
-        """Prepare the table for rows with the given schema.
-
-        The schema is checked first; then the table is created, or the new columns are added to it.
-
-        Args:
-            schema: The columns of the rows, without `type`.
-            may_be_stale: True if changes without their documents are merged.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if a column has a different type or a type that a Delta table
-                cannot store, or if a new column is refused.
-        """
+        """Prepare the table for rows with the given schema."""
         for name in _OURS:
             if name in schema.names:
                 raise invalid_request(
@@ -127,12 +119,12 @@ class Target:
             if not (pa.types.is_string(kind := schema.field(name).type) or pa.types.is_large_string(kind)):
                 raise invalid_request(f"column {name}", f"is {kind}", "pass the column of the data source")
         stored = _stored(schema)
-        wanted = stored_fields(stored.append(pa.field(STALE_SINCE, _TIME)) if may_be_stale else stored)
+        wanted = _stored_fields(stored.append(pa.field(STALE_SINCE, _TIME)) if may_be_stale else stored)
         check_cases(wanted)
         if self._table is None:
             self._table = _created(self._where, schema)
         known = {field.name: field for field in self._table.schema().fields}
-        check_kinds(wanted, known, self._where)
+        _check_kinds(wanted, known, self._where)
         for name in _TEXT:
             if name not in known:
                 raise _foreign(self._where, name)
@@ -154,21 +146,11 @@ class Target:
         return self._table is not None
 
     def begin(self, scan: Scan) -> None:
-        """Mark all rows of the table as older than a snapshot, before the snapshot's first rows are merged.
-
-        After this call, the rows of the snapshot and every change after the snapshot have priority
-        over the rows in the table. Rows whose `order_key` is lower than the floor do not have to be
-        changed. All other rows get the lowest `order_key`. The rows are marked once for each
-        snapshot, in one commit that contains the snapshot's id.
-
-        Args:
-            scan: The snapshot.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if rows or changes of the snapshot may already have
-                been merged before this call recorded the snapshot, or if the snapshot does not
-                deliver every row. The table's older rows then cannot be distinguished from others.
-        """
+        """Mark all rows of the table as older than a snapshot, before its first rows are merged."""
+        # 1. Rows of the snapshot, and every change after it, then have priority over the rows in the table. A
+        #    row below the floor needs no change; every other row gets the lowest `order_key`.
+        # 2. One commit marks the rows and contains the snapshot's id, so they are marked once.
+        # 3. If rows of the snapshot may have been merged before this call, older rows cannot be told apart.
         if self._stage(scan.plan) is not None:
             return
         if scan.is_first and scan.whole:
@@ -185,14 +167,7 @@ class Target:
         self._ensure(scan.plan, _ENDED if scan.was_over else _BEGUN)
 
     def end(self, scan: Scan) -> None:
-        """Delete the documents that a snapshot did not contain, after the snapshot's last rows were merged.
-
-        A document that a snapshot does not contain was deleted before the snapshot. The row of a
-        deleted document becomes a tombstone.
-
-        Args:
-            scan: The snapshot; its scan is over.
-        """
+        """Turn documents that a snapshot did not contain into tombstones, after its last rows were merged."""
         if self._stage(scan.plan) == _ENDED:
             return
         table = self._known()
@@ -217,16 +192,8 @@ class Target:
         self._ensure(scan.plan, _ENDED)
 
     def accept(self, plan: str) -> None:
-        """Accept rows of a snapshot if the sink does not know where the snapshot begins and ends.
-
-        Args:
-            plan: The id of the snapshot.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the table has no mark of the snapshot and
-                contains rows. If the snapshot were accepted, documents that were deleted before the
-                snapshot would stay in the table.
-        """
+        """Accept rows of a snapshot if the sink does not know where the snapshot begins and ends."""
+        # Otherwise, documents that were deleted before the snapshot would stay in the table.
         if self._stage(plan) is None:
             self._check_empty()
             self._ensure(plan, _BEGUN)
@@ -246,15 +213,8 @@ class Target:
             )
 
     def noted(self, batch: Numbered) -> Numbered:
-        """Return the batch of a query that does not begin with a snapshot, with a note if it is new here.
-
-        The note is also logged, once in this process. A table that has rows may be wrong if it gets
-        the changes of a new query, because nobody knows which changes lie between the rows and the
-        new query.
-
-        Args:
-            batch: The number of the batch.
-        """
+        """Return the batch of a query that does not begin with a snapshot, with a note if it is new here."""
+        # Nobody knows which changes lie between the rows of a table and a query that is new there.
         marks = map(self._known().transaction_version, (batch.app_id, _QUERY + batch.app_id))
         if batch.query is None or any(mark is not None for mark in marks) or self._is_empty():
             return batch
@@ -268,15 +228,7 @@ class Target:
         return attrs.evolve(batch, notes={"multiclouddb.warning": text, **batch.notes})
 
     def check_unused(self, scan: Scan, batch: Numbered) -> None:
-        """Refuse a batch that is recorded as merged although its snapshot has not begun.
-
-        Args:
-            scan: The snapshot.
-            batch: The number of the batch.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if another query has used the `app_id` for this table.
-        """
+        """Refuse a batch that is recorded as merged although its snapshot has not begun."""
         if scan.is_first and self._stage(scan.plan) is None:
             raise self._used(batch)
 
@@ -331,14 +283,7 @@ class Target:
             self._known().alter.add_columns(missing)
 
     def merge(self, rows: pa.Table, batch: Numbered | None, *, is_last: bool) -> None:
-        """Merge the last changes of some keys in one commit. If nothing changes, there is no commit.
-
-        Args:
-            rows: The rows in the prepared schema, with the column `type`; at most one row per key. If a
-                change has no document, its row keeps its columns, and becomes stale.
-            batch: The number of the batch. Each commit stores the query, the last one also the number.
-            is_last: True if these rows complete the batch.
-        """
+        """Merge the last changes of some keys in one commit. If nothing changes, there is no commit."""
         table, lacking = self._known(), lacks_state(rows)
         source = _with_tombstones(rows)
         if may_be_stale := STALE_SINCE in {field.name for field in table.schema().fields}:
@@ -434,10 +379,114 @@ def _stored(schema: pa.Schema) -> pa.Schema:
 
 
 def _with_tombstones(rows: pa.Table) -> pa.Table:
-    """Return the rows in the form in which they are stored.
-
-    The row of a deleted document contains the time at which the delete is merged.
-    """
+    """Return the rows in the form in which they are stored."""
     now = pa.scalar(datetime.now(UTC), _TIME)
     deleted = pc.if_else(pc.equal(rows["type"], "DELETE"), now, pa.scalar(None, _TIME))
     return rows.drop_columns("type").append_column(pa.field(DELETED_AT, _TIME), deleted)
+
+
+def opened(where: str) -> DeltaTable | None:
+    """Return the table, or None if there is none."""
+    from deltalake import DeltaTable
+
+    return DeltaTable(where) if DeltaTable.is_deltatable(where) else None
+
+
+def missing(where: str) -> MulticloudDbError:
+    """Make the error for a table that does not exist."""
+    return MulticloudDbError(
+        f"table_path: there is no Delta table at {where}; correct the path, or let a merge create it",
+        ErrorDetail(category=ErrorCategory.NOT_FOUND),
+    )
+
+
+def committed(table: DeltaTable, commit: Callable[[], _T]) -> _T:
+    """Make a commit, and repeat it if another commit prevents it."""
+    from deltalake.exceptions import CommitFailedError
+
+    with _ONE_AT_A_TIME[table.table_uri.rstrip("/")]:
+        for tried in range(1, _TRIES + 1):
+            try:
+                return commit()
+            except CommitFailedError as error:
+                if tried == _TRIES:
+                    raise _conflict(table, error) from error
+                table.update_incremental()
+    raise AssertionError("the loop returns or raises")
+
+
+def _conflict(table: DeltaTable, error: Exception) -> MulticloudDbError:
+    return MulticloudDbError(
+        f"table_path: another process changed {table.table_uri} during each of {_TRIES} attempts; let only "
+        f"one process write the table, and try again",
+        ErrorDetail(
+            category=ErrorCategory.CONFLICT,
+            retryable=True,
+            native_class=f"deltalake.exceptions.{type(error).__name__}",
+            native_text=str(error),
+        ),
+    )
+
+
+def _stored_fields(schema: pa.Schema) -> dict[str, Field]:
+    """Return the columns in the form in which a Delta table declares them."""
+    from deltalake import Schema
+
+    fields = {}
+    for each in schema:
+        try:
+            [fields[each.name]] = Schema.from_arrow(pa.schema([each])).fields
+        except Exception as error:  # deltalake raises no narrower class
+            raise _cannot_be_stored(each) from error
+        # deltalake creates such a table, but cannot read it.
+        if "timestamp_nanos" in _json(fields[each.name].type):
+            raise _cannot_be_stored(each)
+    return fields
+
+
+def check_cases(wanted: Iterable[str], known: Iterable[str] = ()) -> None:
+    """Refuse a column whose name differs from another one only in upper and lower case."""
+    spelled = {name.lower(): name for name in known}
+    for name in wanted:
+        other = spelled.setdefault(name.lower(), name)
+        if other != name:
+            raise invalid_request(
+                f"column {name}",
+                f"differs from the column {other} only in upper and lower case",
+                "rename one of the two",
+            )
+
+
+def _check_kinds(wanted: Mapping[str, Field], known: Mapping[str, Field], where: str) -> None:
+    """Refuse a column that has another type in the table."""
+    for name, field in wanted.items():
+        if name in known and _kind(known[name].type) != _kind(field.type):
+            raise invalid_request(
+                f"column {name}",
+                f"is {_name(field.type)} in the batch and {_name(known[name].type)} in {where}",
+                "cast it, or give it another name",
+            )
+
+
+def in_backticks(name: str) -> str:
+    """Return the name of a column for a SQL expression."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _cannot_be_stored(field: pa.Field) -> MulticloudDbError:
+    return invalid_request(
+        f"column {field.name}", f"is {field.type}, which a Delta table cannot store", _CAST
+    )
+
+
+def _kind(of: object) -> str:
+    """Return the name of a Delta type. The name does not say whether the type is nullable."""
+    return re.sub(r'"(nullable|containsNull|valueContainsNull)":(true|false)', "", _json(of))
+
+
+def _name(of: object) -> str:
+    return _json(of).strip('"')
+
+
+def _json(of: object) -> str:
+    return str(of.to_json())  # type: ignore[attr-defined]

@@ -12,15 +12,45 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Final
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
-from multiclouddb_api.validators import check_type
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi import ProviderFault, RecordFault
-from multiclouddb_spi.faults import START_AGAIN
-from pyspark_multiclouddb.outage import EXPIRED
+from multiclouddb_spi.faults import AFTER_AN_OUTAGE, START_AGAIN
 
-__all__ = ["SourceError", "error_from_query", "poisoned", "source_errors"]
+__all__ = [
+    "NEW_QUERY",
+    "REPAIR",
+    "SourceError",
+    "check_has",
+    "error_from_query",
+    "no_pyspark",
+    "poisoned",
+    "source_errors",
+]
+
+NEW_QUERY: Final = (
+    "start a query with startingPosition=snapshot, a new checkpointLocation and a new app_id, and pass "
+    "checkpoint= to merge_into_delta"
+)
+"""The new query that repairs a table."""
+
+REPAIR: Final = (
+    "rows that were deleted or changed while no query read the feed stay wrong; to repair the table, "
+    f"{NEW_QUERY}; see {AFTER_AN_OUTAGE}"
+)
+"""The way out if a query has missed changes, or may have missed them."""
+
+_EXPIRED: Final = (
+    "set failOnDataLoss=resnapshot, which reads every row again and repairs the table of "
+    f"merge_into_delta(…, checkpoint=…); if the failed batch was planned before the changes expired, "
+    f"{NEW_QUERY}; or set failOnDataLoss=false, which, like any other start of a new query, never delivers "
+    "the lost changes: deleted rows stay, changed rows stay old and new rows are missing; see "
+    f"{AFTER_AN_OUTAGE}"
+)
+"""The advice for `CHECKPOINT_EXPIRED`."""
 
 _MARKER: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)\]")
 # Maps patterns for the names in the client to the names in this source.
@@ -40,10 +70,7 @@ _IN_SPARK: Final = (
 
 
 class SourceError(Exception):
-    """The error that the data source raises.
-
-    The message is one line that begins with the marker of its category.
-    """
+    """The error that the data source raises."""
 
 
 def error_from_query(error: BaseException | None) -> ErrorCategory | None:
@@ -70,11 +97,7 @@ def error_from_query(error: BaseException | None) -> ErrorCategory | None:
 
 @contextmanager
 def source_errors() -> Iterator[None]:
-    """Add the marker of the category to each error that the `with` block raises.
-
-    Raises:
-        SourceError: Raised for each error of the library and each fault of a provider.
-    """
+    """Add the marker of the category to each error that the `with` block raises."""
     try:
         yield
     except MulticloudDbError as error:
@@ -84,14 +107,7 @@ def source_errors() -> Iterator[None]:
 
 
 def poisoned(where: str, fault: RecordFault, *, is_row: bool = False) -> ProviderFault:
-    """Return the fault for a record that cannot be decoded; its message names the way out.
-
-    Args:
-        where: The partition of the record, or the collection.
-        fault: The record.
-        is_row: True for a row of a snapshot. Such a row is never skipped, because a sink would take the
-            document for a deleted one.
-    """
+    """Return the fault for a record that cannot be decoded; its message names the way out."""
     way_out = (
         "onPoison=skip does not apply to rows of a snapshot; change or delete the document in the database"
         if is_row
@@ -106,7 +122,22 @@ def _marked(category: ErrorCategory, message: str) -> SourceError:
     for theirs, ours in _IN_SPARK:
         message = theirs.sub(ours, message)
     if category == ErrorCategory.CHECKPOINT_EXPIRED:
-        message = f"{message}; {EXPIRED}"
+        message = f"{message}; {_EXPIRED}"
     error = SourceError(f"[MULTICLOUDDB:{category}] {message}")
     error.add_note(f"See {MulticloudDbError(message, ErrorDetail(category)).help_url}")
     return error
+
+
+def check_has(name: str, value: object, attribute: str, wanted: str) -> None:
+    """Refuse an object that does not have the given attribute."""
+    if isinstance(value, type) or not hasattr(value, attribute):
+        raise invalid_request(name, f"must be {wanted}, not {type_name(value)}", f"pass {wanted}")
+
+
+def no_pyspark(name: str) -> ImportError:
+    """Return the error to raise for a function that needs PySpark."""
+    try:
+        trouble = f"this is {import_module('pyspark').__version__}; install a newer one"
+    except ModuleNotFoundError:
+        trouble = 'it is not installed; run: pip install "multiclouddb[spark]"'
+    return ImportError(f"{name} needs PySpark 4.0 or newer: {trouble}")

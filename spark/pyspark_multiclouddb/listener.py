@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from pyspark_multiclouddb.arguments import check_has
+from pyspark_multiclouddb.errors import check_has
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Final
 
@@ -23,11 +24,12 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi import FeedStart, Step, SupportsChangeMark, Target
 from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Plan
-from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
 from multiclouddb_spi.planning.kept import check_kept
 from pyspark_multiclouddb.connection import Connection, connection_for
-from pyspark_multiclouddb.errors import source_errors
+from pyspark_multiclouddb.errors import NEW_QUERY, REPAIR, source_errors
 from pyspark_multiclouddb.offsets import (
+    Offset,
     Pinned,
     Symbolic,
     offset_from_json,
@@ -36,7 +38,6 @@ from pyspark_multiclouddb.offsets import (
     ranges_of,
 )
 from pyspark_multiclouddb.options import Settings
-from pyspark_multiclouddb.outage import NEW_QUERY, REPAIR, start_warning
 from pyspark_multiclouddb.progress import Reports, snapshot_state
 from pyspark_multiclouddb.rows import find_poison, read_work, work_of
 
@@ -56,29 +57,16 @@ _STILL_SECONDS: Final = 60.0
 
 
 class MicroBatches:
-    """Plans the micro-batches of one query.
-
-    Planning happens in one long-lived process, and reading happens in Spark's tasks. The constructor does no
-    I/O.
-
-    Args:
-        settings: The options, checked for a stream.
-
-    Attributes:
-        settings: The options, checked for a stream.
-        ends_by_itself: True if the query stops by itself at the end of the feed. This end is
-            determined when the first batch is planned, and not earlier. The reason is that the
-            planner must follow all splits from the position in the checkpoint.
-        caught_up: True after a micro-batch has had fewer rows than its limit. The value True means
-            that the query has read the initial backlog.
-        report: A summary for the query's progress, or None if nothing is planned yet. The summary is not an
-            offset.
-    """
+    """Plans the micro-batches of one query, in one long-lived process; the constructor does no I/O."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        # The end of a query that ends by itself is determined when its first batch is planned, because the
+        # planner must follow all splits from the position in the checkpoint.
         self.ends_by_itself = False
+        # True after a micro-batch has had fewer rows than its limit: the initial backlog is read.
         self.caught_up = False
+        # A summary for the query's progress, which is not an offset.
         self.report: dict[str, Any] | None = None
         self._target: Target | None = None
         self._idle: tuple[dict[str, Any], float] | None = None
@@ -91,23 +79,16 @@ class MicroBatches:
         self._poison: list[tuple[str, str]] = []
         self._searched: dict[str, Any] | None = None
         self._warning: str | None = None
+        # Spark passes the same offset as the end of a step, as the start of the next one and to `tasks`.
+        self._parsed: deque[tuple[dict[str, Any], Offset]] = deque(maxlen=2)
+        self._rules: Rules = INSPECTED
 
     def initial(self) -> dict[str, Any]:
-        """Return the start of a new query.
-
-        This method does not resolve the start, because Spark asks for the start again when it
-        replays a batch.
-        """
+        """Return the start of a new query, unresolved: Spark asks for it again when it replays a batch."""
         return offset_to_json(self.settings, Symbolic(self.settings.start))
 
     def first(self, max_records: int | None) -> dict[str, Any]:
-        """Return the end of the first micro-batch, for Spark 4.0 and 4.1.
-
-        The start is stored with the end, so that the batch can be replayed.
-
-        Args:
-            max_records: The upper limit on the rows of the batch.
-        """
+        """Return the end of the first micro-batch, for Spark 4.0 and 4.1."""
         with source_errors():
             connection = connection_for(self.settings)
             start = self._started(connection, self.settings.start)
@@ -119,7 +100,7 @@ class MicroBatches:
                 start, step = step.after, self._step(connection, step.after, max_records)
                 state = snapshot_state(state, start, step.after)
             self._search(connection, step)
-            said = start_warning(self.settings)
+            said = _start_warning(self.settings)
             offset = Pinned(connection.incarnation, start.to_json(), snapshot=state, warning=said)
             if step.moved and not step.empty:
                 offset = Pinned(
@@ -137,21 +118,10 @@ class MicroBatches:
     def after(
         self, start: dict[str, Any], max_records: int | None, *, tell_more: bool = False
     ) -> dict[str, Any]:
-        """Return the end of the next micro-batch.
-
-        Args:
-            start: The start of the micro-batch.
-            max_records: The upper limit on the rows of the batch.
-            tell_more: True to mark an offset after which more records may follow.
-
-        Returns:
-            `start` itself if there is nothing to read. Spark then repeats the call without a pause.
-            During `pollInterval`, a repeated call returns the same result without a request to the
-            service. The method also returns a new end if positions have moved without a record. An
-            end without records is returned at the first call, and then once per
-            `idleCheckpointInterval`. If the checkpoint kept an old position, this position would
-            expire.
-        """
+        """Return the end of the next micro-batch, or `start` itself if there is nothing to read."""
+        # 1. Spark repeats the call without a pause, so the service is asked once in `pollInterval`.
+        # 2. Positions that have moved without a record are an end too, at the first call and then once in
+        #    `idleCheckpointInterval`, because a position that stays in the checkpoint would expire.
         if self._is_idle(start):
             time.sleep(min(_NAP_SECONDS, self.settings.poll_seconds))
             return start
@@ -166,29 +136,19 @@ class MicroBatches:
         return end
 
     def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the work of a micro-batch.
-
-        The same offsets always give the same work. This method contacts the database only with
-        `onPoison=skip` or `failOnDataLoss=false`, and only for a batch that another process planned: to name
-        the changes that the batch leaves out.
-
-        Args:
-            start: The start of the batch.
-            end: The end of the batch.
-        """
+        """Return the work of a micro-batch; the same offsets always give the same work."""
         with source_errors():
-            before = offset_from_json(self.settings, start)
-            after = offset_from_json(self.settings, end)
-            ranges = ranges_of(before, after)
+            before, after = self._offset(start), self._offset(end)
+            ranges = ranges_of(before, after, self._rules)
             if not ranges:
                 return []
             assert isinstance(after, Pinned)
             skips, planned_here = isinstance(self.settings.on_loss, SkipToOldest), self._planned != -math.inf
+            # Only a batch that another process has planned needs the database, to name what it leaves out.
             if skips and not planned_here and isinstance(before, Pinned):
                 connection = connection_for(self.settings)
                 after.check_incarnation(connection.opened)
-                kept = connection.plan("restore", lambda planner, _: planner.restore(before.cursors))
-                self._check_kept(connection, kept, surely=True)
+                self._check_kept(connection, before.lineage(connection.feed), surely=True)
             if self.settings.skip_poison and after.poison is None and end != self._searched:
                 self._searched = end
                 connection = connection_for(self.settings)
@@ -198,12 +158,17 @@ class MicroBatches:
             return work_of(self.settings, after.incarnation, ranges, skip_poison=skip)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one task.
-
-        Args:
-            partition: One of the partitions that `tasks` returned.
-        """
+        """Return the rows of one task."""
         return read_work(self.settings, partition)
+
+    def _offset(self, value: dict[str, Any]) -> Offset:
+        """Return the parsed offset."""
+        for known, offset in self._parsed:
+            if known == value:
+                return offset
+        offset = offset_from_json(self.settings, value)
+        self._parsed.append((value, offset))
+        return offset
 
     def _is_idle(self, start: dict[str, Any]) -> bool:
         """Return True if the same start was requested a moment ago and no change was found."""
@@ -213,20 +178,25 @@ class MicroBatches:
         return asked == start and time.monotonic() - when < self.settings.poll_seconds
 
     def _plan(self, start: dict[str, Any], max_records: int | None, tell_more: bool) -> dict[str, Any]:
-        offset = offset_from_json(self.settings, start)
+        offset = self._offset(start)
         connection = connection_for(self.settings)
         if isinstance(offset, Symbolic):
             lineage = self._started(connection, offset.position)
             state = snapshot_state(None, lineage, lineage, whole=isinstance(offset.position, Snapshot))
             self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
             self._saved = time.monotonic()
-            said = start_warning(self.settings)
+            said = _start_warning(self.settings)
             pinned = Pinned(connection.incarnation, lineage.to_json(), snapshot=state, warning=said)
             return offset_to_json(self.settings, pinned)
         offset.check_incarnation(connection.opened)
-        before = connection.plan("restore", lambda planner, _: planner.restore(offset.cursors))
+        self._rules = connection.feed
+        before = offset.lineage(self._rules)
         if not len(before):
-            raise _ended(self.settings)
+            raise MulticloudDbError(
+                f"the feed of {self.settings.address} has ended, and all its changes were delivered; "
+                f"if the resource was recreated, {NEW_QUERY}",
+                ErrorDetail(ErrorCategory.NOT_FOUND),
+            )
         mark = self._mark()
         try:
             self._check_kept(connection, before)
@@ -237,13 +207,13 @@ class MicroBatches:
             if not isinstance(again, Resnapshot) or error.category != ErrorCategory.CHECKPOINT_EXPIRED:
                 raise
             return self._begun_again(connection, offset, again.snapshot, error)
-        return self._end_of(connection, start, before, step, mark, max_records, tell_more=tell_more)
+        return self._end_of(connection, start, offset, step, mark, max_records, tell_more=tell_more)
 
     def _end_of(
         self,
         connection: Connection,
         start: dict[str, Any],
-        before: Lineage,
+        offset: Pinned,
         step: Step,
         mark: Hashable,
         max_records: int | None,
@@ -251,8 +221,7 @@ class MicroBatches:
         tell_more: bool,
     ) -> dict[str, Any]:
         """Return the end of a planned step as an offset, or `start` if the step needs no new offset."""
-        offset = offset_from_json(self.settings, start)
-        assert isinstance(offset, Pinned)
+        before = offset.lineage(self._rules)
         nothing = step.empty or not step.moved
         if step.before.plan is None:
             self.caught_up |= step.records is None or max_records is None or step.records < max_records
@@ -282,10 +251,8 @@ class MicroBatches:
         return end
 
     def _search(self, connection: Connection, step: Step) -> None:
-        """With `onPoison=skip`, find the changes of a step that cannot be decoded.
-
-        The tasks cannot report what they leave out, so it is found before the end of the step is stored.
-        """
+        """With `onPoison=skip`, find the changes of a step that cannot be decoded."""
+        # The tasks cannot report what they leave out, so it is found before the end of the step is stored.
         if self.settings.skip_poison:
             parts = [part for part in step.ranges() if part.partition_id in step.news]
             self._leave_out(find_poison(connection, parts))
@@ -326,10 +293,7 @@ class MicroBatches:
     def _begun_again(
         self, connection: Connection, offset: Pinned, wanted: Snapshot, loss: MulticloudDbError
     ) -> dict[str, Any]:
-        """Return the offset at which another snapshot begins.
-
-        There are no changes between this offset and the offset before it.
-        """
+        """Return the offset at which another snapshot begins."""
         _LOG.warning("%s: a new snapshot begins, because %s", self.settings.address, loss)
         lineage = connection.start(wanted)
         offset.check_incarnation(connection.opened)
@@ -348,30 +312,20 @@ class MicroBatches:
         return asked == start and time.monotonic() - when < _STILL_SECONDS and self._mark() == mark
 
     def _mark(self) -> Hashable:
-        """Return the change mark of the feed, or None if the database does not provide a mark.
-
-        If two marks are equal, nothing has changed between the two calls.
-        """
+        """Return the change mark of the feed, or None if the database does not provide a mark."""
         connection = connection_for(self.settings)
         if not isinstance(connection.feed, SupportsChangeMark):
             return None
         return connection.opened.call("mark", connection.feed.change_mark)
 
     def _started(self, connection: Connection, position: FeedStart | Snapshot) -> Lineage:
-        """Return the start of a new query.
-
-        An open feed may still belong to an earlier resource with the same name. Therefore this
-        method first opens the feed again.
-        """
+        """Return the start of a new query."""
+        # The open feed may still belong to an earlier resource with the same name.
         connection.opened.renew()
         return connection.start(position)
 
     def _standing(self, start: dict[str, Any], before: Lineage) -> Lineage:
-        """Return the lineage at which the next micro-batch starts.
-
-        If an earlier call found no record directly after the offset, the micro-batch starts at the later
-        position that this call has reached.
-        """
+        """Return where the next micro-batch starts: after what an earlier call has found to be empty."""
         return self._ahead[1] if self._ahead is not None and self._ahead[0] == start else before
 
     def _step(self, connection: Connection, before: Lineage, max_records: int | None) -> Step:
@@ -402,28 +356,21 @@ def _is_worth_saving(before: Lineage, stands: Lineage, due: bool) -> bool:
 
 
 def _without_idle_moves(before: Lineage, step: Step) -> Lineage:
-    """Return the end of a step, but keep the old positions of idle partitions.
-
-    Partitions without records keep their positions, and the batch does not read them.
-    """
+    """Return the end of a step, but keep the old positions of idle partitions."""
     kept = step.after.copy()
     for entry in before.active():
-        if entry.partition_id not in step.news and kept.reads(entry.partition_id):
+        if entry.partition_id not in step.news and kept.reading(entry.partition_id) is not None:
             kept.took(entry.partition_id, entry.cursor)
     return kept
 
 
 def _may_have_more(before: Lineage, after: Lineage, max_records: int | None) -> bool:
-    """Return True if more records may exist after a step.
-
-    The step itself contains records.
-    """
+    """Return True if more records may exist after a step."""
     return max_records is not None or _entries(before).keys() != _entries(after).keys()
 
 
-def _ended(settings: Settings) -> MulticloudDbError:
-    return MulticloudDbError(
-        f"the feed of {settings.address} has ended, and all its changes were delivered; "
-        f"if the resource was recreated, {NEW_QUERY}",
-        ErrorDetail(ErrorCategory.NOT_FOUND),
-    )
+def _start_warning(settings: Settings) -> str | None:
+    """Return what a query that does not begin with a snapshot leaves wrong in a table that has rows."""
+    if isinstance(settings.start, Snapshot):
+        return None
+    return f"the query does not begin with a snapshot; if its table already has rows, then {REPAIR}"

@@ -47,10 +47,10 @@ import attrs
 
 from multiclouddb_api import MulticloudDbError, Snapshot, invalid_request
 from multiclouddb_spi import Cursor, FeedStart, InvalidCursor, Range, ranges_between
-from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage
+from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
 from multiclouddb_spi.open_feed import OpenFeed
+from pyspark_multiclouddb.errors import NEW_QUERY
 from pyspark_multiclouddb.options import Settings, position_from_text, position_text
-from pyspark_multiclouddb.outage import NEW_QUERY
 
 __all__ = [
     "Offset",
@@ -69,33 +69,14 @@ _NEW_CHECKPOINT: Final = "use a checkpointLocation of its own"
 
 @attrs.frozen
 class Symbolic:
-    """The start of a new query, which is not resolved yet.
-
-    Attributes:
-        position: The start position.
-    """
+    """The start of a new query, which is not resolved yet."""
 
     position: FeedStart | Snapshot
 
 
 @attrs.frozen
 class Pinned:
-    """The positions of all partitions at an offset.
-
-    Attributes:
-        incarnation: The incarnation of the feed's resource.
-        cursors: The lineage as JSON.
-        ends: The end position of each partition that ended in the step to this offset.
-        empty: True if the step to this offset contains no record.
-        origin: The lineage from which the step to this offset starts, as JSON. `origin` is set only
-            if the step starts at a `Symbolic` offset.
-        more: True if more records may follow this offset. `more` is set only on Spark 4.0 and 4.1.
-        snapshot: The query's last snapshot, with the fields `plan`, `floor`, `over` and `whole`.
-        poison: The changes that the step to this offset leaves out, in the form of `poison_state`; None if
-            there are none.
-        warning: What the target may lack, and how to repair it.
-        lost: True if changes were skipped at this offset or an earlier one.
-    """
+    """The positions of all partitions at an offset; the fields are those of the stored form, see above."""
 
     incarnation: str | None
     cursors: Cursor
@@ -107,16 +88,16 @@ class Pinned:
     poison: Mapping[str, Any] | None = None
     warning: str | None = None
     lost: bool = False
+    _built: list[Lineage] = attrs.field(factory=list, init=False, eq=False, repr=False)
+
+    def lineage(self, rules: Rules = INSPECTED) -> Lineage:
+        """Return the lineage of the positions, which is built once; do not change it."""
+        if not self._built or (rules is not INSPECTED and self._built[0].rules is not rules):
+            self._built[:] = [_lineage(self.cursors, rules)]
+        return self._built[0]
 
     def check_incarnation(self, opened: OpenFeed) -> None:
-        """Refuse an offset of a resource that was deleted and created again.
-
-        Args:
-            opened: The opened feed, in which the query is to resume.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the resource was recreated since the offset was made.
-        """
+        """Refuse an offset of a resource that was deleted and created again."""
         way_out = f"the changes of the old resource are gone; {NEW_QUERY}"
         opened.check_resumes(self.incarnation, "checkpoint", way_out)
 
@@ -140,12 +121,7 @@ def offset_to_json(settings: Settings, offset: Offset) -> dict[str, Any]:
 
 
 def offset_from_json(settings: Settings, value: Any) -> Offset:
-    """Return the offset from its stored form; the inverse of `offset_to_json`.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` for an offset from another source or a later version, or for a
-            value that is not an offset.
-    """
+    """Return the offset from its stored form; the inverse of `offset_to_json`."""
     match value:
         case {"v": int(version)} if version > _VERSION:
             raise invalid_request(
@@ -192,34 +168,22 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
 
 
 def poison_state(left_out: Sequence[tuple[str, str]]) -> Mapping[str, Any] | None:
-    """Return what an offset stores about the changes that its step leaves out.
-
-    Args:
-        left_out: Partition and position of each change.
-    """
+    """Return what an offset stores about the changes that its step leaves out."""
     first = [list(place) for place in left_out[:_PLACES]]
     return {"count": len(left_out), "first": first} if left_out else None
 
 
-def ranges_of(start: Offset, end: Offset) -> list[Range]:
-    """Return the ranges between two offsets of one query.
-
-    This function is pure: for the same offsets, it always returns the same ranges.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if a step from `start` cannot end at `end`.
-    """
+def ranges_of(start: Offset, end: Offset, rules: Rules = INSPECTED) -> list[Range]:
+    """Return the ranges between two offsets of one query."""
     match start, end:
         case Symbolic(), Pinned(origin=origin) if origin is not None:
-            return ranges_between(_lineage(origin), _lineage(end.cursors), end.ends)
+            return ranges_between(_lineage(origin, rules), end.lineage(rules), end.ends)
         case Symbolic(), _:
             return []
         case Pinned(), Pinned():
             if start.incarnation != end.incarnation:
                 raise _damaged("contains positions of two incarnations of the resource")
-            return (
-                [] if end.empty else ranges_between(_lineage(start.cursors), _lineage(end.cursors), end.ends)
-            )
+            return [] if end.empty else ranges_between(start.lineage(rules), end.lineage(rules), end.ends)
         case _:
             raise _damaged("contains a range that ends before its start")
 
@@ -233,9 +197,9 @@ def _is_snapshot(value: Any) -> bool:
             return False
 
 
-def _lineage(cursors: Cursor) -> Lineage:
+def _lineage(cursors: Cursor, rules: Rules) -> Lineage:
     try:
-        return Lineage.from_json(cursors, INSPECTED)
+        return Lineage.from_json(cursors, rules)
     except InvalidCursor as error:
         raise _damaged(f"holds a damaged offset ({error})") from None
 

@@ -1,7 +1,7 @@
 """Reads and checks the options of the data source.
 
 Names are case-insensitive. Options that begin with `connection.` are passed to the provider's own
-configuration, which defines their names. `pyspark_multiclouddb.option_table` lists all other options.
+configuration, which defines their names. `OPTIONS` lists all other options.
 
 The default start is `beginning` for streams and for batches, so nothing is left out by default.
 (Kafka's source starts a stream at the end.) The default start applies only to a new query: a query
@@ -29,11 +29,13 @@ seconds.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from difflib import get_close_matches
-from typing import Final
+from enum import Enum
+from typing import Final, TypeVar
 
 import attrs
 
@@ -50,16 +52,110 @@ from multiclouddb_api import (
     OnExpired,
     Resnapshot,
     ResourceAddress,
+    SkipToOldest,
     Snapshot,
     SnapshotOrder,
     canonical_json,
     invalid_request,
 )
 from multiclouddb_spi import FeedStart
-from pyspark_multiclouddb import option_values as values
-from pyspark_multiclouddb.option_table import ALIASES, CONNECTION, OPTIONS
 
-__all__ = ["Settings", "parse_options", "position_from_text", "position_text"]
+__all__ = [
+    "BACKLOG_RECORDS",
+    "OPTIONS",
+    "Option",
+    "Settings",
+    "options_table",
+    "parse_options",
+    "position_from_text",
+    "position_text",
+]
+
+CONNECTION: Final = "connection."
+"""The prefix of options that are passed to the provider's own configuration."""
+
+BACKLOG_RECORDS: Final = 1_000_000
+"""The limit on a micro-batch while a stream without `maxRecordsPerTrigger` has not yet caught up."""
+
+
+@attrs.frozen
+class Option:
+    """One option."""
+
+    name: str
+    values: str
+    default: str
+    only: str = ""
+
+
+OPTIONS: Final = (
+    Option(
+        "url", "the URL for `connect`, such as `embedded:///data/store.db`", "`url` or `provider` is required"
+    ),
+    Option("provider", "the provider id; the provider's settings are options `connection.*`", "from `url`"),
+    Option("database", "the name of the database", "the provider's"),
+    Option("collection", "the name of the collection, table or container", "required"),
+    Option("startingPosition", "`beginning`, `now`, `snapshot`, or an ISO time with a zone", "`beginning`"),
+    Option(
+        "snapshotOrder",
+        "`ordered` reads all rows before the first change; `interleaved` reads rows and changes together; "
+        "`auto` starts like `ordered` and becomes `interleaved` before changes expire; `interleaved` and "
+        "`auto` need a sink that keeps deletes",
+        "`ordered`; after `failOnDataLoss=resnapshot`, `auto`",
+    ),
+    Option(
+        "snapshotSegments",
+        "the number of segments of a snapshot; one task reads a segment",
+        "the provider's",
+    ),
+    Option("endingPosition", "`latest`, or an ISO time with a zone", "`latest`", "batch"),
+    Option(
+        "maxRecordsPerTrigger",
+        "the largest number of rows in a micro-batch; during a snapshot, a micro-batch reads whole segments, "
+        "at least one, and their estimated rows count",
+        "see below",
+        "stream",
+    ),
+    Option("maxTasksPerBatch", "the largest number of tasks in a batch", "`32`"),
+    Option(
+        "minPartitions",
+        "the desired number of tasks; a number above 32 raises `maxTasksPerBatch` to this number; a batch "
+        "has at most one task for each partition with records, because tasks do not share a partition",
+        "one task for each partition with records",
+    ),
+    Option(
+        "failOnDataLoss",
+        "`false` to skip changes that have expired; `resnapshot` (streams only) to read every row again, for "
+        "`merge_into_delta(…, checkpoint=…)`",
+        "`true`",
+    ),
+    Option(
+        "onPoison",
+        "`fail` or `skip`: what happens to a change that cannot be decoded; with `skip`, the driver reads "
+        "each micro-batch before its tasks do",
+        "`fail`",
+    ),
+    Option("newItemState", "`omit`, `include_if_available`, `require`", "`include_if_available`"),
+    Option("oldItemState", "the same values", "`omit`"),
+    Option(
+        "pollInterval",
+        "how often an idle feed is polled, such as `1 second` or `500 ms`",
+        "`1 second`",
+        "stream",
+    ),
+    Option(
+        "idleCheckpointInterval", "how often the position of an idle feed is saved", "`5 minutes`", "stream"
+    ),
+)
+
+ALIASES: Final = {
+    "startingOffsets": "startingPosition",
+    "startingTimestamp": "startingPosition",
+    "endingOffsets": "endingPosition",
+    "endingTimestamp": "endingPosition",
+    "maxOffsetsPerTrigger": "maxRecordsPerTrigger",
+}
+"""Maps the option names of Kafka's source to the options of this source."""
 
 _NAMES: Final = {option.name.lower(): option.name for option in OPTIONS}
 _ALIAS_NAMES: Final = {alias.lower(): alias for alias in ALIASES}
@@ -76,6 +172,27 @@ _HINTS: Final = {
     "checkpointlocation": "set it on the query: df.writeStream.option(…)",
     "maxpartitionsperbatch": "use the option maxTasksPerBatch",
 }
+_ENVIRONMENT: Final = "env:"
+_SECONDS: Final = {
+    "ms": 0.001,
+    "millisecond": 0.001,
+    "": 1,
+    "s": 1,
+    "sec": 1,
+    "second": 1,
+    "min": 60,
+    "minute": 60,
+    "h": 3600,
+    "hour": 3600,
+}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_RESNAPSHOT: Final = "resnapshot"
+_WAY_OUT_POSITION: Final = (
+    "write beginning, now, snapshot, or a time with its zone such as 2026-01-31T12:00:00Z"
+)
+# As milliseconds, values below this number would be times from 1970 to 1973, so they are probably seconds.
+_LEAST_MILLIS: Final = 100_000_000_000
+_Mode = TypeVar("_Mode", bound=Enum)
 
 
 def _names_alone(connection: tuple[tuple[str, str], ...]) -> str:
@@ -84,24 +201,7 @@ def _names_alone(connection: tuple[tuple[str, str], ...]) -> str:
 
 @attrs.frozen
 class Settings:
-    """The checked options of the data source.
-
-    Attributes:
-        connection: The connection to the database: `url` or `provider`, and the provider's settings, as the
-            user gave them.
-        address: The collection.
-        start: The start of a new query or a batch.
-        end: The end of a batch; None means the current end.
-        max_records: The hard limit on the rows of a micro-batch, or None.
-        max_tasks: The maximum number of tasks of a batch.
-        on_loss: What to do if changes have expired: `Fail()`, `SkipToOldest()` or `Resnapshot(…)`.
-        skip_poison: True to leave out changes that cannot be decoded.
-        new_item_state: Whether rows contain the new document.
-        old_item_state: Whether rows contain the old document.
-        poll_seconds: The time between two polls of an idle feed.
-        idle_checkpoint_seconds: The time after which new positions of idle partitions are saved.
-        given: Maps each given option to its name as the user spelled it.
-    """
+    """The checked options of the data source."""
 
     connection: tuple[tuple[str, str], ...] = attrs.field(repr=_names_alone)
     address: ResourceAddress
@@ -119,26 +219,15 @@ class Settings:
 
     @property
     def config(self) -> ClientConfig:
-        """Return the configuration of the client in this process.
-
-        In the connection's options, the value `env:NAME` is replaced only when code reads this
-        property.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the connection's options name an environment
-                variable that is not set in this process, or if `url` is not valid.
-        """
-        found = {name: values.from_environment(name, value) for name, value in self.connection}
+        """Return the configuration of the client in this process."""
+        found = {name: _from_environment(name, value) for name, value in self.connection}
         ours = {name: found.pop(name, None) for name in ("url", "provider")}
-        return _config(ours["url"], ours["provider"], _provider_options(found))
+        own = {name.removeprefix(CONNECTION): value for name, value in found.items()}
+        return _config(ours["url"], ours["provider"], own)
 
     @property
     def on_expired(self) -> OnExpired:
-        """What a planned read does if its position has expired.
-
-        A read never begins another snapshot, because the end of its batch is already stored. Only
-        the planning of a batch can begin another snapshot.
-        """
+        """What a planned read does if its position has expired."""
         return Fail() if isinstance(self.on_loss, Resnapshot) else self.on_loss
 
     @property
@@ -181,29 +270,16 @@ class Settings:
         )
 
     def named(self, name: str) -> str:
-        """Return the name of an option as the user spelled it.
-
-        Args:
-            name: The option's name as the docs spell it.
-        """
+        """Return the name of an option as the user spelled it."""
         return dict(self.given).get(name, name)
 
     def for_stream(self) -> Settings:
-        """Return these settings, checked for a stream.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if an option applies only to batches.
-        """
+        """Return these settings, checked for a stream."""
         self._refuse("batch", "a stream", "end it with trigger(availableNow=True), or use spark.read")
         return self
 
     def for_batch(self) -> Settings:
-        """Return these settings, checked for a batch.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if an option applies only to streams, or if the start and the
-                end leave no range to read.
-        """
+        """Return these settings, checked for a batch."""
         self._refuse("stream", "a batch", "leave it out, or use spark.readStream")
         start, end = self.named("startingPosition"), self.named("endingPosition")
         if isinstance(self.start, Now):
@@ -233,14 +309,7 @@ class Settings:
 
 
 def parse_options(options: Mapping[str, str]) -> Settings:
-    """Check options.
-
-    Args:
-        options: The options, with values as text, as Spark passes them. Names may be in upper or lower case.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST`; the message names the option and a solution.
-    """
+    """Check options."""
     given, connection = _sorted_out(options)
 
     def text(name: str, default: str) -> tuple[str, str]:
@@ -249,7 +318,7 @@ def parse_options(options: Mapping[str, str]) -> Settings:
     if "collection" not in given:
         raise invalid_request("collection", "is missing", 'add .option("collection", "NAME")')
     end_name, end_text = text("endingPosition", "latest")
-    end = values.position(end_name, end_text)
+    end = _position(end_name, end_text)
     if isinstance(end, Beginning | Snapshot):
         what = "the beginning" if isinstance(end, Beginning) else "snapshot"
         raise invalid_request(end_name, f"is {what}", "write latest, or a time with its zone")
@@ -260,14 +329,14 @@ def parse_options(options: Mapping[str, str]) -> Settings:
         ),
         start=_start(given),
         end=end.utc if isinstance(end, AtTime) else None,
-        max_records=values.count(*given["maxRecordsPerTrigger"]) if "maxRecordsPerTrigger" in given else None,
+        max_records=_count(*given["maxRecordsPerTrigger"]) if "maxRecordsPerTrigger" in given else None,
         max_tasks=_tasks(given),
         on_loss=_on_loss(given),
-        skip_poison=values.on_poison(*text("onPoison", "fail")),
-        new_item_state=values.mode(*text("newItemState", "include_if_available"), NewItemStateMode),
-        old_item_state=values.mode(*text("oldItemState", "omit"), OldItemStateMode),
-        poll_seconds=values.duration(*text("pollInterval", "1 second")),
-        idle_checkpoint_seconds=values.duration(*text("idleCheckpointInterval", "5 minutes")),
+        skip_poison=_on_poison(*text("onPoison", "fail")),
+        new_item_state=_mode(*text("newItemState", "include_if_available"), NewItemStateMode),
+        old_item_state=_mode(*text("oldItemState", "omit"), OldItemStateMode),
+        poll_seconds=_duration(*text("pollInterval", "1 second")),
+        idle_checkpoint_seconds=_duration(*text("idleCheckpointInterval", "5 minutes")),
         given=tuple((name, spelled) for name, (spelled, _) in given.items()),
     )
     _ = settings.config
@@ -277,7 +346,7 @@ def parse_options(options: Mapping[str, str]) -> Settings:
 def _start(given: Mapping[str, tuple[str, str]]) -> FeedStart | Snapshot:
     """Return the start position. Options of a snapshot are allowed only if the start is a snapshot."""
     name, text = given.get("startingPosition", ("startingPosition", "beginning"))
-    start = values.position(name, text)
+    start = _position(name, text)
     if isinstance(start, Snapshot):
         return _as_given(start, given)
     if isinstance(_on_loss(given), Resnapshot):
@@ -293,16 +362,16 @@ def _start(given: Mapping[str, tuple[str, str]]) -> FeedStart | Snapshot:
 
 def _on_loss(given: Mapping[str, tuple[str, str]]) -> OnExpired:
     """Return the action after data loss. A snapshot that repairs a loss has the order `AUTO` by default."""
-    on_loss = values.on_loss(*given.get("failOnDataLoss", ("failOnDataLoss", "true")))
+    on_loss = _loss(*given.get("failOnDataLoss", ("failOnDataLoss", "true")))
     return Resnapshot(_as_given(on_loss.snapshot, given)) if isinstance(on_loss, Resnapshot) else on_loss
 
 
 def _as_given(snapshot: Snapshot, given: Mapping[str, tuple[str, str]]) -> Snapshot:
     """Return a snapshot with the options that the user gave."""
     if "snapshotOrder" in given:
-        snapshot = attrs.evolve(snapshot, order=values.snapshot_order(*given["snapshotOrder"]))
+        snapshot = attrs.evolve(snapshot, order=_mode(*given["snapshotOrder"], SnapshotOrder))
     if "snapshotSegments" in given:
-        snapshot = attrs.evolve(snapshot, segments=values.count(*given["snapshotSegments"]))
+        snapshot = attrs.evolve(snapshot, segments=_count(*given["snapshotSegments"]))
     return snapshot
 
 
@@ -310,7 +379,7 @@ def position_from_text(text: str) -> FeedStart | Snapshot:
     """Return a start position from its stored form; the inverse of `position_text`."""
     if found := _SNAPSHOT_TEXT.fullmatch(text):
         return Snapshot(SnapshotOrder(found[1]), None if found[2] is None else int(found[2]))
-    return values.position("startingPosition", text)
+    return _position("startingPosition", text)
 
 
 def position_text(position: FeedStart | Snapshot) -> str:
@@ -328,10 +397,10 @@ def position_text(position: FeedStart | Snapshot) -> str:
 
 def _tasks(given: Mapping[str, tuple[str, str]]) -> int:
     """Return the maximum number of tasks of a batch."""
-    least = values.count(*given["minPartitions"]) if "minPartitions" in given else 1
+    least = _count(*given["minPartitions"]) if "minPartitions" in given else 1
     if "maxTasksPerBatch" not in given:
         return max(least, _DEFAULT_TASKS)
-    most = values.count(*given["maxTasksPerBatch"])
+    most = _count(*given["maxTasksPerBatch"])
     if most < least:
         raise invalid_request("maxTasksPerBatch", "is less than minPartitions", "give one of them")
     return most
@@ -358,8 +427,8 @@ def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, tuple[str, str]],
         if option in ("url", "provider"):
             connection[option] = text
         else:
-            text = values.from_environment(spelled, text)
-        given[option] = spelled, values.moment_of_millis(spelled, text) if "Timestamp" in spelled else text
+            text = _from_environment(spelled, text)
+        given[option] = spelled, _moment_of_millis(spelled, text) if "Timestamp" in spelled else text
     return given, connection
 
 
@@ -382,10 +451,6 @@ def _unknown(name: str) -> MulticloudDbError:
     return invalid_request(name, "is not an option of this source", hint)
 
 
-def _provider_options(connection: Mapping[str, str]) -> dict[str, str]:
-    return {name.removeprefix(CONNECTION): value for name, value in connection.items()}
-
-
 def _config(url: str | None, provider: str | None, connection: Mapping[str, str]) -> ClientConfig:
     if url is None and provider is None:
         way_out = 'add .option("url", "embedded:///data/store.db"), or provider and connection.*'
@@ -399,3 +464,121 @@ def _config(url: str | None, provider: str | None, connection: Mapping[str, str]
     if "url" in connection:
         raise invalid_request("connection.url", "is set beside the option url", "leave one of them out")
     return ClientConfig(config.provider, {**config.connection, **connection})
+
+
+def _from_environment(name: str, value: str) -> str:
+    """Return the value, or for `env:NAME` the value of this environment variable in this process."""
+    if not value.startswith(_ENVIRONMENT):
+        return value
+    variable = value.removeprefix(_ENVIRONMENT).strip()
+    found = os.environ.get(variable)
+    if found is None:
+        raise invalid_request(
+            name,
+            f"is {value!r}, but no such variable is set in a process of Spark",
+            f"set {variable} in the environment of the driver and of every executor",
+        )
+    return found
+
+
+def _position(name: str, text: str) -> FeedStart | Snapshot:
+    """Return the start or end position that the text names."""
+    match text.lower():
+        case "beginning" | "earliest":
+            return Beginning()
+        case "now" | "latest":
+            return Now()
+        case "snapshot":
+            return Snapshot(SnapshotOrder.ORDERED)
+        case "resnapshot":
+            raise invalid_request(
+                name,
+                "is resnapshot, which is not a start position",
+                "write snapshot, and set failOnDataLoss=resnapshot",
+            )
+        case _:
+            return AtTime(_moment(name, text))
+
+
+def _loss(name: str, text: str) -> OnExpired:
+    """Return what to do if changes have expired."""
+    if text.lower().removesuffix("()") == _RESNAPSHOT:
+        return Resnapshot()
+    if text.lower() not in ("true", "false"):
+        raise invalid_request(name, f"is {text!r}", "write true, false or resnapshot")
+    return Fail() if text.lower() == "true" else SkipToOldest()
+
+
+def _on_poison(name: str, text: str) -> bool:
+    """Return True if changes that cannot be decoded are left out."""
+    if text.lower() not in ("fail", "skip"):
+        raise invalid_request(name, f"is {text!r}", "write fail or skip")
+    return text.lower() == "skip"
+
+
+def _moment(name: str, text: str) -> datetime:
+    way_out = (
+        _WAY_OUT_POSITION.replace("beginning, now, snapshot", "latest")
+        if name.startswith("ending")
+        else _WAY_OUT_POSITION
+    )
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise invalid_request(name, f"is {text!r}", way_out) from None
+    if moment.utcoffset() is None:
+        raise invalid_request(name, f"has no time zone: {text!r}", way_out)
+    return moment.astimezone(UTC)
+
+
+def _moment_of_millis(name: str, text: str) -> str:
+    """Convert Kafka's milliseconds since 1970 to an ISO time."""
+    way_out = "give milliseconds since 1970 as a whole number"
+    try:
+        moment = datetime.fromtimestamp(int(text) / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        raise invalid_request(name, f"is {text!r}", way_out) from None
+    if 0 < int(text) < _LEAST_MILLIS:
+        raise invalid_request(name, f"is {text!r}, which seems to be in seconds", f"{way_out}: {text}000")
+    return moment.isoformat()
+
+
+def _count(name: str, text: str) -> int:
+    """Parse a whole number that is 1 or more."""
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) == 0:
+        raise invalid_request(name, f"is {text!r}", "give a whole number, 1 or more")
+    return int(text)
+
+
+def _mode(name: str, text: str, kind: type[_Mode]) -> _Mode:
+    """Parse a mode, which is one of the values of an enumeration."""
+    modes = {each.value: each for each in kind}
+    if text.lower() not in modes:
+        raise invalid_request(name, f"is {text!r}", f"write one of {', '.join(modes)}")
+    return modes[text.lower()]
+
+
+def _duration(name: str, text: str) -> float:
+    """Return a duration in seconds."""
+    found = _DURATION.fullmatch(text.lower())
+    unit = None
+    if found:
+        unit = _SECONDS.get(found[2]) or _SECONDS.get(found[2].removesuffix("s"))
+    if found is None or unit is None:
+        raise invalid_request(name, f"is {text!r}", "write it as 1 second, 500 ms or 2 minutes")
+    return float(found[1]) * unit
+
+
+def options_table() -> str:
+    """Return the table of options in Markdown, as the docs show it."""
+    also = {option.name: [name for name in ALIASES if ALIASES[name] == option.name] for option in OPTIONS}
+    lines = ["| option | values | default |", "|---|---|---|"]
+    for option in OPTIONS:
+        names = ", ".join(f"`{name}`" for name in (option.name, *also[option.name]))
+        only = f"; {option.only} only" if option.only else ""
+        lines.append(f"| {names} | {option.values}{only} | {option.default} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(options_table())  # noqa: T201 - for the docs

@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from multiclouddb_api import ChangeType, MulticloudDbError, invalid_request
 from multiclouddb_spi.missing_state import DOCUMENT, LACKS_STATE, MissingState, missing_state_error
-from pyspark_multiclouddb.arguments import CHANGE_TYPES, incomplete_rows
-from pyspark_multiclouddb.columns import in_backticks
+from pyspark_multiclouddb.delta import in_backticks
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = ["PLAN", "Piece", "collected_in_pieces", "latest_rows"]
+__all__ = ["CHANGE_TYPES", "PLAN", "Piece", "collected_in_pieces", "incomplete_rows", "latest_rows"]
+
+CHANGE_TYPES: Final = tuple(kind.value for kind in ChangeType)
+"""The values of the column `type`."""
 
 PLAN: Final = "_multiclouddb_plan"
 """The column with the id of the snapshot that a row belongs to; null for a change."""
@@ -38,14 +41,7 @@ _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, 
 
 @attrs.frozen
 class Piece:
-    """One part of a batch.
-
-    Attributes:
-        rows: The last changes of some of the keys.
-        is_last: True for the last piece.
-        plan: The id of the snapshot to which rows of the batch belong, or None.
-        is_incomplete: True if the batch, in this piece or another, has changes without their documents.
-    """
+    """One part of a batch."""
 
     rows: pa.Table
     is_last: bool
@@ -54,10 +50,7 @@ class Piece:
 
 
 def latest_rows(frame: DataFrame) -> DataFrame:
-    """Return the row with the highest `order_key` for each `key`. Spark computes the result.
-
-    A missing `order_key` is treated as higher than any other `order_key`.
-    """
+    """Return the row with the highest `order_key` for each `key`. Spark computes the result."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     row = F.struct(*(_column(name) for name in frame.columns))
@@ -68,24 +61,7 @@ def latest_rows(frame: DataFrame) -> DataFrame:
 def collected_in_pieces(
     frame: DataFrame, max_bytes: int, missing_state: MissingState = "refuse"
 ) -> Generator[Piece, None, None]:
-    """Collect the last change of each key.
-
-    Args:
-        frame: The DataFrame, with the columns `key`, `order_key` and `type`. Other columns are
-            allowed, for example `PLAN`.
-        max_bytes: The maximum size of a piece. Pieces are smaller if Spark's setting
-            `spark.driver.maxResultSize` requires it. The keys are divided into 4096 parts, and the rows of
-            one part are never split.
-        missing_state: What to do with a change without its document.
-
-    Returns:
-        Pieces with tables. A table has all columns of the frame except `PLAN`. Each key appears in
-        only one table. If a frame contains no rows, no table is returned.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if a row has no `key`, no `order_key` or no `type`, if
-            its `type` is unknown, or if it has no document and `missing_state` is `"refuse"`.
-    """
+    """Collect the last change of each key."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
     from pyspark.storagelevel import StorageLevel
 
@@ -166,10 +142,7 @@ def _cuts(kept: DataFrame, total: _Total, bound: int) -> list[tuple[int, int]]:
 
 
 def _bytes_of(value: Column, kind: DataType) -> Column:
-    """Estimate the size of a value in Arrow.
-
-    The estimate is sometimes too low, but more often too high.
-    """
+    """Estimate the size of a value in Arrow."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
 
@@ -189,11 +162,17 @@ def _bytes_of(value: Column, kind: DataType) -> Column:
 
 
 def _bound(frame: DataFrame, max_bytes: int) -> int:
-    """Return `max_bytes`, or half of Spark's limit on collected results if this half is smaller.
-
-    Rows use only half of Spark's limit, because a result also contains other data.
-    """
+    """Return `max_bytes`, or half of Spark's limit on collected results if this half is smaller."""
     limit = frame.sparkSession.conf.get("spark.driver.maxResultSize", "1g") or "1g"
     found = re.fullmatch(r"(\d+)([kmgtp]?)b?", limit.strip().lower())
     allowed = int(found[1]) * _UNITS[found[2]] if found else 0
     return min(max_bytes, allowed // 2) if allowed else max_bytes
+
+
+def incomplete_rows() -> MulticloudDbError:
+    """Make the error for a batch with a missing value, or with a `type` that is no change type."""
+    return invalid_request(
+        "batch",
+        "has rows without key, order_key or type, or whose type is not CREATE, UPDATE or DELETE",
+        "pass the rows of the data source, and give other names to columns that you add",
+    )

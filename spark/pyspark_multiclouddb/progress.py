@@ -41,9 +41,9 @@ from multiclouddb_api.redaction import rfc3339
 from multiclouddb_spi import Cursor, Step
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.standings import Standings
-from multiclouddb_spi.continuation.token import ReadUntil, to_moment
+from multiclouddb_spi.continuation.token import ReadUntil, to_micros
 from multiclouddb_spi.scan import plan_id_of
-from pyspark_multiclouddb.arguments import check_has
+from pyspark_multiclouddb.errors import check_has
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -56,10 +56,7 @@ _CLOCK_SECONDS: Final = 30.0
 
 
 class Reports:
-    """Makes the reports of one run of a query.
-
-    The service's time is requested at most once every 30 seconds.
-    """
+    """Makes the reports of one run of a query."""
 
     def __init__(self) -> None:
         self._clock: tuple[datetime | None, float] | None = None
@@ -70,11 +67,7 @@ class Reports:
         self._found_late = 0
 
     def leave_out(self, poison: Sequence[tuple[str, str]]) -> None:
-        """Count changes that this run leaves out because they cannot be decoded.
-
-        Args:
-            poison: Partition and position of each change.
-        """
+        """Count changes that this run leaves out because they cannot be decoded."""
         self._poison += [f"{where} at {position}" for where, position in poison]
 
     def report(
@@ -86,15 +79,7 @@ class Reports:
         idle: bool,
         snapshot: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Return the progress report of a planned step.
-
-        Args:
-            connection: The feed.
-            lineage: The current position of the query.
-            step: The planned step, or None for the start.
-            idle: True if there was nothing to read.
-            snapshot: The result of `snapshot_state`.
-        """
+        """Return the progress report of a planned step."""
         if step is not None:
             self._skipped += step.skipped
             self._found_late += len(step.found_late)
@@ -102,8 +87,9 @@ class Reports:
         feed, now = connection.feed, self._now(connection)
         answers = {} if step is None else step.answers
         progress = self._standings.measure(feed, lineage, answers, now, floor=self._until)
-        self._until = progress.read_until or self._until
-        until = None if progress.read_until is None else to_moment(progress.read_until.micros)
+        until = progress.read_until
+        if until is not None:
+            self._until = ReadUntil(to_micros(until), progress.estimated)
         lag = None if until is None or now is None else max(0.0, (now - until).total_seconds())
         rooms = [] if now is None else [feed.headroom(cursor, now) for cursor in _kept(lineage)]
         return {
@@ -116,9 +102,9 @@ class Reports:
             "partitions": sum(not lineage.is_segment(entry.partition_id) for entry in active),
             "poison": _told(self._poison),
             "readUntil": None if until is None else rfc3339(until),
-            "readUntilEstimated": progress.read_until is not None and progress.read_until.estimated,
+            "readUntilEstimated": progress.estimated,
             "skipped": _told(self._skipped),
-            "snapshot": None if snapshot is None else {**_shown(snapshot), **_scan(lineage)},
+            "snapshot": None if snapshot is None else _scan(snapshot, lineage),
             "v": 1,
             "waiting": len(lineage.waiting()),
         }
@@ -135,16 +121,7 @@ class Reports:
 def snapshot_state(
     known: Mapping[str, Any] | None, before: Lineage, after: Lineage, *, whole: bool = False
 ) -> Mapping[str, Any] | None:
-    """Return the state of the snapshot, as it is stored in the offset after a step.
-
-    Return None for a query that began without a snapshot.
-
-    Args:
-        known: The state of the snapshot in the offset before the step, or None.
-        before: The lineage before the step.
-        after: The lineage after the step.
-        whole: True if the scan begins at `before` and reads every existing row.
-    """
+    """Return the state of the snapshot, as it is stored in the offset after a step."""
     plan = before.plan
     if plan is None:
         return known
@@ -157,26 +134,20 @@ def _told(places: Sequence[str]) -> dict[str, Any]:
 
 
 def _events(step: Step | None) -> int | None:
-    """Return the number of events in a step, or None if the number is unknown.
-
-    For example, the number is unknown if the step reads a segment.
-    """
+    """Return the number of events in a step, or None if the number is unknown."""
     if step is None:
         return 0
     return None if step.before.plan is not None and step.ranges() else step.records
 
 
-def _shown(snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: snapshot[name] for name in ("floor", "over", "plan")}
-
-
-def _scan(lineage: Lineage) -> dict[str, Any]:
-    """Return the progress of a scan while the scan is running."""
+def _scan(snapshot: Mapping[str, Any], lineage: Lineage) -> dict[str, Any]:
+    """Return the state of a snapshot, and the progress of its scan while the scan is running."""
+    state = {name: snapshot[name] for name in ("floor", "over", "plan")}
     if lineage.plan is None:
-        return {}
+        return state
     scan = lineage.plan.progress()
     numbers = {"records": scan.records, "segments": scan.segments, "segmentsDone": scan.segments_done}
-    return {"order": scan.order.value, **numbers}
+    return {"order": scan.order.value, **state, **numbers}
 
 
 def _kept(lineage: Lineage) -> list[Cursor]:
@@ -219,11 +190,7 @@ def _has_more(source: Any) -> bool:
 
 
 def _parsed(offset: Any) -> Any:
-    """Return the value of an offset's text, or None if the text is not an offset of this source.
-
-    PySpark 4.0 shows an offset in Python's notation, and later versions show it as JSON. An offset may
-    contain any character, for example an apostrophe in a document's key, so no character tells the notation.
-    """
+    """Return the value of an offset's text, or None if the text is not an offset of this source."""
     for parse in (json.loads, literal_eval):
         with suppress(SyntaxError, TypeError, ValueError):
             return parse(offset)

@@ -1,10 +1,11 @@
-"""Reads ranges of a feed as rows, in the tasks of Spark."""
+"""Makes rows of events: of ranges, in the tasks of Spark, and of pages, in the driver."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import pyarrow as pa
@@ -19,15 +20,20 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from multiclouddb_api import ChangeFeedPage, invalid_request
+from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi import Batch, Range, RecordFault, collector_paused, read_range
 from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_spi.scan import plan_id_of
 from pyspark_multiclouddb.connection import Connection, connection_for
-from pyspark_multiclouddb.errors import poisoned, source_errors
+from pyspark_multiclouddb.errors import check_has, poisoned, source_errors
 from pyspark_multiclouddb.offsets import Pinned
 from pyspark_multiclouddb.options import Settings
 
-__all__ = ["ROW_SCHEMA", "SPARK_SCHEMA", "Work", "find_poison", "read_work", "with_sequence", "work_of"]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["ROW_SCHEMA", "SPARK_SCHEMA", "Work", "find_poison", "pages_to_dataframe", "read_work", "work_of"]
 
 _LOG: Final = logging.getLogger("multiclouddb.spark")
 
@@ -47,13 +53,7 @@ SPARK_SCHEMA: Final = StructType([StructField(field.name, _SPARK_TYPES[field.typ
 
 @attrs.frozen
 class Work:
-    """The work of one task; the value of an `InputPartition`.
-
-    Attributes:
-        incarnation: The incarnation of the resource for which the work was planned.
-        ranges: The ranges to read, in this order.
-        skip_poison: True to leave out changes that cannot be decoded.
-    """
+    """The work of one task; the value of an `InputPartition`."""
 
     incarnation: str | None
     ranges: tuple[Range, ...]
@@ -70,15 +70,7 @@ def work_of(
 
 
 def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Return the rows of one task.
-
-    Args:
-        settings: The options.
-        partition: A partition from `work_of`, or a partition with the value None if there is nothing to read.
-
-    Raises:
-        SourceError: Raised for every error; the message begins with the marker of the category.
-    """
+    """Return the rows of one task."""
     work: Work | None = partition.value
     if work is None:
         return
@@ -89,15 +81,12 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
             done = 0
             parts = _events(connection, part, skip_poison=work.skip_poison, on_poison=_warn)
             while (events := _next(parts)) is not None:
-                yield with_sequence(events, range(done, done + events.num_rows))
+                yield _with_sequence(events, range(done, done + events.num_rows))
                 done += events.num_rows
 
 
 def find_poison(connection: Connection, ranges: Sequence[Range]) -> list[tuple[str, str]]:
-    """Read ranges, and return partition and position of each change that cannot be decoded.
-
-    A task that skips poison leaves out exactly these changes. Segments of a snapshot are not read.
-    """
+    """Read ranges, and return partition and position of each change that cannot be decoded."""
     found: list[tuple[str, str]] = []
 
     def note(where: str, fault: RecordFault) -> None:
@@ -150,7 +139,7 @@ def _next(parts: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
         return next(parts, None)
 
 
-def with_sequence(events: pa.RecordBatch, sequence: Sequence[int]) -> pa.RecordBatch:
+def _with_sequence(events: pa.RecordBatch, sequence: Sequence[int]) -> pa.RecordBatch:
     """Add the column `sequence` to the events, and return them."""
     return pa.RecordBatch.from_arrays([*events.columns, pa.array(sequence, pa.int64())], schema=ROW_SCHEMA)
 
@@ -158,3 +147,57 @@ def with_sequence(events: pa.RecordBatch, sequence: Sequence[int]) -> pa.RecordB
 def _to_arrow(batch: Batch, first: int, stop: int) -> pa.RecordBatch:
     arrow = batch.arrow(first, stop)
     return events_to_arrow(batch.events(first, stop)) if arrow is None else arrow
+
+
+def pages_to_dataframe(
+    spark: SparkSession, pages: Iterable[ChangeFeedPage], schema: StructType | str | None = None
+) -> DataFrame:
+    """Return the events of some pages as a DataFrame with the columns of the data source.
+
+    Use this function to pass events from `client.read_changes` or a `ChangeFeedIterator` to Spark if they fit
+    into the memory of the driver. For more events, use a stream.
+
+    Args:
+        spark: The session.
+        pages: The pages. All pages are read, so the iterator must end, for example `iterate_changes(…,
+            until_idle=True)`.
+        schema: The schema of documents, as `StructType` or DDL. With a schema, `new_item_state` is a struct.
+            Without a schema, `new_item_state` stays JSON text. In this text, a value that has no JSON type is
+            an object, such as `{"$decimal": "1.50"}`.
+
+    Returns:
+        One row per event; no row for pages without events. `sequence` counts the rows of each partition.
+
+    Examples:
+        >>> with connect(url) as client:
+        ...     pages = [client.read_changes(request)]
+        >>> pages_to_dataframe(spark, pages, "status STRING, total DOUBLE").show()
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    check_has("spark", spark, "createDataFrame", "a SparkSession")
+    if not isinstance(pages, Iterable):
+        raise invalid_request(
+            "pages", f"must be pages, not {type_name(pages)}", "pass [client.read_changes(…)]"
+        )
+    if schema is not None and not isinstance(schema, str):
+        check_has("schema", schema, "fieldNames", "a StructType or its DDL")
+    seen: Counter[str] = Counter()
+    batches = [_to_batch(page, seen) for page in map(_checked, pages) if page.events]
+    frame = spark.createDataFrame(pa.Table.from_batches(batches, schema=ROW_SCHEMA), schema=SPARK_SCHEMA)
+    if schema is None:
+        return frame
+    return frame.withColumn("new_item_state", F.from_json("new_item_state", schema))
+
+
+def _checked(page: ChangeFeedPage) -> ChangeFeedPage:
+    check_type("pages", page, ChangeFeedPage)
+    return page
+
+
+def _to_batch(page: ChangeFeedPage, seen: Counter[str]) -> pa.RecordBatch:
+    sequence = []
+    for event in page.events:
+        sequence.append(seen[event.partition_id])
+        seen[event.partition_id] += 1
+    return _with_sequence(events_to_arrow(page.events), sequence)

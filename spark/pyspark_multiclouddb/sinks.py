@@ -1,24 +1,9 @@
 """Sinks for `foreachBatch` that keep a table equal to the collection.
 
-A micro-batch can be delivered twice. If a query is killed after the sink's commit and before
-Spark's own commit, Spark delivers the batch again. The repeated batch has the same number and the
-same rows. Also, a key can change several times in one batch. Therefore the sink first finds the
-last change of each key, and then merges these changes. The sink can safely repeat the search for
-the last changes, and also the merge. An example:
-
-    def merge(frame, batch_id):
-        merge_into_delta(frame, batch_id, "/data/orders", app_id="orders-1")
-
-    stream.writeStream.foreachBatch(merge).option("checkpointLocation", "/data/checkpoint").start()
-
-An older change can also arrive after a newer one: from a second query on the table, from a query
-that starts again, or from a scan. The older change never replaces the newer change, because the
-table stores the `order_key` of each row. The row of a deleted document stays in the table as a
-*tombstone*, so the sink can also refuse older changes of this document. In a tombstone,
-`_deleted_at` contains the time at which the sink merged the delete. Read the table with
-`live_rows`, or with `WHERE _deleted_at IS NULL`, and call `drop_tombstones` from time to time.
-
-`merge_into_delta` also works without Spark: it accepts a page of `client.iterate_changes(…).pages()`.
+If a query is killed after the sink's commit and before Spark's own commit, Spark delivers the batch again,
+with the same number and the same rows. An older change can also arrive after a newer one: from a second query
+on the table, from a query that starts again, or from a scan. So the sink finds the last change of each key,
+and then merges these changes by `order_key`; it can safely repeat both.
 """
 
 from __future__ import annotations
@@ -26,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 import attrs
@@ -39,15 +25,30 @@ from multiclouddb_api import (
     SnapshotStarted,
     invalid_request,
 )
+from multiclouddb_api.validators import check_type, local_path, type_name
 from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_spi.missing_state import MissingState, lacks_state, missing_state_error
 from multiclouddb_spi.scan import plan_id_of
-from pyspark_multiclouddb.arguments import CHANGE_TYPES, check_merge, check_rows, incomplete_rows
 from pyspark_multiclouddb.checkpoint import Checkpoint, Scan, query_of
-from pyspark_multiclouddb.columns import check_cases, in_backticks
-from pyspark_multiclouddb.delta import Numbered, Target
-from pyspark_multiclouddb.pieces import PLAN, Piece, collected_in_pieces, latest_rows
-from pyspark_multiclouddb.tombstones import drop_tombstones, live_rows
+from pyspark_multiclouddb.delta import (
+    DELETED_AT,
+    Numbered,
+    Target,
+    check_cases,
+    committed,
+    in_backticks,
+    missing,
+    opened,
+)
+from pyspark_multiclouddb.errors import check_has
+from pyspark_multiclouddb.pieces import (
+    CHANGE_TYPES,
+    PLAN,
+    Piece,
+    collected_in_pieces,
+    incomplete_rows,
+    latest_rows,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -86,7 +87,7 @@ def latest_by_key(events: _Events) -> _Events:
         keeps the order of its rows. A DataFrame has no order, and Spark evaluates it when you use
         it.
     """
-    check_rows("events", events)
+    _check_rows("events", events)
     if not isinstance(events, pa.Table):
         return cast("_Events", latest_rows(events))
     if not events.num_rows:
@@ -183,7 +184,7 @@ def merge_into_delta(
             and again; merge the batch again.
         ImportError: Raised if `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
-    check_merge(
+    _check_merge(
         batch, table_path, batch_id=batch_id, app_id=app_id, checkpoint=checkpoint, create=create,
         new_columns=new_columns, missing_state=missing_state, max_bytes=max_bytes,
     )  # fmt: skip
@@ -219,6 +220,120 @@ def merge_into_delta(
             target.note(done)
     _end(target, ended)
     return merged
+
+
+def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = None) -> pa.RecordBatchReader:
+    """Read the documents of a table that `merge_into_delta` writes, without the tombstones.
+
+    A SQL query with `WHERE _deleted_at IS NULL` returns the same rows as this function.
+
+    Args:
+        table_path: The path of the table, as in `merge_into_delta`.
+        columns: The columns to read; by default all except `_deleted_at`.
+
+    Returns:
+        The rows, in batches; `.read_all()` returns them as one table.
+
+    Raises:
+        MulticloudDbError: `NOT_FOUND` if the table does not exist; `INVALID_REQUEST` if it does not have one
+            of the columns.
+    """
+    path = local_path("table_path", table_path)
+    check_type("columns", columns, list, type(None))
+    for name in columns or ():
+        check_type("columns", name, str)
+    table = opened(path)
+    if table is None:
+        raise missing(path)
+    dataset = table.to_pyarrow_dataset()
+    if unknown := [name for name in columns or () if name not in dataset.schema.names]:
+        raise invalid_request(
+            "columns", f"{path} has no column {unknown[0]}", f"choose among {', '.join(dataset.schema.names)}"
+        )
+    if columns is None:
+        columns = [name for name in dataset.schema.names if name != DELETED_AT]
+    live = pc.field(DELETED_AT).is_null() if DELETED_AT in dataset.schema.names else None
+    # If deltalake's reader uses its own threads, it can abort the process when it ends.
+    return dataset.scanner(columns=columns, filter=live, use_threads=False).to_reader()
+
+
+def drop_tombstones(
+    table_path: str | os.PathLike[str],
+    older_than: timedelta = timedelta(days=30),
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> int:
+    """Remove the tombstones of keys that were deleted long ago.
+
+    A tombstone prevents an older change from restoring its row, so a tombstone may be removed only
+    when no older change can arrive. The lifetime of a tombstone must be longer than the time for
+    which the service keeps changes. The lifetime must also be longer than the longest interruption
+    of a query that writes this table. While a snapshot is read, an older version of a row can
+    arrive at any time. So if a query begins with a snapshot, pass the `checkpoint` of this query.
+    With the `checkpoint`, nothing is removed until the query has completed a batch after the end of
+    the scan.
+
+    Args:
+        table_path: The path of the table, as in `merge_into_delta`. Call this function in the
+            process that merges; any thread of this process is allowed. In another process, call it
+            only while no process is merging.
+        older_than: The lifetime of a tombstone, counted from the time when its delete was merged.
+        checkpoint: The `checkpointLocation` of the query, as in `merge_into_delta`.
+
+    Returns:
+        The number of tombstones that were removed.
+
+    Raises:
+        MulticloudDbError: `NOT_FOUND` if the table does not exist; `CONFLICT` if another process changes the
+            table again and again.
+    """
+    path = local_path("table_path", table_path)
+    check_type("older_than", older_than, timedelta)
+    if checkpoint is not None:
+        local_path("checkpoint", checkpoint)
+    if older_than < timedelta(0):
+        raise invalid_request("older_than", "is negative", "give the lifetime of a tombstone")
+    table = opened(path)
+    if table is None:
+        raise missing(path)
+    if DELETED_AT not in {field.name for field in table.schema().fields}:
+        return 0
+    if checkpoint is not None and not Checkpoint(os.fspath(checkpoint)).is_scanned():
+        return 0
+    try:
+        before = datetime.now(UTC) - older_than
+    except OverflowError:
+        return 0  # no tombstone is from before the year 1
+    found = committed(table, lambda: table.delete(f"{DELETED_AT} < '{before.isoformat()}'"))
+    return int(found["num_deleted_rows"])
+
+
+def _check_rows(name: str, value: object, *, or_page: bool = False) -> None:
+    """Accept only a DataFrame or a pyarrow table, and with `or_page` also a page."""
+    if isinstance(value, pa.Table) or (or_page and isinstance(value, ChangeFeedPage)):
+        return
+    wanted = "a DataFrame, a pyarrow table or a page" if or_page else "a DataFrame or a pyarrow table"
+    check_has(name, value, "sparkSession", wanted)
+
+
+def _check_merge(batch: object, table_path: object, **rest: Any) -> None:
+    """Refuse arguments for `merge_into_delta` that are of the wrong type or do not fit together."""
+    _check_rows("batch", batch, or_page=True)
+    local_path("table_path", table_path)
+    check_type("batch_id", rest["batch_id"], int, type(None))
+    check_type("app_id", rest["app_id"], str, type(None))
+    if rest["checkpoint"] is not None:
+        local_path("checkpoint", rest["checkpoint"])
+    check_type("create", rest["create"], bool)
+    check_type("max_bytes", rest["max_bytes"], int)
+    for name, first in (("new_columns", "add"), ("missing_state", "keep")):
+        if rest[name] not in (first, "refuse"):
+            kind = type_name(rest[name])
+            raise invalid_request(name, f"is {rest[name]!r}, a {kind}", f'pass "{first}" or "refuse"')
+    if (rest["batch_id"] is None) != (rest["app_id"] is None):
+        raise invalid_request("batch_id", "must be given together with app_id", "give both, or None for both")
+    if rest["max_bytes"] < 1:
+        raise invalid_request("max_bytes", "is less than 1", "give the maximum number of bytes of a piece")
 
 
 def _end(target: Target, scans: list[Scan]) -> None:
@@ -267,13 +382,7 @@ def _told(
     app_id: str | None,
     checkpoint: str | os.PathLike[str] | None,
 ) -> tuple[str | None, Scan | None, dict[str, str]]:
-    """Return the id of the query, the snapshot to which the batch belongs, and notes for the commit.
-
-    The id or the snapshot is None if it does not exist.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the batch has a number, but it is not known of which query.
-    """
+    """Return the id of the query, the snapshot to which the batch belongs, and notes for the commit."""
     frame = None if isinstance(batch, pa.Table | ChangeFeedPage) else batch
     query, is_reported = query_of(frame)
     scan, notes = None, dict[str, str]()
@@ -311,10 +420,7 @@ def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool
 def _pieces(
     batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int, missing_state: MissingState
 ) -> Generator[Piece, None, None]:
-    """Return the last change of each key in the batch, piece by piece.
-
-    A piece has the columns of the target and the column `type`.
-    """
+    """Return the last change of each key in the batch, piece by piece."""
     if isinstance(batch, ChangeFeedPage):
         batch = pa.Table.from_batches([events_to_arrow(batch.events)])
     is_table = isinstance(batch, pa.Table)
@@ -357,10 +463,7 @@ def _stored_schema(batch: DataFrame | pa.Table | ChangeFeedPage) -> pa.Schema:
 
 
 def _plan_in(events: pa.Table) -> str | None:
-    """Return the id of the snapshot to which rows of `events` belong, or None.
-
-    The function reads the id from the first row of the snapshot.
-    """
+    """Return the id of the snapshot to which rows of `events` belong, or None."""
     backfilled = events["backfilled"]
     where = pc.index(backfilled, True).as_py()
     if where < 0:
@@ -369,11 +472,7 @@ def _plan_in(events: pa.Table) -> str | None:
 
 
 def _last_of_each(events: pa.Table) -> pa.Array:
-    """Return the row numbers of the last change of each key, in ascending order.
-
-    Most keys change once in a batch. Therefore the function sorts only the changes of keys that
-    occur several times. To find these keys, the function gives each key a number with a hash table.
-    """
+    """Return the row numbers of the last change of each key, in ascending order."""
     number = events["key"].combine_chunks().dictionary_encode().indices
     counts = pa.table({"number": number}).group_by("number").aggregate([("number", "count")])
     repeated = counts.filter(pc.field("number_count") > 1)["number"]
@@ -391,10 +490,7 @@ def _last_of_each(events: pa.Table) -> pa.Array:
 
 
 def _in_utc(events: pa.Table) -> pa.Table:
-    """Return the events with all times in UTC.
-
-    In a result of Spark, times have the time zone of the session.
-    """
+    """Return the events with all times in UTC."""
     for index, field in enumerate(events.schema):
         if pa.types.is_timestamp(field.type) and field.type.tz not in (None, "UTC"):
             utc: Any = events.column(index).cast(pa.timestamp("us", tz="UTC"))

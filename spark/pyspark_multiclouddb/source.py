@@ -27,7 +27,7 @@ _LIMITS: Final = "pyspark.sql.streaming.datasource"
 class DefaultSource(DataSource):
     """Implements `format("multiclouddb")` for `spark.readStream` and `spark.read`.
 
-    The module `pyspark_multiclouddb.option_table` lists the options.
+    The module `pyspark_multiclouddb.options` lists the options.
 
     Each row is one change. `key`, `new_item_state` and `old_item_state` are JSON text. Of two changes to one
     key, the later one has the higher `order_key`. The rows of a batch have no particular order.
@@ -40,7 +40,7 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """Check the options, and return the columns. The columns are the same for every provider."""
-        schema: StructType = _room("opening").checked_schema(self.options)
+        schema: StructType = _room("readers").checked_schema(self.options)
         return schema
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -49,11 +49,11 @@ class DefaultSource(DataSource):
         Args:
             schema: The schema that `schema` returned; Spark passes it.
         """
-        settings = _room("opening").settings_of(self.options, schema, is_stream=True)
+        settings = _room("readers").settings_of(self.options, schema, is_stream=True)
         reader: DataSourceStreamReader = (
             _room("stream").ChangeFeedStreamReader(settings)
             if find_spec(_LIMITS) is not None
-            else _room("plain_stream").PlainStreamReader(settings)
+            else _room("readers").PlainStreamReader(settings)
         )
         return reader
 
@@ -63,8 +63,8 @@ class DefaultSource(DataSource):
         Args:
             schema: The schema that `schema` returned; Spark passes it.
         """
-        settings = _room("opening").settings_of(self.options, schema, is_stream=False)
-        reader: DataSourceReader = _room("batch").ChangeFeedReader(settings)
+        settings = _room("readers").settings_of(self.options, schema, is_stream=False)
+        reader: DataSourceReader = _room("readers").ChangeFeedReader(settings)
         return reader
 
 

@@ -14,21 +14,13 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from pyspark_multiclouddb.micro_batches import MicroBatches
-from pyspark_multiclouddb.option_table import BACKLOG_RECORDS
-from pyspark_multiclouddb.options import Settings
+from pyspark_multiclouddb.options import BACKLOG_RECORDS, Settings
 
 __all__ = ["ChangeFeedStreamReader"]
 
 
 class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches in one long-lived process per query, and reads them in Spark's tasks.
-
-    The constructor does no I/O, and only the settings are pickled. This class does not implement
-    `commit` and `stop`, because Spark does not always call these methods.
-
-    Args:
-        settings: The options, checked for a stream.
-    """
+    """Plans micro-batches; it has no `commit` and `stop`, because Spark does not always call them."""
 
     def __init__(self, settings: Settings) -> None:
         self._batches = MicroBatches(settings)
@@ -37,26 +29,15 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return type(self), (self._batches.settings,)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the start of a new query.
-
-        This method does not resolve the start, because Spark asks for the start again when it
-        replays a batch.
-        """
+        """Return the start of a new query."""
         return self._batches.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit on the rows of a micro-batch.
-
-        Without `maxRecordsPerTrigger`, only the first micro-batches have a limit.
-        """
+        """Return the limit on the rows of a micro-batch."""
         return ReadMaxRows(self._batches.settings.max_records or BACKLOG_RECORDS)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Make the query end when it has caught up.
-
-        The end of the feed is determined when the first batch is planned. The query stops at this
-        end.
-        """
+        """Make the query end when it has caught up."""
         self._batches.ends_by_itself = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -70,10 +51,7 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return self._batches.report
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the work of a micro-batch.
-
-        The same offsets always give the same work. This method does not contact the database.
-        """
+        """Return the work of a micro-batch."""
         return self._batches.tasks(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

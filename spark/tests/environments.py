@@ -9,7 +9,6 @@ built, because a build takes half a minute longer and gives the same files.
 """
 
 import os
-import subprocess
 import sys
 import tarfile
 import time
@@ -52,11 +51,6 @@ def zstandard():
     """Return the folder with the package zstandard, like `environment`."""
     platform = ["--only-binary=:all:", "--platform=manylinux2014_x86_64"]
     return _fetched(ZSTANDARD[sys.version_info[:2]], [*platform, "zstandard==0.25.0"], _unzip)
-
-
-def build_in_background():
-    """Download missing versions in another process, which ends by itself, while other tests run."""
-    return subprocess.Popen([sys.executable, __file__], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _fetched(digest, package, unpack):

@@ -2,9 +2,9 @@
 
     python life.py FOLDER PART
 
-PART is `first` (a batch of this source and a batch of another source, then streams that end, and a replay;
-finally the program dies in a batch of a stream that does not end) or `second` (the program resumes after the
-death, and ends when all events have arrived).
+PART is `ended` (a batch of this source and a batch of another source, then streams that end, and a replay),
+`killed` (the program dies in a batch of a stream that does not end) or `resumed` (the program resumes after
+the death, and ends when all events have arrived).
 """
 
 import json
@@ -115,15 +115,14 @@ def unknown_position():
 # Each task needs its own Python process.
 spark = local_session("life", **{"spark.master": "local[2]", "spark.sql.shuffle.partitions": 2})
 spark.sparkContext.setLogLevel("OFF")
-if part == "first":
+if part == "ended":
     foreign = [row.n for row in spark.read.format("foreign").load().collect()]
     batch = spark.read.format("multiclouddb").options(url=options["url"], collection="orders").load()
     note(version=spark.version, foreign=foreign, batch=[row.event_id for row in batch.collect()])
     ended_runs()
     unknown_position()
-    follow(Rows("followed", die_in=1))
 else:
-    rows = Rows("followed")
+    rows = Rows("followed", die_in=1 if part == "killed" else None)
     follow(rows)
     note(followed=rows.all())
 spark.stop()

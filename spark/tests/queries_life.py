@@ -24,7 +24,7 @@ from pathlib import Path
 from pyspark.errors import StreamingQueryException
 
 from pyspark_multiclouddb import DefaultSource, local_session, merge_into_delta
-from pyspark_multiclouddb.opening import settings_of
+from pyspark_multiclouddb.readers import settings_of
 from pyspark_multiclouddb.stream import ChangeFeedStreamReader
 
 folder, master, events, moment = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]

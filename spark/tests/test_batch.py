@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pyspark_multiclouddb.batch import ChangeFeedReader
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
+from pyspark_multiclouddb.readers import ChangeFeedReader
 
 
 def rows(source, **options):

@@ -36,7 +36,7 @@ def fill(source):
         del source.documents[f"k{number}"]
 
 
-@pytest.mark.timeout(900)  # this test starts Spark twice
+@pytest.mark.soak
 def test_batch_of_ten_times_the_bound_survives_a_kill_between_two_commits(source, tmp_path):
     fill(source)
     follower = Follower(tmp_path, RESULT_SIZE, PROGRAM)

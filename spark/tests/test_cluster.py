@@ -22,6 +22,8 @@ from pyspark_multiclouddb import ensure_java
 from .databases import EVENTS, PARTS
 from .queries import SECONDS
 
+pytestmark = pytest.mark.soak
+
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 DATABASES = ("embedded", "dynamo", "mongo")
 

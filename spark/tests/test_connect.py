@@ -88,7 +88,7 @@ def check_client(found, source, written, folder):
     assert "is of another source" in found["other"]
 
 
-@pytest.mark.parametrize("version", [pyspark.__version__, "4.0.5"])
+@pytest.mark.parametrize("version", [pyspark.__version__, pytest.param("4.0.5", marks=pytest.mark.soak)])
 def test_batch_stream_sink_and_errors(source, tmp_path, version):
     """Tests batches, streams, the sink and errors if server and client have the same version of Spark."""
     source.write(60)

@@ -14,10 +14,10 @@ from multiclouddb_conformance.simulation import (
     capabilities_without,
 )
 from pyspark_multiclouddb import connection
-from pyspark_multiclouddb.batch import ChangeFeedReader
 from pyspark_multiclouddb.connection import close_connections, connection_for
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
+from pyspark_multiclouddb.readers import ChangeFeedReader
 from pyspark_multiclouddb.stream import ChangeFeedStreamReader
 
 MOST = 16

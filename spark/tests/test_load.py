@@ -5,9 +5,8 @@ import pyspark
 import pytest
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-from pyspark_multiclouddb.errors import SourceError
-from pyspark_multiclouddb.missing import no_pyspark
-from pyspark_multiclouddb.opening import checked_schema, settings_of
+from pyspark_multiclouddb.errors import SourceError, no_pyspark
+from pyspark_multiclouddb.readers import checked_schema, settings_of
 from pyspark_multiclouddb.rows import SPARK_SCHEMA
 
 URLS = {

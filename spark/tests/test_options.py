@@ -22,8 +22,7 @@ from multiclouddb_api import (
     Snapshot,
     SnapshotOrder,
 )
-from pyspark_multiclouddb.option_table import options_table
-from pyspark_multiclouddb.options import parse_options, position_from_text, position_text
+from pyspark_multiclouddb.options import options_table, parse_options, position_from_text, position_text
 
 LEAST = {"url": "embedded:///data/store.db", "collection": "orders"}
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -321,6 +320,4 @@ def test_tasks_wanted_within_the_limit(least, most):
 
 def test_table_in_the_docs_is_that_of_the_code():
     page = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"
-    assert options_table() in page.read_text(encoding="utf-8"), (
-        "run: python -m pyspark_multiclouddb.option_table"
-    )
+    assert options_table() in page.read_text(encoding="utf-8"), "run: python -m pyspark_multiclouddb.options"

@@ -7,7 +7,7 @@ import pytest
 
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
-from pyspark_multiclouddb.plain_stream import PlainStreamReader
+from pyspark_multiclouddb.readers import PlainStreamReader
 
 
 class Runs:

@@ -12,11 +12,10 @@ from deltalake import DeltaTable
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from pyspark_multiclouddb import live_rows, merge_into_delta
-from pyspark_multiclouddb.batch import ChangeFeedReader
 from pyspark_multiclouddb.connection import close_connections
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
-from pyspark_multiclouddb.plain_stream import PlainStreamReader
+from pyspark_multiclouddb.readers import ChangeFeedReader, PlainStreamReader
 from pyspark_multiclouddb.rows import ROW_SCHEMA
 from pyspark_multiclouddb.stream import ChangeFeedStreamReader
 

@@ -18,7 +18,7 @@ from multiclouddb_conformance.simulation import Listing, ServiceBehaviour, Simul
 from multiclouddb_conformance.simulation.feed import SimulationFeed
 from pyspark_multiclouddb import connection
 from pyspark_multiclouddb.options import parse_options
-from pyspark_multiclouddb.plain_stream import PlainStreamReader
+from pyspark_multiclouddb.readers import PlainStreamReader
 from pyspark_multiclouddb.stream import ChangeFeedStreamReader
 
 LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "25"))

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from deltalake.table import TableAlterer, TableMerger
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
-from pyspark_multiclouddb import drop_tombstones, merge_into_delta, table
+from pyspark_multiclouddb import delta, drop_tombstones, merge_into_delta
 from pyspark_multiclouddb.checkpoint import Scan
 from pyspark_multiclouddb.delta import Target
 
@@ -124,7 +124,7 @@ class TestCommitOfAnother:
 class TestThreads:
     def test_two_queries_and_cleaning_in_one_process_never_refuse_each_other(self, path, monkeypatch):
         """Each commit may fail once, because its thread does not know the latest version of the table."""
-        monkeypatch.setattr(table, "_TRIES", 2)
+        monkeypatch.setattr(delta, "_TRIES", 2)
         together = Barrier(3)
         merge_into_delta(rows(("seed", 1, {"n": 1})), None, path, None)
 

@@ -10,9 +10,8 @@ from multiclouddb_api import MulticloudDbError
 from pyspark_multiclouddb import live_rows, merge_into_delta, micro_batches, stream
 from pyspark_multiclouddb.connection import close_connections
 from pyspark_multiclouddb.errors import SourceError
-from pyspark_multiclouddb.opening import settings_of
 from pyspark_multiclouddb.options import parse_options
-from pyspark_multiclouddb.plain_stream import PlainStreamReader
+from pyspark_multiclouddb.readers import PlainStreamReader, settings_of
 from pyspark_multiclouddb.rows import SPARK_SCHEMA
 from pyspark_multiclouddb.stream import ChangeFeedStreamReader
 

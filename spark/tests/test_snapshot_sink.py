@@ -25,7 +25,7 @@ from pyspark_multiclouddb import drop_tombstones, merge_into_delta
 from pyspark_multiclouddb.connection import close_connections
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
-from pyspark_multiclouddb.plain_stream import PlainStreamReader
+from pyspark_multiclouddb.readers import PlainStreamReader
 from pyspark_multiclouddb.rows import ROW_SCHEMA
 from pyspark_multiclouddb.stream import ChangeFeedStreamReader
 

@@ -1,6 +1,6 @@
 """Tests the source on older minor versions of Spark 4, next to another source, in separate processes.
 
-`test_databases.py` tests the other source on the Spark version that all other tests use.
+`make test` runs the oldest version; `test_connect.py` and all other tests run the newest one.
 """
 
 import json
@@ -15,23 +15,18 @@ import pytest
 from multiclouddb_embedded import EmbeddedStore
 
 from .conftest import Source
-from .environments import DIGESTS, build_in_background, environment
+from .environments import DIGESTS, environment
 from .foreign import install
 from .jvm_settings import environment_of
 from .test_source import through_the_client
 
 PROGRAM = Path(__file__).with_name("life.py")
 SECONDS = 400
+OLDEST, *OTHERS = DIGESTS
 
 
 class Life:
-    """The results of the program on one version.
-
-    Attributes:
-        version: The version of PySpark that was used.
-        facts: The results that the program recorded.
-        written: The ids of all events in the source, as the test itself reads them.
-    """
+    """Runs the program on one version; `written` are the ids of all events, as the test itself reads them."""
 
     def __init__(self, version, folder):
         self.version, self.folder = version, folder
@@ -45,13 +40,9 @@ class Life:
             source.write(30)
             self.written = sorted(row["event_id"] for row in through_the_client(source))
         (folder / "count").write_text(str(len(self.written)))
-        self.run("first", -signal.SIGKILL)
-        self.run("second", 0)
-        self.facts = {}
-        for line in (folder / "facts").read_text().splitlines():
-            self.facts |= json.loads(line)
 
-    def run(self, part, status):
+    def run(self, part, status=0):
+        """Run one part of the program, and return what all parts so far have recorded."""
         place = environment(self.version)
         folders = [place, self.foreign, *filter(None, [os.environ.get("PYTHONPATH")])]
         path = os.pathsep.join(map(str, folders))
@@ -64,49 +55,36 @@ class Life:
             check=False,
         )
         assert ran.returncode == status, ran.stdout + ran.stderr
+        facts = self.folder / "facts"
+        return dict(fact for line in facts.read_text().splitlines() for fact in json.loads(line).items())
 
 
-@pytest.fixture(scope="module")
-def building():
-    """Download the later versions while the first version is running."""
-    with build_in_background() as process:
-        yield
-        process.wait()
-
-
-@pytest.fixture(scope="module", params=DIGESTS)
-def life(request, building, tmp_path_factory):
-    return Life(request.param, tmp_path_factory.mktemp("life"))
-
-
-def test_both_sources_are_found_and_a_batch_has_every_event(life):
-    assert life.facts["version"] == life.version
-    assert life.facts["foreign"] == [42]
-    assert sorted(life.facts["batch"]) == life.written
-
-
-def test_streams_that_end_deliver_every_event_once_within_the_limit(life):
-    assert sorted(life.facts["ended"]) == life.written
-    sizes = [len(json.loads(file.read_text())) for file in (life.folder / "ended").iterdir()]
+@pytest.mark.parametrize(
+    "version", [OLDEST, *(pytest.param(version, marks=pytest.mark.soak) for version in OTHERS)]
+)
+def test_batches_and_streams_that_end_deliver_every_event_once(version, tmp_path):
+    life = Life(version, tmp_path)
+    facts = life.run("ended")
+    assert (facts["version"], facts["foreign"]) == (version, [42]), "both sources are found"
+    assert sorted(facts["batch"]) == life.written
+    assert sorted(facts["ended"]) == life.written
+    sizes = [len(json.loads(file.read_text())) for file in (tmp_path / "ended").iterdir()]
     assert max(sizes) == 60
     # From 4.2 on, one run reads everything; in earlier versions, each run is one batch.
-    assert (life.facts["runs"] == 1) == (life.version >= "4.2")
-
-
-def test_batch_that_was_planned_and_not_done_comes_again_with_the_same_rows(life):
-    assert life.facts["replayed"]
-    assert life.facts["same"]
-
-
-def test_unknown_position_is_refused_before_an_offset_is_written(life):
-    assert life.facts["offsets_stay"]
-    if life.version < "4.2":
-        category, message = life.facts["refused"]
+    assert (facts["runs"] == 1) == (version >= "4.2")
+    assert (facts["replayed"], facts["same"]) == (True, True), "a batch that was not done comes again"
+    assert facts["offsets_stay"]
+    if version < "4.2":
+        category, message = facts["refused"]
         assert category == "INVALID_REQUEST"
         assert "spark.sql.streaming.triggerAvailableNowWrapper.enabled" in message
     else:
-        assert life.facts["refused"] is None
+        assert facts["refused"] is None
 
 
-def test_nothing_is_lost_or_doubled_by_a_kill_of_driver_and_jvm(life):
-    assert sorted(life.facts["followed"]) == life.written
+@pytest.mark.soak
+@pytest.mark.parametrize("version", DIGESTS)
+def test_nothing_is_lost_or_doubled_by_a_kill_of_driver_and_jvm(version, tmp_path):
+    life = Life(version, tmp_path)
+    life.run("killed", -signal.SIGKILL)
+    assert sorted(life.run("resumed")["followed"]) == life.written

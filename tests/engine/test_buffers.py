@@ -117,9 +117,9 @@ class TestSeveralConsumers:
 
         The engine must detect that no consumer needs these records.
         """
-        from multiclouddb_spi.reading import reader_cache
+        from multiclouddb_spi.reading import readers
 
-        monkeypatch.setattr(reader_cache, "_RESTING_SECONDS", seconds)
+        monkeypatch.setattr(readers, "_RESTING_SECONDS", seconds)
         bench = backlog(16)
         page = bench.page(size=7)
         for _ in range(10):
@@ -133,9 +133,9 @@ class TestSeveralConsumers:
         """The buffer is almost full with the records of three consumers. A fourth consumer needs so much room
         that two of the three consumers must lose their fetched records.
         """
-        from multiclouddb_spi.reading import reader_cache
+        from multiclouddb_spi.reading import readers
 
-        monkeypatch.setattr(reader_cache, "_RESTING_SECONDS", 0.0)
+        monkeypatch.setattr(readers, "_RESTING_SECONDS", 0.0)
         bench = backlog(1)
         places = []
         for size in (8, 9, 10):

@@ -7,7 +7,8 @@ import pytest
 from multiclouddb_api import AtTime, Beginning, ErrorCategory, MulticloudDbError, Now, Observer
 from multiclouddb_conformance.delegating import WrappedProvider
 from multiclouddb_conformance.simulation import ServerError, SimulationFeed, SimulationProvider
-from multiclouddb_spi.reading import feeds, pages
+from multiclouddb_spi import open_feed
+from multiclouddb_spi.reading import pages
 
 FAR = timedelta(hours=30)
 
@@ -25,7 +26,7 @@ def test_a_client_clock_that_is_set_changes_nothing(bench, monkeypatch, jump):
         def now(cls, zone=None):
             return datetime.now(zone or UTC) + cls.ahead
 
-    monkeypatch.setattr(feeds, "datetime", Jumping)
+    monkeypatch.setattr(open_feed, "datetime", Jumping)
     bench.page(AtTime(moment))
     Jumping.ahead = jump
     bench.page(AtTime(moment))

@@ -9,7 +9,7 @@ import pytest
 
 from multiclouddb_api import Beginning, ChangeFeedRequest, OperationOptions
 from multiclouddb_spi import collector_paused
-from multiclouddb_spi.gc_pause import _pausing
+from multiclouddb_spi.batch import _pausing
 
 FORK = """
 import gc, os, threading

@@ -2,7 +2,7 @@
 
 import pytest
 
-from multiclouddb_spi.reading.turns import Turns
+from multiclouddb_spi.reading.readers import PartitionReader
 
 
 def test_an_interrupt_while_an_answer_is_taken_reaches_the_caller(make_bench, monkeypatch, eventually):
@@ -11,14 +11,11 @@ def test_an_interrupt_while_an_answer_is_taken_reaches_the_caller(make_bench, mo
     bench.connect(threads=True)
     bench.fill(40)
     bench.sim.hold("p3")
-    moved = Turns.move
 
-    def interrupted(self, turn, stage):
-        if stage.name == "ANSWERED":
-            raise KeyboardInterrupt
-        moved(self, turn, stage)
+    def interrupted(self):
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(Turns, "move", interrupted)
+    monkeypatch.setattr(PartitionReader, "land", interrupted)
     with pytest.raises(KeyboardInterrupt):
         bench.page(size=3)
     monkeypatch.undo()

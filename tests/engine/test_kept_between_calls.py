@@ -6,10 +6,9 @@ import pytest
 
 from multiclouddb_api import LogicalPartition
 from multiclouddb_conformance.simulation import SimulationFeed
-from multiclouddb_spi import Deadline, FeedSpec
-from multiclouddb_spi.reading import feeds, reader_cache
-from multiclouddb_spi.reading.partition_reader import Budget, PartitionReader
-from multiclouddb_spi.reading.reader_cache import ReaderCache
+from multiclouddb_spi import Deadline, FeedSpec, open_feed
+from multiclouddb_spi.reading import readers
+from multiclouddb_spi.reading.readers import Budget, PartitionReader, ReaderCache
 
 
 class Clock:
@@ -34,7 +33,7 @@ class TestReaders:
     @pytest.fixture
     def clock(self, monkeypatch):
         clock = Clock()
-        monkeypatch.setattr(reader_cache, "time", clock)
+        monkeypatch.setattr(readers, "time", clock)
         return clock
 
     @pytest.fixture
@@ -81,7 +80,7 @@ class TestReaders:
 def test_a_feed_that_nobody_uses_is_closed_also_when_it_is_the_only_one(bench, monkeypatch):
     """The reader belongs to a feed that had to be opened again, so no later call closes the reader."""
     clock, closed = Clock(), []
-    monkeypatch.setattr(feeds, "time", clock)
+    monkeypatch.setattr(open_feed, "time", clock)
     monkeypatch.setattr(
         SimulationFeed, "close", lambda self: closed.append(self.spec.scope.key.components["id"])
     )

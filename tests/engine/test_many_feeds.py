@@ -4,8 +4,7 @@ import pytest
 
 from multiclouddb_api import Beginning, LogicalPartition
 from multiclouddb_conformance.simulation import SimulationFeed
-from multiclouddb_spi import Deadline, FeedSpec
-from multiclouddb_spi.reading import feeds
+from multiclouddb_spi import Deadline, FeedSpec, open_feed
 
 
 class Clock:
@@ -21,7 +20,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(feeds, "time", clock)
+    monkeypatch.setattr(open_feed, "time", clock)
     return clock
 
 
@@ -85,14 +84,14 @@ def test_no_call_closes_more_than_some(bench, clock, closed):
 
 
 def test_more_than_are_kept_do_not_push_each_other_out(bench, clock, closed, monkeypatch):
-    monkeypatch.setattr(feeds, "_MOST_FEEDS", 10)
+    monkeypatch.setattr(open_feed, "_MOST_FEEDS", 10)
     worker = Worker(bench, 12)
     assert [worker.turn() for _ in range(3)] == [12, 2, 2]
     assert closed == ["k10", "k11"] * 3
 
 
 def test_one_that_was_not_used_for_a_minute_gives_its_place(bench, clock, closed, monkeypatch):
-    monkeypatch.setattr(feeds, "_MOST_FEEDS", 10)
+    monkeypatch.setattr(open_feed, "_MOST_FEEDS", 10)
     worker = Worker(bench, 10)
     worker.turn()
     clock.now += 61
@@ -126,7 +125,7 @@ class TestInUse:
         assert closed == ["long"]
 
     def test_it_keeps_its_place(self, bench, cache, clock, closed, monkeypatch):
-        monkeypatch.setattr(feeds, "_MOST_FEEDS", 1)
+        monkeypatch.setattr(open_feed, "_MOST_FEEDS", 1)
         feed = self.acquire(bench, cache, "long")
         clock.now += 601
         cache.release(self.acquire(bench, cache, "other"))
@@ -136,7 +135,7 @@ class TestInUse:
     def test_two_calls_that_find_no_place_for_one_key_close_what_they_have_opened(
         self, bench, cache, clock, closed, monkeypatch
     ):
-        monkeypatch.setattr(feeds, "_MOST_FEEDS", 1)
+        monkeypatch.setattr(open_feed, "_MOST_FEEDS", 1)
         self.acquire(bench, cache, "long")
         one, other = self.acquire(bench, cache, "k"), self.acquire(bench, cache, "k")
         assert one is not other

@@ -15,6 +15,12 @@ DELAY = timedelta(seconds=5)
 SLACK = timedelta(seconds=4)  # the test may run slowly, and the engine's clock goes on
 
 
+@pytest.fixture(autouse=True)
+def current_time(monkeypatch):
+    """Let every call ask the service for its time."""
+    monkeypatch.setattr("multiclouddb_spi.open_feed._CLOCK_SECONDS", 0.0)
+
+
 @pytest.fixture
 def delayed(monkeypatch):
     """Let a change be visible to every read after some seconds."""
@@ -39,7 +45,6 @@ class TestProof:
         for _ in range(6):
             bench.sim.advance(22)
             bench.fill_partition("p3")
-            bench.engine._feeds._clocks.clear()
             for page in bench.walk(token):
                 token = page.continuation_token
             told = page.diagnostics
@@ -64,7 +69,6 @@ class TestProof:
         before = bench.page(token)
         bench.sim.fail_next("p1", ServerError("503"), times=None)
         bench.sim.advance(60)
-        bench.engine._feeds._clocks.clear()
         after = bench.page(before.continuation_token).diagnostics
         assert after.partition_errors
         assert after.read_until < bench.sim.now - timedelta(seconds=50)
@@ -107,7 +111,6 @@ class TestMemory:
         bench = quiet(make_bench, 4)
         _, token = bench.drain()
         bench.sim.advance(100)
-        bench.engine._feeds._clocks.clear()
         token = bench.page(token).continuation_token
         bench.fill_partition("p0", 50)
         for _ in range(20):
@@ -120,7 +123,6 @@ class TestMemory:
         bench = quiet(make_bench, 4)
         _, token = bench.drain()
         bench.sim.advance(100)
-        bench.engine._feeds._clocks.clear()
         first = bench.page(token)
         bench.connect()
         bench.fill_partition("p0", 5)

@@ -5,7 +5,7 @@ import pytest
 from multiclouddb_api import PhysicalPartition
 from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_spi import Child
-from multiclouddb_spi.continuation.state import Retired, state_from_json, state_to_json
+from multiclouddb_spi.continuation.state import Retired, end_to_json, state_from_json
 
 
 @pytest.fixture
@@ -33,4 +33,4 @@ def test_a_child_of_two_has_the_same_parents_again(merged):
 @pytest.mark.parametrize("parents", [(), ("p",), ("q", "p"), ("p", "q"), ("x", "q", "p")], ids=str)
 def test_parents_come_back_in_their_order(parents):
     state = Retired("p", (Child("c", parents, [1]), Child("d", ("p",), 2)))
-    assert state_from_json(state_to_json(state), RULES) == state
+    assert state_from_json(end_to_json(state), RULES) == state

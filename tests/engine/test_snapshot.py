@@ -51,9 +51,8 @@ from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.faults import Fault, InvalidCursor, ProviderFault
-from multiclouddb_spi.reading.result import PollResult
 from multiclouddb_spi.reading.scanning import Scanning
-from multiclouddb_spi.reading.turns import Turns
+from multiclouddb_spi.reading.turns import PollResult, Turns
 
 ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
 

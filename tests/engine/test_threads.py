@@ -17,9 +17,8 @@ from multiclouddb_conformance.simulation import (
 )
 from multiclouddb_spi import Deadline, FeedSpec
 from multiclouddb_spi.observing import Observing
-from multiclouddb_spi.reading.partition_reader import Budget, PartitionReader
-from multiclouddb_spi.reading.reader_cache import ReaderCache
-from multiclouddb_spi.reading.scan_rates import ScanRates
+from multiclouddb_spi.reading.fetcher import ScanRates
+from multiclouddb_spi.reading.readers import Budget, PartitionReader, ReaderCache
 
 BEGINNING = Beginning()
 
@@ -141,7 +140,7 @@ class TestConcurrentCalls:
         reader = threading.Thread(target=lambda: results.append(bench.page(Now(), wait=25)))
         reader.start()
         assert bench.sim.wait_until_held("p0")
-        feed = next(iter(bench.engine._feeds._feeds.values()))
+        (feed,) = (opened.feed for opened in bench.engine._feeds._feeds.values())
         bench.engine._feeds.forget(feed)
         assert not closed
         bench.sim.release("p0")
@@ -158,7 +157,7 @@ class TestConcurrentCalls:
         bench.fill(100, keys=100)
         closed = []
         monkeypatch.setattr(SimulationFeed, "close", lambda feed: closed.append(feed))
-        monkeypatch.setattr("multiclouddb_spi.reading.feeds._MOST_FEEDS", 64)
+        monkeypatch.setattr("multiclouddb_spi.open_feed._MOST_FEEDS", 64)
         for number in range(100):
             scope = LogicalPartition(bench.sim.key(f"k{number}"))
             assert len(bench.page(scope=scope).events) == 1
@@ -238,9 +237,9 @@ class TestReaders:
 
     def test_abandoned_readers_are_closed_by_and_by(self, make_bench, monkeypatch):
         """A consumer that goes back to an old token leaves readers at positions that are never used again."""
-        from multiclouddb_spi.reading import reader_cache
+        from multiclouddb_spi.reading import readers
 
-        monkeypatch.setattr(reader_cache, "_IDLE_SECONDS", 0.05)
+        monkeypatch.setattr(readers, "_IDLE_SECONDS", 0.05)
         bench = make_bench(1)
         bench.connect()
         bench.fill(100)
@@ -433,7 +432,7 @@ class TestLive:
         self, threaded, monkeypatch, eventually
     ):
         """Nothing cancels such a reader, so a read would block until the service answers."""
-        monkeypatch.setattr("multiclouddb_spi.reading.partition_reader.ANSWER_SECONDS", -60.0)
+        monkeypatch.setattr("multiclouddb_spi.reading.readers.ANSWER_SECONDS", -60.0)
         bench = threaded()
         bench.page()
         bench.fill(1)
@@ -492,7 +491,7 @@ def test_calls_that_share_a_scan_add_up_their_cost(monkeypatch):
         return monotonic()
 
     with monkeypatch.context() as patched:
-        patched.setattr("multiclouddb_spi.reading.scan_rates.time", SimpleNamespace(monotonic=meet))
+        patched.setattr("multiclouddb_spi.reading.fetcher.time", SimpleNamespace(monotonic=meet))
         calls = [threading.Thread(target=rates.spend, args=("scan", 1.0)) for _ in range(2)]
         for call in calls:
             call.start()

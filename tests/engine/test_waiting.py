@@ -174,7 +174,7 @@ class TestNewsBesideOthers:
         bench.sim.release("p0")
 
     def test_of_a_partition_that_never_answers(self, reading, ids, monkeypatch):
-        for module in ("poll", "fetches", "waiting"):
+        for module in ("poll", "scanning"):
             monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", 0.2)
         bench, token, begin, pages = reading
         bench.connect(threads=True)

@@ -1,6 +1,7 @@
 """Tests which answers a call waits for, in which order, and how it reports partitions without an answer."""
 
 import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -13,10 +14,9 @@ from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spi import Deadline
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.reading import waiting
-from multiclouddb_spi.reading.fetches import Fetches
+from multiclouddb_spi.reading import poll
+from multiclouddb_spi.reading.poll import Fetches, Waiting
 from multiclouddb_spi.reading.turns import Turns
-from multiclouddb_spi.reading.waiting import Waiting
 from multiclouddb_spi.scan import plan_id_of
 
 LONG = 1000.0
@@ -37,7 +37,7 @@ class TestRounds:
     @pytest.fixture
     def clock(self, monkeypatch):
         clock = Clock()
-        monkeypatch.setattr(waiting, "time", clock)
+        monkeypatch.setattr(poll, "time", clock)
         return clock
 
     def test_the_pause_between_two_is_no_longer_than_the_call_waits(self, clock):
@@ -82,7 +82,7 @@ class TestRounds:
         """The service keeps the poll of `p0` open for the whole call, but the engine does not treat `p0` as
         slow.
         """
-        for module in ("poll", "fetches", "waiting"):
+        for module in ("poll",):
             monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", LONG)
         bench = make_bench(2)
         bench.connect(threads=True)
@@ -103,39 +103,30 @@ class TestRounds:
         assert len(news) == 1
 
 
-class TestQuiet:
-    """Tests that a page is idle only if every partition has answered that it has no more records."""
-
-    @pytest.fixture
-    def turns(self):
-        return Turns(Lineage([Entry.read("p0", 1)], RULES))
-
-    def reader(self, trouble=None):
-        return SimpleNamespace(trouble=trouble)
-
-    def test_one_that_has_never_answered_is_not_quiet_while_it_is_waited_for(self, turns):
-        turns.launched(turns.of("p0"), self.reader(), waits=True)
-        assert turns.quiet() == set()
-
-    def test_one_that_had_nothing_is_while_it_waits_for_news(self, turns):
-        turns.of("p0").silent = True
-        turns.launched(turns.of("p0"), self.reader(), waits=True)
-        assert turns.quiet() == {"p0"}
-
-    def test_but_not_while_it_is_only_asked_again(self, turns):
-        turns.of("p0").silent = True
-        turns.launched(turns.of("p0"), self.reader(), waits=False)
-        assert turns.quiet() == set()
-
-    def test_nor_with_a_failure(self, turns):
-        turns.of("p0").silent = True
-        turns.launched(turns.of("p0"), self.reader(OSError("reset")), waits=True)
-        assert turns.quiet() == set()
+@pytest.mark.parametrize(
+    ("had_nothing", "wait", "trouble", "quiet"),
+    [
+        (False, 1.0, None, set()),  # it has never answered
+        (True, 1.0, None, {"p0"}),
+        (True, 0.0, None, set()),  # it is only asked again
+        (True, 1.0, OSError("reset"), set()),
+    ],
+)
+def test_a_partition_that_had_nothing_is_quiet_while_it_waits_for_news(had_nothing, wait, trouble, quiet):
+    """A page is idle only if every partition has answered that it has no more records."""
+    turns = Turns(Lineage([Entry.read("p0", 1)], RULES))
+    budget = SimpleNamespace(limit=1 << 30, used=0, expected=0)
+    context = SimpleNamespace(width=2, page_records=20, budget=budget, cache=None)
+    turns.ask(["p0"])
+    turns.of("p0").silent = had_nothing
+    reader = SimpleNamespace(batch=None, future=Future(), asked_at=0.0, trouble=trouble)
+    Fetches(context, None, turns, 1, 20, Deadline.after(60)).launch(turns.of("p0"), reader, wait)
+    assert turns.quiet() == quiet
 
 
 def test_a_call_looks_at_a_late_scan_several_times_a_second(make_bench, monkeypatch):
     """The stream has filled its part of the page, and the scan answers after the call's third look."""
-    for module in ("poll", "fetches", "scanning", "waiting"):
+    for module in ("poll", "scanning"):
         monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", LONG)
     bench = make_bench(1)
     bench.fill(40, 40)
@@ -163,7 +154,7 @@ def test_a_call_looks_at_a_late_scan_several_times_a_second(make_bench, monkeypa
 
 def test_children_that_start_in_a_call_leave_the_head_its_place(make_bench, ids, monkeypatch):
     """The first partition answers late, after the children have filled their part of the page."""
-    for module in ("poll", "fetches", "waiting"):
+    for module in ("poll",):
         monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", LONG)
     bench = make_bench(2)
     bench.connect(threads=True)

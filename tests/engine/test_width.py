@@ -9,10 +9,9 @@ from multiclouddb_conformance.simulation.reader import SimulationReader
 from multiclouddb_spi import Deadline
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.reading import fetches
-from multiclouddb_spi.reading.fetches import Fetches
-from multiclouddb_spi.reading.turns import Turns
-from multiclouddb_spi.reading.waiting import HEAD_SECONDS
+from multiclouddb_spi.reading import poll
+from multiclouddb_spi.reading.poll import Fetches
+from multiclouddb_spi.reading.turns import HEAD_SECONDS, Stage, Turns
 
 
 def test_not_more_than_the_width_are_asked_at_a_time(make_bench, monkeypatch):
@@ -44,7 +43,7 @@ def test_slow_partitions_leave_their_places_to_others(monkeypatch):
     """Two partitions are read at a time. If two are slow, two others are read too, and no third one."""
     names = [f"p{number}" for number in range(7)]
     turns, now = Turns(Lineage([Entry.read(name, 1) for name in names], RULES)), [5000.0]
-    monkeypatch.setattr(fetches, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(poll, "time", SimpleNamespace(monotonic=lambda: now[0]))
     budget = SimpleNamespace(limit=1 << 30, used=0, expected=0)
     context = SimpleNamespace(width=2, page_records=20, budget=budget, cache=None, closed=threading.Event())
     reading = Fetches(context, None, turns, len(names), 20, Deadline(now[0] + 60))
@@ -63,7 +62,7 @@ def test_slow_partitions_leave_their_places_to_others(monkeypatch):
     now[0] += HEAD_SECONDS / 2
     assert asked() == names[:4]
     turns.asked["p2"].reader.future.set_result(None)
-    turns.landed(reading.land(0.0))
+    turns.move(reading.land(0.0), Stage.ANSWERED)
     assert asked() == ["p0", "p1", "p3", "p4"]
     now[0] += HEAD_SECONDS
     assert asked() == ["p0", "p1", "p3", "p4", "p5", "p6"]

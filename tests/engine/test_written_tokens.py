@@ -156,7 +156,7 @@ class TestWhatIsKept:
     def test_a_token_is_given_once(self):
         tokens = WrittenTokens()
         tokens.keep(*self.made(1))
-        assert tokens.take("token-1").lineage(max).cursor("p0") == 1
+        assert tokens.take("token-1").state.cursor("p0") == 1
         assert tokens.take("token-1") is None
 
     def test_the_oldest_go_first(self):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from typing import Final
 
+from multiclouddb_conformance.explore.levels import Level
+from multiclouddb_conformance.explore.readers import READERS
 from multiclouddb_conformance.explore.report import (
     GROUPS,
     bounds_of,
@@ -18,13 +21,25 @@ from multiclouddb_conformance.explore.report import (
     test_of,
 )
 from multiclouddb_conformance.explore.search import explore, shortened, wander
-from multiclouddb_conformance.explore.world import Kind
+from multiclouddb_conformance.explore.service import Service
+from multiclouddb_conformance.explore.simulated import SIMULATED
+from multiclouddb_conformance.explore.world import Bounds, Kind
 
 __all__ = ["main"]
 
+_LEVEL_SECONDS: Final = 120.0
+_MOST_DEPTH: Final = 99
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Explore what the arguments say; return 1 if a promise is broken."""
+
+def main(
+    arguments: Sequence[str] | None = None, services: Mapping[str, Callable[[], Service]] = SIMULATED
+) -> int:
+    """Explore what the arguments say; return 1 if a promise is broken.
+
+    Args:
+        arguments: The arguments; those of the process by default.
+        services: The services that `--level` can name.
+    """
     parser = ArgumentParser("explore", description="Explores every small history of a partitioned feed.")
     parser.add_argument(
         "--depth",
@@ -57,7 +72,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="N",
         help="the first seed of random histories; the default is 0",
     )
+    parser.add_argument(
+        "--level",
+        action="append",
+        default=[],
+        choices=[*services, "all"],
+        help="this service behind the SPI instead, or all; two minutes for each reader without --depth",
+    )
+    parser.add_argument(
+        "--reader", action="append", default=[], choices=list(READERS), help="only this reader of a level"
+    )
     options = parser.parse_args(arguments)
+    if options.level:
+        wanted = services if "all" in options.level else options.level
+        return _explore_levels(
+            {name: services[name] for name in wanted},
+            options.reader or list(READERS),
+            options.depth or _MOST_DEPTH,
+            options.seconds or (None if options.depth else _LEVEL_SECONDS),
+        )
     pairs = chosen(options.kind, options.group)
     if options.random:
         return _wander(pairs, options.random, options.seed)
@@ -67,11 +100,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         depth = default_depth(group) if options.depth is None else options.depth
         result = explore(bounds, depth, seconds=options.seconds)
         states, transitions = states + result.states, transitions + result.transitions
-        _print(said(kind, group, result))
+        _print(said(f"{kind.value} {group}", result))
         for violation in result.violations:
             broken += 1
             _print("", test_of(bounds, violation, broken))
     _print(f"together: {states:,} states, {transitions:,} transitions, {broken} violations")
+    return int(broken > 0)
+
+
+def _explore_levels(
+    services: Mapping[str, Callable[[], Service]], readers: Sequence[str], depth: int, seconds: float | None
+) -> int:
+    broken = 0
+    for name, make in services.items():
+        for reader in readers:
+            service = make()
+            try:
+                result = Level(service, READERS[reader](), Bounds(service.kind)).explore(
+                    depth, seconds=seconds
+                )
+            finally:
+                service.close()
+            _print(said(f"{name} {reader}", result))
+            for violation in result.violations:
+                broken += 1
+                _print(f"    {violation.problem}", "    " + " | ".join(violation.history))
     return int(broken > 0)
 
 

@@ -40,9 +40,9 @@ def default_depth(group: str) -> int:
     return 5 if group == "base" else 4
 
 
-def said(kind: Kind, group: str, result: Result) -> str:
-    """Return one line about all histories of a kind and group."""
-    words = f"{kind.value} {group}:".ljust(20)
+def said(what: str, result: Result) -> str:
+    """Return one line about all histories of a kind and group, or of a service and reader."""
+    words = f"{what}:".ljust(20)
     broken = len(result.violations)
     over = "" if result.complete or broken else "; the time was over before the next depth"
     return (

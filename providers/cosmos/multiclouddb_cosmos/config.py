@@ -10,7 +10,7 @@ from typing import Any, Final
 import attrs
 
 from multiclouddb_api import Capability, ClientConfig, ProviderOptions, invalid_request
-from multiclouddb_api.secret import SecretText, settled
+from multiclouddb_api.config import SecretText, settled
 from multiclouddb_api.validators import check_type, is_a
 from multiclouddb_spi.connection import check_names, merged, parse_location, split_url
 

@@ -89,8 +89,7 @@ _STATUSES: Final[dict[tuple[int, int | None], Row]] = {
     (412, None): Row(ErrorCategory.CONFLICT, REPORT),
     (413, None): Row(ErrorCategory.PROVIDER_ERROR, REPORT),
     (429, None): Row(
-        ErrorCategory.THROTTLED,
-        "raise the container's request units, or read with fewer processes",
+        ErrorCategory.THROTTLED, "raise the container's request units, or read with fewer processes"
     ),
     (449, None): UNAVAILABLE,
     (500, None): UNAVAILABLE,

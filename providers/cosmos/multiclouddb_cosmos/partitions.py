@@ -16,16 +16,7 @@ from multiclouddb_cosmos.position import KeyRange, Place, RangeMap, cursor_of
 from multiclouddb_cosmos.records import seconds_of
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import MovedError
-from multiclouddb_spi import (
-    Child,
-    Deadline,
-    Drained,
-    Partition,
-    PartitionState,
-    ProviderFault,
-    Seed,
-    Survey,
-)
+from multiclouddb_spi import Child, Deadline, Drained, Partition, PartitionState, ProviderFault, Seed, Survey
 
 T = TypeVar("T")
 _EARLY_SECONDS: Final = 2

@@ -7,14 +7,7 @@ from typing import ClassVar, Final
 
 from azure.cosmos import CosmosClient
 
-from multiclouddb_api import (
-    Capability,
-    CapabilityNote,
-    CapabilitySet,
-    ClientConfig,
-    ResourceAddress,
-    Support,
-)
+from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ClientConfig, ResourceAddress, Support
 from multiclouddb_cosmos.client import Calls
 from multiclouddb_cosmos.config import CosmosConfig, CosmosOptions
 from multiclouddb_cosmos.errors import PROVIDER_ID, classify
@@ -34,8 +27,7 @@ _START: Final = (
 CAPABILITIES: Final = CapabilitySet(
     {
         Capability.CHANGE_FEED: CapabilityNote(
-            _NATIVE,
-            "enable continuous backup and then enableAllVersionsAndDeletesChangeFeed on the account",
+            _NATIVE, "enable continuous backup and then enableAllVersionsAndDeletesChangeFeed on the account"
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(_EMULATED, _START),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(_EMULATED, f"{_START}; in whole seconds"),
@@ -48,8 +40,7 @@ CAPABILITIES: Final = CapabilitySet(
             _NATIVE, "the scope is one partition key, or the first components of a hierarchical partition key"
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
-            _UNSUPPORTED,
-            "the service does not send previous items; keep what you need from earlier events",
+            _UNSUPPORTED, "the service does not send previous items; keep what you need from earlier events"
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),

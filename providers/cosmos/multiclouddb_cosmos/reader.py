@@ -45,12 +45,7 @@ class CosmosReader(Reader):
     """Reads one range forward."""
 
     def __init__(
-        self,
-        source: Source,
-        name: Callable[[str], str],
-        span: KeyRange,
-        place: Place,
-        until: Place | None,
+        self, source: Source, name: Callable[[str], str], span: KeyRange, place: Place, until: Place | None
     ) -> None:
         self._source, self._name, self._span, self._until = source, name, span, until
         self._shown = span

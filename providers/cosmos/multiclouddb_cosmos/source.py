@@ -130,14 +130,7 @@ class Source:
     ) -> Answer:
         """Return one page of the latest versions of all existing items."""
         answer = self.calls.read(
-            self.spec.address,
-            self.definition.rid,
-            place,
-            etag,
-            limit,
-            deadline,
-            LATEST,
-            start_of(since),
+            self.spec.address, self.definition.rid, place, etag, limit, deadline, LATEST, start_of(since)
         )
         return self._reached(place, etag, answer)
 

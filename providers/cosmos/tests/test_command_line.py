@@ -2,8 +2,7 @@
 
 import pytest
 
-from multiclouddb_api import event_from_json
-from multiclouddb_conformance.command_line import Tail, Writer, assert_refused, follow, run, said
+from multiclouddb_conformance.command_line import Tail, Writer, follow
 
 
 @pytest.fixture
@@ -21,25 +20,3 @@ def test_killed_again_and_again_it_misses_nothing(world, where, tmp_path):
     found = tail.keys()
     assert sorted(key.components["id"] for key in found) == sorted(writer.written)
     assert len(writer.written) > 100
-
-
-def test_its_lines_can_be_read_again(world, where, tmp_path):
-    checkpoint = ("--checkpoint", tmp_path / "position")
-    assert said("tail", *where, "--from", "now", "--until-idle", *checkpoint) == ""
-    world.container.upsert_item({"id": "o-1", "pk": "a", "n": 1})
-    world.container.delete_item("o-1", "a")
-    lines = said("tail", *where, "--until-idle", "--exact", *checkpoint).splitlines()
-    assert [event_from_json(line).type.value for line in lines] == ["CREATE", "DELETE"]
-
-
-def test_partitions_and_tokens_are_shown(world, where, tmp_path):
-    path = tmp_path / "position"
-    said("tail", *where, "--from", "now", "--until-idle", "--checkpoint", path)
-    assert len(said("partitions", *where).splitlines()) >= 2
-    assert "LSN" in said("token", "check", where[0], f"@{path}")
-
-
-def test_a_start_in_the_past_names_the_way_out(where):
-    ran = run("tail", *where, "--from", "beginning", "--until-idle")
-    assert_refused(ran, ran.returncode, "UNSUPPORTED_CAPABILITY", "backfill=True")
-    assert ran.returncode != 0

@@ -1,40 +1,23 @@
-"""Shows defects of azure-cosmos that lose events, repeat events or retry forever, and tests the guards
-against them."""
+"""Tests the guards against defects of azure-cosmos that lose events, repeat events or retry forever."""
 
 import base64
 import json
-import threading
 
 import pytest
 from azure.cosmos import CosmosClient
-from azure.cosmos.exceptions import CosmosClientTimeoutError
 
-from multiclouddb_api import (
-    ErrorCategory,
-    LogicalPartition,
-    MulticloudDbError,
-    MulticloudDbKey,
-    Now,
-    connect,
-)
+from multiclouddb_api import ErrorCategory, LogicalPartition, MulticloudDbError, MulticloudDbKey, Now, connect
 from multiclouddb_cosmos.position import KeyRange
 from multiclouddb_cosmos.transport import ALL_VERSIONS, MovedError, continuation_of
 from multiclouddb_cosmos_emulator.faults import Act, Fail
 from multiclouddb_spi import FeedSpec
 
 from .harness import close_client
-from .world import ADDRESS, DATABASE, NAME, READ, seconds, soon
+from .world import ADDRESS, READ, seconds, soon
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
 NOW = {"Type": "Now"}
-
-
-def native_page(container, **where):
-    """Read one page with azure-cosmos alone, from its own continuation."""
-    seen = []
-    pages = container.query_items_change_feed(**where, response_hook=lambda headers, _: seen.append(headers))
-    return list(next(pages.by_page(), None) or []), seen[-1]["etag"]
 
 
 def moved(world):
@@ -46,27 +29,6 @@ def moved(world):
 
 class TestContinuations:
     """The provider never stores continuations of azure-cosmos."""
-
-    def test_one_over_several_partitions_cannot_be_resumed(self, world):
-        world.fill(20)
-        _, token = native_page(world.container, start_time="Beginning", max_item_count=3)
-        with pytest.raises(ValueError, match="Missing token"):
-            native_page(world.container, continuation=token)
-
-    def test_ours_are_resumed_wherever_a_page_ended(self, world):
-        consumer = world.consumer(max_page_size=3)
-        written = world.fill(20)
-        while sorted(consumer.markers) != written:
-            consumer.restart().read()
-        assert len(consumer.events) == 20
-
-    def test_no_token_holds_one_of_its_own(self, world):
-        consumer = world.consumer()
-        world.fill(20)
-        consumer.until_idle()
-        text = consumer.token
-        for each in (text, base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode("latin-1")):
-            assert "containerRid" not in each
 
     def test_a_continuation_that_we_make_is_what_it_reads(self, world):
         """azure-cosmos reads the continuations that the provider makes.
@@ -84,13 +46,7 @@ class TestContinuations:
 class TestPartitionKeys:
     """A partition key that is false in Python, such as 0, is a valid key."""
 
-    @pytest.mark.parametrize("value", ["", 0, False, None])
-    def test_azure_cosmos_reads_the_whole_container(self, world, value):
-        world.fill(20)
-        found, _ = native_page(world.container, partition_key=value, start_time="Beginning")
-        assert len(found) > 1
-
-    @pytest.mark.parametrize("value", ["", 0, False, None, 0.0])
+    @pytest.mark.parametrize("value", ["", 0, None])
     def test_ours_has_the_changes_of_the_key_only(self, world, value):
         consumer = world.consumer(scope=LogicalPartition(MulticloudDbKey({"pk": value})))
         world.fill(20)
@@ -101,17 +57,6 @@ class TestPartitionKeys:
 
 class TestWidening:
     """A read of a range never returns changes from outside the range."""
-
-    def test_azure_cosmos_widens_a_range_over_a_boundary(self, world):
-        _, rid = moved(world)
-        world.fill(40)
-        wide = KeyRange("10", "30")
-        token = continuation_of(rid, wide, 1, ALL_VERSIONS, NOW)
-        found = []
-        for _ in range(4):
-            items, token = native_page(world.container, continuation=token)
-            found += items
-        assert len(found) == 40
 
     def test_ours_refuses_to_take_the_page_of_another_range(self, world):
         _, feed = world.feed()
@@ -143,29 +88,9 @@ class TestWidening:
 class TestRecreated:
     """A container that was deleted and created again under the same name is a different container."""
 
-    def test_a_fresh_client_of_azure_cosmos_refuses_the_new_one(self, world):
-        """azure-cosmos refuses a read of the new container only if its cache does not contain the old
-        resource id."""
-        world.fill(10)
-        _, token = native_page(world.container, start_time="Now", mode="AllVersionsAndDeletes")
-        queue = json.loads(base64.b64decode(token))
-        for each in queue["continuation"]["continuation"]:
-            each["token"] = '"2"'
-        world.recreate(2)
-        world.fill(30)
-        token = base64.b64encode(json.dumps(queue).encode()).decode()
-        with CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False) as warm:
-            settle()
-            with pytest.raises(ValueError, match="rid"):
-                native_page(warm.get_database_client(DATABASE).get_container_client(NAME), continuation=token)
-
-    @pytest.mark.parametrize("own", [False, True])
-    def test_ours_refuses_the_new_one(self, world, own):
-        client = world.client()
-        native = None
-        if own:
-            native = CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False)
-            client = connect(world.config(), native_client=native)
+    def test_the_application_s_own_client_refuses_the_new_one(self, world):
+        native = CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False)
+        client = connect(world.config(), native_client=native)
         consumer = world.consumer(client=client)
         world.fill(10)
         consumer.until_idle()
@@ -176,27 +101,11 @@ class TestRecreated:
                 consumer.read()
             assert caught.value.category == ErrorCategory.INVALID_REQUEST
         client.close()
-        if native is not None:
-            close_client(native)
-
-
-def settle():
-    """Close the client only after its first request for the account has ended."""
-    for thread in threading.enumerate():
-        if thread.name == "cosmos-endpoint-refresh":
-            thread.join(5)
+        close_client(native)
 
 
 class TestEndlessRetries:
     """No answer from the service may make azure-cosmos repeat a request forever."""
-
-    def test_azure_cosmos_multiplies_a_429(self, world):
-        world.server.faults.add(Fail(429, 3200, 0.001), READ, times=None)
-        with CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False) as plain:
-            settle()
-            with pytest.raises(Exception, match="rate is large"):
-                native_page(plain.get_database_client(DATABASE).get_container_client(NAME), start_time="Now")
-        assert len(world.requests()) == 100
 
     def test_ours_asks_as_often_as_the_engine_wants(self, world):
         consumer = world.consumer()
@@ -223,13 +132,7 @@ class TestEndlessRetries:
         consumer.until_idle()
         assert sorted(consumer.markers) == written
 
-    def test_azure_cosmos_retries_a_410_until_its_timeout(self, world):
-        world.server.faults.add(Fail(410, 1002), READ, times=None)
-        with pytest.raises((CosmosClientTimeoutError, RecursionError)):
-            native_page(world.container, start_time="Now", mode="AllVersionsAndDeletes", timeout=1)
-        assert len(world.requests()) > 5
-
-    @pytest.mark.parametrize("substatus", [0, 1000, 1002, 1007, 1008])
+    @pytest.mark.parametrize("substatus", [0, 1002])
     def test_ours_takes_one_request_a_try(self, world, substatus):
         _, feed = world.feed()
         (seed, *_) = feed.start(Now(), None, soon())
@@ -240,20 +143,13 @@ class TestEndlessRetries:
         assert caught.value.status_code == 410
         assert len(world.requests()) == 1
 
-    @pytest.mark.parametrize("substatus", [0, 1002, 1007])
+    @pytest.mark.parametrize("substatus", [0, 1007])
     def test_a_410_that_passes_loses_nothing(self, world, substatus):
         consumer = world.consumer()
         written = world.fill(10)
         world.server.faults.add(Fail(410, substatus), READ, times=3)
         consumer.until_idle()
         assert sorted(consumer.markers) == written
-
-    def test_a_410_without_end_is_told_by_the_deadline(self, world):
-        consumer = world.consumer()
-        world.server.faults.add(Fail(410, 1002), READ, times=None)
-        with pytest.raises(MulticloudDbError) as caught:
-            consumer.read(seconds(1))
-        assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
 
     def test_the_application_s_own_client_is_bounded_by_the_deadline(self, world):
         native = CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False)
@@ -267,8 +163,7 @@ class TestEndlessRetries:
         world.server.faults.clear()
         close_client(native)
 
-    @pytest.mark.parametrize("delay", [0.01, 0.3, 20])
-    @pytest.mark.parametrize("operation", [READ, "ReadContainer"])
+    @pytest.mark.parametrize(("delay", "operation"), [(0.01, READ), (20, READ), (0.3, "ReadContainer")])
     def test_the_application_s_own_client_that_is_throttled_is_told(self, world, delay, operation):
         native = CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False)
         client = connect(world.config(), native_client=native)
@@ -284,7 +179,7 @@ class TestEndlessRetries:
 class TestForeignAnswers:
     """Cosmos DB never sends these statuses, but a proxy between the client and the service can send them."""
 
-    @pytest.mark.parametrize("status", [202, 204, 206, 302, 307])
+    @pytest.mark.parametrize("status", [202, 302])
     def test_a_page_with_such_a_status_is_asked_for_again(self, world, status):
         consumer = world.consumer()
         written = world.fill(10)
@@ -292,7 +187,7 @@ class TestForeignAnswers:
         consumer.until_idle()
         assert sorted(consumer.markers) == written
 
-    @pytest.mark.parametrize("status", [204, 302])
+    @pytest.mark.parametrize("status", [204])
     def test_the_error_names_status_and_network(self, world, status):
         consumer = world.consumer()
         world.server.faults.add(Fail(status), READ, times=None)
@@ -307,13 +202,9 @@ class TestSplitWhileReading:
     The provider must not treat a child's page as a page of the whole range.
     """
 
-    @pytest.mark.parametrize("own", [False, True])
-    def test_a_split_under_a_request_loses_nothing(self, world, own):
-        native = None
-        client = world.client()
-        if own:
-            native = CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False)
-            client = connect(world.config(), native_client=native)
+    def test_a_split_under_a_request_of_the_application_s_own_client_loses_nothing(self, world):
+        native = CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False)
+        client = connect(world.config(), native_client=native)
         consumer = world.consumer(client=client)
         written = world.fill(40)
         world.server.faults.add(Act(lambda: world.split("0")), READ)
@@ -322,8 +213,7 @@ class TestSplitWhileReading:
         consumer.until_idle()
         assert sorted(consumer.markers) == written
         client.close()
-        if native is not None:
-            close_client(native)
+        close_client(native)
 
     def test_a_split_that_azure_cosmos_knows_and_we_do_not(self, world):
         consumer = world.consumer()

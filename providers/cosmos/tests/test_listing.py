@@ -30,10 +30,7 @@ LIST = "ListPartitions"
 class TestAnswers:
     """A failed listing is tried again, and never blocks the container in this process."""
 
-    @pytest.mark.parametrize(
-        ("status", "substatus"),
-        [(500, 0), (503, 0), (449, 0), (204, 0), (206, 0), (410, 0), (410, 1000), (410, 1002), (410, 1007)],
-    )
+    @pytest.mark.parametrize(("status", "substatus"), [(500, 0), (204, 0), (410, 0), (410, 1002)])
     def test_a_failure_that_passes_loses_nothing(self, world, status, substatus):
         consumer = world.consumer()
         written = world.fill(10)
@@ -42,7 +39,7 @@ class TestAnswers:
         consumer.until_idle()
         assert sorted(consumer.markers) == written
 
-    @pytest.mark.parametrize(("status", "substatus"), [(500, 0), (410, 1002)])
+    @pytest.mark.parametrize(("status", "substatus"), [(410, 1002)])
     def test_a_failure_that_stays_is_transient(self, make_world, status, substatus):
         world = make_world(1)
         consumer = world.consumer()

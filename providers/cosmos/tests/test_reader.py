@@ -9,7 +9,6 @@ from azure.cosmos.partition_key import NonePartitionKeyValue
 from multiclouddb_api import (
     AtTime,
     Beginning,
-    Capability,
     ChangeFeedRequest,
     ChangeType,
     ErrorCategory,
@@ -59,7 +58,7 @@ def refused(call, category):
 class TestBounds:
     """A read of the range `(cursor, until]` returns the same events, even after later splits and merges."""
 
-    @pytest.mark.parametrize("size", [1, 3, 1000])
+    @pytest.mark.parametrize("size", [3, pytest.param(1, marks=pytest.mark.soak)])
     def test_a_bounded_read_is_repeated_exactly_behind_splits_and_a_merge(self, make_world, size):
         world = make_world(1)
         _, feed = world.feed()
@@ -236,13 +235,6 @@ class TestSurvey:
 class TestExpiry:
     """A 400 answer means an expired position only if the same range can be read from its current end."""
 
-    def test_a_trimmed_position_has_expired(self, world):
-        consumer = world.consumer()
-        world.fill(20)
-        world.trim()
-        error = refused(consumer.read, ErrorCategory.CHECKPOINT_EXPIRED)
-        assert "LSN" in error.message
-
     def test_any_other_400_is_a_wrong_request(self, world):
         consumer = world.consumer()
         world.server.faults.add(Fail(400, message="Something else."), READ, times=None)
@@ -270,12 +262,6 @@ class TestMode:
         )
         assert "enableAllVersionsAndDeletesChangeFeed" in error.message
 
-    def test_an_account_that_loses_the_mode(self, world):
-        consumer = world.consumer()
-        world.fill(3)
-        world.server.all_versions(False)
-        refused(consumer.read, ErrorCategory.INVALID_REQUEST)
-
     def test_an_account_that_loses_the_mode_on_one_gateway(self, make_world):
         """The service answers 400 as for an expired position, although the position is still valid."""
         world = make_world(1)  # of two ranges, the one that answers first may fill the page without an error
@@ -284,21 +270,6 @@ class TestMode:
         text = "Change Feed 'All Versions and Deletes' mode must be enabled."
         world.server.faults.add(Fail(400, message=text), READ)
         refused(consumer.read, ErrorCategory.INVALID_REQUEST)
-
-    def test_a_start_in_the_past_names_the_option(self, world):
-        client = world.client()
-        for start in (Beginning(), AtTime(world.server.clock.now())):
-            error = refused(
-                lambda start=start: client.read_changes(ChangeFeedRequest(ADDRESS, start)),
-                ErrorCategory.UNSUPPORTED_CAPABILITY,
-            )
-            assert "CosmosOptions(backfill=True)" in error.message
-
-    def test_a_container_that_does_not_exist(self, world):
-        client = world.client()
-        for address in (ResourceAddress("shop", "none"), ResourceAddress("none", "orders")):
-            request = ChangeFeedRequest(address, Now())
-            refused(lambda request=request: client.read_changes(request), ErrorCategory.NOT_FOUND)
 
     def test_an_address_without_a_database(self, world):
         request = ChangeFeedRequest(ResourceAddress(collection="orders"), Now())
@@ -312,10 +283,6 @@ class TestMode:
             ErrorCategory.AUTHENTICATION_FAILED,
         )
         assert "AZURE_COSMOS_KEY" in error.message
-
-    def test_capabilities_name_the_way(self, world):
-        found = world.client().capabilities()
-        assert "backfill=True" in found[Capability.CHANGE_FEED_BEGINNING].note
 
 
 class TestPlans:
@@ -410,7 +377,7 @@ class TestKeys:
         error = refused(lambda: world.client().read_changes(request), ErrorCategory.INVALID_REQUEST)
         assert "tenant" in error.message
 
-    @pytest.mark.parametrize("text", ["a" * 91, "a" * 92, "b" * 100, "c" * 300, "\U0001f600" * 200])
+    @pytest.mark.parametrize("text", ["a" * 91, "a" * 92, "\U0001f600" * 200])
     def test_a_long_key_with_the_first_version_of_the_hash(self, make_world, text):
         world = make_world(2, version=1)
         consumer = world.consumer(scope=LogicalPartition(MulticloudDbKey({"pk": text})))
@@ -486,7 +453,7 @@ class TestKeys:
 class TestTokensAndCosts:
     """Tests that tokens are small and that reported costs are correct."""
 
-    @pytest.mark.parametrize("partitions", [10, 100])
+    @pytest.mark.parametrize("partitions", [10, pytest.param(100, marks=pytest.mark.soak)])
     def test_a_token_has_at_most_a_hundred_bytes_a_range(self, make_world, partitions):
         world = make_world(partitions)
         consumer = world.consumer(Beginning(), provider_options=BACKFILL)
@@ -524,14 +491,15 @@ class TestTokensAndCosts:
         assert [each["id"] for each in native.list_databases()] == ["shop"]
         close_client(native)
 
-    def test_hundreds_of_keys_are_read_by_one_client(self, make_world):
+    @pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.soak)])
+    def test_many_keys_are_read_by_one_client(self, make_world, count):
         world = make_world(4)
         client = world.client()
         consumers = [
             world.consumer(client=client, scope=LogicalPartition(MulticloudDbKey({"pk": f"k{number}"})))
-            for number in range(200)
+            for number in range(count)
         ]
-        written = {f"k{number}": world.put(f"k{number}") for number in range(200)}
+        written = {f"k{number}": world.put(f"k{number}") for number in range(count)}
         for number, consumer in enumerate(consumers):
             assert consumer.until_idle() == written[f"k{number}"]
 
@@ -544,14 +512,3 @@ class TestTokensAndCosts:
 
     def test_half_a_surrogate_pair_does_not_hide_its_page(self, world):
         assert client_room._parsed(b'{"Documents":[{"a":"\\ud800"}]}')["Documents"] == [{"a": "\ud800"}]
-
-    def test_a_token_of_a_partition_goes_on_in_another_process(self, world):
-        client = world.client()
-        name, *_ = client.list_physical_partitions(ADDRESS)
-        scope = PhysicalPartition(name)
-        token = client.read_changes(ChangeFeedRequest(ADDRESS, Now(), scope=scope)).continuation_token
-        world.fill(30)
-        page = world.client().read_changes(
-            ChangeFeedRequest(ADDRESS, FromContinuationToken(token), scope=scope)
-        )
-        assert {event.partition_id for event in page.events} == {name}

@@ -1,16 +1,9 @@
 """Tests that Spark can read a container during writes, and that the sink equals the source at the end."""
 
-import os
 import random
-import signal
-import subprocess
-import sys
 import threading
-import time
 
-import pytest
 from azure.cosmos.exceptions import CosmosResourceNotFoundError
-from pyspark.errors import StreamingQueryException
 
 from multiclouddb_api import decode_json
 
@@ -109,59 +102,3 @@ query = (
 )
 query.awaitTermination()
 """
-
-
-def test_the_next_query_finishes_the_work_of_a_query_that_was_killed(spark, world, tmp_path):
-    run(spark, world, tmp_path)
-    write(world, 100)
-    options = options_of(world)
-    command = [sys.executable, "-c", LIFE, *(options[name] for name in ("url", "database", "collection"))]
-    life = subprocess.Popen(
-        [*command, str(tmp_path)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    until = time.monotonic() + 120
-    while len(list((tmp_path / "rows").glob("*.parquet"))) < 2:
-        assert time.monotonic() < until
-        assert life.poll() is None
-        time.sleep(0.05)
-    os.killpg(life.pid, signal.SIGKILL)
-    life.wait()
-    write(world, 30, 2)
-    run(spark, world, tmp_path)
-    check(spark, world, tmp_path)
-
-
-def test_a_batch_that_was_not_done_comes_again_with_the_same_rows(spark, world, tmp_path):
-    came, broken = {}, []
-
-    def firsts():
-        rows = [row for first, *_ in came.values() for row in first]
-        return sorted(rows, key=lambda row: row.order_key)
-
-    def keep(frame, batch_id):
-        came.setdefault(batch_id, []).append(frame.orderBy("order_key").collect())
-        if not broken and len(firsts()) > 30:
-            broken.append(batch_id)
-            raise RuntimeError("the sink breaks")
-
-    def follow():
-        stream = spark.readStream.format("multiclouddb")
-        writer = stream.options(**options_of(world, maxRecordsPerTrigger="20")).load().writeStream
-        writer = writer.foreachBatch(keep).option("checkpointLocation", str(tmp_path / "checkpoint"))
-        writer.trigger(availableNow=True).start().awaitTermination()
-
-    follow()
-    write(world, 100)
-    with pytest.raises(StreamingQueryException, match="the sink breaks"):
-        follow()
-    write(world, 30, 2)
-    follow()
-    (batch_id,) = broken
-    first, again = came.pop(batch_id)
-    assert again == first
-    assert all(len(times) == 1 for times in came.values())
-    came[batch_id] = [first]
-    check_rows(world, firsts())

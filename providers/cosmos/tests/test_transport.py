@@ -103,14 +103,6 @@ def test_a_redirect_is_an_error(server: Any) -> None:
     assert classify(caught.value).message.startswith("Cosmos DB answered 302")
 
 
-def test_a_cookie_is_not_sent_back(server: Any) -> None:
-    url, asked = server
-    with Transport(2) as transport:
-        for _ in range(2):
-            transport.send(HttpRequest("GET", f"{url}/docs"))
-    assert not any("Cookie" in each for each in asked)
-
-
 def test_an_answer_without_a_length_counts_its_bytes(world: World, monkeypatch: pytest.MonkeyPatch):
     """The limit in bytes also applies if a proxy divides answers into chunks."""
     build = Adapter.build_response

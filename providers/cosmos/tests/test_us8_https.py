@@ -1,9 +1,9 @@
-"""Runs twenty tests of the conformance suite over TLS. The chosen tests cover resumed reads and splits."""
+"""Runs the tests of the conformance suite that follow splits over TLS."""
 
 import pytest
 
 from .harness import CosmosHarness
-from .suite import TestCheckpoint, TestSplit  # noqa: F401
+from .suite import TestSplit  # noqa: F401
 
 pytestmark = [
     pytest.mark.usefixtures("hasty"),

@@ -32,17 +32,7 @@ _JSON: Final = "application/x-amz-json"
 
 @attrs.frozen
 class Table:
-    """The result of a DescribeTable call.
-
-    Attributes:
-        arn: The ARN of the table's latest stream; None if the table never had a stream.
-        enabled: True while the stream accepts records.
-        view_type: The view type of the stream, or None if the stream is disabled.
-        key_names: The attributes of the table's key: the partition key, then the sort key if there is one.
-        nbytes: The total size of the table's items; 0 if it is not known. The value may be up to six hours
-            old.
-        items: The number of the table's items, up to six hours old; 0 if it is not known.
-    """
+    """The result of a DescribeTable call."""
 
     arn: str | None
     enabled: bool
@@ -53,22 +43,14 @@ class Table:
 
 
 class RateLimiter:
-    """Limits the number of calls in any second. Several threads can share one object.
-
-    Args:
-        a_second: The maximum number of calls in any second.
-    """
+    """Limits the number of calls in any second. Several threads can share one object."""
 
     def __init__(self, a_second: int) -> None:
         self._lock = threading.Lock()
         self._turns = deque([-_WINDOW_SECONDS] * a_second, a_second)
 
     def wait(self, deadline: Deadline) -> None:
-        """Wait until the rate limit allows another call.
-
-        Raises:
-            ProviderFault: `THROTTLED` if the call would be allowed only after the deadline.
-        """
+        """Wait until the rate limit allows another call."""
         with self._lock:
             now = time.monotonic()
             due = max(now, self._turns[0] + _WINDOW_SECONDS)
@@ -85,14 +67,7 @@ class RateLimiter:
 
 
 class Calls:
-    """Makes the calls to the tables and streams of one region.
-
-    Args:
-        clients: boto3's clients.
-        ours: True if the library made the clients. botocore's response parser is replaced only in clients
-            that the library made.
-        vendor_retried: True if botocore itself retries failed calls.
-    """
+    """Makes the calls to the tables and streams of one region."""
 
     def __init__(self, clients: DynamoClients, *, ours: bool, vendor_retried: bool = False) -> None:
         self._clients, self._ours, self._vendor_retried = clients, ours, vendor_retried
@@ -145,14 +120,7 @@ class Calls:
     def describe_stream(
         self, arn: str, deadline: Deadline, *, after: str | None = None, parent: str | None = None
     ) -> dict[str, Any]:
-        """Return one page of a stream's shards. At most ten DescribeStream calls are made per second.
-
-        Args:
-            arn: The stream.
-            deadline: The time limit.
-            after: The id of the shard after which the page begins.
-            parent: List only children of this shard; some servers ignore this filter.
-        """
+        """Return one page of a stream's shards. At most ten DescribeStream calls are made per second."""
         with self._lock:
             limiter = self._limiters.setdefault(arn, RateLimiter(_DESCRIBES_A_SECOND))
         limiter.wait(deadline)
@@ -174,13 +142,7 @@ class Calls:
         return str(_whole(answer, "ShardIterator"))
 
     def records(self, iterator: str, limit: int, *, native: bool) -> Mapping[str, Any]:
-        """Return the answer for an iterator: `Records`, and `NextShardIterator` unless the shard has ended.
-
-        Args:
-            iterator: An iterator from `iterator` or from an earlier answer.
-            limit: The maximum number of records to return.
-            native: True to return records exactly as boto3 returns them.
-        """
+        """Return `Records`, and `NextShardIterator` unless the shard has ended."""
         self._plain.wanted = native
         answer: dict[str, Any] = self._clients.streams.get_records(ShardIterator=iterator, Limit=limit)
         _whole(answer, "Records")
@@ -193,13 +155,6 @@ class Calls:
 
         The read is strongly consistent. An eventually consistent read may miss a change that was made just
         before the snapshot, and the snapshot's stream does not contain this change either.
-
-        Args:
-            name: The table.
-            part: The number of the segment, and the total number of segments.
-            after: The key after which to read, in typed JSON; None at the start of the segment.
-            limit: The maximum number of items to return.
-            native: True to return items exactly as boto3 returns them.
         """
         self._plain.wanted = native
         segment, total = part
@@ -217,12 +172,7 @@ class Calls:
         return self._told(answer)
 
     def is_passing(self, error: Exception, *, at_once: bool = False) -> bool:
-        """Return True if a failed call may succeed a moment later and has not been retried yet.
-
-        Args:
-            error: The error that the call raised.
-            at_once: True to ask whether the call may be repeated without a pause.
-        """
+        """Return True if a failed call may succeed a moment later and has not been retried yet."""
         if isinstance(error, ProviderFault):
             found = error.fault
         else:
@@ -323,9 +273,6 @@ def _whole(answer: Mapping[str, Any], name: str) -> Any:
     botocore accepts a truncated answer as a success: it does not check the length, and it reads an incomplete
     JSON text as an empty object. An empty object as the answer to `GetRecords` would mean the end of the
     shard.
-
-    Raises:
-        ProviderFault: `TRANSIENT_FAILURE`.
     """
     found = answer.get(name)
     if found is None:
@@ -343,9 +290,6 @@ class Series:
     A throttled call is repeated at once if the previous call succeeded. If the previous call failed too, the
     engine waits and retries. Therefore this class makes no additional calls to a service that throttles every
     call.
-
-    Args:
-        calls: A function that decides which failures are temporary.
     """
 
     def __init__(self, calls: Calls) -> None:

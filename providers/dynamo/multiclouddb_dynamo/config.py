@@ -10,7 +10,7 @@ import boto3
 from botocore.config import Config
 
 from multiclouddb_api import ClientConfig, invalid_request
-from multiclouddb_api.secret import settled
+from multiclouddb_api.config import settled
 from multiclouddb_spi.connection import check_names, merged, parse_location, split_url
 
 __all__ = ["DynamoClients", "DynamoConfig"]
@@ -50,14 +50,7 @@ class DynamoClients:
 
 @attrs.frozen
 class DynamoConfig:
-    """The checked configuration of a client.
-
-    Attributes:
-        region: The AWS region, or None to let boto3 choose it.
-        endpoint_url: The URL to call instead of the region's endpoint, or None.
-        session: The application's own `boto3.Session`, or None for the default chain.
-        config: The application's own `botocore.config.Config`, or None.
-    """
+    """The checked configuration of a client."""
 
     region: str | None = None
     endpoint_url: str | None = None
@@ -66,11 +59,7 @@ class DynamoConfig:
 
     @classmethod
     def from_client(cls, config: ClientConfig) -> DynamoConfig:
-        """Check the `connection` of a client.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST`; the message names the option and says how to correct it.
-        """
+        """Check the `connection` of a client."""
         return settled(_checked, cls, config)
 
     @property
@@ -82,11 +71,7 @@ class DynamoConfig:
         return getattr(self.config, "retries", None) is not None
 
     def clients(self, concurrency: int) -> DynamoClients:
-        """Make boto3's clients. boto3 reads its own configuration files; there is no other I/O.
-
-        Args:
-            concurrency: The number of calls that run at the same time.
-        """
+        """Make boto3's clients. boto3 reads its own configuration files; there is no other I/O."""
         ours = Config(
             retries={"mode": "standard", "total_max_attempts": 1},
             connect_timeout=_CONNECT_SECONDS,

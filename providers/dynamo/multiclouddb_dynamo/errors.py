@@ -123,10 +123,7 @@ def expired_records(what: str) -> ProviderFault:
 
 
 def code_of(error: BaseException) -> str:
-    """Return the error code of the service.
-
-    The code is `ParamValidation` if botocore itself refuses the call, and empty for any other error.
-    """
+    """Return the error code of the service."""
     if isinstance(error, ParamValidationError):
         return "ParamValidation"
     if isinstance(error, ClientError):
@@ -135,12 +132,7 @@ def code_of(error: BaseException) -> str:
 
 
 def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
-    """Classify a failure. This function never raises an exception, even if the failure is unknown.
-
-    Args:
-        error: The exception.
-        vendor_retried: True if botocore was configured to retry failed calls.
-    """
+    """Classify a failure. This function never raises an exception, even if the failure is unknown."""
     match error:
         case ClientError():
             return _service_fault(error, vendor_retried)

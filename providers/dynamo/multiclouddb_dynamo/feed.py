@@ -11,15 +11,18 @@ import attrs
 from multiclouddb_api import ErrorCategory, Now
 from multiclouddb_dynamo.errors import PROVIDER_ID
 from multiclouddb_dynamo.mapping import View
-from multiclouddb_dynamo.partitions import find_table, headroom
+from multiclouddb_dynamo.partitions import (
+    Resolution,
+    find_table,
+    headroom,
+    survey_of_children,
+    survey_of_listing,
+)
 from multiclouddb_dynamo.position import compare, cursor_of, describe, join, place_of, without_trail
 from multiclouddb_dynamo.reader import DynamoReader
-from multiclouddb_dynamo.rows import Part, is_segment
 from multiclouddb_dynamo.shards import Listing
-from multiclouddb_dynamo.snapshots import SameTable, SegmentReader, cut, plan_scan
+from multiclouddb_dynamo.snapshots import Part, SameTable, SegmentReader, cut, is_segment, plan_scan
 from multiclouddb_dynamo.source import Source
-from multiclouddb_dynamo.start import Resolution
-from multiclouddb_dynamo.survey import survey_of_children, survey_of_listing
 from multiclouddb_spi import (
     Cursor,
     Deadline,
@@ -41,23 +44,14 @@ __all__ = ["DynamoFeed"]
 
 @attrs.define
 class _Learned:
-    """The partial results that the attempts of one call share.
-
-    Attributes:
-        resolution: The partial result of resolving a start.
-        listing: The listing of the stream's shards.
-    """
+    """The partial results that the attempts of one call share."""
 
     resolution: Resolution
     listing: Listing = attrs.field(factory=Listing)
 
 
 class DynamoFeed(Feed):
-    """A feed that reads the stream of one table.
-
-    Args:
-        source: The objects that all readers of the feed share.
-    """
+    """A feed that reads the stream of one table."""
 
     names_late = True
 
@@ -76,17 +70,11 @@ class DynamoFeed(Feed):
         return feed
 
     def clock(self, deadline: Deadline) -> datetime | None:
-        """Return the `Date` of the service's last answer plus the time since then.
-
-        Return None if the service sends no `Date`.
-        """
+        """Return the `Date` of the service's last answer plus the time since then."""
         return self._source.calls.now()
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """List the shards, and for `Now` request an iterator at the end of each open shard.
-
-        If the engine repeats the call, only the missing results are requested.
-        """
+        """List the shards, and for `Now` request an iterator at the end of each open shard."""
         table, arn = find_table(self._source.calls, self.spec.address)
         if arn != self._source.arn:
             raise ProviderFault.of(
@@ -130,12 +118,7 @@ class DynamoFeed(Feed):
         since: datetime | None = None,
         whole: bool = True,
     ) -> Survey:
-        """List the shards once in a call, or ask for the children of the ended shards (see `Feed.survey`).
-
-        The service lists closed shards for 24 hours and sometimes longer. A shard whose children were
-        requested a moment ago may be left out: on average, a stream gets less than one call for children
-        every two seconds.
-        """
+        """List the shards once in a call, or ask for the children of the ended shards (see `Feed.survey`)."""
         if not whole:
             return survey_of_children(self._source, asked, deadline)
         bound = None if since is None else int(since.timestamp())
@@ -143,13 +126,7 @@ class DynamoFeed(Feed):
         return survey_of_listing(self._source, shards, asked, expired, bound, deadline)
 
     def _listing(self, deadline: Deadline, *, continues: bool) -> Listing:
-        """Return the listing of this call.
-
-        Args:
-            deadline: The time limit.
-            continues: True to continue a listing that the deadline of another call has interrupted, because
-                perhaps no call has the time for all pages.
-        """
+        """Return the listing of this call."""
         learned = self._learned
         own = Listing() if learned is None else learned.listing
         if not continues or own.is_whole:
@@ -170,10 +147,7 @@ class DynamoFeed(Feed):
         return listing
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """Return 24 hours minus the age of the position.
-
-        The records after a position are never older than the position.
-        """
+        """Return 24 hours minus the age of the position."""
         return None if is_segment(cursor) else headroom(place_of(cursor), now)
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:

@@ -1,7 +1,4 @@
-"""Maps stream records to events and to Arrow. The functions are pure.
-
-A record is a dict in the wire format, with times as numbers, or in boto3's format, with datetimes.
-"""
+"""Maps stream records to events and to Arrow. The functions are pure."""
 
 from __future__ import annotations
 
@@ -48,17 +45,7 @@ _DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, Attribut
 
 @attrs.frozen
 class View:
-    """The properties that all events of one shard share.
-
-    Attributes:
-        address: The table that contains the items.
-        partition_id: The public id of the shard.
-        shard_id: The service's own id of the shard.
-        key_names: The attributes of the table's key: the partition key, then the sort key if there is one.
-        with_new: True if events include the new item.
-        with_old: True if events include the old item.
-        native: True if events include the vendor's record.
-    """
+    """The properties that all events of one shard share."""
 
     address: ResourceAddress
     partition_id: str
@@ -70,11 +57,7 @@ class View:
 
 
 def seq_of(record: Record) -> str:
-    """Return the sequence number of a record.
-
-    Raises:
-        ValueError: Raised if the number is not valid. The error may also be a `LookupError` or a `TypeError`.
-    """
+    """Return the sequence number of a record."""
     seq = record["dynamodb"]["SequenceNumber"]
     if not (seq.isascii() and seq.isdecimal() and len(seq) <= _MOST_DIGITS):
         raise ValueError("its sequence number is not valid")
@@ -96,11 +79,7 @@ def order_key(seq: str) -> str:
 
 
 def to_events(records: Sequence[Record], start: int, stop: int, view: View) -> list[ChangeEvent]:
-    """Map records to events.
-
-    Raises:
-        RecordFault: Raised for the first record that cannot be decoded.
-    """
+    """Map records to events."""
     try:
         return _events(records[start:stop], view)
     except _DAMAGED:
@@ -108,11 +87,7 @@ def to_events(records: Sequence[Record], start: int, stop: int, view: View) -> l
 
 
 def to_arrow(records: Sequence[Record], start: int, stop: int, view: View) -> pa.RecordBatch:
-    """Map records to Arrow. Items are converted directly to JSON text, and no events are created.
-
-    Raises:
-        RecordFault: Raised for the first record that cannot be decoded.
-    """
+    """Map records to Arrow. Items are converted directly to JSON text, and no events are created."""
     try:
         return _arrow(records[start:stop], view)
     except _DAMAGED:
@@ -184,10 +159,7 @@ def _expiries(records: Sequence[Record], types: Sequence[ChangeType]) -> list[bo
 
 
 def _by_service(identity: Any) -> bool:
-    """Return True for the identity that DynamoDB records if time-to-live has deleted an item.
-
-    The field names may begin with a capital letter (`PrincipalId`) or not (`principalId`).
-    """
+    """Return True for the identity that DynamoDB records if time-to-live has deleted an item."""
     fields = {name.lower(): value for name, value in (identity or {}).items()}
     return fields.get("principalid") == "dynamodb.amazonaws.com" and fields.get("type") == "Service"
 
@@ -260,11 +232,7 @@ def place_after(record: Record) -> After:
 
 @attrs.frozen
 class DynamoMapper(Mapper):
-    """Maps the records of one shard to events and to Arrow.
-
-    Attributes:
-        view: The properties that all events of the shard share.
-    """
+    """Maps the records of one shard to events and to Arrow."""
 
     view: View
 

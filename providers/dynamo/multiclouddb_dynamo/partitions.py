@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Final
 
 from botocore.exceptions import ClientError
 
 from multiclouddb_api import (
+    Beginning,
     ErrorCategory,
+    FeedEnded,
     NewItemStateMode,
+    Notice,
+    Now,
     OldItemStateMode,
     ResourceAddress,
     invalid_request,
@@ -18,28 +24,38 @@ from multiclouddb_api import (
 from multiclouddb_dynamo.client import Calls, Table
 from multiclouddb_dynamo.errors import GONE, code_of, expired_records
 from multiclouddb_dynamo.position import (
+    EARLY_SECONDS,
     Horizon,
     Latest,
     Place,
     Start,
     cursor_of,
+    place_of,
     seconds_at,
 )
-from multiclouddb_dynamo.shards import Shard, by_parent
+from multiclouddb_dynamo.shards import Listing, Shard, ShardMap, by_parent
+from multiclouddb_dynamo.source import MOST_ITERATORS, Source
 from multiclouddb_spi import (
     Awaiting,
     Child,
+    Cursor,
+    Deadline,
     Drained,
     FeedSpec,
+    FeedStart,
     Outcome,
+    Partition,
+    PartitionState,
     ProviderFault,
     Seed,
+    Survey,
     unsupported,
 )
 from multiclouddb_spi.faults import START_ANEW
 
 __all__ = [
     "LIFE_SECONDS",
+    "Resolution",
     "check_table",
     "end_of",
     "find_table",
@@ -50,6 +66,8 @@ __all__ = [
     "seeds_at_oldest",
     "seeds_of_late",
     "start_of",
+    "survey_of_children",
+    "survey_of_listing",
     "with_children",
 ]
 
@@ -66,15 +84,7 @@ _RETENTION_SECONDS: Final = 24 * 3600
 
 
 def end_of(children: Iterable[Shard], place: Place) -> Outcome:
-    """Return the outcome for a shard that was read to its end.
-
-    The service does not show whether the list of children is complete, because one child may be
-    listed later than the others.
-
-    Args:
-        children: The children of the shard, as far as they are known.
-        place: The position at which reading the shard ended.
-    """
+    """Return the outcome for a shard that was read to its end."""
     found = tuple(
         Child(shard.shard_id, (shard.parent,), cursor_of(start_of(shard, place)))
         for shard in children
@@ -86,8 +96,8 @@ def end_of(children: Iterable[Shard], place: Place) -> Outcome:
 def start_of(shard: Shard, place: Place) -> Place:
     """Return the start position of a shard.
 
-    The records of the shard cannot be older than the position of its parent. The records of an open
-    shard are also never older than `LIFE_SECONDS`.
+    The records of the shard cannot be older than the position of its parent. The records of an open shard are
+    also never older than `LIFE_SECONDS`.
     """
     ages = [seconds for seconds in (seconds_at(place), _age(shard)) if seconds is not None]
     if isinstance(place, Horizon) and not ages:
@@ -109,13 +119,7 @@ def _age(shard: Shard) -> int | None:
 def seeds_at_oldest(
     shards: Mapping[str, Shard], since: int | None, unlisted: Collection[str] = ()
 ) -> list[Seed]:
-    """Return a start position at the oldest record of every shard, with parents first.
-
-    Args:
-        shards: The shards that the service lists.
-        since: The service's time, or None.
-        unlisted: The existing parents of these shards that the service does not list at present.
-    """
+    """Return a start position at the oldest record of every shard, with parents first."""
     present = shards.keys() | set(unlisted)
     return [Seed(name, (), cursor_of(Horizon(since))) for name in unlisted] + [
         Seed(
@@ -128,25 +132,13 @@ def seeds_at_oldest(
 
 
 def seed_at_end(shard: Shard, since: int | None, *, ended: bool = False) -> Seed:
-    """Return a seed (start position) after the last record of an ended shard.
-
-    Args:
-        shard: The shard.
-        since: Records older than this time are not needed.
-        ended: True if nothing is read from the shard, because its listed children have their own seeds.
-    """
+    """Return a seed (start position) after the last record of an ended shard."""
     assert shard.last is not None
     return Seed(shard.shard_id, (), cursor_of(Latest(since, None, shard.last)), ended)
 
 
 def with_children(shards: Mapping[str, Shard], most: int) -> dict[str, tuple[str, ...]]:
-    """Map ended shards to their listed children. The service may list another child of such a shard later.
-
-    Args:
-        shards: The shards that the service lists.
-        most: The maximum number of shards to return. Shards with fewer generations of descendants, which have
-            usually ended later, come first.
-    """
+    """Map ended shards to their listed children. The service may list another child of such a shard later."""
     parents = {
         name: (shard.parent,) if shard.parent in shards and shard.parent is not None else ()
         for name, shard in shards.items()
@@ -179,10 +171,7 @@ def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, S
 
 
 def seeds_of_late(shards: Mapping[str, Shard], later: Mapping[str, Shard], since: int | None) -> list[Seed]:
-    """Return seeds (start positions) for children of shards that split between two listings.
-
-    A reader that starts at the seeds of the first listing does not reach these children.
-    """
+    """Return seeds (start positions) for children of shards that split between two listings."""
     return [
         Seed(shard.shard_id, (), cursor_of(Latest(since)))
         for shard in later.values()
@@ -197,12 +186,7 @@ def headroom(place: Place, now: datetime) -> float | None:
 
 
 def find_table(calls: Calls, address: ResourceAddress) -> tuple[Table, str]:
-    """Return the table of an address, and its stream.
-
-    Raises:
-        ProviderFault: `NOT_FOUND` if the table does not exist, `INVALID_REQUEST` if it has no stream.
-        MulticloudDbError: `INVALID_REQUEST` for an address that cannot exist in DynamoDB.
-    """
+    """Return the table of an address, and its stream."""
     if address.database is not None:
         raise invalid_request(
             "address.database", f"is {address.database!r}", "leave it out, because DynamoDB has no databases"
@@ -228,11 +212,7 @@ def find_table(calls: Calls, address: ResourceAddress) -> tuple[Table, str]:
 
 
 def check_table(table: Table, spec: FeedSpec) -> None:
-    """Refuse a request for item images that the stream's records do not contain.
-
-    Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names the stream view type.
-    """
+    """Refuse a request for item images that the stream's records do not contain."""
     kind = table.view_type
     if kind is None:
         return  # the stream is disabled; its remaining records are read as they are
@@ -251,27 +231,13 @@ def check_table(table: Table, spec: FeedSpec) -> None:
 
 
 def gone(calls: Calls, address: ResourceAddress, arn: str, shard_id: str) -> ProviderFault:
-    """Return the reason why a shard, or a record in it, no longer exists.
-
-    Either the table or its stream no longer exists, or the 24 hours of the retention have passed.
-
-    Raises:
-        Exception: The error that boto3 raised.
-    """
+    """Return the reason why a shard, or a record in it, no longer exists."""
     found = replaced(calls, address, arn)
     return found or expired_records(f"records after this position in {shard_id} were trimmed")
 
 
 def replaced(calls: Calls, address: ResourceAddress, arn: str) -> ProviderFault | None:
-    """Return the reason why a stream no longer belongs to its table.
-
-    Either the table or the stream no longer exists.
-
-    Return None if the stream still belongs to the table.
-
-    Raises:
-        Exception: The error that boto3 raised for this check.
-    """
+    """Return the reason why a stream no longer belongs to its table."""
     try:
         table = calls.describe_table(str(address.collection))
     except ClientError as error:
@@ -289,3 +255,273 @@ def replaced(calls: Calls, address: ResourceAddress, arn: str) -> ProviderFault 
             f"stream disabled and enabled again, and the old stream's changes are gone; {START_ANEW}",
         )
     return None
+
+
+_LATEST_AT_ONCE: Final = 16
+
+
+class Resolution:
+    """Resolves one start, across all attempts of the engine.
+
+    A start takes one call per hundred shards and, for `Now`, one call per open shard. An attempt reuses the
+    results of earlier attempts, so a throttled call costs only one more call, not a new start. Every request
+    is made during the call of the application. Therefore no start position is later than the end of the
+    application's call.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._first, self._second = Listing(), Listing()
+        self._begun = False
+        self._since: int | None = None
+        self._iterators: dict[str, str] = {}
+
+    def seeds(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
+        """Return the seeds (start positions) from which to read.
+
+        The seeds of `Now` include each ended shard whose children are not listed yet. Without the seed of the
+        ended shard, the feed would not find its children. If the stream has at most `MOST_ITERATORS` open
+        shards, the seeds also include up to as many ended shards with listed children. The service may later
+        list another child of an ended shard.
+        """
+        self._source.shards.read(deadline, self._first)
+        shards: Mapping[str, Shard] = self._first.shards
+        if not self._begun:
+            # The time of `Now` is taken after the listing. Records written to a shard after this time count
+            # as later than `Now`.
+            self._begun, self._since = True, self._source.seconds()
+        if partition_id is not None:
+            shards = {name: shard for name, shard in shards.items() if name == partition_id}
+        match position:
+            case Beginning():
+                self._source.note_start()
+                unlisted = self._unlisted(shards, deadline) if partition_id is None else []
+                return seeds_at_oldest(shards, self._since, unlisted)
+            case Now():
+                late = [] if partition_id is not None else self._late(shards, self._since, deadline)
+                return self._at_end(shards, self._since, deadline, alone=partition_id is not None) + late
+            case _:
+                raise unsupported(
+                    "AtTime(…) is not supported on dynamo", "start at Beginning(), at Now() or at a token"
+                )
+
+    def _unlisted(self, shards: Mapping[str, Shard], deadline: Deadline) -> list[str]:
+        """Return the parents that exist but are missing from the listing."""
+        parents = {shard.parent for shard in shards.values() if shard.parent is not None} - shards.keys()
+        return sorted(parents - self._source.shards.gone(parents, deadline))
+
+    def _late(self, shards: Mapping[str, Shard], since: int | None, deadline: Deadline) -> list[Seed]:
+        """Return the shards that a listing with several pages may have left out."""
+        if self._first.pages == 1:
+            return []
+        self._source.shards.read(deadline, self._second)
+        return seeds_of_late(shards, self._second.shards, since)
+
+    def _at_end(
+        self, shards: Mapping[str, Shard], since: int | None, deadline: Deadline, *, alone: bool
+    ) -> list[Seed]:
+        parents = {shard.parent for shard in shards.values()}
+        live = [shard for shard in shards.values() if shard.last is None]
+        ended = [
+            shard
+            for shard in shards.values()
+            if shard.last is not None and (alone or shard.shard_id not in parents)
+        ]
+        watched = with_children(shards, MOST_ITERATORS) if len(live) <= MOST_ITERATORS else {}
+        self._ask([shard for shard in live if shard.shard_id not in self._iterators], deadline)
+        iterators = {shard.shard_id: self._iterators[shard.shard_id] for shard in live}
+        # If the service gives no time, nothing else shows where a shard has ended.
+        if len(live) > MOST_ITERATORS and since is not None:
+            since = self._source.kept.name_start(since)
+            for name, iterator in iterators.items():
+                self._source.kept.put(name, since, iterator)
+            iterators = {}
+        seeds = [
+            Seed(
+                shard.shard_id,
+                (shard.parent,) if shard.parent is not None and shard.parent in watched else (),
+                cursor_of(Latest(since, iterators.get(shard.shard_id))),
+            )
+            for shard in live
+        ]
+        watches = [seed_at_end(shards[name], since, ended=True) for name in watched]
+        return [seed_at_end(shard, since) for shard in ended] + seeds + watches
+
+    def _ask(self, shards: Sequence[Shard], deadline: Deadline) -> None:
+        """Request an iterator at the end of each shard, with several concurrent calls."""
+        failures: list[Exception] = []
+        stop = threading.Event()
+        arn, calls = self._source.arn, self._source.calls
+
+        def ask(shard: Shard) -> None:
+            if stop.is_set():
+                return
+            try:
+                self._iterators[shard.shard_id] = calls.iterator(arn, shard.shard_id, "LATEST")
+            except Exception as error:  # noqa: BLE001 - raised below
+                failures.append(error)
+                enough = len(failures) > _LATEST_AT_ONCE + len(self._iterators)
+                if enough or not calls.is_passing(error):
+                    stop.set()
+
+        pool = ThreadPoolExecutor(_LATEST_AT_ONCE, "multiclouddb-latest")
+        try:
+            for _ in pool.map(ask, shards, timeout=deadline.remaining()):
+                if stop.is_set():
+                    break
+        except TimeoutError:
+            if not failures:
+                raise
+        finally:
+            stop.set()
+            pool.shutdown(wait=False)
+        if failures:
+            raise next((error for error in failures if not calls.is_passing(error)), failures[-1])
+
+
+# Every available record is younger than a day. An hour is subtracted, because a reader needs time to start.
+_KEPT_SECONDS: Final = 23 * 3600
+_ENDED: Final = "the stream was disabled or its table deleted; all its records have been read"
+
+
+def survey_of_listing(
+    source: Source,
+    shards: Mapping[str, Shard],
+    asked: Mapping[str, Cursor],
+    expired: Collection[str],
+    since: int | None,
+    deadline: Deadline,
+) -> Survey:
+    """State what a listing shows; a shard is gone only if the service refuses it."""
+    now = source.seconds()
+    lost: dict[str, Shard] = {}
+    if now is None:
+        # Only the age of a position shows that an unread shard was trimmed, if the shard is still listed.
+        lost = _refused(source.shards, shards, expired, deadline)
+    gone = source.shards.gone((name for name in asked if name not in shards), deadline)
+    hidden = [name for name in expired if name not in shards and name not in gone]
+    starts = dict.fromkeys(hidden, cursor_of(Horizon(now)))
+    starts |= {name: cursor_of(start_of(shards[name], Horizon(now))) for name in asked if name in shards}
+    if asked and (gone or lost or not expired):
+        there = {name: shard for name, shard in shards.items() if name not in lost}
+        heights = _uncovered(there, asked.keys() - gone - lost.keys())
+        gone |= source.shards.gone((name for name in heights if name not in shards), deadline)
+        starts |= _oldest(source.shards, there, heights, gone | lost.keys(), since, deadline)
+    present = [_partition(shard, starts.get(name)) for name, shard in shards.items() if name not in lost]
+    present += [_hidden(source.shards, name, starts[name]) for name in hidden]
+    told = {name: _parents(shard) for name, shard in lost.items()}
+    return Survey(tuple(present), dict.fromkeys(gone) | told)
+
+
+def survey_of_children(source: Source, asked: Mapping[str, Cursor], deadline: Deadline) -> Survey:
+    """State the children of ended shards, if the rate limit of the stream currently allows the calls."""
+    found = source.shards.discover(asked, deadline)
+    listed, horizon = source.shards.listed(), Horizon(source.seconds())
+    present: dict[str, Partition] = {}
+    for name, children in found.items():
+        place = horizon if asked[name] is None else place_of(asked[name])
+        present |= {each.shard_id: _partition(each, cursor_of(start_of(each, place))) for each in children}
+    childless = [name for name, children in found.items() if not children]
+    gone = source.shards.gone((name for name in childless if name not in listed), deadline)
+    final: dict[str, Notice | None] = {}
+    if source.shards.has_settled():
+        final = {name: FeedEnded(_ENDED) for name in childless if name not in gone}
+    return Survey(tuple(present.values()), dict.fromkeys(gone), final=final, answered=found.keys())
+
+
+def _uncovered(shards: Mapping[str, Shard], held: Collection[str]) -> dict[str, int]:
+    """Walk up from each open shard that descends from no held one; count the generations below."""
+    read = set[str]()
+    for name in held:
+        above = _parent(shards, name)
+        while above is not None and above not in read and above not in held:
+            read.add(above)
+            above = _parent(shards, above)
+    heights: dict[str, int] = {}
+    for shard in shards.values():
+        way, above = list[str](), shard.shard_id if shard.last is None else None
+        while above is not None and above not in held and above not in read:
+            way.append(above)
+            above = _parent(shards, above)
+        if above is None or above in read:
+            for height, name in enumerate(way):
+                heights[name] = min(height, heights.get(name, height))
+    return heights
+
+
+def _parent(shards: Mapping[str, Shard], name: str) -> str | None:
+    return shards[name].parent if name in shards else None
+
+
+def _oldest(
+    known: ShardMap,
+    shards: Mapping[str, Shard],
+    heights: Mapping[str, int],
+    gone: Collection[str],
+    since: int | None,
+    deadline: Deadline,
+) -> dict[str, Cursor]:
+    """Return the positions before the oldest records of shards that nobody has read.
+
+    The service is asked whether the oldest records of a shard are trimmed only if they may be a day old, and
+    if no parent shows it: with a parent that is gone, the loss is known; a parent that exists is read first.
+    """
+    found, old = dict[str, Place](), list[Shard]()
+    for name, height in heights.items():
+        shard = shards.get(name)
+        if shard is None:
+            continue
+        if shard.seen is None:  # the service gives no time, so the age of the shard is not known
+            found[name] = Start(None)
+            continue
+        # A shard ends before its child begins, so each generation adds at most the life of one shard.
+        oldest, kept = shard.seen - LIFE_SECONDS * (height + 1), shard.seen - _KEPT_SECONDS
+        if since is not None and since - EARLY_SECONDS > max(oldest, kept):
+            found[name] = Latest(since)
+        elif oldest >= kept:
+            found[name] = Start(max(0, oldest))
+        elif shard.parent in gone:
+            found[name] = Horizon(shard.seen)
+        else:
+            found[name] = Start(max(0, kept))
+            if shard.parent not in heights:
+                old.append(shard)
+    found |= dict.fromkeys(known.trimmed(old, deadline), Start(0))
+    return {name: cursor_of(place) for name, place in found.items()}
+
+
+def _refused(
+    known: ShardMap, shards: Mapping[str, Shard], names: Iterable[str], deadline: Deadline
+) -> dict[str, Shard]:
+    """Return the closed shards, and their closed descendants, that are listed but cannot be read."""
+    children = by_parent(shards.values())
+    lost = {name: shard for name, shard in shards.items() if name in known.lost}
+    pending = [shards[name] for name in names if name in shards]
+    while pending:
+        pending = [shard for shard in pending if shard.last is not None]
+        refused = known.unreadable([shard.shard_id for shard in pending], deadline)
+        lost |= {name: shards[name] for name in refused}
+        pending = [child for name in refused for child in children.get(name, ())]
+    for shard in list(lost.values()):
+        above = shard.parent
+        while above is not None and above in shards and above not in lost:  # its ancestors are gone too (C2)
+            lost[above] = shards[above]
+            above = shards[above].parent
+    return lost
+
+
+def _partition(shard: Shard, oldest: Cursor) -> Partition:
+    state = PartitionState.OPEN if shard.last is None else PartitionState.CLOSED
+    return Partition(shard.shard_id, _parents(shard), state, oldest)
+
+
+def _parents(shard: Shard) -> tuple[str, ...]:
+    return () if shard.parent is None else (shard.parent,)
+
+
+def _hidden(known: ShardMap, shard_id: str, oldest: Cursor) -> Partition:
+    """State a shard that exists although the listing lacks it."""
+    shard = known.find(shard_id)
+    if shard is None:
+        return Partition(shard_id, (), PartitionState.CLOSED, oldest)
+    return _partition(shard, oldest)

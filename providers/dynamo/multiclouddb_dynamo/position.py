@@ -69,14 +69,7 @@ _MOST_ITERATOR: Final = 2048  # the maximum length in the service model
 
 @attrs.frozen
 class Trail:
-    """The progress of a search that has not found any record yet.
-
-    The only purpose of the stored progress is to save calls to the service.
-
-    Attributes:
-        iterator: The iterator of the last answer, which is valid for 15 minutes.
-        looks: The number of consecutive readers that have found no record, from 0 to 9.
-    """
+    """The progress of a search that has not found any record yet."""
 
     iterator: str = attrs.field(repr=False)
     looks: int
@@ -84,13 +77,7 @@ class Trail:
 
 @attrs.frozen
 class After:
-    """The position after a record.
-
-    Attributes:
-        seq: The sequence number of the record.
-        time: The time of the record, or None.
-        trail: The progress of the search from this position, or None.
-    """
+    """The position after a record."""
 
     seq: str
     time: int | None
@@ -99,12 +86,7 @@ class After:
 
 @attrs.frozen
 class Start:
-    """The position at the first record of a shard whose parent was read.
-
-    Attributes:
-        time: A lower limit on the times of the records in the shard, or None.
-        trail: The progress of the search from this position, or None.
-    """
+    """The position at the first record of a shard whose parent was read."""
 
     time: int | None
     trail: Trail | None = None
@@ -112,12 +94,7 @@ class Start:
 
 @attrs.frozen
 class Horizon:
-    """The position at the oldest record that a shard contained at a given time.
-
-    Attributes:
-        since: The time of this position, or None.
-        trail: The progress of the search from this position, or None.
-    """
+    """The position at the oldest record that a shard contained at a given time."""
 
     since: int | None
     trail: Trail | None = None
@@ -128,14 +105,6 @@ class Latest:
     """The position after all records that a shard contained at a given time.
 
     `Latest` is used only if the position cannot be stored as the position after a record.
-
-    Attributes:
-        since: The time of this position, or None.
-        iterator: An iterator that points to this position, or None.
-        seq: A sequence number, or None. All records up to this number were already scanned without
-            the iterator.
-        looks: The number of readers (0 to 9) that have used the iterator and have found no record.
-        trail: The progress of a search without the iterator, or None.
     """
 
     since: int | None
@@ -172,11 +141,7 @@ def _trail_cursor(trail: Trail | None) -> list[Cursor]:
 
 
 def place_of(cursor: Cursor) -> Place:
-    """Return the position from its stored form; the inverse of `cursor_of`.
-
-    Raises:
-        InvalidCursor: Raised if the value is not a valid cursor.
-    """
+    """Return the position from its stored form; the inverse of `cursor_of`."""
     match cursor:
         case ["s" | "h" | "n" | "w" as kind, (int() | None) as time, *rest] if _is_time(time):
             place = _latest_of(time, kind, rest) if kind in "nw" else _start_of(time, kind, rest)
@@ -239,8 +204,8 @@ def without_iterator(place: Place) -> Place:
 def without_trail(cursor: Cursor) -> Cursor:
     """Return the cursor without the parts that are needed only to make fewer calls.
 
-    A `Now` position keeps its iterator and its `looks`. Without the iterator and `looks`, two `Now`
-    positions from the same second would be equal.
+    A `Now` position keeps its iterator and its `looks`. Without the iterator and `looks`, two `Now` positions
+    from the same second would be equal.
     """
     match cursor:
         case [str() as kind, time, _, _] if kind not in ("n", "w"):
@@ -266,10 +231,7 @@ def _is_iterator(iterator: str) -> bool:
 
 
 def compare(a: Place, b: Place) -> int | None:
-    """Compare two positions in one shard: return -1, 0 or 1, or None if only the service knows the order.
-
-    Sequence numbers are compared as integers, because their lengths differ.
-    """
+    """Compare two positions in one shard: return -1, 0 or 1, or None if only the service knows the order."""
     match a, b:
         case After(left), After(right):
             return (int(left) > int(right)) - (int(left) < int(right))
@@ -289,19 +251,12 @@ def compare(a: Place, b: Place) -> int | None:
 
 
 def join(places: Iterable[Place]) -> Place:
-    """Return the start position of a child.
-
-    The child may have two positions: one from its seed, and one from its parent. The function
-    prefers a `Start` to any other position, and then the position with the latest time.
-    """
+    """Return the start position of a child."""
     return max(places, key=lambda place: (isinstance(place, Start), seconds_at(place) or 0))
 
 
 def seconds_at(place: Place) -> int | None:
-    """Return a lower limit on the times of the records after a position, in seconds since 1970.
-
-    Return None if no limit is known.
-    """
+    """Return a lower limit on the times of the records after a position, in seconds since 1970."""
     match place:
         case After(_, time) | Start(time):
             return time

@@ -20,9 +20,8 @@ from multiclouddb_dynamo.config import DynamoClients, DynamoConfig
 from multiclouddb_dynamo.errors import PROVIDER_ID, classify
 from multiclouddb_dynamo.feed import DynamoFeed
 from multiclouddb_dynamo.partitions import check_table, find_table
-from multiclouddb_dynamo.quiet import DELAY_SECONDS, EMPTY_ANSWERS
 from multiclouddb_dynamo.shards import ShardMap
-from multiclouddb_dynamo.source import Source
+from multiclouddb_dynamo.source import DELAY_SECONDS, EMPTY_ANSWERS, Source
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 from multiclouddb_spi.connection import checked_native
 
@@ -72,13 +71,7 @@ CAPABILITIES: Final = CapabilitySet(
 
 
 class DynamoProvider(Provider):
-    """The provider for one AWS region.
-
-    Args:
-        clients: boto3's clients.
-        ours: True if the library made the clients.
-        vendor_retried: True if botocore itself retries failed calls.
-    """
+    """The provider for one AWS region."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
@@ -109,10 +102,7 @@ class DynamoProvider(Provider):
         return classify(error, vendor_retried=self._vendor_retried)
 
     def close(self) -> None:
-        """Free the connections of clients that the library made.
-
-        Running calls end after their read timeout of 10 s at the latest.
-        """
+        """Free the connections of clients that the library made."""
         self._calls.close()
 
 

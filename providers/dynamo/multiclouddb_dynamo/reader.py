@@ -37,9 +37,15 @@ from multiclouddb_dynamo.position import (
     seconds_at,
     without_iterator,
 )
-from multiclouddb_dynamo.quiet import DELAY_SECONDS, EMPTY_ANSWERS, EmptyAnswers
 from multiclouddb_dynamo.shards import Shard
-from multiclouddb_dynamo.source import MOST_ITERATORS, START_SECONDS, Source
+from multiclouddb_dynamo.source import (
+    DELAY_SECONDS,
+    EMPTY_ANSWERS,
+    MOST_ITERATORS,
+    START_SECONDS,
+    EmptyAnswers,
+    Source,
+)
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -87,14 +93,7 @@ _UNREAD: Final = "records in {} that were never read may have been trimmed"
 
 
 class DynamoReader(Reader):
-    """Reads one shard forward, with one GetRecords call per fetch.
-
-    Args:
-        source: The objects that all readers of the feed share.
-        view: The properties that all events of the shard share.
-        place: The start position.
-        until: The position after which to stop, or None.
-    """
+    """Reads one shard forward, with one GetRecords call per fetch."""
 
     def __init__(self, source: Source, view: View, place: Place, until: Place | None) -> None:
         self._source, self._view, self._place, self._until = source, view, place, until
@@ -111,11 +110,7 @@ class DynamoReader(Reader):
         source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """Fetch records. The service has no long poll, so the call never waits for new records.
-
-        If the iterator has expired, a new iterator is requested for the position. The request for a
-        new iterator is not a retry, because the position is still valid.
-        """
+        """Fetch records. The service has no long poll, so the call never waits for new records."""
         if self._cancelled.is_set():
             raise cancelled()
         if self._until is not None and _reached(self._place, self._until):
@@ -150,13 +145,7 @@ class DynamoReader(Reader):
     # -- Calls
 
     def _answer(self, limit: int, deadline: Deadline) -> Mapping[str, Any] | None:
-        """Request a page of records. Return None if the shard no longer exists and no unread record was lost.
-
-        Raises:
-            ProviderFault: Raised if records after the position were trimmed, or if the table has another
-                stream now.
-            Exception: The error that boto3 raised.
-        """
+        """Request a page of records; None if the shard no longer exists and no unread record was lost."""
         attempts = 0
         while True:
             try:
@@ -196,9 +185,6 @@ class DynamoReader(Reader):
         """Wait, and return True to try again, if the service lists a shard that it says is missing.
 
         The server that answers may lag behind the server that listed the shard.
-
-        Raises:
-            ProviderFault: `TRANSIENT_FAILURE` if the deadline ends the attempts.
         """
         shard_id, source = self._view.shard_id, self._source
         if attempts == _MISSING_ATTEMPTS or source.shard(shard_id, deadline) is None:
@@ -228,11 +214,7 @@ class DynamoReader(Reader):
             self._empty = EmptyAnswers()
 
     def _open(self) -> str:
-        """Return an iterator at the position.
-
-        Raises:
-            ProviderFault: `CHECKPOINT_EXPIRED` if unread records may have been trimmed.
-        """
+        """Return an iterator at the position."""
         shard_id = self._view.shard_id
         kind, seq = "TRIM_HORIZON", None
         trail = self._place.trail
@@ -276,19 +258,13 @@ class DynamoReader(Reader):
                 return age is not None and age > _RETENTION_SECONDS
 
     def _is_missed(self, place: Horizon) -> bool:
-        """Return True if events were lost because the records after a position are missing.
-
-        Missing records do not count as a loss if the start position was made in the last hour.
-        """
+        """Return True if events were lost because the records after a position are missing."""
         if self._source.age_of(place.since) is None:
             return not self._source.has_started()
         return self._is_old(place)
 
     def _is_hinted(self) -> bool:
-        """Return True if the refused iterator was stored in the position.
-
-        Return False if a new call has returned the iterator.
-        """
+        """Return True if the refused iterator was stored in the position."""
         return not self._fresh and without_iterator(self._place) != self._place
 
     def _translated(self, code: str, deadline: Deadline) -> ProviderFault | None:
@@ -340,11 +316,7 @@ class DynamoReader(Reader):
         return self._batch(records, begin, nbytes)
 
     def _without_early(self, records: list[Record]) -> tuple[list[Record], Place]:
-        """Return records and the position before the first of them.
-
-        If the iterator of a `Now` start has expired, remove the records that are at least
-        `EARLY_SECONDS` older than the start.
-        """
+        """Return records and the position before the first of them."""
         begin = self._place
         if not isinstance(begin, Latest) or not self._walks:
             return records, begin
@@ -359,13 +331,7 @@ class DynamoReader(Reader):
         return records[count:], attrs.evolve(begin, seq=seq_of(records[count - 1]), trail=None)
 
     def _moved(self, begin: Place) -> Place:
-        """Return the position after an answer without records.
-
-        The result is the old position with the iterator of the answer. The iterator may point far
-        beyond the last record. Until the iterator expires, the next reader continues from the
-        iterator. If there are many shards, the iterator is omitted, because it would make the token
-        too large.
-        """
+        """Return the position after an answer without records."""
         if self._iterator is None:
             return begin
         looks = self._found_nothing + 1
@@ -415,10 +381,7 @@ class DynamoReader(Reader):
         )
 
     def _read_until(self) -> datetime | None:
-        """Return the moment up to which the shard was probably read.
-
-        A start at `Now` needs no earlier change.
-        """
+        """Return the moment up to which the shard was probably read."""
         if isinstance(self._place, Latest) and self._place.since is not None:
             least = datetime.fromtimestamp(self._place.since, UTC)
             return max(least, self._empty.read_until(self._source.calls.now()) or least)
@@ -432,10 +395,7 @@ class DynamoReader(Reader):
         return max(0.0, _RETENTION_SECONDS - max(0.0, now.timestamp() - seconds))
 
     def _pause(self, empty: int) -> float:
-        """Return the pause before the next call to an empty shard.
-
-        The pause becomes longer with each call, up to a maximum.
-        """
+        """Return the pause before the next call to an empty shard."""
         return min(self._longest_pause(), _FIRST_PAUSE * (1 << min(empty - 1, 8)))
 
     def _longest_pause(self) -> float:
@@ -444,11 +404,7 @@ class DynamoReader(Reader):
 
 
 def _most_of(shard: Shard) -> int:
-    """Return an upper limit on the sequence numbers of the shard.
-
-    The limit is the last sequence number of an ended shard, or a very large number for an open
-    shard.
-    """
+    """Return an upper limit on the sequence numbers of the shard."""
     if shard.last is not None:
         return int(shard.last)
     return _GROWTH * max(int(shard.first), _LEAST_NUMBER)

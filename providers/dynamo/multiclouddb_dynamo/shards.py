@@ -39,16 +39,7 @@ _SETTLED_SECONDS: Final = 5.0
 
 @attrs.frozen
 class Shard:
-    """One shard of a stream, as the service lists it.
-
-    Attributes:
-        shard_id: The id of the shard.
-        parent: The id of the parent shard, or None. The parent may be unlisted.
-        last: The last sequence number of the shard; None while the shard is open.
-        first: The first sequence number of the shard.
-        seen: The time at which the shard was listed, in seconds since 1970; None if the service
-            gives no time.
-    """
+    """One shard of a stream, as the service lists it."""
 
     shard_id: str
     parent: str | None
@@ -59,19 +50,7 @@ class Shard:
 
 @attrs.define
 class Listing:
-    """A listing that may be unfinished; after a failure, it continues after the last page that was read.
-
-    The pages of a listing are read at different times. If a shard splits between two pages, the
-    listing may not contain one of the children.
-
-    Attributes:
-        shards: The shards in the pages read so far.
-        pages: The number of pages read so far.
-        after: The shard after which the next page begins; None before the first page and after the last page.
-        number: The number of the listing. A later listing has a higher number.
-        began: The time at which the listing began, from `time.monotonic`.
-        enabled: False if the stream accepted no more records when the first page was read.
-    """
+    """A listing that may be unfinished; after a failure, it continues after the last page that was read."""
 
     shards: dict[str, Shard] = attrs.field(factory=dict)
     pages: int = 0
@@ -95,9 +74,9 @@ class Looks:
     """Chooses the ended shards whose children are requested now.
 
     The choice limits the number of calls to a stream. When a shard ends, its children are requested
-    immediately. If the shard has no children yet, the request is repeated after pauses that become
-    longer. When another shard ends, the pauses are short again. One rate limit applies to all
-    repeated calls together.
+    immediately. If the shard has no children yet, the request is repeated after pauses that become longer.
+    When another shard ends, the pauses are short again. One rate limit applies to all repeated calls
+    together.
     """
 
     def __init__(self) -> None:
@@ -106,12 +85,7 @@ class Looks:
         self._pause, self._next = 0.0, 0.0
 
     def choose(self, shard_ids: Sequence[str], childless: Iterable[str]) -> list[str]:
-        """Return the shards whose children should be requested now.
-
-        Args:
-            shard_ids: All shards whose children may be requested.
-            childless: The shards in `shard_ids` that have no known child.
-        """
+        """Return the shards whose children should be requested now."""
         now = time.monotonic()
         self._credit = min(_LOOKS_AT_ONCE, self._credit + (now - self._filled) * _LOOKS_A_SECOND)
         self._filled = now
@@ -127,12 +101,7 @@ class Looks:
         return fresh + order[: int(self._credit)]
 
     def note(self, shard_ids: Iterable[str], childless: Iterable[str]) -> None:
-        """Record that the children of these shards were requested.
-
-        Args:
-            shard_ids: The shards.
-            childless: The shards in `shard_ids` that still have no known child.
-        """
+        """Record that the children of these shards were requested."""
         for name in shard_ids:
             self._asked[name] = None
             self._asked.move_to_end(name)
@@ -148,14 +117,7 @@ class Looks:
 
 
 class ShardMap:
-    """The shards of one stream. The object lists all shards once, and later lists only what it needs.
-
-    Several threads can use one object.
-
-    Args:
-        calls: The object that calls the service.
-        arn: The stream.
-    """
+    """The shards of one stream. The object lists all shards once, and later lists only what it needs."""
 
     def __init__(self, calls: Calls, arn: str) -> None:
         self._calls, self._arn = calls, arn
@@ -175,26 +137,14 @@ class ShardMap:
         self.pages = 0
 
     def read(self, deadline: Deadline, listing: Listing | None = None) -> Listing:
-        """Return every shard that the service lists; a parent may be on a later page than its child.
-
-        Args:
-            deadline: The time limit.
-            listing: The partial listing of an earlier attempt of the same call, which is changed in place. By
-                default, all shards are listed now.
-        """
+        """Return every shard that the service lists; a parent may be on a later page than its child."""
         listing = listing or Listing()
         if not listing.is_whole:
             self._go_on(listing, deadline)
         return listing
 
     def _go_on(self, listing: Listing, deadline: Deadline, seconds: float | None = None) -> None:
-        """Read the remaining pages, and then store the listing.
-
-        Args:
-            listing: The listing, which is changed in place.
-            deadline: The time limit of each page.
-            seconds: No page is requested after this many seconds; None to read all pages.
-        """
+        """Read the remaining pages, and then store the listing."""
         until = None if seconds is None else time.monotonic() + seconds
         for attempt in range(1, _LISTINGS + 1):
             try:
@@ -271,10 +221,7 @@ class ShardMap:
         return self._listed
 
     def has_settled(self) -> bool:
-        """Return True if the last complete listing shows that no more children will be listed.
-
-        No more children are listed once the stream has been disabled for `_SETTLED_SECONDS`.
-        """
+        """Return True if the last complete listing shows that no more children will be listed."""
         with self._lock:
             return self._settled
 
@@ -289,10 +236,7 @@ class ShardMap:
             return self._children.get(shard_id, ())
 
     def gone(self, shard_ids: Iterable[str], deadline: Deadline) -> set[str]:
-        """Return those of the shards that the service refuses, because they no longer exist.
-
-        A listing may be incomplete, so it cannot answer this. A shard that is gone stays gone.
-        """
+        """Return those of the shards that the service refuses, because they no longer exist."""
         names = set(shard_ids)
         if len(self._gone) > _MOST_GONE:
             self._gone = set()  # it only saves calls
@@ -305,9 +249,9 @@ class ShardMap:
         return names & gone
 
     def unreadable(self, shard_ids: Iterable[str], deadline: Deadline) -> set[str]:
-        """Return those of the listed shards that cannot be read: DynamoDB Local lists a shard for ever.
+        """Return those of the listed shards that cannot be read.
 
-        Such a shard stays unreadable, and is not asked about again.
+        DynamoDB Local lists a shard for ever. Such a shard stays unreadable, and is not asked about again.
         """
         names = set(shard_ids)
 
@@ -331,19 +275,7 @@ class ShardMap:
     def _ask_each(
         self, names: Sequence[str], ask: Callable[[str], None], found: set[str], deadline: Deadline
     ) -> None:
-        """Ask the service about each shard, with several concurrent calls.
-
-        Args:
-            names: The shards.
-            ask: A function that asks about one shard.
-            found: The shards that are refused because they, or their records, no longer exist. The shards are
-                added one by one, so that a failure does not lose the answers before it.
-            deadline: The time limit.
-
-        Raises:
-            TimeoutError: Raised if the deadline has passed.
-            Exception: Any other error of a call.
-        """
+        """Ask the service about each shard, with several concurrent calls."""
 
         def note(name: str) -> None:
             try:
@@ -365,18 +297,7 @@ class ShardMap:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def discover(self, shard_ids: Iterable[str], deadline: Deadline) -> dict[str, tuple[Shard, ...]]:
-        """Request the children of ended shards, as far as the rate limit permits; return all known children.
-
-        The method makes one call per shard, or lists all shards if that takes fewer calls. The next call
-        continues a listing that was not finished.
-
-        Args:
-            shard_ids: The shards.
-            deadline: The time limit.
-
-        Returns:
-            Maps each answered id to the known children, or to () if no child is known yet.
-        """
+        """Request the children of ended shards, within the rate limit; return all known children."""
         if not self._looking.acquire(blocking=False):
             return {}  # another thread is asking the service
         try:

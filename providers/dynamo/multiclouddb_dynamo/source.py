@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections import OrderedDict, deque
+from datetime import datetime, timedelta
 from typing import Final
 from weakref import WeakSet
 
@@ -13,11 +14,74 @@ import attrs
 from botocore.exceptions import BotoCoreError, ClientError
 
 from multiclouddb_dynamo.client import Calls, Table
-from multiclouddb_dynamo.quiet import KeptAnswers
 from multiclouddb_dynamo.shards import Shard, ShardMap
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader
 
-__all__ = ["MOST_ITERATORS", "START_SECONDS", "KeptIterators", "Source"]
+__all__ = [
+    "DELAY_SECONDS",
+    "EMPTY_ANSWERS",
+    "MOST_ITERATORS",
+    "START_SECONDS",
+    "EmptyAnswers",
+    "KeptAnswers",
+    "KeptIterators",
+    "Source",
+]
+
+EMPTY_ANSWERS: Final = 16
+"""How many answers without records in a row show that an open shard was read to its end."""
+DELAY_SECONDS: Final = 30.0
+"""A shard that was read to its end was read up to this many seconds before its last answer.
+
+The last `EMPTY_ANSWERS` answers were all requested within these seconds. If a feed has so many shards that it
+reads each of them less often, or if the answers are slow, the answers may be further apart.
+"""
+_MOST_KEPT: Final = 4096
+
+
+class EmptyAnswers:
+    """The answers without records that a shard has given in a row."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._asked: deque[float] = deque(maxlen=EMPTY_ANSWERS)
+        self._seconds = 0.0
+
+    def add(self, asked: float) -> None:
+        """Add an answer that arrives now, and whose request was sent at the monotonic time `asked`."""
+        self.count += 1
+        self._asked.append(asked)
+        self._seconds = time.monotonic() - asked
+
+    def are_recent(self, pause: float) -> bool:
+        """Return True if the last answers are close together in time."""
+        longest = max(DELAY_SECONDS, 2 * EMPTY_ANSWERS * max(pause, self._seconds))
+        return not self._asked or time.monotonic() - self._asked[0] <= longest
+
+    def read_until(self, now: datetime | None) -> datetime | None:
+        """Return the moment up to which the shard was read; None if that is not known."""
+        if now is None or len(self._asked) < EMPTY_ANSWERS:
+            return None
+        asked = min(self._asked[0], self._asked[-1] - DELAY_SECONDS)
+        return now - timedelta(seconds=time.monotonic() - asked)
+
+
+class KeptAnswers:
+    """Keeps the empty answers of closed readers, for the next reader with the same iterator."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, EmptyAnswers] = OrderedDict()
+
+    def put(self, iterator: str, answers: EmptyAnswers) -> None:
+        """Store the answers that came before an iterator."""
+        self._kept[iterator] = answers
+        if len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)
+
+    def take(self, iterator: str) -> EmptyAnswers:
+        """Remove and return the answers that came before an iterator."""
+        return self._kept.pop(iterator, None) or EmptyAnswers()
+
 
 MOST_ITERATORS: Final = 64
 """If a stream has more open shards than this, a token contains no iterators.
@@ -37,11 +101,7 @@ _LOOK_SECONDS: Final = 600.0
 
 
 class KeptIterators:
-    """Keeps iterators at the ends of shards if a `Now` token would contain too many iterators.
-
-    These iterators belong to one process and are valid until they expire in the service. A shard whose
-    iterator is missing is scanned from its oldest record.
-    """
+    """Keeps iterators at the ends of shards if a `Now` token would contain too many iterators."""
 
     def __init__(self) -> None:
         self._iterators: OrderedDict[tuple[str, int], tuple[str, float]] = OrderedDict()
@@ -49,10 +109,7 @@ class KeptIterators:
         self._lock = threading.Lock()
 
     def name_start(self, since: int) -> int:
-        """Return a unique time for a start, in whole seconds: the given time, or a slightly earlier one.
-
-        Each start gets its own time, so that no start uses the iterators of another start.
-        """
+        """Return a unique time for a start, in whole seconds: the given time, or a slightly earlier one."""
         with self._lock:
             self._starts = {start for start in self._starts if start > since - _ITERATOR_SECONDS}
             while since in self._starts:
@@ -76,18 +133,7 @@ class KeptIterators:
 
 @attrs.frozen(eq=False)
 class Source:
-    """The objects that the readers of one feed share.
-
-    Attributes:
-        calls: Makes the calls.
-        spec: The spec of the feed.
-        table: The table.
-        arn: The stream of the table; every other stream of the same table has another ARN.
-        shards: The stream's shards.
-        kept: Iterators of `Now` positions. No token contains these iterators.
-        empty: The empty answers of readers that are no longer in use.
-        readers: The readers that are currently in use.
-    """
+    """The objects that the readers of one feed share."""
 
     calls: Calls
     spec: FeedSpec
@@ -107,18 +153,12 @@ class Source:
         return None if now is None else int(now.timestamp())
 
     def age_of(self, seconds: int | None) -> int | None:
-        """Return the seconds from a given time until now, by the service's clock.
-
-        Return None if the service sends no time, or if the given time is None.
-        """
+        """Return the seconds from a given time until now, by the service's clock."""
         now = self.seconds()
         return None if now is None or seconds is None else now - seconds
 
     def shard(self, shard_id: str, deadline: Deadline) -> Shard | None:
-        """Return a shard. If this process does not know the shard yet, ask the service for all shards.
-
-        Return None if the shard does not exist.
-        """
+        """Return a shard. If this process does not know the shard yet, ask the service for all shards."""
         if self.shards.find(shard_id) is None:
             self._list(deadline)
         return self.shards.find(shard_id)
@@ -132,16 +172,7 @@ class Source:
                     self.shards.read(deadline)
 
     def is_closed(self, shard_id: str, since: int | None, deadline: Deadline) -> bool:
-        """Return True if a shard is known to have ended.
-
-        A reader can find the end of an ended shard. If the position is older than the lifetime of a
-        shard, the service is asked, but at most once every ten minutes.
-
-        Args:
-            shard_id: The shard.
-            since: A lower limit on the times of the records after the position, or None.
-            deadline: The time limit.
-        """
+        """Return True if a shard is known to have ended."""
         shard = self.shards.find(shard_id)
         age = self.age_of(since)
         if (shard is None or shard.last is None) and age is not None and age > _LIFE_SECONDS:
@@ -158,10 +189,7 @@ class Source:
         return bool(self._starts) and time.monotonic() - self._starts[-1] < START_SECONDS
 
     def may_look_far(self, shard_id: str) -> bool:
-        """Return True if a long scan of a shard may begin now, and record the time of the scan.
-
-        Two long scans of the same shard begin at least ten minutes apart.
-        """
+        """Return True if a long scan of a shard may begin now, and record the time of the scan."""
         now = time.monotonic()
         if now - self._looked.get(shard_id, -_LOOK_SECONDS) < _LOOK_SECONDS:
             return False

@@ -1,10 +1,4 @@
-"""Converts DynamoDB's typed attribute values to Python values and to the library's JSON.
-
-The functions are pure.
-
-A stream contains values like `{"N": "1.5"}`. Both formats are accepted: the wire format (binary as base64
-text) and the format that boto3 parses (binary as bytes).
-"""
+"""Converts DynamoDB's typed attribute values to Python values and to the library's JSON."""
 
 from __future__ import annotations
 
@@ -28,15 +22,7 @@ _MOST_POWER: Final = 400
 
 
 def decode(value: Mapping[str, Any]) -> Any:
-    """Decode one attribute value to str, int, Decimal, bytes, bool, None, list, dict or frozenset.
-
-    A whole number is an int, and any other number is a Decimal. A number is never decoded to a float, so that
-    all 38 digits are kept.
-
-    Raises:
-        ValueError: Raised if the input is not an attribute value. The error may also be a `KeyError`, a
-            `TypeError` or an `ArithmeticError`.
-    """
+    """Decode one attribute value to str, int, Decimal, bytes, bool, None, list, dict or frozenset."""
     (tag,) = value
     return _DECODERS[tag](value[tag])
 

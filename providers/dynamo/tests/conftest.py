@@ -3,6 +3,7 @@
 import pytest
 from botocore.loaders import create_loader
 
+from .servers import local
 from .servers.server import CREDENTIALS
 
 
@@ -25,6 +26,12 @@ def _models():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("botocore.session.create_loader", lambda *_: loader)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_local():
+    yield
+    local.stop()
 
 
 def look_soon(monkeypatch):

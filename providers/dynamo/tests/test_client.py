@@ -11,7 +11,6 @@ import boto3
 import orjson
 import pytest
 from botocore.config import Config
-from botocore.exceptions import ClientError
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_conformance.waiting import SOON
@@ -145,13 +144,6 @@ class TestPace:
         assert all(found[index + 10] - found[index] > 1 for index in range(30))
         assert found[-1] - found[0] == pytest.approx(3 * 1.05)
 
-    def test_a_rest_is_worth_ten_calls_and_no_more(self, clock):
-        limiter = RateLimiter(10)
-        self.turns(limiter, clock, 25)
-        clock.now += 3600
-        found = self.turns(limiter, clock, 12)
-        assert [moment - found[0] for moment in found] == pytest.approx([0.0] * 10 + [1.05] * 2, abs=1e-9)
-
     def test_a_turn_behind_the_deadline_is_refused_and_not_taken(self, clock):
         limiter = RateLimiter(10)
         self.turns(limiter, clock, 10)
@@ -190,11 +182,6 @@ class TestPace:
         ours.describe_stream(ARN, FAR)
         assert clock.now == pytest.approx(1001.05)
 
-    def test_only_describing_a_stream_is_paced(self, ours, clock):
-        for _ in range(50):
-            ours.records("it", 1, native=False)
-        assert clock.now == 1000.0
-
 
 class TestRecords:
     def test_ours_come_as_they_are_on_the_wire(self, service, ours):
@@ -212,11 +199,6 @@ class TestRecords:
         (record,) = found["Records"]
         assert record["dynamodb"]["Keys"] == {"pk": {"B": b"hi"}}
         assert record["dynamodb"]["ApproximateCreationDateTime"] == datetime.fromtimestamp(SECONDS, UTC)
-
-    def test_a_call_does_not_change_the_next_one(self, ours):
-        for native in (True, False, True, False):
-            (record,) = ours.records("it", 7, native=native)["Records"]
-            assert record["dynamodb"]["Keys"] == {"pk": {"B": b"hi" if native else "aGk="}}
 
     def test_the_application_s_own_client_is_left_alone(self, service):
         clients = service.clients()
@@ -242,10 +224,6 @@ class TestRecords:
             thread.join(SOON)
         assert wrong == []
 
-    def test_the_end_of_a_shard_has_no_iterator(self, service, ours):
-        service.answer = (200, JSON, orjson.dumps({"Records": []}))
-        assert "NextShardIterator" not in ours.records("it", 7, native=False)
-
     def test_a_content_type_with_a_charset(self, service, ours):
         service.answer = (200, f"{JSON}; charset=utf-8", orjson.dumps(PAGE))
         assert ours.records("it", 7, native=False)["Records"] == [RECORD]
@@ -254,16 +232,6 @@ class TestRecords:
         service.answer = (200, "application/json", orjson.dumps(PAGE))
         (record,) = ours.records("it", 7, native=False)["Records"]
         assert record["dynamodb"]["Keys"] == {"pk": {"B": b"hi"}}
-
-    @pytest.mark.parametrize(
-        ("status", "code"), [(400, "TrimmedDataAccessException"), (500, "InternalServerError")]
-    )
-    def test_an_error_is_botocore_s(self, service, ours, status, code):
-        body = {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": "so it is"}
-        service.answer = (status, JSON, orjson.dumps(body))
-        with pytest.raises(ClientError) as caught:
-            ours.records("it", 7, native=False)
-        assert caught.value.response["Error"] == {"Code": code, "Message": "so it is"}
 
     @pytest.mark.parametrize("native", [True, False])
     @pytest.mark.parametrize("kind", [JSON, "text/html"])
@@ -297,13 +265,6 @@ class TestOthers:
         service.answer = (200, JSON, orjson.dumps({"Table": answer}))
         assert ours.describe_table("orders") == Table(ARN, True, "NEW_IMAGE", ("pk", "sk"))
         assert service.asked == [("DescribeTable", {"TableName": "orders"})]
-
-    def test_a_table_whose_stream_is_disabled_or_never_was(self, service, ours):
-        keys = [{"KeyType": "HASH", "AttributeName": "pk"}]
-        service.answer = (200, JSON, orjson.dumps({"Table": {"KeySchema": keys, "LatestStreamArn": ARN}}))
-        assert ours.describe_table("orders") == Table(ARN, False, None, ("pk",))
-        service.answer = (200, JSON, orjson.dumps({"Table": {"KeySchema": keys}}))
-        assert ours.describe_table("orders") == Table(None, False, None, ("pk",))
 
     def test_a_stream(self, service, ours):
         service.answer = (200, JSON, orjson.dumps({"StreamDescription": {"StreamArn": ARN, "Shards": []}}))
@@ -353,23 +314,11 @@ class TestClock:
         assert_ahead(ours, ahead, since)
         assert ours.now().tzinfo is UTC
 
-    def test_nobody_knows_it_where_the_service_tells_none(self, ours):
-        ours.records("it", 7, native=False)
-        assert not ours.tells_time
-        assert ours.now() is None
-
     @pytest.mark.parametrize("date", ["", "soon", "Mon, 99 Nov 2026 10:00:00 GMT"])
     def test_a_date_that_is_none_does_not_fail_the_call(self, service, ours, date):
         service.date = date
         assert ours.records("it", 7, native=False)["Records"]
         assert not ours.tells_time
-
-    def test_it_follows_the_service_s(self, service, ours):
-        for ahead in (0, 100, -50):
-            since = time.time()
-            service.date = formatdate(since + ahead, usegmt=True)
-            ours.records("it", 7, native=False)
-            assert_ahead(ours, ahead, since)
 
     def test_a_date_that_stands_still_does_not_stop_it(self, service, ours, monkeypatch):
         """A date contains whole seconds, so the first answer within each second is the most exact."""

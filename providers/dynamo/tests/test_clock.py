@@ -43,7 +43,6 @@ def ahead(monkeypatch):
         "shards",
         "snapshots",
         "source",
-        "start",
     ]
     for name in rooms:
         module = f"multiclouddb_dynamo.{name}.datetime"
@@ -55,7 +54,7 @@ def ahead(monkeypatch):
     return by
 
 
-@pytest.mark.parametrize("seconds", [-30 * HOUR, -HOUR, 0, HOUR, 30 * HOUR])
+@pytest.mark.parametrize("seconds", [-30 * HOUR, 30 * HOUR])
 @pytest.mark.parametrize("shards", [3, MANY])
 def test_a_service_that_tells_no_time_loses_nothing(ahead, seconds, shards):
     ahead(seconds)
@@ -80,7 +79,7 @@ def test_two_starts_of_one_client_are_two(ahead):
         assert one.until_idle() == between + after
 
 
-@pytest.mark.parametrize("jump", [-30 * HOUR, -HOUR, HOUR, 30 * HOUR])
+@pytest.mark.parametrize("jump", [-30 * HOUR, 30 * HOUR])
 def test_a_clock_that_is_set_in_between_changes_nothing(ahead, jump):
     with World(shards=3) as world:
         world.put_everywhere()

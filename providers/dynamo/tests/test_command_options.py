@@ -6,20 +6,15 @@ import pytest
 
 from multiclouddb_conformance.command_options import CommandOptions, Shown
 
-from .servers.local import LocalDynamo
+from .servers.local import shared
 
 NUMBERS = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def local(tmp_path_factory):
-    with LocalDynamo(tmp_path_factory.mktemp("local")) as made:
-        yield made
-
-
 class TestOptions(CommandOptions):
     @pytest.fixture
-    def shown(self, local):
+    def shown(self):
+        local = shared()
         name = f"orders-{next(NUMBERS)}"
         local.create_table(name)
         client = local.client()

@@ -12,7 +12,6 @@ from multiclouddb_conformance import refusals
 from multiclouddb_dynamo import DynamoClients
 from multiclouddb_dynamo.config import DynamoConfig
 from multiclouddb_dynamo.provider import PLUGIN
-from multiclouddb_spi import ProviderFault
 
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYSECRETKEY"
 SESSION = boto3.Session(aws_access_key_id="local", aws_secret_access_key=SECRET)
@@ -144,10 +143,6 @@ class TestWrongNames:
             checked(**connection)
         assert SECRET[:8] not in str(caught.value) + repr(caught.value)
 
-    def test_a_session_of_botocore_is_none_of_boto3(self):
-        with refused("connection.session", "Session", "boto3.Session"):
-            checked(session=SESSION._session)
-
     @pytest.mark.parametrize(
         "name",
         ["aws_secret_access_key", "aws_access_key_id", "aws_session_token", "profile_name", "PASSWORD"],
@@ -172,10 +167,6 @@ class TestWrongNames:
         with pytest.raises(MulticloudDbError, match="nobody") as caught:
             connect("dynamo://eu-west-1")
         assert caught.value.category == ErrorCategory.AUTHENTICATION_FAILED
-
-    def test_connect_leaves_faults_to_the_engine(self):
-        with pytest.raises(ProviderFault):
-            PLUGIN.connect(ClientConfig("dynamo", {}), None)
 
 
 class TestBotoClients:
@@ -244,14 +235,6 @@ class TestNativeClient:
         assert SECRET not in repr(clients)
         with connect("dynamo://", native_client=clients):
             pass
-
-    def test_its_clients_are_used_as_they_are_and_retry_by_themselves(self, both):
-        handlers = both[1].meta.events
-        before = repr(handlers._emitter._handlers)
-        provider = PLUGIN.connect(ClientConfig("dynamo", {}), DynamoClients(*both))
-        assert repr(handlers._emitter._handlers) == before
-        assert provider.classify(ConnectionError("down")).vendor_retried
-        provider.close()
 
     def test_each_has_to_be_of_its_service(self, both):
         dynamodb, streams = both

@@ -1,7 +1,6 @@
 """Tests audits of coverage, the cost of searching for children, and parents that no longer exist."""
 
 import math
-from collections import Counter
 from datetime import UTC, datetime
 
 import pytest
@@ -54,8 +53,7 @@ def until_not_watched(consumer):
 class TestAudit:
     """Tests audits that find partitions that were not found by watching splits."""
 
-    @pytest.mark.parametrize("restart", [False, True])
-    @pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
+    @pytest.mark.parametrize(("start", "restart"), [(Beginning(), False), (Now(), True)])
     def test_it_finds_what_a_watch_has_missed(self, start, restart):
         with World() as world:
             world.settings |= AUDITED
@@ -67,64 +65,6 @@ class TestAudit:
             consumer.until_found(lost)
             found = [notice for notice in consumer.notices if isinstance(notice, PartitionFoundLate)]
             assert [native(notice.partition_id) for notice in found] == [late]
-            assert sorted(consumer.markers) == sorted(set(consumer.markers))
-
-    def test_with_four_generations_parents_first(self):
-        with World() as world:
-            world.settings |= AUDITED
-            consumer, late = missed_half(world, Beginning())
-            others = set(world.open()) - {late}
-            lost = world.put_in(late)
-            for _ in range(4):
-                for shard in set(world.open()) - others:
-                    world.script.split(shard)
-                for shard in set(world.open()) - others:
-                    lost += world.put_in(shard)
-            world.script.hide(late)
-            consumer.until_found(lost)
-            assert Counter(consumer.markers).most_common(1)[0][1] == 1
-            parents = {shard.shard_id: shard.parent for shard in world.script.shards(TABLE)}
-            order = [native(event.partition_id) for event in consumer.events]
-            assert all(
-                order.index(parents[name]) < place
-                for place, name in enumerate(order)
-                if parents[name] in order
-            )
-
-    def test_it_gives_nothing_that_is_older_than_the_start(self):
-        with World() as world:
-            world.settings |= AUDITED
-            old = world.put("a")
-            world.roll_over()
-            first, late = world.script.split(world.chain())
-            old += world.put_in(late, 3)
-            world.script.roll_over(first)  # so that the shard's parent is not among the seeds
-            world.script.advance(600)
-            world.script.hide(late, seconds=HOUR)
-            consumer = world.consumer(Now())
-            consumer.read()
-            consumer.until_found(world.put_in(next(name for name in world.open() if name != late)))
-            world.script.hide(late)
-            lost = world.put_in(late, 3)
-            consumer.until_found(lost)
-            assert not set(consumer.markers) & set(old)
-
-    def test_it_reads_nothing_again_while_a_generation_is_hidden(self):
-        with World() as world:
-            world.settings |= AUDITED
-            consumer = world.consumer()
-            consumer.until_found(world.put("a"))
-            for _ in range(4):
-                world.roll_over()
-                consumer.until_found(world.put("b"))
-            closed = [shard.shard_id for shard in world.script.shards(TABLE) if not shard.is_open]
-            for hidden in closed:
-                world.script.hide(hidden, seconds=HOUR)
-                assert consumer.again().read() is not None
-                _, feed = world.feed()
-                assert missing(feed, [world.chain()]) == []
-                world.script.hide(hidden)
-            consumer.until_idle()
             assert sorted(consumer.markers) == sorted(set(consumer.markers))
 
     def test_it_goes_on_where_an_earlier_one_was_cut_off(self):
@@ -275,34 +215,6 @@ class TestCost:
 
 
 class TestGone:
-    def test_a_watched_parent_that_is_trimmed_leads_to_nothing_that_was_read(self):
-        """The service no longer knows the children of a trimmed shard, but the token contains them."""
-        with World(shards=2) as world:
-            world.settings["child_watch_seconds"] = 0.0
-            consumer = world.consumer()
-            left, right = world.open()
-            consumer.until_found(world.put_everywhere())
-            world.script.roll_over(right)
-            consumer.until_found(world.put_everywhere())
-            world.script.roll_over(next(name for name in world.open() if name != left))
-            consumer.until_found(world.put_everywhere())
-            until_not_watched(consumer)
-            world.settings["child_watch_seconds"] = 600.0
-            consumer.restart()
-            world.script.roll_over(left)
-            consumer.until_found(world.put_everywhere())
-            (child,) = [shard.shard_id for shard in world.script.shards(TABLE) if shard.parent == left]
-            world.script.roll_over(child)
-            consumer.until_found(world.put_everywhere())
-            assert consumer.pages[-1].diagnostics.open_watches == 2
-            world.script.drop_shards([left, child, right])
-            consumer.restart()
-            consumer.until_found(world.put_everywhere())
-            consumer.until_idle()
-            assert sorted(consumer.markers) == sorted(set(consumer.markers))
-            assert consumer.pages[-1].diagnostics.open_watches == 1
-            assert consumer.notices == []
-
     def test_a_parent_that_is_only_hidden_is_waited_for(self):
         with World() as world:
             consumer = world.consumer()

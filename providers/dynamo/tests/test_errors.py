@@ -7,7 +7,7 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_dynamo.errors import EXPIRED_ITERATOR, GONE, REJECTED, classify, code_of, expired_records
+from multiclouddb_dynamo.errors import EXPIRED_ITERATOR, GONE, REJECTED, classify, code_of
 from multiclouddb_spi.errors import to_error
 
 INVALID = ErrorCategory.INVALID_REQUEST
@@ -139,32 +139,6 @@ class TestText:
         assert "second" not in found.message
         assert is_one_line(found.message)
 
-    @pytest.mark.parametrize(
-        "error",
-        [
-            answered("ValidationException", "long " * 10_000),
-            boto.ParamValidationError(report="long " * 10_000),
-            OSError("long " * 10_000),
-            RuntimeError("long " * 10_000),
-        ],
-        ids=lambda error: type(error).__name__,
-    )
-    def test_a_long_message_is_cut(self, error):
-        assert len(classify(error).message) < 700
-
-    @pytest.mark.parametrize(
-        "error",
-        [OSError("one\ntwo"), RuntimeError("one\ntwo"), boto.HTTPClientError(error="one\ntwo")],
-        ids=repr,
-    )
-    def test_others_are_on_one_line_too(self, error):
-        assert is_one_line(classify(error).message)
-
-    @pytest.mark.parametrize("message", ["", " ", "\n"])
-    def test_no_message(self, message):
-        found = classify(answered("AccessDeniedException", message))
-        assert found.message.startswith("GetRecords: AccessDeniedException; ")
-
     def test_an_answer_without_anything(self):
         found = classify(boto.ClientError({}, "GetRecords"))
         assert (found.category, found.code) == (PERMANENT, "")
@@ -214,6 +188,3 @@ class TestNames:
         assert code_of(answered("ResourceNotFoundException")) in GONE
         assert code_of(answered("ExpiredIteratorException")) == EXPIRED_ITERATOR
         assert code_of(KeyError("Code")) == code_of(boto.NoRegionError()) == ""
-
-    def test_what_has_expired_says_how_long_records_are_kept(self):
-        assert "24 hours" in expired_records("records were trimmed").fault.message

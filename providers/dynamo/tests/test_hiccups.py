@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 from botocore.exceptions import ClientError
 
-from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now
+from multiclouddb_api import ErrorCategory, MulticloudDbError, Now
 from multiclouddb_dynamo.client import Calls
 from multiclouddb_spi import ProviderFault
 from multiclouddb_spi.errors import fault_of
@@ -28,15 +28,6 @@ class TestMissingShard:
             consumer.restart()
             world.script.expire_iterators()
             written = world.put("b")
-            world.troubles.fail(ITERATOR, MISSING, 3)
-            assert consumer.until_idle() == written
-
-    def test_a_shard_that_was_never_read_is_not_skipped(self):
-        with World() as world:
-            consumer = world.consumer(Beginning())
-            written = world.put("a", "b")
-            world.roll_over()
-            written += world.put("c")
             world.troubles.fail(ITERATOR, MISSING, 3)
             assert consumer.until_idle() == written
 

@@ -2,8 +2,6 @@
 
 import time
 
-import pytest
-
 from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
@@ -15,7 +13,7 @@ from multiclouddb_api import (
     connect,
 )
 
-from .servers.local import LocalDynamo
+from .servers.local import shared
 from .servers.moto import MotoDynamo
 from .servers.server import REGION
 
@@ -39,7 +37,8 @@ def read(client, table, count):
 
 class TestTimeToLive:
     def test_a_delete_by_the_service_says_so_and_one_by_hand_does_not(self):
-        with LocalDynamo() as server, client_of(server) as client:
+        server = shared()
+        with client_of(server) as client:
             server.create_table("mortal")
             past = {"N": str(int(time.time()) - 60)}
             for key in ("by hand", "by time"):
@@ -51,20 +50,6 @@ class TestTimeToLive:
             ("by hand", False),
             ("by time", True),
         ]
-
-
-class TestKeys:
-    @pytest.mark.parametrize(
-        ("kind", "value"), [("N", 7), ("N", 2**100), ("B", b"\x00\xff")], ids=["int", "large", "bytes"]
-    )
-    def test_a_key_of_any_type_comes_back(self, kind, value):
-        text = value if kind == "B" else str(value)
-        with LocalDynamo() as server, client_of(server) as client:
-            server.create_table("keyed", sort_key="sk", types={"pk": kind})
-            server.client().put_item(TableName="keyed", Item={"sk": {"S": "a"}, "pk": {kind: text}})
-            (event,) = read(client, "keyed", 1)
-        assert event.key.partition_key == {"pk": value}
-        assert event.key.sort_key == {"sk": "a"}
 
 
 class TestMoto:

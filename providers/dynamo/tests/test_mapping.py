@@ -7,7 +7,7 @@ import copy
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey, ResourceAddress
@@ -17,6 +17,7 @@ from multiclouddb_spi import RecordFault
 from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
 
 from .test_values import documents, tagged, texts
+from .world import patiently
 
 ADDRESS = ResourceAddress(collection="orders")
 SHARD = "shardId-00000001541626099285-f35f62ef"
@@ -39,7 +40,6 @@ key_values = st.one_of(
     st.just(tagged("B", b"hi", "aGk=", b"hi")),
 )
 
-patiently = settings(deadline=None)  # a slow machine must not fail the test
 identities = st.sampled_from(
     [
         None,
@@ -154,14 +154,6 @@ class TestEvents:
             assert found.schema == EVENT_SCHEMA
             assert found.equals(expected)
             found.validate(full=True)
-
-    @patiently
-    @given(shards(), st.data())
-    def test_a_part_is_the_same_as_in_the_whole(self, shard, data):
-        wire, _, _, view = shard
-        start = data.draw(st.integers(0, len(wire)))
-        stop = data.draw(st.integers(start, len(wire)))
-        assert to_events(wire, start, stop, view) == to_events(wire, 0, len(wire), view)[start:stop]
 
     @pytest.mark.parametrize("kind", IMAGES)
     @pytest.mark.parametrize("event", HAS)
@@ -318,7 +310,7 @@ class TestPoison:
             record["dynamodb"]["SequenceNumber"] = f"{100 + number:021}"
         return copy.deepcopy(made)
 
-    @pytest.mark.parametrize("index", range(5))
+    @pytest.mark.parametrize("index", [0, 3])
     @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
     def test_the_first_damaged_record_is_named(self, mapping, damage, index):
         page = self.page()
@@ -355,10 +347,3 @@ class TestPoison:
         assert "4111" not in str(caught.value)
         assert caught.value.__cause__ is None
         assert caught.value.__suppress_context__
-
-    def test_the_time_in_the_skip_cursor_is_the_record_s(self, mapping):
-        page = self.page()
-        page[2]["eventName"] = "TRUNCATE"
-        with pytest.raises(RecordFault) as caught:
-            mapping(page, 0, 5, self.VIEW)
-        assert place_of(caught.value.skip_cursor) == After(f"{102:021}", 1_763_634_171)

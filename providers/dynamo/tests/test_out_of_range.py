@@ -11,7 +11,7 @@ from multiclouddb_dynamo.provider import PLUGIN
 from multiclouddb_dynamo_emulator.http import HttpServer, Reply
 from multiclouddb_spi import FeedSpec, ProviderFault
 
-from .servers.local import LocalDynamo
+from .servers.local import shared
 from .world import World, soon
 
 HUGE = str(10**39 - 1)
@@ -67,17 +67,17 @@ def test_a_number_in_front_of_a_shard_that_this_process_has_not_listed_has_expir
 
 
 def test_local_breaks_down_at_a_number_that_is_far_behind():
-    with LocalDynamo() as server:
-        server.create_table("orders")
-        server.client().put_item(TableName="orders", Item={"pk": {"S": "a"}})
-        with World() as world:
-            config = world.config()
-        connection = {**config.connection, "endpoint_url": server.endpoint_url}
-        provider = PLUGIN.connect(type(config)("dynamo", connection), None)
-        feed = provider.open_feed(FeedSpec(ResourceAddress(collection="orders")), soon())
-        found = fault_of(provider, feed.open(shard_of(feed), [HUGE, None]))
-        assert found.category == ErrorCategory.INVALID_REQUEST
-        provider.close()
+    server = shared()
+    server.create_table("far-behind")
+    server.client().put_item(TableName="far-behind", Item={"pk": {"S": "a"}})
+    with World() as world:
+        config = world.config()
+    connection = {**config.connection, "endpoint_url": server.endpoint_url}
+    provider = PLUGIN.connect(type(config)("dynamo", connection), None)
+    feed = provider.open_feed(FeedSpec(ResourceAddress(collection="far-behind")), soon())
+    found = fault_of(provider, feed.open(shard_of(feed), [HUGE, None]))
+    assert found.category == ErrorCategory.INVALID_REQUEST
+    provider.close()
 
 
 def test_a_page_of_html_that_says_too_many_requests_is_throttling():

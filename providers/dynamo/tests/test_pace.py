@@ -7,9 +7,8 @@ import pytest
 from multiclouddb_api import ResourceAddress
 from multiclouddb_dynamo.mapping import View
 from multiclouddb_dynamo.position import Start
-from multiclouddb_dynamo.quiet import EMPTY_ANSWERS
 from multiclouddb_dynamo.reader import DynamoReader
-from multiclouddb_dynamo.source import Source
+from multiclouddb_dynamo.source import EMPTY_ANSWERS, Source
 from multiclouddb_spi import Deadline
 
 

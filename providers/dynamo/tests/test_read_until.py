@@ -6,7 +6,7 @@ import pytest
 
 from multiclouddb_api import Beginning, Capability, Now
 from multiclouddb_dynamo.provider import CAPABILITIES
-from multiclouddb_dynamo.quiet import DELAY_SECONDS, EMPTY_ANSWERS, EmptyAnswers
+from multiclouddb_dynamo.source import DELAY_SECONDS, EMPTY_ANSWERS, EmptyAnswers
 
 from .world import World
 
@@ -69,7 +69,7 @@ class TestAnswers:
     @pytest.fixture
     def clock(self, monkeypatch):
         seconds = [1000.0]
-        monkeypatch.setattr("multiclouddb_dynamo.quiet.time.monotonic", lambda: seconds[0])
+        monkeypatch.setattr("multiclouddb_dynamo.source.time.monotonic", lambda: seconds[0])
         return seconds
 
     def answers(self, clock, count, pause):

@@ -12,7 +12,7 @@ SCALE = 16
 
 
 @pytest.mark.parametrize("size", [100, 1000])
-@pytest.mark.parametrize("shards", [16, 64])
+@pytest.mark.parametrize("shards", [16, pytest.param(64, marks=pytest.mark.soak)])
 def test_each_record_is_sent_about_once(shards, size):
     with World(shards=shards, page_bytes=2**20 // SCALE) as world:
         for shard in world.script.open_shards(TABLE):

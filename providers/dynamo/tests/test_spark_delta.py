@@ -3,12 +3,15 @@
 import runpy
 from pathlib import Path
 
+import pytest
+
 from .servers.local import LocalDynamo
 from .servers.server import CREDENTIALS, REGION
 
 LIVES = runpy.run_path(str(Path(__file__).parents[3] / "spark" / "tests" / "delta_lives.py"))
 
 
+@pytest.mark.soak
 def test_table_equals_the_source_after_a_kill(tmp_path, monkeypatch):
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)

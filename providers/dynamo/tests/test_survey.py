@@ -7,9 +7,9 @@ import pytest
 
 from multiclouddb_api import FeedEnded
 from multiclouddb_dynamo import shards as shards_module
+from multiclouddb_dynamo.partitions import survey_of_listing
 from multiclouddb_dynamo.position import After, Horizon, Latest, Start, cursor_of, place_of
 from multiclouddb_dynamo.shards import Shard
-from multiclouddb_dynamo.survey import survey_of_listing
 from multiclouddb_dynamo_emulator import Remains
 from multiclouddb_spi import PartitionState
 

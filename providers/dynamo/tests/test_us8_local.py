@@ -1,28 +1,19 @@
 """Runs the whole conformance suite on DynamoDB Local, which is read with the unmodified boto3."""
 
-import shutil
-import tempfile
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
 from multiclouddb_conformance.us8 import *  # noqa: F403
 
 from .harness import DynamoHarness
-from .servers.local import LocalDynamo
+from .servers.local import shared
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
-SERVERS = []
-FOLDERS = []
-
 
 class LocalHarness(DynamoHarness):
-    """A harness with one server for all tests of a worker.
-
-    A test that moves the clock also makes the tables of earlier tests older, but no test reads those tables.
-    """
+    """A harness with one server for all tests of a worker."""
 
     rounding = timedelta(minutes=1)
     can_expire = False  # expiry works, but it may take half a minute: see test_local.py
@@ -33,10 +24,7 @@ class LocalHarness(DynamoHarness):
     value_types = DynamoHarness.value_types - {"empty text"}  # this old server refuses such values
 
     def open(self):
-        if not SERVERS:
-            FOLDERS.append(Path(tempfile.mkdtemp()))
-            SERVERS.append(LocalDynamo(FOLDERS[-1]))
-        self.server = SERVERS[0]
+        self.server = shared()
 
     can_read_past_trim = False  # the server does not say whether records after a position were trimmed
 
@@ -46,18 +34,6 @@ class LocalHarness(DynamoHarness):
         for shard in self.server.open_shards(arn):
             self.server.split(shard, 1)
         self.server.dilate_time(25)
-
-
-def stop():
-    while SERVERS:
-        SERVERS.pop().close()
-        shutil.rmtree(FOLDERS.pop())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_server():
-    yield
-    stop()
 
 
 HARNESS = LocalHarness

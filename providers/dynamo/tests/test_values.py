@@ -6,11 +6,13 @@ from decimal import Decimal
 import orjson
 import pytest
 from boto3.dynamodb.types import Binary, TypeDeserializer
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from multiclouddb_api import canonical_json, decode_json, encode_json
 from multiclouddb_dynamo.values import decode, decode_map, json_map
+
+from .world import patiently
 
 # The exceptions that the mapper treats as damage.
 DAMAGE = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
@@ -18,8 +20,6 @@ DAMAGE = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["", "$", "$map", "$decimal", '"$', "null", "\x00", "},\n{", "N"]
 )
-
-patiently = settings(deadline=None)  # a slow machine must not fail the test
 
 
 @st.composite

@@ -1,9 +1,11 @@
 """Provides one table on the scripted server. boto3 writes to it, and the library's client reads it."""
 
+import os
 import time
 
 import attrs
 import boto3
+from hypothesis import settings
 
 from multiclouddb_api import (
     Beginning,
@@ -29,6 +31,8 @@ MANY_PAGES = 2000
 # closer together than they were sent, and the service counts them when they arrive.
 WINDOWS = (*[client_module._WINDOW_SECONDS] * 3, 1.3, 1.6, 2.0, 3.0)
 SESSIONS = []
+# A slow machine must not fail a test.
+patiently = settings(deadline=None, max_examples=int(os.environ.get("MULTICLOUDDB_EXAMPLES", "20")))
 
 
 def session():

@@ -97,7 +97,13 @@ class SqliteCheckpointStore:
                 error, the stored checkpoint is unchanged.
         """
         check_name(name)
-        _check_token(token)
+        Checkpoint(token, "1")
+        try:
+            token.encode()
+        except UnicodeEncodeError as error:
+            raise invalid_request(
+                "token", f"cannot be written ({error.reason})", "pass a page's continuation_token"
+            ) from error
         check_type("expected", expected, str, type(None))
         with self._opened("written", create=True) as connection:
             assert connection is not None
@@ -148,7 +154,7 @@ class SqliteCheckpointStore:
                 _make_durable(connection)
                 # Damaged text may no longer be UTF-8. It is still returned, because its checksum then shows
                 # the damage, whereas SQLite's own error would quote the text.
-                connection.text_factory = _to_text
+                connection.text_factory = lambda raw: raw.decode(errors="replace")
                 self._check(connection)
                 yield connection
 
@@ -242,10 +248,6 @@ def _make_durable(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA fullfsync = 1")
 
 
-def _to_text(raw: bytes) -> str:
-    return raw.decode(errors="replace")
-
-
 def _matches(name: object, version: object, token: object, checksum: object) -> bool:
     """Return True if a row is unchanged since it was written."""
     # Damage to the file can also change the types of values.
@@ -258,16 +260,6 @@ def _code(error: sqlite3.Error) -> int | None:
     """Return the primary result code of SQLite, or None for an error that Python itself raised."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
-
-
-def _check_token(token: str) -> None:
-    Checkpoint(token, "1")
-    try:
-        token.encode()
-    except UnicodeEncodeError as error:
-        raise invalid_request(
-            "token", f"cannot be written ({error.reason})", "pass a page's continuation_token"
-        ) from error
 
 
 def _checksum(name: str, version: str, token: str) -> str:

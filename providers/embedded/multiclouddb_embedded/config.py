@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 
 import attrs
 
 from multiclouddb_api import Capability, ClientConfig, ProviderOptions, invalid_request
-from multiclouddb_api.secret import settled
+from multiclouddb_api.config import settled
 from multiclouddb_api.validators import check_type, is_a, suggestion, type_name, utf8
 from multiclouddb_embedded.errors import store_errors
 from multiclouddb_embedded.profile import PLAIN, PROFILES, Profile
@@ -76,45 +75,33 @@ class EmbeddedConfig:
 def _checked(
     cls: type[EmbeddedConfig], config: ClientConfig, path: str | None, profile: Profile
 ) -> EmbeddedConfig:
-    options = _options(config.connection)
-    place = options.get("path", path)
-    if place is None:
+    check_names(config.connection, _OPTIONS)
+    options = dict(config.connection)
+    url = options.pop("url", None)
+    if url is not None:
+        if "path" in options:
+            raise invalid_request("connection", "has both a url and a path", "give one of them")
+        place = parse_location(
+            url,
+            "embedded",
+            options=["profile"],
+            form=_URL,
+            credentials="a file needs no user and no password",
+        )
+        if place.host:
+            problem = f"has the host {place.host!r}"
+            raise invalid_request("connection.url", problem, f"{_URL}, with three slashes")
+        named = {"path": unquote(place.path)} if place.path not in ("", "/") else {}
+        options = merged({**named, **place.options}, options)
+    if options.setdefault("path", path) is None:
         raise invalid_request("connection.path", "is missing", f"give the file of the store, or {_URL}")
     if "profile" in options:
-        profile = _find_profile(options["profile"])
-    return cls(check_path("connection.path", place), profile)
-
-
-def _find_profile(name: object) -> Profile:
-    if not isinstance(name, str) or name not in PROFILES:
-        raise invalid_request(
-            "connection",
-            f"the option 'profile' has the unknown value {name!r}",
-            suggestion(str(name), PROFILES),
-        )
-    return PROFILES[name]
-
-
-def _options(connection: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options by name, including the options in the URL."""
-    check_names(connection, _OPTIONS)
-    options = dict(connection)
-    url = options.pop("url", None)
-    if url is None:
-        return options
-    if "path" in options:
-        raise invalid_request("connection", "has both a url and a path", "give one of them")
-    return merged(_parsed(url), options)
-
-
-def _parsed(url: object) -> dict[str, Any]:
-    """Return the options in a URL."""
-    place = parse_location(
-        url, "embedded", options=["profile"], form=_URL, credentials="a file needs no user and no password"
-    )
-    if place.host:
-        raise invalid_request("connection.url", f"has the host {place.host!r}", f"{_URL}, with three slashes")
-    return {**({"path": unquote(place.path)} if place.path not in ("", "/") else {}), **place.options}
+        name = options["profile"]
+        if not isinstance(name, str) or name not in PROFILES:
+            problem = f"the option 'profile' has the unknown value {name!r}"
+            raise invalid_request("connection", problem, suggestion(str(name), PROFILES))
+        profile = PROFILES[name]
+    return cls(check_path("connection.path", options["path"]), profile)
 
 
 def check_path(field: str, path: object) -> str:
@@ -133,14 +120,9 @@ def check_path(field: str, path: object) -> str:
     # On POSIX, Python keeps two leading slashes apart from one. Both name the same file.
     place = Path(re.sub("^//+", "/", str(Path(path).absolute())))
     with store_errors("open", str(place)):
-        _check_place(field, place)
+        if place.is_dir():
+            raise invalid_request(field, f"{place} is a folder", "name a file in it")
+        if not place.parent.is_dir():
+            problem = f"the folder {place.parent} does not exist"
+            raise invalid_request(field, problem, "make it first, or correct the path")
     return str(place)
-
-
-def _check_place(field: str, place: Path) -> None:
-    if place.is_dir():
-        raise invalid_request(field, f"{place} is a folder", "name a file in it")
-    if not place.parent.is_dir():
-        raise invalid_request(
-            field, f"the folder {place.parent} does not exist", "make it first, or correct the path"
-        )

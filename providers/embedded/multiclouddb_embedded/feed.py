@@ -9,13 +9,7 @@ from datetime import datetime
 from multiclouddb_api import AtTime, Beginning, LogicalPartition, Now
 from multiclouddb_embedded.errors import PROVIDER_ID
 from multiclouddb_embedded.mapping import View, describe, from_micros, is_scan, position_of, to_micros
-from multiclouddb_embedded.partitions import (
-    Family,
-    find_head,
-    read_family,
-    read_head,
-    read_shape,
-)
+from multiclouddb_embedded.partitions import Family, find_head, read_family, read_head, read_shape
 from multiclouddb_embedded.reader import EmbeddedReader
 from multiclouddb_embedded.snapshots import SegmentReader, cut, plan_scan
 from multiclouddb_embedded.source import Source

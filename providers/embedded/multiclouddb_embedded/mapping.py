@@ -156,20 +156,16 @@ def _natives(records: Records, start: int, stop: int) -> list[dict[str, Any]]:
 def to_arrow(records: Records, start: int, stop: int, view: View) -> pa.RecordBatch:
     """Map rows to Arrow."""
     if start == stop:
-        return _no_rows()
+        import pyarrow as pa
+
+        from multiclouddb_spi.arrow import EVENT_SCHEMA
+
+        return pa.RecordBatch.from_pylist([], schema=EVENT_SCHEMA)
     whole = stop - start == len(records)
     try:
         return _record_batch(records if whole else records.select(range(start, stop)), view)
     except (ValueError, LookupError):
         raise _first_fault(records, start, stop) from None
-
-
-def _no_rows() -> pa.RecordBatch:
-    import pyarrow as pa
-
-    from multiclouddb_spi.arrow import EVENT_SCHEMA
-
-    return pa.RecordBatch.from_pylist([], schema=EVENT_SCHEMA)
 
 
 def _record_batch(records: Records, view: View) -> pa.RecordBatch:

@@ -109,7 +109,12 @@ def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: 
         },
     ).fetchone()
     if found is None:
-        raise _missing(connection, collection, name)
+        check_there(connection, collection)
+        raise ProviderFault.of(
+            ErrorCategory.INVALID_REQUEST,
+            f"{collection.name!r} never had a partition {name!r}; list them with "
+            "client.list_physical_partitions(address)",
+        )
     head_seq, head_ts, before, *columns = found
     row = PartitionRow(*columns)
     if seq > head_seq:
@@ -117,18 +122,6 @@ def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: 
     if seq < row.trimmed:
         raise expired(f"changes after sequence {seq} were trimmed, up to {row.trimmed}")
     return Standing(head_seq, head_ts, before, row)
-
-
-def _missing(connection: sqlite3.Connection, collection: Collection, name: str) -> ProviderFault:
-    try:
-        check_there(connection, collection)
-    except ProviderFault as dropped:
-        return dropped
-    return ProviderFault.of(
-        ErrorCategory.INVALID_REQUEST,
-        f"{collection.name!r} never had a partition {name!r}; list them with "
-        "client.list_physical_partitions(address)",
-    )
 
 
 def check_there(connection: sqlite3.Connection, collection: Collection) -> None:
@@ -162,11 +155,7 @@ def outcome_of(
         parents = {name: other.holds(scope.hash) for name, other in found.items()}
     return Drained(
         tuple(
-            Child(
-                child.name,
-                tuple(name for name in child.parents if parents[name]),
-                _from(child, *position),
-            )
+            Child(child.name, tuple(name for name in child.parents if parents[name]), _from(child, *position))
             for child in wanted
         )
     )
@@ -245,15 +234,12 @@ def read_family(connection: sqlite3.Connection, scope: Scope) -> Family:
     ).fetchone()
     if found is None:
         raise _dropped(collection)
-    return Family(_rows(connection, scope), collection.created_seq, found[0])
-
-
-def _rows(connection: sqlite3.Connection, scope: Scope) -> list[PartitionRow]:
     if scope.whole:
-        row = whole_row(connection, scope.collection.id, scope.hash)
-        return [row] if row is not None else []
-    rows = partition_rows(connection, scope.collection.id)
-    return [row for row in rows if row.holds(scope.hash)]
+        row = whole_row(connection, collection.id, scope.hash)
+        rows = [] if row is None else [row]
+    else:
+        rows = [row for row in partition_rows(connection, collection.id) if row.holds(scope.hash)]
+    return Family(rows, collection.created_seq, found[0])
 
 
 def read_head(connection: sqlite3.Connection) -> tuple[int, int]:

@@ -18,12 +18,7 @@ from typing import Final
 
 import attrs
 
-from multiclouddb_api import (
-    Capability,
-    CapabilityNote,
-    CapabilitySet,
-    Support,
-)
+from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, Support
 
 _MICROSECOND: Final = 1
 _SECOND: Final = 1_000_000

@@ -90,24 +90,19 @@ class EmbeddedPlugin(ProviderPlugin):
 
     def connect(self, config: ClientConfig, native_client: object | None) -> EmbeddedProvider:
         """Check the configuration, and connect to a store that already exists."""
-        if native_client is not None:
-            return _provider_of(config, native_client, self._profile)
-        checked = EmbeddedConfig.from_client(config, profile=self._profile)
-        if not Path(checked.path).exists():
-            raise missing_file(checked.path)
-        return EmbeddedProvider(checked.path, lambda: datetime.now(UTC), checked.profile)
-
-
-def _provider_of(config: ClientConfig, native_client: object, profile: Profile) -> EmbeddedProvider:
-    store = checked_native(native_client, EmbeddedStore, "pass an EmbeddedStore, or None")
-    if store.closed:
-        raise invalid_request("native_client", "is closed", "pass an open EmbeddedStore")
-    checked = EmbeddedConfig.from_client(config, path=store.path, profile=profile)
-    if checked.path != store.path:
-        raise invalid_request(
-            "native_client", f"has the file {store.path}, but the connection names another", "name one file"
-        )
-    return EmbeddedProvider(store.path, store.now, checked.profile)
+        if native_client is None:
+            checked = EmbeddedConfig.from_client(config, profile=self._profile)
+            if not Path(checked.path).exists():
+                raise missing_file(checked.path)
+            return EmbeddedProvider(checked.path, lambda: datetime.now(UTC), checked.profile)
+        store = checked_native(native_client, EmbeddedStore, "pass an EmbeddedStore, or None")
+        if store.closed:
+            raise invalid_request("native_client", "is closed", "pass an open EmbeddedStore")
+        checked = EmbeddedConfig.from_client(config, path=store.path, profile=self._profile)
+        if checked.path != store.path:
+            problem = f"has the file {store.path}, but the connection names another"
+            raise invalid_request("native_client", problem, "name one file")
+        return EmbeddedProvider(store.path, store.now, checked.profile)
 
 
 PLUGIN: Final = EmbeddedPlugin()

@@ -11,14 +11,7 @@ from multiclouddb_embedded.partitions import Standing, outcome_of, standing
 from multiclouddb_embedded.records import Records
 from multiclouddb_embedded.source import Source
 from multiclouddb_embedded.store.connection import Interrupt, Version, snapshot
-from multiclouddb_spi import (
-    Batch,
-    Continue,
-    Deadline,
-    Outcome,
-    Reached,
-    Reader,
-)
+from multiclouddb_spi import Batch, Continue, Deadline, Outcome, Reached, Reader
 
 # Finds the last row to read. A read returns at least one row, and otherwise as many of the wanted rows as fit
 # into the byte limit. In most cases all wanted rows fit. Then only the last wanted row is examined. `before`

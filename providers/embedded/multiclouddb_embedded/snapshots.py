@@ -17,7 +17,7 @@ import secrets
 import sqlite3
 from collections.abc import Iterable, Sequence
 from itertools import repeat
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 import attrs
 import orjson
@@ -98,7 +98,13 @@ def cut(
     connection: sqlite3.Connection, scope: Scope, cursor: Cursor, count: int
 ) -> tuple[list[Segment], Cursor | None]:
     """Take the next segments from a plan."""
-    plan_id, seq, ts, rows, number, after, end = _plan_of(cursor)
+    match cursor:
+        case [str(plan_id), int(seq), int(ts), int(rows), int(number), str(after), str(end)] if _are_numbers(
+            seq, ts, rows, number
+        ):
+            pass
+        case _:
+            raise InvalidCursor("it is not a plan of a snapshot")
     check_there(connection, scope.collection)
     found: list[Segment] = []
     while after < end and len(found) < count:
@@ -115,22 +121,8 @@ def cut(
     return found, [plan_id, seq, ts, rows, number, after, end] if after < end else None
 
 
-def _plan_of(cursor: Cursor) -> tuple[str, int, int, int, int, str, str]:
-    match cursor:
-        case [str(), seq, ts, rows, number, str(), str()] if all(
-            type(value) is int and 0 <= value < 2**62 for value in (seq, ts, rows, number)
-        ):
-            return cast("tuple[str, int, int, int, int, str, str]", tuple(cursor))
-    raise InvalidCursor("it is not a plan of a snapshot")
-
-
-def is_segment(cursor: Cursor) -> bool:
-    """Return True if a cursor belongs to a segment."""
-    match cursor:
-        case [str(), seq, ts, str(), str()]:
-            return all(type(value) is int and 0 <= value < 2**62 for value in (seq, ts))
-        case _:
-            return False
+def _are_numbers(*values: object) -> bool:
+    return all(type(value) is int and 0 <= value < 2**62 for value in values)
 
 
 def _floor(seq: int) -> str:
@@ -209,10 +201,11 @@ class SegmentReader(Reader):
     # Each fetch is one read transaction, so the rows of a fetch come from the same state of the store.
 
     def __init__(self, source: Source, view: View, cursor: Cursor) -> None:
-        if not is_segment(cursor):
-            raise InvalidCursor("it is not a segment of a snapshot")
-        self._source = source
-        plan_id, seq, ts, self._after, self._end = cast("tuple[str, int, int, str, str]", cursor)
+        match cursor:
+            case [str(plan_id), int(seq), int(ts), str(after), str(end)] if _are_numbers(seq, ts):
+                self._source, self._after, self._end = source, after, end
+            case _:
+                raise InvalidCursor("it is not a segment of a snapshot")
         self._mapper = _Mapper(view, plan_id, seq, ts, self._end)
         self._interrupt = Interrupt()
         self._rows, self._texts = (_ROWS, 3) if view.with_new else (_KEYS, 2)
@@ -220,11 +213,7 @@ class SegmentReader(Reader):
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """Return the next rows."""
         pool = self._source.store.pool
-        with (
-            pool.borrow(deadline) as connection,
-            self._interrupt.covers(connection),
-            snapshot(connection),
-        ):
+        with pool.borrow(deadline) as connection, self._interrupt.covers(connection), snapshot(connection):
             check_there(connection, self._source.scope.collection)
             return self._fetch(connection, max_records, max_bytes)
 

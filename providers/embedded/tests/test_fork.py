@@ -372,18 +372,6 @@ store.close()
         )
         assert documents(path) == 21
 
-    def test_a_child_of_a_refused_one_is_refused(self, run):
-        run(
-            self.LONG
-            + """
-def life():
-    join(child(lambda: refusal(store.put, "items", "child", {})))
-join(child(life))
-over.set()
-thread.join()
-"""
-        )
-
     def test_a_refused_child_that_ends_as_programs_do_harms_nobody(self, run, path):
         run(
             self.LONG

@@ -267,23 +267,6 @@ class TestOnePartition:
         assert isinstance(last.outcome, Continue)
         assert {event.partition_id for event in events} == {feed.public_id("0")}
 
-    def test_pages_of_every_size_are_whole_and_in_order(self, items, store):
-        self.write(store, range(60))
-        feed = items.feed()
-        (seed,) = items.start(feed)
-        for most in (1, 2, 3, 7, 59, 60, 61):
-            reader = feed.open("0", seed.cursor)
-            sizes, events = [], []
-            while True:
-                batch = items.fetch(reader, most)
-                sizes.append(len(batch))
-                events += batch.events(0, len(batch))
-                if batch.caught_up:
-                    break
-            assert self.numbers(events) == list(range(60))
-            assert max(sizes) == min(most, 60)
-            assert sum(size == most for size in sizes) == 60 // most
-
     def test_bytes_bound_a_batch_behind_its_first_row(self, items, store):
         for n in range(10):
             store.put("items", n, {"n": n, "text": "x" * 10_000})

@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from multiclouddb_api import (
-    ErrorCategory,
-    FileCheckpointStore,
-    MulticloudDbError,
-    ResourceAddress,
-    connect,
-)
+from multiclouddb_api import ErrorCategory, FileCheckpointStore, MulticloudDbError, ResourceAddress, connect
 from multiclouddb_embedded import EmbeddedStore, SqliteCheckpointStore
 from multiclouddb_embedded.store.connection import ConnectionPool
 from multiclouddb_embedded.store.schema import check_store

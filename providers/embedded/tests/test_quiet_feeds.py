@@ -18,9 +18,7 @@ from multiclouddb_api import (
     ErrorCategory,
     FromContinuationToken,
     MulticloudDbClient,
-    MulticloudDbError,
     MulticloudDbKey,
-    NewItemStateMode,
     OperationOptions,
     ResourceAddress,
     connect,
@@ -113,22 +111,6 @@ def test_another_call_that_takes_its_lineage_disturbs_nothing(consumer: Consumer
     consumer.until_quiet()
 
 
-def test_a_busy_feed_needs_no_call_more(store: EmbeddedStore, consumer: Consumer, monkeypatch: Any):
-    asked: list[object] = []
-    mark = EmbeddedFeed.change_mark
-    monkeypatch.setattr(
-        EmbeddedFeed, "change_mark", lambda self, deadline: (asked.append(self), mark(self, deadline))[1]
-    )
-    for number in range(5):
-        store.put("orders", f"o-{number}", {"n": -number})
-        while not consumer.next().events:
-            pass
-        asked.clear()
-        store.put("orders", f"o-{number}", {"n": number})
-        consumer.next()
-    assert asked == []
-
-
 def test_every_write_is_read(store: EmbeddedStore, consumer: Consumer):
     for number in range(30):
         consumer.until_quiet()
@@ -185,13 +167,6 @@ def test_splits_and_merges_are_followed(store: EmbeddedStore, consumer: Consumer
     for _ in range(6):
         consumer.next()
     assert len(set(consumer.seen)) == len(consumer.seen) == 120
-
-
-def test_another_request_is_read(consumer: Consumer):
-    consumer.until_quiet()
-    page = consumer.next(new_item_state_mode=NewItemStateMode.OMIT)
-    assert page.idle
-    assert page.diagnostics.requests == PARTITIONS
 
 
 def test_a_mark_that_fails_does_not_fail_the_page(consumer: Consumer, monkeypatch: Any):
@@ -259,14 +234,3 @@ def test_a_call_waits_for_the_first_change(store: EmbeddedStore, consumer: Consu
         page = consumer.next(wait=20)
         writer.join()
     assert [event.new_item_state for event in page.events] == [{"n": -1}]
-
-
-def test_closing_ends_the_wait(store: EmbeddedStore):
-    with connect(config(store)) as client:
-        consumer = Consumer(client)
-        consumer.until_quiet()
-        timer = threading.Timer(0.05, client.close)
-        timer.start()
-        with pytest.raises(MulticloudDbError, match="closed"):
-            consumer.next(wait=20)
-        timer.join()

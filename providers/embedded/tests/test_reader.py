@@ -27,7 +27,6 @@ from multiclouddb_api import (
     Snapshot,
     connect,
 )
-from multiclouddb_conformance.waiting import assert_prompt
 from multiclouddb_embedded import Delete, EmbeddedOptions, EmbeddedStore, Put
 from multiclouddb_embedded.mapping import to_micros
 from multiclouddb_embedded.partitions import standing
@@ -112,18 +111,6 @@ class TestFetch:
         world.store.create_collection("kept")
         other = world.feed("kept")
         assert world.fetch(other.open("p0", world.start(other)[0].cursor)).headroom is None
-
-    def test_a_row_is_there_when_it_is_asked_for(self, items):
-        feed = items.feed(include_native=True)
-        event = items.read_all(feed)["p0"][0]
-        assert event.native == {
-            "seq": 1,
-            "ts": to_micros(event.timestamp),
-            "type": 0,
-            "key": '{"id":1}',
-            "doc": '{"n":1}',
-            "old": None,
-        }
 
     def test_documents_that_nobody_wants_are_not_read(self, items):
         items.sql("UPDATE log SET doc = 'damaged'")
@@ -577,18 +564,6 @@ class TestHeads:
 
 
 class TestWaiting:
-    def test_a_wait_is_not_longer_than_the_deadline(self, items):
-        feed = items.feed()
-        (seed,) = items.start(feed, Now())
-
-        def attempt():
-            began = time.monotonic()
-            batch = feed.open("p0", seed.cursor).fetch(10, 1000, 60.0, Deadline.after(0.1))
-            assert len(batch) == 0
-            return time.monotonic() - began
-
-        assert_prompt(1, attempt, at_most=20)
-
     def test_a_change_elsewhere_does_not_end_it_but_a_split_does(self, items):
         items.store.create_collection("others")
         feed = items.feed()

@@ -177,18 +177,6 @@ class TestCollections:
         with refused(ErrorCategory.CONFLICT, "recreate=True"):
             store.create_collection("items")
 
-    def test_recreated_is_empty_and_another(self, store):
-        store.create_collection("items")
-        store.put("items", "a", {})
-        before = rows(store, "SELECT id, incarnation FROM collections")
-        store.create_collection("items", partitions=2, recreate=True)
-        after = rows(store, "SELECT id, incarnation FROM collections")
-        assert len(after) == 1
-        assert not set(before[0]) & set(after[0])
-        assert store.get("items", "a") is None
-        assert log(store) == []
-        assert len(store.partitions("items")) == 2
-
     def test_one_that_may_exist_is_kept_with_all_it_has(self, store):
         address = store.create_collection("items", partitions=2, exist_ok=True)
         store.put("items", "a", {})

@@ -14,8 +14,8 @@ from pymongo.errors import PyMongoError
 from pymongo.uri_parser import parse_userinfo, split_hosts, split_options
 
 from multiclouddb_api import ClientConfig, invalid_request
+from multiclouddb_api.config import SecretText, settled
 from multiclouddb_api.redaction import redact_url
-from multiclouddb_api.secret import SecretText, settled
 from multiclouddb_api.validators import suggestion
 from multiclouddb_spi.connection import check_names
 from multiclouddb_spi.error_table import one_line

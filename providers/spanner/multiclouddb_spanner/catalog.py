@@ -15,21 +15,40 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_spanner.cancel_scope import CancelScope
-from multiclouddb_spanner.client import DatabaseClient
+from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spanner.config import STREAM_NAME
-from multiclouddb_spanner.statements import how_to_alter, how_to_create, how_to_watch
-from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, unsupported
+from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
 
-__all__ = [
-    "ChangeStreamInfo",
-    "check_address",
-    "check_provisioned",
-    "columns_at",
-    "find",
-    "is_whole",
-    "retention_of",
-]
+_WHOLE_ROWS: Final = "(value_capture_type = 'NEW_ROW_AND_OLD_VALUES')"
+_UNQUOTED: Final = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
+
+
+def quoted(name: str, *, postgres: bool) -> str:
+    """Return a name in the form for a statement."""
+    if not postgres:
+        return name
+    return ".".join(part if _UNQUOTED.fullmatch(part) else f'"{part}"' for part in name.split("."))
+
+
+def how_to_create(table: str, *, postgres: bool) -> str:
+    """Return the statement that creates a change stream of a table."""
+    stream = quoted(f"{table.rpartition('.')[2]}_stream", postgres=postgres)
+    word = "WITH" if postgres else "OPTIONS"
+    return f"CREATE CHANGE STREAM {stream} FOR {quoted(table, postgres=postgres)} {word} {_WHOLE_ROWS}"
+
+
+def how_to_alter(stream: str, *, postgres: bool) -> str:
+    """Return the statement that makes a change stream record whole rows."""
+    word = "SET" if postgres else "SET OPTIONS"
+    return f"ALTER CHANGE STREAM {quoted(stream, postgres=postgres)} {word} {_WHOLE_ROWS}"
+
+
+def how_to_watch(stream: str, table: str, *, postgres: bool) -> str:
+    """Return the statement that makes a change stream watch all columns of a table."""
+    return (
+        f"ALTER CHANGE STREAM {quoted(stream, postgres=postgres)} SET FOR {quoted(table, postgres=postgres)}"
+    )
+
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DAY: Final = 86400
@@ -52,61 +71,42 @@ _Row: TypeAlias = Sequence[Any]
 
 @attrs.frozen
 class ChangeStreamInfo:
-    """A table and the change stream that watches it.
-
-    Attributes:
-        stream: The name of the change stream.
-        table: The name of the table, as the records contain it.
-        key_names: The columns of the table's primary key, in order.
-        postgres: True for a database with the PostgreSQL dialect.
-        whole: True if the stream watches all columns.
-        capture: The value capture type of the stream.
-        retention: The number of seconds for which the stream keeps changes.
-    """
+    """A table and the change stream that watches it."""
 
     stream: str
     table: str
     key_names: tuple[str, ...]
     postgres: bool
-    whole: bool
+    whole: bool  # True if the stream watches all columns
     capture: str
-    retention: int
+    retention: int  # in seconds
 
 
 def find(
-    client: DatabaseClient,
-    address: ResourceAddress,
-    configured: str | None,
-    deadline: Deadline,
-    scope: CancelScope,
+    client: DatabaseClient, address: ResourceAddress, configured: str | None, scope: CancelScope
 ) -> ChangeStreamInfo:
-    """Find the table of an address and its change stream.
-
-    Args:
-        client: The database.
-        address: The table.
-        configured: The change stream that the configuration names, or None.
-        deadline: The time limit.
-        scope: An object through which another thread can cancel the call.
-
-    Raises:
-        ProviderFault: `NOT_FOUND` if the table or stream does not exist, `INVALID_REQUEST` if several streams
-            watch the table or the only stream omits changes, `UNSUPPORTED_CAPABILITY` for a stream in the
-            mode MUTABLE_KEY_RANGE.
-    """
+    """Find the table of an address and its change stream."""
     table = str(address.collection)
     schema, _, name = table.rpartition(".")
-    postgres = _is_postgres(client, deadline, scope)
+    postgres = _is_postgres(client, scope)
     if postgres and schema == _PUBLIC:
         table, schema = name, ""  # records name a table in the default schema without its schema
-    key_names = _key_names(client, schema, name, deadline, scope, postgres=postgres)
+    key_names = _key_names(client, schema, name, scope, postgres=postgres)
     if not key_names:
-        raise _no_table(address)
-    watching = _watching(client, schema, name, deadline, scope, postgres=postgres)
-    options = _options(client, deadline, scope)
+        raise ProviderFault.of(
+            ErrorCategory.NOT_FOUND,
+            f"there is no table {address.collection!r} in database {address.database!r}; check its name, "
+            "also upper and lower case",
+        )
+    watching = _watching(client, schema, name, scope, postgres=postgres)
+    options = _options(client, scope)
     stream = _chosen(table, watching, options, configured, postgres=postgres)
     settings = options.get(stream, {})
-    _check_mode(stream, settings)
+    if settings.get("partition_mode", "").upper() == "MUTABLE_KEY_RANGE":
+        raise unsupported(
+            f"change stream {stream!r} has partition_mode = 'MUTABLE_KEY_RANGE', which is not supported",
+            "create a change stream without that option, and name it in the configuration (change_stream)",
+        )
     return ChangeStreamInfo(
         stream,
         table,
@@ -118,15 +118,11 @@ def find(
     )
 
 
-def table_names(client: DatabaseClient, deadline: Deadline, scope: CancelScope) -> list[str]:
-    """Return the names of the tables in a database.
-
-    The name of a table outside the default schema also contains the name of its schema.
-    """
+def table_names(client: DatabaseClient, scope: CancelScope) -> list[str]:
+    """Return the names of the tables in a database."""
     rows = client.rows(
         "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'",
         2,
-        deadline,
         scope,
     )
     return [
@@ -136,70 +132,27 @@ def table_names(client: DatabaseClient, deadline: Deadline, scope: CancelScope) 
     ]
 
 
-def _no_table(address: ResourceAddress) -> ProviderFault:
-    return ProviderFault.of(
-        ErrorCategory.NOT_FOUND,
-        f"there is no table {address.collection!r} in database {address.database!r}; check its name, also "
-        "upper and lower case",
-    )
-
-
-def _check_mode(stream: str, settings: Mapping[str, str]) -> None:
-    if settings.get("partition_mode", "").upper() == "MUTABLE_KEY_RANGE":
-        raise unsupported(
-            f"change stream {stream!r} has partition_mode = 'MUTABLE_KEY_RANGE', which is not supported",
-            "create a change stream without that option, and name it in the configuration (change_stream)",
-        )
-
-
 def is_whole(
-    client: DatabaseClient,
-    info: ChangeStreamInfo,
-    deadline: Deadline,
-    scope: CancelScope,
-    at: int | None = None,
+    client: DatabaseClient, info: ChangeStreamInfo, scope: CancelScope, at: int | None = None
 ) -> bool | None:
-    """Return whether a stream watches all columns of a table; None if it does not watch the table.
-
-    Args:
-        client: The database.
-        info: The table and the stream.
-        deadline: The time limit.
-        scope: An object through which another thread can cancel the call.
-        at: The time to which the answer refers, in microseconds since 1970; None for the present.
-    """
+    """Return whether a stream watches all columns of a table; None if it does not watch the table."""
     schema, _, name = info.table.rpartition(".")
-    watching = _watching(client, schema, name, deadline, scope, postgres=info.postgres, at=at)
+    watching = _watching(client, schema, name, scope, postgres=info.postgres, at=at)
     return watching.get(info.stream)
 
 
-def retention_of(
-    client: DatabaseClient, info: ChangeStreamInfo, deadline: Deadline, scope: CancelScope
-) -> int:
+def retention_of(client: DatabaseClient, info: ChangeStreamInfo, scope: CancelScope) -> int:
     """Return the current retention of a change stream, in seconds."""
-    return _retention(_options(client, deadline, scope).get(info.stream, {}).get("retention_period", ""))
+    return _retention(_options(client, scope).get(info.stream, {}).get("retention_period", ""))
 
 
-def columns_at(
-    client: DatabaseClient, info: ChangeStreamInfo, at: int, deadline: Deadline, scope: CancelScope
-) -> list[str]:
-    """Return the columns of a table that its changes contained at a given time.
-
-    Generated columns are not included.
-
-    Args:
-        client: The database.
-        info: The table.
-        at: The given time, in microseconds since 1970.
-        deadline: The time limit.
-        scope: An object through which another thread can cancel the call.
-    """
+def columns_at(client: DatabaseClient, info: ChangeStreamInfo, at: int, scope: CancelScope) -> list[str]:
+    """Return the columns of a table that its changes contained at a given time."""
     schema, _, table = info.table.rpartition(".")
     rows = client.rows(
         "SELECT table_schema, table_name, column_name, is_generated FROM information_schema.columns "
         "ORDER BY ordinal_position",
         4,
-        deadline,
         scope,
         at=at,
     )
@@ -210,11 +163,7 @@ def columns_at(
 
 
 def check_provisioned(info: ChangeStreamInfo, spec: FeedSpec) -> None:
-    """Refuse a request that needs old or new rows if the stream's records do not contain such rows.
-
-    Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that contains the statement to run.
-    """
+    """Refuse a request that needs old or new rows if the stream's records do not contain such rows."""
     wanted: list[tuple[str, tuple[str, ...]]] = []
     if spec.new_item_state_mode is NewItemStateMode.REQUIRE:
         wanted.append(("new_item_state_mode", _WITH_ROW))
@@ -239,24 +188,22 @@ def check_provisioned(info: ChangeStreamInfo, spec: FeedSpec) -> None:
 # -- The information schema
 
 
-def _is_postgres(client: DatabaseClient, deadline: Deadline, scope: CancelScope) -> bool:
+def _is_postgres(client: DatabaseClient, scope: CancelScope) -> bool:
     rows = client.rows(
         "SELECT option_value FROM information_schema.database_options WHERE option_name = 'database_dialect'",
         1,
-        deadline,
         scope,
     )
     return any(value == "POSTGRESQL" for (value,) in rows)
 
 
 def _key_names(
-    client: DatabaseClient, schema: str, table: str, deadline: Deadline, scope: CancelScope, *, postgres: bool
+    client: DatabaseClient, schema: str, table: str, scope: CancelScope, *, postgres: bool
 ) -> tuple[str, ...]:
     rows = client.rows(
         "SELECT table_schema, table_name, column_name FROM information_schema.index_columns "
         "WHERE index_type = 'PRIMARY_KEY' ORDER BY ordinal_position",
         3,
-        deadline,
         scope,
     )
     place = [schema or _default(postgres=postgres), table]
@@ -272,7 +219,6 @@ def _watching(
     client: DatabaseClient,
     schema: str,
     table: str,
-    deadline: Deadline,
     scope: CancelScope,
     *,
     postgres: bool,
@@ -281,18 +227,13 @@ def _watching(
     """Return the change streams that watch a table, each with True if it watches all columns."""
     everything = '"all"' if postgres else "`ALL`"
     rows = client.rows(
-        f"SELECT change_stream_name, {everything} FROM information_schema.change_streams",
-        2,
-        deadline,
-        scope,
-        at=at,
+        f"SELECT change_stream_name, {everything} FROM information_schema.change_streams", 2, scope, at=at
     )
     found = {name: True for name, of_all in rows if of_all in (True, "YES")}
     rows = client.rows(
         "SELECT change_stream_name, table_schema, table_name, all_columns "
         "FROM information_schema.change_stream_tables",
         4,
-        deadline,
         scope,
         at=at,
     )
@@ -302,11 +243,10 @@ def _watching(
     return found
 
 
-def _options(client: DatabaseClient, deadline: Deadline, scope: CancelScope) -> dict[str, dict[str, str]]:
+def _options(client: DatabaseClient, scope: CancelScope) -> dict[str, dict[str, str]]:
     rows = client.rows(
         "SELECT change_stream_name, option_name, option_value FROM information_schema.change_stream_options",
         3,
-        deadline,
         scope,
     )
     found: dict[str, dict[str, str]] = {}
@@ -363,10 +303,7 @@ def _chosen(
 def _check_complete(
     table: str, name: str, whole: bool, options: Mapping[str, str], *, postgres: bool
 ) -> None:
-    """Refuse a change stream that omits changes.
-
-    A stream that the configuration names is accepted, because the user has chosen it.
-    """
+    """Refuse a change stream that omits changes."""
     left_out = [option for option in _EXCLUDES if options.get(option, "").lower() == "true"]
     if not whole:
         left_out.append("some columns")
@@ -384,11 +321,7 @@ def _listed(names: Collection[str]) -> str:
 
 
 def check_address(address: ResourceAddress) -> str:
-    """Return the database of an address.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the address names no database.
-    """
+    """Return the database of an address."""
     if address.database is None:
         raise invalid_request(
             "address.database",

@@ -13,7 +13,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 import attrs
@@ -26,14 +27,160 @@ from google.cloud.spanner_v1 import (
     TypeCode,
 )
 
+from multiclouddb_api import ErrorCategory
 from multiclouddb_spanner import forks
-from multiclouddb_spanner.cancel_scope import CancelScope, late
-from multiclouddb_spanner.clock import Clock
 from multiclouddb_spanner.errors import is_lost_session, status_of
 from multiclouddb_spanner.records import rows_of
-from multiclouddb_spi import Deadline
+from multiclouddb_spi import Deadline, ProviderFault, cancelled
 
-__all__ = ["INT64", "STRING", "TIMESTAMP", "Answer", "CancelScope", "DatabaseClient", "Parameter"]
+
+class _Running:
+    """The calls of a caller; at most one of them is running.
+
+    Attributes:
+        call: The call of gRPC that began last, or None.
+    """
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self.call: Any = None
+
+
+_NEVER: Final = Deadline(float("inf"))
+
+
+class CancelScope:
+    """The time limit of a caller's calls, which another thread can cancel."""
+
+    def __init__(self, deadline: Deadline = _NEVER, running: _Running | None = None) -> None:
+        self.deadline = deadline
+        self._running = running or _Running()
+
+    def at(self, deadline: Deadline) -> CancelScope:
+        """Return the scope of the same caller with another time limit."""
+        return CancelScope(deadline, self._running)
+
+    def take(self, call: Any) -> None:
+        """Store the call that is running now."""
+        self._running.call = call
+        if self._running.cancelled.is_set():
+            call.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the running call and every later call."""
+        self._running.cancelled.set()
+        call = self._running.call
+        if call is not None:
+            call.cancel()
+
+    def check(self) -> None:
+        """Raise an error if the calls were cancelled."""
+        if self._running.cancelled.is_set():
+            raise cancelled()
+
+
+def late() -> ProviderFault:
+    """Make the fault for a service that has not answered by the deadline."""
+    return ProviderFault.of(
+        ErrorCategory.TRANSIENT_FAILURE,
+        "the service gave no answer in time; try again, with a longer timeout_seconds if it happens again",
+        retryable=True,
+    )
+
+
+@contextmanager
+def holding(lock: threading.Lock, scope: CancelScope) -> Iterator[None]:
+    """Hold a lock; give up at the deadline, or if another thread cancels the call."""
+    while not lock.acquire(timeout=_LOOK_SECONDS):
+        scope.check()
+        if scope.deadline.passed():
+            raise late()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+_LOOK_SECONDS: Final = 0.1
+_KEPT_SECONDS: Final = 600.0
+# The factor by which the service's clock may run faster than this machine's clock, and the number of
+# microseconds by which commits may be ahead of the service's clock.
+_DRIFT: Final = 1.0001
+_AHEAD: Final = 5_000
+
+
+@attrs.define(eq=False)
+class _Turn:
+    done: threading.Event = attrs.field(factory=threading.Event)
+    found: int = 0
+    error: BaseException | None = None
+
+
+class Clock:
+    """The service's clock.
+
+    The time that the clock returns is equal to or later than the time of every commit that was
+    acknowledged before the request. If several threads request the time while a call is running,
+    these threads share the next call.
+    """
+
+    def __init__(self, asked: Callable[[CancelScope], int]) -> None:
+        self._asked = asked
+        self._lock, self._busy = threading.Lock(), threading.Lock()
+        self._waiting: _Turn | None = None
+        self._answer: tuple[int, float] | None = None
+
+    def now(self, scope: CancelScope) -> int:
+        """Ask the service for its time, in microseconds since 1970."""
+        with self._lock:
+            turn, leads = self._waiting, self._waiting is None
+            if turn is None:
+                turn = self._waiting = _Turn()
+        if leads:
+            self._lead(turn, scope)
+        else:
+            while not turn.done.wait(_LOOK_SECONDS):
+                scope.check()
+                if scope.deadline.passed():
+                    raise late()
+        if turn.error is not None:
+            raise turn.error
+        return turn.found
+
+    def _lead(self, turn: _Turn, scope: CancelScope) -> None:
+        try:
+            with holding(self._busy, scope):
+                with self._lock:
+                    self._waiting = None
+                sent = time.monotonic()
+                turn.found = self._asked(scope)
+                self._answer = (turn.found, sent)
+        except BaseException as error:
+            turn.error = error
+            raise
+        finally:
+            with self._lock:
+                self._waiting = None if self._waiting is turn else self._waiting
+            turn.done.set()
+
+    def passed(self) -> int:
+        """Return the last known time of the service's clock; 0 if no time is known."""
+        answer = self._answer
+        return 0 if answer is None else answer[0]
+
+    def ahead(self) -> int | None:
+        """Return a time slightly ahead of the service's clock, without a call; None if none is known."""
+        # This machine's clock stops while the machine sleeps. A caller that waits for the returned time
+        # notices it.
+        answer = self._answer
+        if answer is None or time.monotonic() - answer[1] > _KEPT_SECONDS:
+            return None
+        return answer[0] + int((time.monotonic() - answer[1]) * 1_000_000 * _DRIFT) + _AHEAD
+
+    def forget(self) -> None:
+        """Forget the last answer, because it is no longer correct."""
+        self._answer = None
+
 
 INT64: Final = int(TypeCode.INT64)
 STRING: Final = int(TypeCode.STRING)
@@ -41,33 +188,15 @@ TIMESTAMP: Final = int(TypeCode.TIMESTAMP)
 
 # The service keeps a session for 28 days, and recommends a new session every week.
 _SESSION_SECONDS: Final = 20 * 3600
-_LOOK_SECONDS: Final = 0.1
 _DELETE_SECONDS: Final = 0.5
 
 
-@attrs.frozen
-class Parameter:
-    """One parameter of a query.
-
-    Attributes:
-        kind: The code of the parameter's type.
-        text: The value of the parameter as text, or None.
-    """
-
-    kind: int
-    text: str | None
+Parameter: TypeAlias = tuple[int, str | None]
+"""A parameter of a query: the code of its type, and its value as text."""
 
 
 class Answer:
-    """The answer to a query, which arrives message by message.
-
-    Args:
-        client: The database.
-        call: The gRPC call.
-        session: The session in which the query runs.
-        expires: The value of `time.monotonic()` at which gRPC ends the call.
-        before: The number of forks when the call started.
-    """
+    """The answer to a query, which arrives message by message."""
 
     def __init__(self, client: DatabaseClient, call: Any, session: str, expires: float, before: int) -> None:
         self._client, self._call, self._session, self.expires = client, call, session, expires
@@ -98,13 +227,7 @@ class Answer:
 
 
 class DatabaseClient:
-    """One database.
-
-    Args:
-        name: The full name of the database.
-        transport: The vendor's transport, with its channel.
-        ours: True if the library made the channel, so that `close` must close it.
-    """
+    """One database."""
 
     def __init__(self, name: str, transport: Any, *, ours: bool) -> None:
         self._name, self._ours = name, ours
@@ -128,25 +251,13 @@ class DatabaseClient:
         self,
         sql: str,
         parameters: Mapping[str, Parameter],
-        deadline: Deadline,
         scope: CancelScope,
         *,
         read_timestamp: bool = False,
         at: int | None = None,
     ) -> Answer:
-        """Start a single-use read, which is a strong read by default.
-
-        If no session is available, the method waits for one; it does not wait for the answer.
-
-        Args:
-            sql: The query.
-            parameters: Maps each name to its value.
-            deadline: The time at which gRPC ends the call.
-            scope: An object through which another thread can cancel the call.
-            read_timestamp: True if the answer must contain the time of the read.
-            at: The time of the data to read, in microseconds since 1970.
-        """
-        session = self._open_session(deadline, scope)
+        """Start a single-use read, which is a strong read by default."""
+        session = self._open_session(scope)
         scope.check()
         request = ExecuteSqlRequest.pb()(session=session, sql=sql)
         options = request.transaction.single_use.read_only
@@ -154,49 +265,30 @@ class DatabaseClient:
             options.strong, options.return_read_timestamp = True, read_timestamp
         else:
             options.read_timestamp.FromMicroseconds(at)
-        for name, parameter in parameters.items():
-            request.param_types[name].code = parameter.kind
-            if parameter.text is None:
+        for name, (kind, text) in parameters.items():
+            request.param_types[name].code = kind
+            if text is None:
                 request.params.fields[name].null_value = 0
             else:
-                request.params.fields[name].string_value = parameter.text
-        return self._answer(self._transport.execute_streaming_sql, request, deadline, scope)
+                request.params.fields[name].string_value = text
+        return self._answer(self._transport.execute_streaming_sql, request, scope)
 
-    def read(self, request: Any, deadline: Deadline, scope: CancelScope) -> Answer:
-        """Begin to read rows.
-
-        Args:
-            request: A `ReadRequest` of protobuf that names no session.
-            deadline: The time at which gRPC ends the call.
-            scope: An object through which another thread can cancel the call.
-        """
-        request.session = self._open_session(deadline, scope)
+    def read(self, request: Any, scope: CancelScope) -> Answer:
+        """Begin to read rows."""
+        request.session = self._open_session(scope)
         scope.check()
-        return self._answer(self._transport.streaming_read, request, deadline, scope)
+        return self._answer(self._transport.streaming_read, request, scope)
 
-    def partition_read(self, request: Any, deadline: Deadline, scope: CancelScope) -> Any:
-        """Ask the service how it would divide a read into parts.
-
-        Args:
-            request: A `PartitionReadRequest` of protobuf that names no session.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-        """
-        request.session = self._open_session(deadline, scope)
+    def partition_read(self, request: Any, scope: CancelScope) -> Any:
+        """Ask the service how it would divide a read into parts."""
+        request.session = self._open_session(scope)
         metadata = self._metadata("session", request.session)
-        return self._waited(self._transport.partition_read, request, metadata, deadline, scope)
+        return self._waited(self._transport.partition_read, request, metadata, scope)
 
-    def _waited(
-        self,
-        method: Any,
-        request: Any,
-        metadata: list[tuple[str, str]],
-        deadline: Deadline,
-        scope: CancelScope,
-    ) -> Any:
+    def _waited(self, method: Any, request: Any, metadata: list[tuple[str, str]], scope: CancelScope) -> Any:
         def make() -> Any:
             with forks.calling() as before:
-                call = method.future(request, timeout=deadline.remaining(), metadata=metadata)
+                call = method.future(request, timeout=scope.deadline.remaining(), metadata=metadata)
                 self._begun(call)
             scope.take(call)
             try:
@@ -210,53 +302,41 @@ class DatabaseClient:
 
         return forks.again(make)
 
-    def _answer(
-        self, method: Callable[..., Any], request: Any, deadline: Deadline, scope: CancelScope
-    ) -> Answer:
+    def _answer(self, method: Callable[..., Any], request: Any, scope: CancelScope) -> Answer:
         session = request.session
         # A call is sent even if its deadline has passed, because gRPC then raises its own error.
         metadata = self._metadata("session", session)
         with forks.calling() as before:
-            call = method(request, timeout=deadline.remaining(), metadata=metadata)
+            call = method(request, timeout=scope.deadline.remaining(), metadata=metadata)
             self._begun(call)
         scope.take(call)
-        return Answer(self, call, session, deadline.at, before)
+        return Answer(self, call, session, scope.deadline.at, before)
 
     def rows(
         self,
         sql: str,
         columns: int,
-        deadline: Deadline,
         scope: CancelScope,
         parameters: Mapping[str, Parameter] | None = None,
         at: int | None = None,
     ) -> list[list[Any]]:
-        """Return all rows of a query. A value is a text, a bool or None.
-
-        Args:
-            sql: The query.
-            columns: The number of columns in a row.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-            parameters: Maps each name to its value.
-            at: The time of the data to read, in microseconds since 1970.
-        """
+        """Return all rows of a query. A value is a text, a bool or None."""
 
         def read() -> list[list[Any]]:
-            answer = self.query(sql, parameters or {}, deadline, scope, at=at)
+            answer = self.query(sql, parameters or {}, scope, at=at)
             return [[_plain(value) for value in row] for rows in rows_of(answer, columns) for row in rows]
 
         return forks.again(read)
 
-    def _ask_time(self, deadline: Deadline, scope: CancelScope) -> int:
-        return forks.again(lambda: self._asked_time(deadline, scope))
+    def _ask_time(self, scope: CancelScope) -> int:
+        def ask() -> int:
+            found = 0
+            for message in self.query("SELECT 1", {}, scope, read_timestamp=True):
+                moment = PartialResultSet.pb(message).metadata.transaction.read_timestamp
+                found = max(found, moment.seconds * 1_000_000 + moment.nanos // 1000)
+            return found
 
-    def _asked_time(self, deadline: Deadline, scope: CancelScope) -> int:
-        found = 0
-        for message in self.query("SELECT 1", {}, deadline, scope, read_timestamp=True):
-            moment = PartialResultSet.pb(message).metadata.transaction.read_timestamp
-            found = max(found, moment.seconds * 1_000_000 + moment.nanos // 1000)
-        return found
+        return forks.again(ask)
 
     def forget(self, session: str) -> None:
         """Forget a session that the service no longer knows."""
@@ -283,10 +363,7 @@ class DatabaseClient:
         return active
 
     def close(self) -> None:
-        """Cancel all calls, delete the session, and close the channel if the library made it.
-
-        The method takes at most a second.
-        """
+        """Cancel all calls, delete the session, and close the channel if the library made it."""
         with self._lock:
             self._closed = True
             active, session, self._session = list(self._active), self._session, None
@@ -299,17 +376,13 @@ class DatabaseClient:
 
     # -- Sessions
 
-    def _open_session(self, deadline: Deadline, scope: CancelScope) -> str:
+    def _open_session(self, scope: CancelScope) -> str:
         session = self._session
         if session is not None and time.monotonic() - session[2] < _SESSION_SECONDS:
             return session[0]
-        while not self._creating.acquire(timeout=_LOOK_SECONDS):
-            scope.check()
-            if deadline.passed():
-                raise late()
-        try:
+        with holding(self._creating, scope):
             if self._session is session:
-                made = self._create(deadline, scope)
+                made = self._create(scope)
                 if session is not None and not session[1]:
                     self._delete(session[0])
                 with self._lock:
@@ -321,26 +394,17 @@ class DatabaseClient:
             if found is None:
                 raise late()
             return found[0]
-        finally:
-            self._creating.release()
 
-    def _create(self, deadline: Deadline, scope: CancelScope) -> tuple[str, bool, float]:
-        """Create a session.
-
-        If the server supports multiplexed sessions, the session is multiplexed. Many queries can
-        use a multiplexed session at the same time.
-        """
+    def _create(self, scope: CancelScope) -> tuple[str, bool, float]:
+        """Create a session."""
         request = CreateSessionRequest.pb()(database=self._name)
         request.session.multiplexed = True
         metadata = self._metadata("database", self._name)
-        made = self._waited(self._transport.create_session, request, metadata, deadline, scope)
+        made = self._waited(self._transport.create_session, request, metadata, scope)
         return made.name, bool(made.multiplexed), time.monotonic()
 
     def _delete(self, session: str) -> None:
-        """Delete a session, which the server would otherwise keep for an hour.
-
-        A failed deletion does no harm.
-        """
+        """Delete a session, which the server would otherwise keep for an hour."""
         request = DeleteSessionRequest.pb()(name=session)
         metadata = self._metadata("name", session)
         with forks.calling():

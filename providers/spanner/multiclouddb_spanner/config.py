@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
@@ -17,10 +16,8 @@ from google.cloud.spanner_v1.database import SPANNER_DATA_SCOPE
 from google.cloud.spanner_v1.services.spanner.transports import SpannerGrpcTransport, SpannerTransport
 
 from multiclouddb_api import ClientConfig, invalid_request
-from multiclouddb_api.secret import settled
+from multiclouddb_api.config import settled
 from multiclouddb_api.validators import suggestion, unknown_name
-
-__all__ = ["ALIVE", "STREAM_NAME", "SpannerConfig"]
 
 _OPTIONS: Final = ("change_stream", "emulator_host", "instance", "project", "url")
 _IN_URL: Final = ("change_stream", "emulator_host")
@@ -59,15 +56,7 @@ _PATTERNS: Final = {
 
 @attrs.frozen
 class SpannerConfig:
-    """The checked configuration of a client.
-
-    Attributes:
-        project: The project.
-        instance: The instance.
-        change_stream: The change stream to read, or None to find the one that watches a table.
-        emulator_host: The host and port of an emulator; None to use `SPANNER_EMULATOR_HOST`, if that variable
-            is set.
-    """
+    """The checked configuration of a client."""
 
     project: str
     instance: str
@@ -76,11 +65,7 @@ class SpannerConfig:
 
     @classmethod
     def from_client(cls, config: ClientConfig) -> SpannerConfig:
-        """Check the `connection` of a client.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST`; the message names the option and says how to correct it.
-        """
+        """Check the `connection` of a client."""
         return settled(_checked, cls, config)
 
     def client(self) -> Any:
@@ -95,11 +80,7 @@ class SpannerConfig:
         )
 
     def transport(self, client: Any) -> SpannerTransport:
-        """Make the transport for one database. Its channel notices a connection that has become silent.
-
-        Args:
-            client: The client that `client` returned.
-        """
+        """Make the transport for one database. Its channel notices a connection that has become silent."""
         host = client.instance(self.instance).emulator_host
         if host is not None:
             return SpannerGrpcTransport(channel=grpc.insecure_channel(host, options=list(ALIVE)))
@@ -141,7 +122,10 @@ def _checked(cls: type[SpannerConfig], config: ClientConfig) -> SpannerConfig:
     for name in ("project", "instance"):
         if options.get(name) is None:
             raise invalid_request(f"connection.{name}", "is missing", _URL)
-    _check_texts(options)
+    for name, (pattern, example) in _PATTERNS.items():
+        value = options.get(name)
+        if value is not None and not (isinstance(value, str) and pattern.fullmatch(value)):
+            raise invalid_request(f"connection.{name}", f"is {value!r}", f"write it like {example!r}")
     return cls(**options)
 
 
@@ -173,12 +157,3 @@ def _parsed(url: object) -> dict[str, Any]:
             raise invalid_request("connection.url", f"names the {name!r} a second time", "name it once")
         found[name] = value
     return found
-
-
-def _check_texts(options: Mapping[str, Any]) -> None:
-    for name, (pattern, example) in _PATTERNS.items():
-        value = options.get(name)
-        if value is None:
-            continue
-        if not isinstance(value, str) or not pattern.fullmatch(value):
-            raise invalid_request(f"connection.{name}", f"is {value!r}", f"write it like {example!r}")

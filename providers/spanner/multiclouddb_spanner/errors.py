@@ -19,23 +19,6 @@ from multiclouddb_spi import Fault
 from multiclouddb_spi.error_table import REPORT, UNAVAILABLE, Row, one_line, row_of_connection
 from multiclouddb_spi.faults import START_AGAIN
 
-__all__ = [
-    "PROVIDER_ID",
-    "STATUSES",
-    "classify",
-    "earliest_of",
-    "interval_of",
-    "is_broken",
-    "is_foreign_partition",
-    "is_lost_session",
-    "is_lost_version",
-    "is_outside_partition",
-    "is_past",
-    "is_without_stream",
-    "status_of",
-    "text_of",
-]
-
 PROVIDER_ID: Final = "spanner"
 
 _Code: Final = grpc.StatusCode
@@ -191,10 +174,7 @@ def interval_of(error: BaseException) -> tuple[str, str] | None:
 
 
 def classify(error: Exception) -> Fault:
-    """Classify a failure.
-
-    This function raises nothing, even for unknown exceptions.
-    """
+    """Classify a failure."""
     status = status_of(error)
     if status is not None:
         return _said(error, status)

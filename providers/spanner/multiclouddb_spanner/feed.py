@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from multiclouddb_api import AtTime, Beginning, ErrorCategory, NewItemStateMode, Now, OldItemStateMode
-from multiclouddb_spanner.cancel_scope import CancelScope
+from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.errors import PROVIDER_ID, is_broken, is_past
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.partitions import survey_of
@@ -38,26 +38,18 @@ from multiclouddb_spi import (
     plan_id_of,
 )
 
-__all__ = ["SpannerFeed", "micros"]
-
 _SECOND: Final = 1_000_000
 _EPOCH: Final = moment_of(0)
 
 
 class SpannerFeed(Feed):
-    """A feed that reads the change stream of one table.
-
-    Args:
-        source: The objects that all readers of the feed share.
-        spec: The request.
-    """
+    """A feed that reads the change stream of one table."""
 
     lists_parents = False
 
     def __init__(self, source: Source, spec: FeedSpec) -> None:
         self.spec = spec
         self._source = source
-        self._scope = CancelScope()
         self._scans = Scans(source, spec)
         name = f"{source.client.name}/changeStreams/{source.info.stream}"
         self.identity = FeedIdentity(PROVIDER_ID, spec.address, name)
@@ -67,13 +59,7 @@ class SpannerFeed(Feed):
         return moment_of(self._now(deadline))
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Return the partitions that are alive at the start. Each partition is read from the start position.
-
-        When a partition is read, its records name its child partitions.
-
-        If a single partition is requested and begins after the start position, reading starts at
-        the beginning of the partition.
-        """
+        """Return the partitions that are alive at the start; each is read from the start position."""
         now = self._now(deadline)
         at, names = now, None
         try:
@@ -90,12 +76,12 @@ class SpannerFeed(Feed):
                     names = self._alive_before(at, deadline)
                     place = Place.at(at if names is None else at - 1, wanted)
                 case Beginning():
-                    at, names = self._source.oldest(now, deadline, self._scope)
-                    if (first := self._source.first_watched(at, deadline, self._scope)) > at:
+                    at, names = self._source.oldest(now, CancelScope(deadline))
+                    if (first := self._source.first_watched(at, CancelScope(deadline))) > at:
                         at, names = first, None  # the stream existed, but did not watch the table yet
                     place = Place.at(at)
             if names is None:
-                names = self._source.partitions(at, deadline, self._scope)
+                names = self._source.partitions(at, CancelScope(deadline))
         except Exception as error:
             raise self._refused(error, at, deadline) or error from error
         seeds = [Seed(name, (), cursor_of(place)) for name in names if partition_id in (None, name)]
@@ -104,23 +90,17 @@ class SpannerFeed(Feed):
         return self._alone(partition_id, place, now, deadline)
 
     def _alive_before(self, at: int, deadline: Deadline) -> list[str] | None:
-        """Return the partitions that were alive just before a time.
-
-        Return None if the stream no longer keeps changes of that time.
-        """
+        """Return the partitions that were alive just before a time."""
         try:
-            return self._source.partitions(at - 1, deadline, self._scope)
+            return self._source.partitions(at - 1, CancelScope(deadline))
         except Exception as error:
             if not is_past(error):
                 raise
             return None
 
     def _alone(self, name: str, place: Place, now: int, deadline: Deadline) -> list[Seed]:
-        """Return the seed (start position) of a partition that is not alive at the start.
-
-        If the partition has ended before the start, the result is empty.
-        """
-        interval = self._source.interval(name, now, deadline, self._scope)
+        """Return the seed (start position) of a partition that is not alive at the start."""
+        interval = self._source.interval(name, now, CancelScope(deadline))
         if interval is None:
             raise ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
@@ -132,10 +112,7 @@ class SpannerFeed(Feed):
         return [Seed(name, (), cursor_of(Place.at(begin, place.since)))] if begin > place.cut.at else []
 
     def longest_wait(self) -> float:
-        """Return how long a query waits in the service until its window ends.
-
-        With a long wait, fewer queries are needed. The waiting time of a query costs nothing.
-        """
+        """Return how long a query waits in the service until its window ends; waiting costs nothing."""
         return 5.0
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
@@ -165,7 +142,7 @@ class SpannerFeed(Feed):
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         """Plan a snapshot (see `SupportsSnapshot.snapshot`)."""
         seeds = self.start(Now(), None, deadline)
-        return plan_scan(self._scans, seeds, segments, deadline, self._scope)
+        return plan_scan(self._scans, seeds, segments, CancelScope(deadline))
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
         """Return the next segments, whose bounds the plan contains."""
@@ -180,34 +157,25 @@ class SpannerFeed(Feed):
         since: datetime | None = None,
         whole: bool = True,
     ) -> Survey:
-        """Return the partitions that are alive now, and what is left of the asked ones.
-
-        The service reports neither the parents of a partition nor what descends from a partition that no
-        longer exists. If one of the asked partitions no longer exists, the heirs are all partitions that were
-        alive at the oldest time that can be read: together they contain every later change, exactly once.
-        """
+        """Return the partitions that are alive now, and what is left of the asked ones."""
+        # The heirs of a partition that no longer exists are all partitions that were alive at the oldest time
+        # that can be read: together they contain every later change, exactly once.
         now = self._now(deadline)
         if not asked:
             names = self._listed(now, deadline)
             return Survey(tuple(Partition(name, (), PartitionState.OPEN) for name in names))
         bound = 0 if since is None else micros(since)
         try:
-            return survey_of(self._source, asked, frozenset(expired), now, bound, deadline, CancelScope())
+            return survey_of(self._source, asked, frozenset(expired), now, bound, CancelScope(deadline))
         except Exception as error:
             raise self._refused(error, now, deadline) or error from error
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """Return the current end of each partition that is alive now.
-
-        The service cannot count or limit records. Therefore this method finds neither a head with a
-        limit on its records nor the end of a partition. The planner finds such heads and ends by
-        reading. If `max_records` is None, the partitions are queried for a change, one after
-        another. After the first change is found, no other partition is queried, because one change
-        is enough to show that the planner must read records. The number of records in the other
-        partitions stays unknown.
-        """
+        """Return the current end of each partition that is alive now."""
+        # The service cannot count or limit records. So a head with a limit is found by reading, and without a
+        # limit one partition with a change is enough to show that the planner must read.
         if max_records is not None:
             return {}
         now = self._now(deadline)
@@ -216,7 +184,7 @@ class SpannerFeed(Feed):
         for name, cursor in cursors.items():
             place = place_of(cursor)
             if name in alive and place.first <= now:
-                lost_at = self._source.check_watched(place.cut.at, deadline, CancelScope())
+                lost_at = self._source.check_watched(place.cut.at, CancelScope(deadline))
                 last = now if lost_at is None else lost_at - 1
                 found = found or self._has_change(name, place, last, deadline)
                 end = cursor_of(Place.at(last + 1, place.since))
@@ -231,10 +199,7 @@ class SpannerFeed(Feed):
         return max(0.0, left)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Compare commit timestamps.
-
-        If the timestamps are equal, compare the changes that were delivered at this timestamp.
-        """
+        """Compare commit timestamps."""
         if is_segment(a) or is_segment(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))
@@ -250,23 +215,20 @@ class SpannerFeed(Feed):
         return describe(place_of(cursor))
 
     def _now(self, deadline: Deadline) -> int:
-        return self._source.client.now(deadline, CancelScope())
+        return self._source.client.now(CancelScope(deadline))
 
     def _listed(self, at: int, deadline: Deadline) -> list[str]:
         try:
-            return self._source.partitions(at, deadline, CancelScope())
+            return self._source.partitions(at, CancelScope(deadline))
         except Exception as error:
             raise self._refused(error, at, deadline) or error from error
 
     def _refused(self, error: Exception, at: int, deadline: Deadline) -> Exception | None:
-        return self._source.translated(error, at, deadline, CancelScope())
+        return self._source.translated(error, at, CancelScope(deadline))
 
     def _has_change(self, name: str, place: Place, now: int, deadline: Deadline) -> bool:
-        """Return True if there is a change after a position and up to the present time.
-
-        The service may already have sent a whole window when the answer is cancelled. Therefore a small
-        window is read first.
-        """
+        """Return True if there is a change after a position and up to the present time."""
+        # An answer that is cancelled may already be on its way, so a small window is read first.
         start, length = place.cut.at, max(0, now - place.cut.at)
         for end in dict.fromkeys((start + length // 100, start + length // 10, start + length)):
             if self._has_change_until(name, place, start, end, deadline):
@@ -275,23 +237,18 @@ class SpannerFeed(Feed):
         return False
 
     def _has_change_until(self, name: str, place: Place, start: int, end: int, deadline: Deadline) -> bool:
-        def look(item: Item) -> bool | None:
-            return (isinstance(item, DataRecord) and _is_after(item, place)) or None
+        def is_new(item: Item) -> bool:
+            if not isinstance(item, DataRecord) or item.at < place.since:
+                return False
+            mark = (ordered(item.sequence), len(item.mods))
+            return not place.cut.has(item.at, item.transaction, mark)
 
         try:
-            found = self._source.find_first(name, start, end, look, deadline, CancelScope())
+            return self._source.has(name, start, end, is_new, CancelScope(deadline))
         except Exception as error:
             if is_broken(error):
                 return True  # it is unknown; a reader requests smaller answers
             raise self._refused(error, start, deadline) or error from error
-        return found is not None
-
-
-def _is_after(record: DataRecord, place: Place) -> bool:
-    if record.at < place.since:
-        return False
-    mark = (ordered(record.sequence), len(record.mods))
-    return not place.cut.has(record.at, record.transaction, mark)
 
 
 def micros(moment: datetime) -> int:

@@ -14,13 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 from multiclouddb_api import ErrorCategory, invalid_request
 from multiclouddb_spi import Fault, ProviderFault
-
-__all__ = ["Caller", "Interrupted", "again", "calling", "check", "count", "receiving", "watch"]
 
 _T = TypeVar("_T")
 # The maximum time for which a fork waits until no thread is in gRPC.
@@ -35,13 +33,6 @@ _HELD_SECONDS: Final = 3.0
 _GRPC_THREADS: Final = ("(channel_spin)", "(managed_target)")
 
 
-class Caller(Protocol):
-    """An object whose calls may still be running after its methods have returned."""
-
-    def interrupt(self) -> list[Any]:
-        """Cancel all calls, without waiting until they have ended. Return the calls."""
-
-
 class Interrupted(ProviderFault):
     """Raised by a call that a fork of the process cancelled. The caller can make the same call again."""
 
@@ -51,42 +42,22 @@ class Interrupted(ProviderFault):
 
 
 class _Process:
-    """The calls, threads and forks of this process.
-
-    Attributes:
-        changed: Notified when an entry of `starting`, `receiving` or `forking` is removed. A thread
-            holds the lock of `changed` while the thread changes another attribute, except
-            `cancelled`.
-        starting: The threads of the calls that are being started.
-        receiving: The threads that wait for a message.
-        forking: The threads that are in `os.fork`.
-        forks: The number of forks that this process has begun so far.
-        callers: The objects that make gRPC calls.
-        used: True if `callers` has ever contained an object.
-        cancelled: The calls that were cancelled because of forks that are now running. The list
-            keeps the cancelled calls, so that no thread frees a call during a fork.
-        disturbed: True if a call was started during a fork.
-        broken: True if gRPC may not work in this process.
-    """
+    """The calls, threads and forks of this process."""
 
     def __init__(self, *, broken: bool = False) -> None:
         self.changed = threading.Condition()
-        self.starting: dict[object, int] = {}
-        self.receiving: dict[object, int] = {}
-        self.forking: list[int] = []
+        self.starting: dict[object, int] = {}  # the threads of the calls that are being started
+        self.receiving: dict[object, int] = {}  # the threads that wait for a message
+        self.forking: list[int] = []  # the threads that are in `os.fork`
         self.forks = 0
-        self.callers: WeakSet[Caller] = WeakSet()
-        self.cancelled: list[Any] = []
-        self.used = self.disturbed = False
-        self.broken = broken
+        self.callers: WeakSet[Any] = WeakSet()  # the objects that make calls
+        self.cancelled: list[Any] = []  # kept during a fork, so that no thread frees a call
+        self.used = self.disturbed = False  # disturbed: a call was started during a fork
+        self.broken = broken  # gRPC may not work in this process
 
 
 class _Fork(threading.local):
-    """The fork that this thread is making; in the child process, only this thread exists.
-
-    Attributes:
-        quiet: True if no thread was in gRPC.
-    """
+    """The fork that this thread is making; in the child process, only this thread exists."""
 
     quiet = False
 
@@ -97,13 +68,8 @@ _fork = _Fork()
 _inherited: list[Any] = []
 
 
-def watch(caller: Caller) -> None:
-    """Interrupt the calls of an object at each fork.
-
-    Args:
-        caller: The object that makes the calls. This module keeps only a weak reference to the
-            object.
-    """
+def watch(caller: Any) -> None:
+    """Interrupt the calls of an object at each fork."""
     process = _process
     with process.changed:
         process.callers.add(caller)
@@ -112,14 +78,8 @@ def watch(caller: Caller) -> None:
 
 @contextmanager
 def calling() -> Iterator[int]:
-    """Make every fork wait while the `with` block starts a call.
-
-    The `with` block starts when no fork is running. If a fork takes too long, the block starts
-    anyway, and the child process of the fork cannot use gRPC.
-
-    Yields:
-        The number of forks so far.
-    """
+    """Make every fork wait while the `with` block starts a call; yield the number of forks so far."""
+    # If a fork takes too long, the block starts anyway, and the child process cannot use gRPC.
     process, mark, thread = _process, object(), threading.get_ident()
     try:
         with process.changed:
@@ -155,11 +115,7 @@ def count() -> int:
 
 
 def again(call: Callable[[], _T]) -> _T:
-    """Make a call, and make it again each time that a fork interrupts it. Return its result.
-
-    Args:
-        call: The function that makes the call.
-    """
+    """Make a call, and make it again each time that a fork interrupts it. Return its result."""
     while True:
         try:
             return call()
@@ -168,13 +124,7 @@ def again(call: Callable[[], _T]) -> _T:
 
 
 def check() -> None:
-    """Raise an error if gRPC may not work in this process.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if gRPC was in use when this process was forked. In
-            most cases, code outside this library was using gRPC, because a fork ends the calls of
-            this library.
-    """
+    """Raise an error if gRPC may not work in this process."""
     if _process.broken:
         raise invalid_request(
             "process",
@@ -204,10 +154,7 @@ def _before_fork() -> None:
 
 
 def _wait_for_others(marks: dict[object, int], until: float) -> None:
-    """Wait until no other thread is making a call.
-
-    A signal handler may fork while its own thread is making a call.
-    """
+    """Wait until no other thread is making a call."""
     process, thread = _process, threading.get_ident()
     with process.changed:
         process.changed.wait_for(

@@ -23,8 +23,6 @@ from multiclouddb_spi.cut import Cut
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Change", "Changes", "SpannerMapper", "View", "has_new", "has_old", "place_after"]
-
 _TYPES: Final = {"INSERT": ChangeType.CREATE, "UPDATE": ChangeType.UPDATE, "DELETE": ChangeType.DELETE}
 _TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
 _WITH_ROW: Final = frozenset({"NEW_ROW", "NEW_ROW_AND_OLD_VALUES"})
@@ -34,12 +32,7 @@ _DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, Attribut
 
 
 class Change(NamedTuple):
-    """One change of a row. Each change becomes one event.
-
-    Attributes:
-        record: The service's record that contains the change.
-        nth: The place of the change in this record.
-    """
+    """One change of a row. Each change becomes one event."""
 
     record: DataRecord
     nth: int
@@ -47,12 +40,7 @@ class Change(NamedTuple):
 
 @attrs.frozen(eq=False)
 class Changes(Sequence[Change]):
-    """The changes of one batch.
-
-    Attributes:
-        begin: The position before these changes.
-        items: The changes.
-    """
+    """The changes of one batch."""
 
     begin: Place
     items: list[Change]
@@ -66,17 +54,7 @@ class Changes(Sequence[Change]):
 
 @attrs.frozen
 class View:
-    """The properties that are the same for all events of one partition.
-
-    Attributes:
-        address: The table.
-        partition_id: The public id of the partition.
-        key_names: The columns of the primary key, in order.
-        with_new: True if events include the new row.
-        with_old: True if events include the old row.
-        native: True if events include the service's record.
-        whole: False if the rows are incomplete, because the stream does not watch all columns.
-    """
+    """The properties that are the same for all events of one partition."""
 
     address: ResourceAddress
     partition_id: str
@@ -84,7 +62,7 @@ class View:
     with_new: bool = True
     with_old: bool = False
     native: bool = False
-    whole: bool = True
+    whole: bool = True  # False if the stream does not watch all columns
 
 
 def has_new(record: DataRecord) -> bool:
@@ -100,13 +78,7 @@ def has_old(record: DataRecord) -> bool:
 
 
 def place_after(begin: Place, changes: Sequence[Change], count: int) -> Place:
-    """Return the position after the first `count` changes.
-
-    Args:
-        begin: The position before the first change.
-        changes: The changes that follow this position.
-        count: The number of changes, at least one.
-    """
+    """Return the position after the first `count` changes."""
     at = changes[count - 1].record.at
     delivered = dict(begin.cut.delivered) if begin.cut.at == at else {}
     marks: dict[str, tuple[str, int]] = {}
@@ -120,10 +92,7 @@ def place_after(begin: Place, changes: Sequence[Change], count: int) -> Place:
 
 
 def _first_of(changes: Sequence[Change], index: int) -> int:
-    """Return the index of the first change that belongs to the same record as the given change.
-
-    Earlier changes of the record may already have been delivered.
-    """
+    """Return the index of the first change that belongs to the same record as the given change."""
     record, nth = changes[index]
     return bisect_left(changes, True, max(0, index - nth), index, key=lambda each: each.record is record)
 
@@ -132,10 +101,7 @@ def _first_of(changes: Sequence[Change], index: int) -> int:
 
 
 def _loaded(texts: Any) -> dict[str, Any]:
-    """Return the values of a row by column.
-
-    If the service sent parsed values instead of a JSON text, the result is a copy.
-    """
+    """Return the values of a row by column."""
     found = orjson.loads(texts) if type(texts) is str else dict(texts or {})
     if type(found) is not dict:
         raise TypeError("no row")
@@ -183,10 +149,7 @@ def _mods(changes: Iterable[Change]) -> Iterator[tuple[DataRecord, Mod]]:
 
 
 def _names(changes: Sequence[Change]) -> tuple[list[str], list[str]]:
-    """Return the ids and the order keys of changes.
-
-    Together, the commit timestamp, transaction, record and place identify a change.
-    """
+    """Return the ids and the order keys of changes."""
     ids, orders = [], []
     previous: DataRecord | None = None
     head = order = ""
@@ -296,11 +259,7 @@ def _json_texts(rows: Iterable[dict[str, Any] | None]) -> pa.Array:
 
 @attrs.frozen
 class SpannerMapper(Mapper):
-    """Maps the changes of one partition to events and to Arrow.
-
-    Attributes:
-        view: The properties that are the same for all events of the partition.
-    """
+    """Maps the changes of one partition to events and to Arrow."""
 
     view: View
 

@@ -4,40 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from multiclouddb_spanner.cancel_scope import CancelScope
+from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.position import Place, cursor_of, place_of
 from multiclouddb_spanner.source import Source
-from multiclouddb_spi import Cursor, Deadline, Partition, PartitionState, Seed, Survey
-
-__all__ = ["survey_of"]
+from multiclouddb_spi import Cursor, Partition, PartitionState, Seed, Survey
 
 
 def survey_of(
-    source: Source,
-    asked: Mapping[str, Cursor],
-    expired: Set[str],
-    now: int,
-    since: int,
-    deadline: Deadline,
-    scope: CancelScope,
+    source: Source, asked: Mapping[str, Cursor], expired: Set[str], now: int, since: int, scope: CancelScope
 ) -> Survey:
-    """State which of the asked partitions existed at the oldest time that can be read, or began later.
-
-    The service reports neither parents nor the end of a partition that is gone. A partition exists at its own
-    position. So a position at or after the oldest time shows that the partition exists, and a position before
-    it shows that the partition is gone, unless the partition was alive at the oldest time.
-
-    Args:
-        source: The change stream.
-        asked: Maps each partition to its position, or to None if no position is known; not empty.
-        expired: Those whose position was refused.
-        now: The service's time.
-        since: Changes older than this time are not needed.
-        deadline: The time limit.
-        scope: An object through which another thread can cancel the calls.
-    """
-    oldest, alive_then = source.oldest(now, deadline, scope)
-    alive_now = source.partitions(now, deadline, scope)
+    """State which of the asked partitions existed at the oldest time that can be read, or began later."""
+    # The service reports neither parents nor the end of a partition that is gone. A partition exists at its
+    # own position. So a position at or after the oldest time shows that the partition exists, and a position
+    # before it shows that the partition is gone, unless the partition was alive at the oldest time.
+    oldest, alive_then = source.oldest(now, scope)
+    alive_now = source.partitions(now, scope)
     # A partition that ends at the oldest time has changes of that time, but is not alive then.
     then, cut = set(alive_then), cursor_of(Place.at(oldest, max(since, oldest + 1)))
     present: dict[str, Cursor] = dict.fromkeys(alive_now)
@@ -51,7 +32,7 @@ def survey_of(
             present[name] = cursor
         elif cursor is not None and name not in present:
             gone.append(name)
-        elif (interval := source.interval(name, now, deadline, scope)) is not None:
+        elif (interval := source.interval(name, now, scope)) is not None:
             begin, end = interval
             if end < oldest:
                 gone.append(name)

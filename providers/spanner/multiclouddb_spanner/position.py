@@ -23,19 +23,6 @@ import attrs
 from multiclouddb_spi import Cursor, InvalidCursor, Position
 from multiclouddb_spi.cut import Cut
 
-__all__ = [
-    "Place",
-    "compare",
-    "cursor_of",
-    "describe",
-    "fixed_text",
-    "micros_of",
-    "moment_of",
-    "ordered",
-    "place_of",
-    "text_at",
-]
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = 253_402_300_799_999_999  # the end of the year 9999
 _MOST_SEQUENCE: Final = 64
@@ -45,16 +32,10 @@ _WHOLE: Final = len("2026-01-31T12:00:00")
 
 @attrs.frozen
 class Place:
-    """A position.
-
-    Attributes:
-        cut: The position from which to read.
-        since: Changes committed before this time are not needed; 0 if this time is not later than the
-            position.
-    """
+    """A position."""
 
     cut: Cut
-    since: int = 0
+    since: int = 0  # changes committed before this time are not wanted; 0 if it is not later than the cut
 
     @classmethod
     def at(cls, at: int, since: int = 0) -> Place:
@@ -73,11 +54,7 @@ def cursor_of(place: Place) -> Cursor:
 
 
 def place_of(cursor: Cursor) -> Place:
-    """Convert a stored position to a `Place`; the inverse of `cursor_of`.
-
-    Raises:
-        InvalidCursor: Raised if the cursor is not a position in a change stream.
-    """
+    """Convert a stored position to a `Place`; the inverse of `cursor_of`."""
     match cursor:
         case [int() as at, int() as since] if _is_moment(at) and _is_moment(since) and since > at:
             return Place(Cut(at), since)
@@ -97,11 +74,7 @@ def _is_mark(mark: tuple[str | int, ...]) -> bool:
 
 
 def compare(a: Place, b: Place) -> int | None:
-    """Compare two positions in one partition; return -1, 0 or 1.
-
-    Return None if both positions are inside the same commit, and each position includes delivered
-    changes that the other position does not include.
-    """
+    """Compare two positions in one partition; return -1, 0, 1, or None if neither includes the other."""
     return _from(a).compare(_from(b))
 
 
@@ -122,12 +95,7 @@ def _described(at: int, *, is_inside: bool) -> Position:
 
 
 def ordered(sequence: str) -> str:
-    """Convert the sequence of a record to a text that sorts like the number.
-
-    The service writes a sequence with eight digits. A longer number is prefixed with a letter,
-    because letters sort after digits. The letter depends on the number of digits: the more digits,
-    the later the letter is in the alphabet.
-    """
+    """Convert the sequence of a record to a text that sorts like the number."""
     more = len(sequence) - _SEQUENCE_DIGITS
     if more <= 0:
         return sequence if more == 0 else sequence.rjust(_SEQUENCE_DIGITS, "0")
@@ -143,15 +111,7 @@ def _seconds(text: str) -> int:
 
 
 def micros_of(text: str, *, up: bool = False) -> int:
-    """Convert a time that the service wrote in RFC 3339 and UTC to microseconds since 1970.
-
-    Args:
-        text: The text, with up to nine digits after the decimal point.
-        up: True to round up to the next microsecond; otherwise the time is rounded down.
-
-    Raises:
-        ValueError: Raised if the text is not a valid time.
-    """
+    """Convert a time that the service wrote in RFC 3339 and UTC to microseconds since 1970."""
     whole, rest = text[:_WHOLE], text[_WHOLE:]
     if len(whole) < _WHOLE:
         raise ValueError(f"{text[:40]!r} is not a timestamp")
@@ -172,10 +132,7 @@ def moment_of(micros: int) -> datetime:
 
 @lru_cache(maxsize=256)
 def text_at(micros: int) -> str:
-    """Return a time in the format that the service accepts.
-
-    All returned texts have the same length, so they sort by time.
-    """
+    """Return a time in the format that the service accepts."""
     return f"{moment_of(micros).isoformat(timespec='microseconds').removesuffix('+00:00')}Z"
 
 

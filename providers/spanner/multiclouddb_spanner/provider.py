@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from typing import Any, ClassVar, Final
-from weakref import WeakSet
 
 from google.auth.exceptions import GoogleAuthError
 from google.cloud.spanner_v1.client import Client
@@ -19,13 +18,12 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_spanner import forks
-from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.catalog import check_address, check_provisioned, find, table_names
-from multiclouddb_spanner.client import DatabaseClient
+from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.errors import PROVIDER_ID, classify
 from multiclouddb_spanner.feed import SpannerFeed
-from multiclouddb_spanner.source import Slots, Source
+from multiclouddb_spanner.source import Source
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 
 __all__ = ["CAPABILITIES", "PLUGIN", "SpannerPlugin", "SpannerProvider"]
@@ -80,23 +78,15 @@ CAPABILITIES: Final = CapabilitySet(
 
 
 class SpannerProvider(Provider):
-    """The provider for one Spanner instance.
-
-    Args:
-        client: The vendor's client.
-        config: The configuration.
-        ours: True if the library made the client.
-    """
+    """The provider for one Spanner instance."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
     def __init__(self, client: Any, config: SpannerConfig, *, ours: bool) -> None:
         self._client, self._config, self._ours = client, config, ours
-        self._slots = Slots(_KEPT_ANSWERS)
+        self._slots = threading.Semaphore(_KEPT_ANSWERS)
         self._lock = threading.Lock()
         self._databases: dict[str, DatabaseClient] = {}
-        self._sources: WeakSet[Source] = WeakSet()
-        self._closed = False
         self._admin: Any = None
 
     def capabilities(self) -> CapabilitySet:
@@ -106,11 +96,9 @@ class SpannerProvider(Provider):
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> SpannerFeed:
         """Find the table and its change stream, and check which rows the stream's records contain."""
         database = self._database(check_address(spec.address))
-        info = find(database, spec.address, self._config.change_stream, deadline, CancelScope())
+        info = find(database, spec.address, self._config.change_stream, CancelScope(deadline))
         check_provisioned(info, spec)
-        source = Source(database, info, self._slots)
-        self._sources.add(source)
-        return SpannerFeed(source, spec)
+        return SpannerFeed(Source(database, info, self._slots), spec)
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
         """Return the tables of a database, or of all databases (see `SupportsCollections`)."""
@@ -118,7 +106,7 @@ class SpannerProvider(Provider):
         return [
             ResourceAddress(name, table)
             for name in names
-            for table in table_names(self._database(name), deadline, CancelScope())
+            for table in table_names(self._database(name), CancelScope(deadline))
         ]
 
     def _database_names(self, deadline: Deadline) -> list[str]:
@@ -134,15 +122,8 @@ class SpannerProvider(Provider):
         return classify(error)
 
     def close(self) -> None:
-        """Cancel every reader and call, delete the sessions, and close the library's channels.
-
-        The method takes at most a second.
-        """
-        for source in list(self._sources):
-            for reader in list(source.readers):
-                reader.cancel()
+        """Cancel every call, delete the sessions, and close the library's channels, within a second."""
         with self._lock:
-            self._closed = True
             databases, self._databases = list(self._databases.values()), {}
         for database in databases:
             database.close()
@@ -178,21 +159,11 @@ class SpannerPlugin(ProviderPlugin):
         return CAPABILITIES
 
     def check(self, config: ClientConfig) -> None:
-        """Check the names and the values in `connection`.
-
-        Args:
-            config: The client's configuration, which is later passed to `connect`.
-        """
+        """Check the names and the values in `connection`."""
         SpannerConfig.from_client(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> SpannerProvider:
-        """Make the vendor's client, without calling the service.
-
-        Args:
-            config: `connection` contains a `url`, `spanner://PROJECT/INSTANCE`, or `project` and `instance`.
-                `connection` may also contain `change_stream` and `emulator_host`.
-            native_client: A `google.cloud.spanner.Client`, which is used unchanged.
-        """
+        """Make the vendor's client, without calling the service."""
         forks.check()
         checked = SpannerConfig.from_client(config)
         if native_client is None:

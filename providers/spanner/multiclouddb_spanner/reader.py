@@ -8,30 +8,17 @@ from typing import Final
 
 import attrs
 
-from multiclouddb_spanner.cancel_scope import CancelScope
+from multiclouddb_spanner.catalog import how_to_alter, how_to_watch
+from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.errors import is_broken
 from multiclouddb_spanner.forks import Interrupted
 from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, View, has_new, has_old, place_after
 from multiclouddb_spanner.position import Place, cursor_of, moment_of, ordered
-from multiclouddb_spanner.query import Window
 from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Item
-from multiclouddb_spanner.source import Source
-from multiclouddb_spanner.statements import how_to_alter, how_to_watch
-from multiclouddb_spi import (
-    Batch,
-    Child,
-    Continue,
-    Deadline,
-    Drained,
-    Outcome,
-    Reached,
-    Reader,
-    unsupported,
-)
+from multiclouddb_spanner.source import Source, Window
+from multiclouddb_spi import Batch, Child, Continue, Deadline, Drained, Outcome, Reached, Reader, unsupported
 from multiclouddb_spi.arrival import SILENT_SECONDS, answer_deadline
 from multiclouddb_spi.cut import Cut
-
-__all__ = ["SpannerReader"]
 
 _SECOND: Final = 1_000_000
 _WAIT: Final = 5 * _SECOND
@@ -50,17 +37,7 @@ _REST: Final = 10
 
 
 class SpannerReader(Reader):
-    """Reads a partition forward in windows of time. Each window is a query that ends by itself.
-
-    Args:
-        source: The objects that all readers of the feed share.
-        view: The properties that are the same for all events of the partition.
-        token: The partition.
-        place: The position from which to read.
-        until: The position after which to stop, or None.
-        require_new: True if every event must include its new row.
-        require_old: True if every event must include its old row.
-    """
+    """Reads a partition forward in windows of time. Each window is a query that ends by itself."""
 
     def __init__(
         self,
@@ -91,14 +68,9 @@ class SpannerReader(Reader):
         self._span = _SPAN
         self._outcome: Outcome = Continue()
         self._requests = 0
-        source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """Return the next changes up to the service's current time, or up to `wait` seconds later.
-
-        If an answer has more changes than requested, it stays open for the next call, at most until
-        the answer's deadline.
-        """
+        """Return the next changes up to the service's current time, or up to `wait` seconds later."""
         self._scope.check()
         deadline = answer_deadline(deadline)
         begin, began = self._place, time.monotonic()
@@ -121,7 +93,7 @@ class SpannerReader(Reader):
             if self._place != begin:
                 # The next fetch raises the error if it persists.
                 return self._batch(begin, taken, 0, caught_up=False)
-            ours = self._source.translated(error, begin.cut.at, deadline, self._scope, self._token)
+            ours = self._source.translated(error, begin.cut.at, self._scope.at(deadline), self._token)
             if ours is None:
                 raise
             raise ours from error
@@ -138,7 +110,6 @@ class SpannerReader(Reader):
     def close(self) -> None:
         """Cancel the call whose answer is still being received."""
         self._end_window()
-        self._source.readers.discard(self)
 
     # -- Windows
 
@@ -159,7 +130,7 @@ class SpannerReader(Reader):
             window.cancel()
         if self._kept:
             self._kept = False
-            self._source.slots.give()
+            self._source.slots.release()
         self._items.clear()
         self._children.clear()
         self._used = 0
@@ -168,14 +139,14 @@ class SpannerReader(Reader):
         """Keep an unfinished window open if a slot is free; otherwise end the window."""
         if self._window is None or self._kept:
             return
-        self._kept = self._source.slots.take()
+        self._kept = self._source.slots.acquire(blocking=False)
         if not self._kept:
             self._span = max(_LEAST_SPAN, self._span // 2)
             self._end_window()
 
     def _open_window(self, wait: float, deadline: Deadline) -> Window:
         client, start = self._source.client, self._place.cut.at
-        hole = self._source.check_watched(start, deadline, self._scope)
+        hole = self._source.check_watched(start, self._scope.at(deadline))
         last = start + (self._source.spans.of(self._token) or self._span)
         if self._until is not None:
             last = min(last, _last_of(self._until))
@@ -188,19 +159,19 @@ class SpannerReader(Reader):
             ahead = client.ahead()
             if ahead is None:
                 self._requests += 1
-                ahead = client.now(deadline, self._scope)
+                ahead = client.now(self._scope.at(deadline))
             end, current = min(last, ahead + min(int(wait * _SECOND), _WAIT)), last > ahead
             waits = max(0.0, (end - ahead) / _SECOND)
             deadline = deadline.sooner(waits + SILENT_SECONDS)
         else:
             self._requests += 1
-            now = client.now(deadline, self._scope)
+            now = client.now(self._scope.at(deadline))
             current = last >= now
             end = min(last, now)
         self._requests += 1
         self._from, self._count = self._place, 0
         self._window = self._source.window(
-            self._token, start, max(start, end), deadline, self._scope, waits=waits, current=current
+            self._token, start, max(start, end), self._scope.at(deadline), waits=waits, current=current
         )
         return self._window
 
@@ -209,11 +180,7 @@ class SpannerReader(Reader):
     def _read(
         self, taken: list[Change], max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> tuple[int, bool | None]:
-        """Take the available changes.
-
-        Return the size of the changes, and True if no change is left. None means that it is unknown
-        whether a change is left.
-        """
+        """Take the changes; return their size, and whether no change is left (None: unknown)."""
         nbytes, begin = 0, self._place
         while True:
             window = self._window or self._open_window(wait, deadline)
@@ -256,8 +223,9 @@ class SpannerReader(Reader):
                         if end < stop:
                             break
                 case Heartbeat(at):
-                    if not self._children:
-                        self._move(taken, begin, at)
+                    # All changes before this time were sent.
+                    if not (self._children or taken) and self._place.cut.at < at:
+                        self._place = Place.at(at, self._since)
                 case Children(at, parents):
                     cursor = cursor_of(Place.at(at, self._since))
                     self._children |= {
@@ -271,16 +239,8 @@ class SpannerReader(Reader):
             self._place = place_after(begin, taken, len(taken))
         return nbytes
 
-    def _move(self, taken: list[Change], begin: Place, at: int) -> None:
-        """Move the position to a time, because all changes before that time were sent."""
-        if not taken and self._place.cut.at < at:
-            self._place = Place.at(at, self._since)
-
     def _wanted(self, record: DataRecord) -> tuple[int, int]:
-        """Return the wanted changes of a record.
-
-        Changes that were already delivered or lie after the bound are not wanted.
-        """
+        """Return the wanted changes of a record."""
         start, stop = 0, len(record.mods)
         if record.at < self._since:
             return stop, stop
@@ -292,14 +252,7 @@ class SpannerReader(Reader):
         return start, stop
 
     def _lacks(self, record: DataRecord, taken: list[Change]) -> bool:
-        """Return True if a record lacks a required row.
-
-        The changes before the incomplete record are delivered first.
-
-        Raises:
-            ProviderFault: Raised if a record lacks a required row, and no change before the record
-                can be delivered.
-        """
+        """Return True if a record lacks a required row."""
         new = has_new(record) or not self._require_new
         old = has_old(record) or not self._require_old
         whole = self._view.whole and record.shape.whole
@@ -329,7 +282,7 @@ class SpannerReader(Reader):
         """If rows are wanted, store in the record whether the stream watched all columns."""
         view, shape = self._view, record.shape
         wanted = view.whole and (view.with_new or view.with_old) and (has_new(record) or has_old(record))
-        if not (wanted and shape.whole) or self._source.watched_whole(record, deadline, self._scope):
+        if not (wanted and shape.whole) or self._source.watched_whole(record, self._scope.at(deadline)):
             return record
         return attrs.evolve(record, shape=attrs.evolve(shape, whole=False))
 
@@ -357,7 +310,8 @@ class SpannerReader(Reader):
     def _batch(
         self, begin: Place, taken: list[Change], nbytes: int, *, caught_up: bool | None, pause: float = 0.0
     ) -> Batch:
-        at = self._place.first
+        at, now = self._place.first, self._source.client.passed()
+        left = at / _SECOND + self._source.info.retention - now / _SECOND
         return Batch(
             Changes(begin, taken),
             self._mapper,
@@ -368,15 +322,9 @@ class SpannerReader(Reader):
             caught_up=caught_up,
             poll_after=pause if caught_up and not taken else 0.0,
             watermark=moment_of(at),
-            headroom=self._headroom(at),
+            headroom=max(0.0, left) if now else None,
             requests=self._requests,
         )
-
-    def _headroom(self, at: int) -> float | None:
-        now = self._source.client.passed()
-        if not now:
-            return None
-        return max(0.0, at / _SECOND + self._source.info.retention - now / _SECOND)
 
 
 def _from(place: Place) -> Cut:

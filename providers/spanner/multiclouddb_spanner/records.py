@@ -18,33 +18,12 @@ from multiclouddb_spanner.position import micros_of
 from multiclouddb_spanner.values import Converter, converter, json_converter
 from multiclouddb_spi import collector_paused
 
-__all__ = [
-    "Children",
-    "DataRecord",
-    "Heartbeat",
-    "Item",
-    "Mod",
-    "Shape",
-    "Shapes",
-    "parse_rows",
-    "plain_value",
-    "rows_of",
-    "shape_of",
-    "values_of",
-]
-
 _MOST_SHAPES: Final = 4096
 _MOD_BYTES: Final = 400
 
 
 class Mod(NamedTuple):
-    """One change of one row: JSON texts, or parsed values if the service sends values instead of texts.
-
-    Attributes:
-        keys: The primary key.
-        new: The new values of the row, without the key.
-        old: The old values of the row, without the key.
-    """
+    """One change of one row: JSON texts, or parsed values if the service sends values instead of texts."""
 
     keys: Any
     new: Any
@@ -53,82 +32,46 @@ class Mod(NamedTuple):
 
 @attrs.frozen(eq=False)
 class Shape:
-    """The columns of a record, with their converters.
-
-    Attributes:
-        names: The names of the columns.
-        python: Maps a column to the function that converts its value to a Python value, if conversion is
-            needed.
-        json: Maps a column to the function that converts its value for the library's JSON.
-        problem: The reason why the columns cannot be read, or None.
-        whole: False if the rows are incomplete, because the stream did not watch all columns of the
-            table.
-    """
+    """The columns of a record, with their converters."""
 
     names: tuple[str, ...]
-    python: Mapping[str, Converter] = attrs.field(factory=dict)
-    json: Mapping[str, Converter] = attrs.field(factory=dict)
-    problem: str | None = None
-    whole: bool = True
+    python: Mapping[str, Converter] = attrs.field(factory=dict)  # for columns whose values are converted
+    json: Mapping[str, Converter] = attrs.field(factory=dict)  # the same, for the library's JSON
+    problem: str | None = None  # why the columns cannot be read
+    whole: bool = True  # False if the stream did not watch all columns of the table
 
 
 @attrs.frozen(eq=False)
 class DataRecord:
-    """Changes that one transaction made to one table, of one kind and with the same columns.
-
-    Attributes:
-        at: The commit timestamp, in microseconds since 1970.
-        commit: The commit timestamp, as the service wrote it.
-        sequence: The place of the record among the transaction's records in this partition.
-        transaction: The transaction's id.
-        table: The table.
-        shape: The columns of the record.
-        mods: The changes.
-        kind: `INSERT`, `UPDATE` or `DELETE`.
-        capture: The value capture type that the stream had when the changes were made.
-        by_expiry: True if a row deletion policy deleted the rows; None if the service deleted them and named
-            no reason.
-        native: A function that returns the fields of the record as the service sent them, without the
-            changes.
-        nbytes: The approximate memory size of the record.
-    """
+    """Changes that one transaction made to one table, of one kind and with the same columns."""
 
     at: int
-    commit: str
-    sequence: str
+    commit: str  # the commit timestamp, as the service wrote it
+    sequence: str  # the place among the transaction's records in this partition
     transaction: str
     table: str
     shape: Shape
     mods: Sequence[Mod]
     kind: str
-    capture: str
-    by_expiry: bool | None
-    native: Callable[[], dict[str, Any]]
+    capture: str  # the value capture type that the stream had when the changes were made
+    by_expiry: bool | None  # None if the service deleted the rows and named no reason
+    native: Callable[[], dict[str, Any]]  # the record as the service sent it, without its changes
     nbytes: int
 
 
 @attrs.frozen
 class Heartbeat:
-    """A record that confirms that all changes up to a given time were sent.
-
-    Attributes:
-        at: The given time, in microseconds since 1970.
-    """
+    """A record that confirms that all changes up to a given time were sent."""
 
     at: int
 
 
 @attrs.frozen
 class Children:
-    """A record that ends the partition and names the partitions that follow.
-
-    Attributes:
-        at: The time at which the children start, in microseconds since 1970.
-        parents: Maps each child to all its parents.
-    """
+    """A record that ends the partition and names the partitions that follow."""
 
     at: int
-    parents: Mapping[str, tuple[str, ...]]
+    parents: Mapping[str, tuple[str, ...]]  # all parents of each child
 
 
 Item: TypeAlias = DataRecord | Heartbeat | Children
@@ -162,12 +105,7 @@ class Shapes:
         self._known: dict[bytes, Shape] = {}
 
     def find(self, key: bytes, columns: Callable[[], Iterable[tuple[str, Any]]]) -> Shape:
-        """Return the shape, which contains the names and converters of the given columns.
-
-        Args:
-            key: The column descriptions, serialized to bytes in any format.
-            columns: A function that parses the bytes to names and types.
-        """
+        """Return the shape, which contains the names and converters of the given columns."""
         shape = self._known.get(key)
         if shape is None:
             if len(self._known) >= _MOST_SHAPES:
@@ -177,11 +115,7 @@ class Shapes:
 
 
 def shape_of(columns: Iterable[tuple[str, Any]]) -> Shape:
-    """Make a shape, which contains the names and converters of the given columns.
-
-    Args:
-        columns: The name and type of each column.
-    """
+    """Make a shape, which contains the names and converters of the given columns."""
     columns = tuple(columns)
     names = tuple(name for name, _ in columns)
     try:
@@ -197,25 +131,13 @@ def shape_of(columns: Iterable[tuple[str, Any]]) -> Shape:
 
 
 def rows_of(messages: Iterable[PartialResultSet], columns: int = 1) -> Iterator[list[list[Any]]]:
-    """Return the rows of a query's answer without decoding them, message by message.
-
-    Args:
-        messages: The answer.
-        columns: The number of columns in a row.
-    """
+    """Return the rows of a query's answer without decoding them, message by message."""
     for values in values_of(messages, columns):
         yield [values[at : at + columns] for at in range(0, len(values), columns)]
 
 
 def values_of(messages: Iterable[PartialResultSet], columns: int) -> Iterator[list[Any]]:
-    """Return the values of whole rows without decoding them, row after row, message by message.
-
-    A value that is divided at the end of a message continues at the beginning of the next message.
-
-    Args:
-        messages: The answer.
-        columns: The number of columns in a row.
-    """
+    """Return the values of whole rows without decoding them, row after row, message by message."""
     values: list[Any] = []
     cut = False
     for message in messages:
@@ -234,35 +156,22 @@ def values_of(messages: Iterable[PartialResultSet], columns: int) -> Iterator[li
 
 
 def _merged(first: Any, second: Any) -> Any:
-    """Join two texts, or two lists.
-
-    If lists are joined, the last element of the first list and the first element of the second list are also
-    joined.
-    """
+    """Join two texts, or two lists."""
     made = type(first)()
     if first.HasField("string_value"):
         made.string_value = first.string_value + second.string_value
         return made
     start, rest = list(first.list_value.values), list(second.list_value.values)
-    if start and rest and _is_mergeable(start[-1], rest[0]):
-        start[-1:] = [_merged(start[-1], rest.pop(0))]
+    if start and rest:
+        kinds = {start[-1].WhichOneof("kind"), rest[0].WhichOneof("kind")}
+        if kinds in ({"string_value"}, {"list_value"}):
+            start[-1:] = [_merged(start[-1], rest.pop(0))]
     made.list_value.values.extend(start + rest)
     return made
 
 
-def _is_mergeable(first: Any, second: Any) -> bool:
-    kinds = {first.WhichOneof("kind"), second.WhichOneof("kind")}
-    return kinds in ({"string_value"}, {"list_value"})
-
-
 def parse_rows(rows: Iterable[Sequence[Any]], table: str, shapes: Shapes) -> Iterator[Item]:
-    """Return the items in the rows of a change stream, except changes of other tables.
-
-    Args:
-        rows: The rows of the answer; each has one column.
-        table: The table whose changes are requested.
-        shapes: The column descriptions (shapes) of the feed's records.
-    """
+    """Return the items in the rows of a change stream, except changes of other tables."""
     for (value,) in rows:
         if value.HasField("string_value"):
             yield from _of_json(orjson.loads(value.string_value), table, shapes)

@@ -14,15 +14,13 @@ from google.cloud.spanner_v1 import PartialResultSet, TypeCode
 from multiclouddb_api import ChangeEvent, ChangeType
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_spanner.cancel_scope import CancelScope
-from multiclouddb_spanner.client import Answer
-from multiclouddb_spanner.cutting import key_text, range_read
+from multiclouddb_spanner.client import Answer, CancelScope
 from multiclouddb_spanner.errors import is_broken, is_lost_version
 from multiclouddb_spanner.forks import Interrupted
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.position import moment_of
 from multiclouddb_spanner.records import Shape, plain_value, shape_of, values_of
-from multiclouddb_spanner.snapshots import Scans, Span, floor_of
+from multiclouddb_spanner.snapshots import Scans, Span, floor_of, key_text, range_read
 from multiclouddb_spanner.values import integers
 from multiclouddb_spi import (
     Batch,
@@ -38,8 +36,6 @@ from multiclouddb_spi import (
 )
 from multiclouddb_spi.arrival import answer_deadline
 
-__all__ = ["SegmentReader"]
-
 Row: TypeAlias = Sequence[Any]
 """A row: its values in protobuf, in the order of the columns, with the key columns first."""
 
@@ -49,10 +45,6 @@ class _Rows:
     """Some rows. One list contains the values of all rows, row after row.
 
     Making a list for each row would take longer.
-
-    Attributes:
-        values: Values of protobuf.
-        width: The number of values of a row.
     """
 
     values: list[Any]
@@ -87,12 +79,7 @@ _NO_ROWS: Final = _Rows([], 1)
 
 @attrs.frozen(eq=False)
 class _Columns:
-    """The columns of an answer to a read.
-
-    Attributes:
-        shape: The names of the columns, and the functions that convert their values.
-        codes: The codes of the columns' types.
-    """
+    """The columns of an answer to a read."""
 
     shape: Shape
     codes: tuple[str, ...]
@@ -134,13 +121,7 @@ def _kind(type_: Any) -> dict[str, Any]:
 
 @attrs.frozen(eq=False)
 class _Mapper(Mapper):
-    """Maps rows that were all read at the same timestamp.
-
-    Attributes:
-        view: The properties that are the same for all events of the segment.
-        span: The segment. The mapper does not use `span.after`.
-        columns: The columns of the rows.
-    """
+    """Maps rows that were all read at the same timestamp."""
 
     view: View
     span: Span
@@ -197,13 +178,7 @@ class _Mapper(Mapper):
 
 
 class SegmentReader(Reader):
-    """Reads one segment forward with one read of its key range, which stays open between fetches.
-
-    Args:
-        scans: The information about the table that the scans of the feed share.
-        view: The properties that are the same for all events of the segment.
-        span: The segment, including the position at which the read starts.
-    """
+    """Reads one segment forward with one read of its key range, which stays open between fetches."""
 
     def __init__(self, scans: Scans, view: View, span: Span) -> None:
         self._scans, self._source = scans, scans.source
@@ -223,14 +198,9 @@ class SegmentReader(Reader):
         self._bytes = 0
         self._requests = 0
         self._looked = False
-        self._source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """Return the next rows.
-
-        If an answer has more rows than requested, it stays open for the next call, at most until
-        the answer's deadline.
-        """
+        """Return the next rows."""
         self._scope.check()
         deadline = answer_deadline(deadline)
         begin = self._span.cursor()
@@ -239,7 +209,7 @@ class SegmentReader(Reader):
         if isinstance(self._outcome, Scanned):
             return self._batch(begin, taken, 0)
         try:
-            found = self._scans.check(self._span.began, deadline, self._scope, lately=self._looked)
+            found = self._scans.check(self._span.began, self._scope.at(deadline), lately=self._looked)
             self._looked = True
             self._look_at(whole=found.whole)
             nbytes = self._take(taken, max_records, max_bytes, deadline)
@@ -252,7 +222,7 @@ class SegmentReader(Reader):
             if not taken:
                 # Read at a later time. This is correct, because the stream also delivers the changes since
                 # the snapshot.
-                later = self._source.client.now(deadline, self._scope)
+                later = self._source.client.now(self._scope.at(deadline))
                 self._span = attrs.evolve(self._span, at=later)
         self._keep_answer()
         return self._batch(begin, taken, nbytes)
@@ -264,16 +234,11 @@ class SegmentReader(Reader):
     def close(self) -> None:
         """Cancel the answer that is still open."""
         self._end_answer()
-        self._source.readers.discard(self)
 
     # -- The answer
 
     def _look_at(self, *, whole: bool) -> None:
-        """Check the stream.
-
-        If the stream does not watch all columns, the events of the stream and the events of the
-        scan contain no rows.
-        """
+        """Check the stream."""
         if whole != self._view.whole:
             self._end_answer()
             self._rows, self._used = _NO_ROWS, 0
@@ -283,12 +248,12 @@ class SegmentReader(Reader):
     def _begin(self, deadline: Deadline) -> None:
         view, span, scans = self._view, self._span, self._scans
         whole = view.whole and (view.with_new or view.native)
-        names = scans.columns(span.at, whole=whole, deadline=deadline, scope=self._scope)
+        names = scans.columns(span.at, whole=whole, scope=self._scope.at(deadline))
         self._requests += 1
         table = self._source.info.table
         self._limit, self._arrived = self._source.row_limits.of(view.partition_id) or 0, 0
         request = range_read(table, names, self._received, span.end, span.at, self._limit)
-        self._answer = self._source.client.read(request, deadline, self._scope)
+        self._answer = self._source.client.read(request, self._scope.at(deadline))
         messages, width = self._metered(self._answer), len(names)
         self._messages = (_Rows(values, width) for values in values_of(messages, width))
 
@@ -306,15 +271,12 @@ class SegmentReader(Reader):
             answer.cancel()
         if self._kept:
             self._kept = False
-            self._source.slots.give()
+            self._source.slots.release()
 
     def _keep_answer(self) -> None:
-        """Leave an unfinished answer open if a slot is free.
-
-        The rows that were already received are kept even if no slot is free.
-        """
+        """Leave an unfinished answer open if a slot is free."""
         if self._answer is not None and not self._kept:
-            self._kept = self._source.slots.take()
+            self._kept = self._source.slots.acquire(blocking=False)
             if not self._kept:
                 self._end_answer()
 

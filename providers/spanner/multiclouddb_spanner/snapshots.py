@@ -23,20 +23,23 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import attrs
+import grpc
 import orjson
+from google.cloud.spanner_v1 import PartitionReadRequest, ReadRequest
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.catalog import ChangeStreamInfo, check_provisioned, columns_at, find
-from multiclouddb_spanner.cutting import bounds_of
+from multiclouddb_spanner.client import CancelScope, DatabaseClient
+from multiclouddb_spanner.errors import status_of
+from multiclouddb_spanner.forks import again
 from multiclouddb_spanner.position import moment_of, place_of, text_at
+from multiclouddb_spanner.records import plain_value, rows_of
 from multiclouddb_spanner.source import Source
 from multiclouddb_spi import (
     Cursor,
-    Deadline,
     FeedSpec,
     InvalidCursor,
     ProviderFault,
@@ -45,16 +48,6 @@ from multiclouddb_spi import (
     Segment,
     segment_id_of,
 )
-
-__all__ = [
-    "Scans",
-    "Span",
-    "cut",
-    "floor_of",
-    "is_segment",
-    "plan_scan",
-    "span_of",
-]
 
 _SECOND: Final = 1_000_000
 _MOST: Final = 2**62
@@ -67,31 +60,19 @@ _MARGIN: Final = 120 * _SECOND
 
 
 def floor_of(at: int) -> str:
-    """Return the `order_key` of the rows of a snapshot taken at the given time.
-
-    This floor is greater than the `order_key` of every change up to this time, and less than the `order_key`
-    of every later change.
-    """
+    """Return the `order_key` of the rows of a snapshot taken at the given time."""
     return f"{text_at(at)}|~"
 
 
 @attrs.frozen
 class Span:
-    """The content of the cursor of a segment.
-
-    Attributes:
-        plan_id: The id of the plan.
-        began: The time T of the snapshot.
-        at: The time at which rows are read.
-        after: The key after which to read; "" means to begin with the first key.
-        end: The last key to read, which is included; "" means to read to the last key.
-    """
+    """The content of the cursor of a segment."""
 
     plan_id: str
-    began: int
-    at: int
-    after: str
-    end: str
+    began: int  # the time T of the snapshot
+    at: int  # the time at which rows are read
+    after: str  # the key after which to read, or "" to begin with the first key
+    end: str  # the last key to read, or "" to read to the last key
 
     def cursor(self) -> Cursor:
         """Return the position in the form that a token stores."""
@@ -108,11 +89,7 @@ def is_segment(cursor: Cursor) -> bool:
 
 
 def span_of(cursor: Cursor) -> Span:
-    """Convert a stored position to a `Span`; the inverse of `Span.cursor`.
-
-    Raises:
-        InvalidCursor: Raised if the cursor does not belong to a segment.
-    """
+    """Convert a stored position to a `Span`; the inverse of `Span.cursor`."""
     if not is_segment(cursor):
         raise InvalidCursor("it is no segment of a snapshot")
     plan_id, began, later, after, end = cast("tuple[str, int, int, str, str]", cursor)
@@ -131,12 +108,7 @@ def _is_key(text: str) -> bool:
 
 
 class Scans:
-    """Stores recent information about the table, for all scans of one feed.
-
-    Args:
-        source: The table and its change stream.
-        spec: The specification of the feed.
-    """
+    """Stores recent information about the table, for all scans of one feed."""
 
     def __init__(self, source: Source, spec: FeedSpec) -> None:
         self.source, self.spec = source, spec
@@ -145,42 +117,24 @@ class Scans:
         self._checked: tuple[float, int, ChangeStreamInfo] | None = None
         self._lock = threading.Lock()
 
-    def check(
-        self, began: int, deadline: Deadline, scope: CancelScope, *, lately: bool = False
-    ) -> ChangeStreamInfo:
-        """Check that the table and the change stream are still those of a snapshot.
-
-        A result that is up to half a second old is accepted.
-
-        Old rows of a dropped table can still be read, so a successful read does not prove that the table
-        exists.
-
-        Args:
-            began: The time of the snapshot.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-            lately: True to accept a result that is up to five seconds old.
-
-        Raises:
-            ProviderFault: Raised if the table or the stream was dropped or recreated, or the stream no longer
-                contains the required data.
-        """
+    def check(self, began: int, scope: CancelScope, *, lately: bool = False) -> ChangeStreamInfo:
+        """Check that the table and the change stream are still those of a snapshot."""
         with self._lock:
             checked = self._checked
         kept = _LATELY_SECONDS if lately else _KEPT_SECONDS
         if checked is not None and checked[1] <= began and time.monotonic() - checked[0] < kept:
             return checked[2]
         started = time.monotonic()
-        info = self._check(began, deadline, scope)
+        info = self._check(began, scope)
         with self._lock:
             self._checked = (started, began, info)
         return info
 
-    def _check(self, began: int, deadline: Deadline, scope: CancelScope) -> ChangeStreamInfo:
+    def _check(self, began: int, scope: CancelScope) -> ChangeStreamInfo:
         source, (when, info) = self.source, self._info
         if time.monotonic() - when > _KEPT_SECONDS:
             when = time.monotonic()
-            info = find(source.client, self.spec.address, source.info.stream, deadline, scope)
+            info = find(source.client, self.spec.address, source.info.stream, scope)
             self._info = (when, info)
         check_provisioned(info, self.spec)
         if info.key_names != source.info.key_names:
@@ -188,29 +142,22 @@ class Scans:
                 ErrorCategory.NOT_FOUND,
                 f"table {info.table!r} was dropped and created again with another primary key; start again",
             )
-        now = source.client.now(deadline, scope)
+        now = source.client.now(scope)
         at = max(began, now - source.info.retention * _SECOND + _MARGIN)
         try:
-            source.partitions(min(at, now), deadline, scope)
+            source.partitions(min(at, now), scope)
         except Exception as error:
-            raise source.translated(error, at, deadline, scope, "of the snapshot") or error from error
+            raise source.translated(error, at, scope, "of the snapshot") or error from error
         return info
 
-    def columns(self, at: int, *, whole: bool, deadline: Deadline, scope: CancelScope) -> list[str]:
-        """Return the columns that the table had at a given time, key columns first.
-
-        Args:
-            at: The given time, in microseconds since 1970.
-            whole: False to return only the key columns.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-        """
+    def columns(self, at: int, *, whole: bool, scope: CancelScope) -> list[str]:
+        """Return the columns that the table had at a given time, key columns first."""
         info = self.source.info
         if not whole:
             return list(info.key_names)
         known = self._columns.get((at, whole))
         if known is None:
-            known = columns_at(self.source.client, info, at, deadline, scope)
+            known = columns_at(self.source.client, info, at, scope)
             if not known:
                 raise ProviderFault.of(
                     ErrorCategory.NOT_FOUND, f"table {info.table!r} was dropped; create it and start again"
@@ -221,41 +168,26 @@ class Scans:
         return known
 
 
-def plan_scan(
-    scans: Scans, seeds: Sequence[Seed], segments: int | None, deadline: Deadline, scope: CancelScope
-) -> ScanPlan:
-    """Plan a scan.
-
-    Args:
-        scans: The scans of the feed.
-        seeds: The start of the stream, from `Feed.start` with `Now()`.
-        segments: The number of segments that the application requests, or None.
-        deadline: The time limit.
-        scope: An object through which another thread can cancel the call.
-    """
+def plan_scan(scans: Scans, seeds: Sequence[Seed], segments: int | None, scope: CancelScope) -> ScanPlan:
+    """Plan a scan."""
     # `Now()` is directly after the time that was read. Therefore the stream starts exactly where the rows of
     # that time end.
     began, source = place_of(seeds[0].cursor).first - 1, scans.source
-    scans.check(began, deadline, scope)
-    bounds, records = bounds_of(source.client, source.info, began, segments, deadline, scope)
+    scans.check(began, scope)
+    bounds, records = bounds_of(source.client, source.info, began, segments, scope)
     plan_id = secrets.token_hex(6)
     cursor: Cursor = [plan_id, began, 0, "", [*bounds]]
     return ScanPlan(plan_id, cursor, tuple(seeds), floor_of(began), moment_of(began), len(bounds), records)
 
 
 def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
-    """Take the next segments from a plan.
-
-    Args:
-        cursor: The plan.
-        count: The maximum number of segments.
-
-    Raises:
-        InvalidCursor: Raised if the cursor is not a plan.
-    """
+    """Take the next segments from a plan."""
     match cursor:
         case [str() as plan_id, int() as began, int() as number, str() as after, [*bounds]] if (
-            _are_moments(began, number) and _is_key(after) and bounds and all(map(_is_bound, bounds))
+            _are_moments(began, number)
+            and _is_key(after)
+            and bounds
+            and all(type(each) is str and _is_key(each) for each in bounds)
         ):
             pass
         case _:
@@ -268,5 +200,104 @@ def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
     return found, [plan_id, began, number, after, bounds[count:]] if bounds[count:] else None
 
 
-def _is_bound(value: object) -> bool:
-    return type(value) is str and _is_key(value)
+_SEGMENTS: Final = 8
+_MOST_SEGMENTS: Final = 1000
+_SMALL: Final = 1000
+_PROBES: Final = 2
+_REFUSED: Final = frozenset({grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED})
+
+
+def key_text(values: Sequence[Any]) -> str:
+    """Return a key, given as values of protobuf, as text."""
+    return orjson.dumps([plain_value(value) for value in values]).decode()
+
+
+def range_read(table: str, columns: Sequence[str], after: str, end: str, at: int, limit: int = 0) -> Any:
+    """Make the request that reads a range of keys in the order of the primary key, without a session."""
+    request = ReadRequest.pb()(table=table, columns=columns, limit=limit)
+    request.transaction.single_use.read_only.read_timestamp.FromMicroseconds(at)
+    part = request.key_set.ranges.add()
+    # A key without parts matches every key. As an included bound, it therefore does not limit the range.
+    start = part.start_open if after else part.start_closed
+    start.SetInParent()
+    start.extend(orjson.loads(after) if after else ())
+    part.end_closed.SetInParent()
+    part.end_closed.extend(orjson.loads(end) if end else ())
+    return request
+
+
+def bounds_of(
+    client: DatabaseClient, info: ChangeStreamInfo, at: int, segments: int | None, scope: CancelScope
+) -> tuple[list[str], int | None]:
+    """Return the last key of each segment ("" for the last one), and the number of rows if it is known."""
+    request = range_read(info.table, info.key_names, "", "", at, _SMALL + 1)
+    keys = _keys(client, request, len(info.key_names), scope)
+    count = min(segments or (1 if len(keys) <= _SMALL else _SEGMENTS), _MOST_SEGMENTS)
+    if len(keys) <= _SMALL:
+        size = max(1, -(-len(keys) // count))
+        return [*keys[size - 1 : len(keys) - 1 : size], ""], len(keys)
+    if count == 1:
+        return [""], None
+    try:
+        return [*_thinned(_cuts(client, info, at, count, scope), count - 1), ""], None
+    except grpc.RpcError as error:
+        if status_of(error) not in _REFUSED:
+            raise
+        return [""], None
+
+
+def _keys(
+    client: DatabaseClient, request: Any, width: int, scope: CancelScope, *, first: bool = False
+) -> list[str]:
+    """Return the keys that a read returns; if `first` is True, return only the first key."""
+
+    def read() -> list[str]:
+        answer, keys = client.read(request, scope), []
+        try:
+            for rows in rows_of(answer, width):
+                keys += [key_text(row) for row in rows]
+                if first and keys:
+                    return keys[:1]
+        finally:
+            answer.cancel()
+        return keys
+
+    return again(read)
+
+
+def _cuts(
+    client: DatabaseClient, info: ChangeStreamInfo, at: int, count: int, scope: CancelScope
+) -> list[str]:
+    """Return the first keys of the parts of the table, in table order."""
+    half = time.monotonic() + scope.deadline.remaining() / 2
+    asked = PartitionReadRequest.pb()(table=info.table, columns=info.key_names)
+    asked.transaction.begin.read_only.read_timestamp.FromMicroseconds(at)
+    asked.key_set.all_ = True
+    asked.partition_options.max_partitions = count
+    told = client.partition_read(asked, scope)
+    first: dict[str, None] = {}
+    for part in _thinned(told.partitions, _PROBES * count):
+        request = ReadRequest.pb()(table=info.table, columns=info.key_names)
+        request.transaction.id = told.transaction.id
+        request.key_set.all_ = True
+        request.partition_token = part.partition_token
+        found = _keys(client, request, len(info.key_names), scope, first=True)
+        first.update(dict.fromkeys(found))
+        if time.monotonic() > half:
+            break
+    if len(first) < 2:
+        return []
+    # The keys are sorted by the service, which returns rows in table order, whatever their keys are.
+    request = ReadRequest.pb()(table=info.table, columns=info.key_names)
+    request.transaction.single_use.read_only.read_timestamp.FromMicroseconds(at)
+    for key in first:
+        request.key_set.keys.add().extend(orjson.loads(key))
+    # No row lies before the first key.
+    return _keys(client, request, len(info.key_names), scope)[1:]
+
+
+def _thinned(items: Sequence[Any], most: int) -> list[Any]:
+    """Return at most the given number of items, chosen at even intervals."""
+    if len(items) <= most:
+        return list(items)
+    return [items[number * len(items) // most] for number in range(most)]

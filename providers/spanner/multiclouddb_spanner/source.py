@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeVar
-from weakref import WeakSet
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import attrs
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spanner.cancel_scope import CancelScope
-from multiclouddb_spanner.catalog import ChangeStreamInfo, columns_at, is_whole, retention_of
-from multiclouddb_spanner.client import DatabaseClient
+from multiclouddb_spanner.catalog import (
+    ChangeStreamInfo,
+    columns_at,
+    how_to_create,
+    how_to_watch,
+    is_whole,
+    retention_of,
+)
+from multiclouddb_spanner.client import (
+    INT64,
+    STRING,
+    TIMESTAMP,
+    Answer,
+    CancelScope,
+    DatabaseClient,
+)
 from multiclouddb_spanner.errors import (
     earliest_of,
     interval_of,
@@ -24,17 +36,47 @@ from multiclouddb_spanner.errors import (
 )
 from multiclouddb_spanner.forks import again
 from multiclouddb_spanner.position import micros_of, text_at
-from multiclouddb_spanner.query import Window, begin_query, list_partitions
-from multiclouddb_spanner.records import DataRecord, Item, Shapes
-from multiclouddb_spanner.statements import how_to_create, how_to_watch
-from multiclouddb_spanner.watched import WatchedColumns
-from multiclouddb_spanner.watching import WatchedTimes
-from multiclouddb_spi import Deadline, ProviderFault, Reader
+from multiclouddb_spanner.records import Children, DataRecord, Item, Shapes, parse_rows, rows_of
+from multiclouddb_spanner.watched import WatchedColumns, WatchedTimes, first_at
+from multiclouddb_spi import ProviderFault, collector_paused
 from multiclouddb_spi.faults import START_AGAIN, START_ANEW, expired
 
-__all__ = ["RequestSizes", "Slots", "Source"]
+# The interval of the service's heartbeats. Windows end by themselves, so the provider rarely needs
+# heartbeats.
+_HEARTBEAT_MS: Final = "60000"
 
-_T = TypeVar("_T")
+
+class Window:
+    """A query of one partition between two times, both included."""
+
+    def __init__(
+        self, answer: Answer, table: str, shapes: Shapes, end: int, *, waits: float, current: bool
+    ) -> None:
+        # `waits`: by how many seconds `end` was ahead of the clock; `current`: if it reaches the present.
+        self.end, self.waits, self.current = end, waits, current
+        self.began = time.monotonic()
+        self._answer = answer
+        self._messages: Iterator[list[Item]] = (_parsed(rows, table, shapes) for rows in rows_of(answer))
+
+    @property
+    def expires(self) -> float:
+        """Return the value of `time.monotonic()` at which gRPC ends the call."""
+        return self._answer.expires
+
+    def next(self) -> list[Item] | None:
+        """Return the records of the next message, or None after the last message."""
+        return next(self._messages, None)
+
+    def cancel(self) -> None:
+        """End the query. Calling this method again does nothing."""
+        self._answer.cancel()
+
+
+def _parsed(rows: Sequence[Sequence[Any]], table: str, shapes: Shapes) -> list[Item]:
+    with collector_paused():  # parsing makes many objects, and all of them are still in use
+        return list(parse_rows(rows, table, shapes))
+
+
 _SECOND = 1_000_000
 # The permitted difference between the oldest readable time and the current time minus the retention period.
 _SLACK = 60 * _SECOND
@@ -51,36 +93,11 @@ _FULL_ROWS = 4096
 _ARRIVED = 4
 
 
-class Slots:
-    """Limits the number of streamed responses that stay open between two reads.
-
-    Each open answer occupies a stream of the gRPC connection. A gRPC connection carries at most a hundred
-    streams at a time; every further stream would have to wait until another stream ends.
-
-    Args:
-        most: The maximum number of open answers.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._free = threading.Semaphore(most)
-
-    def take(self) -> bool:
-        """Take a slot. Return False if no slot is free."""
-        return self._free.acquire(blocking=False)
-
-    def give(self) -> None:
-        """Release a slot."""
-        self._free.release()
-
-
 class RequestSizes:
     """The sizes of the next requests, after a connection has broken within an answer.
 
     The service sends up to a megabyte in one message of gRPC. If a connection breaks within a message,
     nothing of it arrives. Therefore the next request is a quarter as large, and later ones are larger again.
-
-    Args:
-        full: The size from which on a request needs no limit.
     """
 
     def __init__(self, full: int) -> None:
@@ -110,185 +127,121 @@ class RequestSizes:
 
 
 class Source:
-    """One change stream, and the table whose changes are read from the stream.
+    """One change stream, and the table whose changes are read from the stream."""
 
-    Args:
-        client: The database.
-        info: The stream.
-        slots: The slots, which limit the number of answers that the client keeps open.
-
-    Attributes:
-        spans: The lengths of the next queries of partitions, in microseconds.
-        row_limits: The numbers of rows of the next reads of segments.
-        resume_at: The end of the last period that was found in which the stream did not watch the table.
-    """
-
-    def __init__(self, client: DatabaseClient, info: ChangeStreamInfo, slots: Slots) -> None:
+    def __init__(self, client: DatabaseClient, info: ChangeStreamInfo, slots: threading.Semaphore) -> None:
         self.client, self.info, self.slots = client, info, slots
         self.shapes = Shapes()
         self.spans, self.row_limits = RequestSizes(_FULL_SPAN), RequestSizes(_FULL_ROWS)
-        self.readers: WeakSet[Reader] = WeakSet()
-        self._watched = WatchedColumns(self._is_whole)
+        self._watched = WatchedColumns(lambda at, scope: is_whole(client, self.info, scope, at) is True)
         self._checking = threading.Lock()
         self._watched_at = time.monotonic()
         self._times: WatchedTimes | None = None
         self._looked_at = 0.0
         self.resume_at = 0
 
-    def partitions(self, at: int, deadline: Deadline, scope: CancelScope) -> list[str]:
+    def _begin(self, token: str | None, start: int, end: int | None, scope: CancelScope) -> Answer:
+        till = None if end is None else text_at(end)
+        values = [(TIMESTAMP, text_at(start)), (TIMESTAMP, till), (STRING, token), (INT64, _HEARTBEAT_MS)]
+        if self.info.postgres:
+            sql = f'SELECT * FROM spanner."read_json_{self.info.stream}"($1, $2, $3, $4, NULL)'
+            names = ("p1", "p2", "p3", "p4")
+        else:
+            sql = (
+                f"SELECT ChangeRecord FROM READ_{self.info.stream}(start_timestamp => @s, "
+                "end_timestamp => @e, partition_token => @t, heartbeat_milliseconds => @h)"
+            )
+            names = ("s", "e", "t", "h")
+        return self.client.query(sql, dict(zip(names, values, strict=True)), scope)
+
+    def partitions(self, at: int, scope: CancelScope) -> list[str]:
         """Return the partitions that are alive at a given time."""
-        return list_partitions(self.client, self.info, at, deadline, scope)
+
+        def ask() -> list[str]:
+            shapes, tokens = Shapes(), dict[str, None]()
+            for rows in rows_of(self._begin(None, at, None, scope)):
+                for item in parse_rows(rows, self.info.table, shapes):
+                    if isinstance(item, Children):
+                        tokens.update(dict.fromkeys(item.parents))
+            return list(tokens)
+
+        return again(ask)
 
     def window(
         self,
         token: str,
         start: int,
         end: int,
-        deadline: Deadline,
         scope: CancelScope,
         *,
         waits: float = 0.0,
         current: bool = False,
     ) -> Window:
-        """Start to read a partition.
-
-        Args:
-            token: The partition.
-            start: The time from which to read.
-            end: The time up to which to read.
-            deadline: The time at which gRPC ends the call.
-            scope: An object through which another thread can cancel the call.
-            waits: The number of seconds by which `end` is ahead of the clock, `Window.waits`.
-            current: True if the window reaches the current time of the service's clock, `Window.current`.
-        """
-        answer = begin_query(self.client, self.info, token, start, end, deadline, scope)
+        """Start to read a partition."""
+        answer = self._begin(token, start, end, scope)
         return Window(answer, self.info.table, self.shapes, end, waits=waits, current=current)
 
-    def find_first(
-        self,
-        token: str,
-        start: int,
-        end: int,
-        look: Callable[[Item], _T | None],
-        deadline: Deadline,
-        scope: CancelScope,
-    ) -> _T | None:
-        """Read a partition until the function `look` returns a result for an item.
+    def has(
+        self, token: str, start: int, end: int, wanted: Callable[[Item], bool], scope: CancelScope
+    ) -> bool:
+        """Read a partition up to the first wanted item; return True if there is one."""
 
-        Return this result of `look`, or None if `look` returns a result for no item.
-
-        Args:
-            token: The partition.
-            start: The time from which to read.
-            end: The time up to which to read.
-            look: A function that returns a result for the item to find, and None for every other
-                item.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-        """
-
-        def read() -> _T | None:
-            window = self.window(token, start, end, deadline, scope)
+        def read() -> bool:
+            window = self.window(token, start, end, scope)
             try:
                 while (items := window.next()) is not None:
-                    for item in items:
-                        if (found := look(item)) is not None:
-                            return found
+                    if any(map(wanted, items)):
+                        return True
             finally:
                 window.cancel()
-            return None
+            return False
 
         return again(read)
 
-    def earliest(self, now: int, deadline: Deadline, scope: CancelScope) -> int:
-        """Return the oldest time that can be read.
-
-        Args:
-            now: The service's time.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-        """
+    def earliest(self, now: int, scope: CancelScope) -> int:
+        """Return the oldest time that can be read."""
         bound = now - self.info.retention * _SECOND
         try:
-            self.partitions(bound, deadline, scope)
+            self.partitions(bound, scope)
         except Exception as error:
             if not is_past(error):
                 raise
             named = earliest_of(error)
-            return self._search(bound, now, deadline, scope) if named is None else micros_of(named, up=True)
+            if named is not None:
+                return micros_of(named, up=True)
+            return first_at(bound, now, lambda at: self._is_kept(at, scope))
         return bound
 
-    def oldest(self, now: int, deadline: Deadline, scope: CancelScope) -> tuple[int, list[str]]:
-        """Return the oldest time from which a feed can read every partition.
-
-        The result also contains the partitions that are alive at this time.
-
-        If the returned time depends on the retention period, a margin is added, because the oldest
-        readable time moves forward. If the returned time is the creation time of the stream, no
-        margin is added, and no change is left out.
-
-        After a time without records was found, the result is a time after it.
-
-        Args:
-            now: The service's time.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-        """
+    def oldest(self, now: int, scope: CancelScope) -> tuple[int, list[str]]:
+        """Return the oldest time from which a feed can read every partition, and its partitions."""
+        # The oldest readable time moves forward, unless it is the time at which the stream was created.
         kept = self.info.retention * _SECOND
-        margin = round(min(max(_MARGIN, 2 * deadline.remaining() * _SECOND), kept / 10))
-        at = max(self.earliest(now, deadline, scope), now - kept + margin, self.resume_at)
+        margin = round(min(max(_MARGIN, 2 * scope.deadline.remaining() * _SECOND), kept / 10))
+        at = max(self.earliest(now, scope), now - kept + margin, self.resume_at)
         while True:
             try:
-                return at, self.partitions(at, deadline, scope)
+                return at, self.partitions(at, scope)
             except Exception as error:
-                if not is_past(error) or deadline.passed():
+                if not is_past(error) or scope.deadline.passed():
                     raise
                 # The retention period has been shortened.
                 named = earliest_of(error)
                 at = (at if named is None else micros_of(named, up=True)) + margin
 
-    def _search(self, before: int, after: int, deadline: Deadline, scope: CancelScope) -> int:
-        """Find the oldest time by binary search, to the microsecond, if the service does not report it."""
-        while after - before > 1:
-            middle = (before + after) // 2
-            try:
-                self.partitions(middle, deadline, scope)
-                after = middle
-            except Exception as error:
-                if not is_past(error):
-                    raise
-                before = middle
-        return after
+    def _is_kept(self, at: int, scope: CancelScope) -> bool:
+        try:
+            self.partitions(at, scope)
+        except Exception as error:
+            if not is_past(error):
+                raise
+            return False
+        return True
 
-    def is_recreated(self, earliest: int, now: int) -> bool:
-        """Return True if a position before the oldest time belongs to an earlier stream with the same name.
-
-        Normally, the oldest readable time is the current time minus the retention period. If the
-        oldest readable time lies within the retention period, it is the time when the stream was
-        created.
-        """
-        return earliest > now - self.info.retention * _SECOND + _SLACK
-
-    def interval(
-        self, token: str, now: int, deadline: Deadline, scope: CancelScope
-    ) -> tuple[int, int] | None:
-        """Return the start and the end of a partition.
-
-        The end of an open partition is the current time. Return None for a partition of another stream.
-
-        If a partition is read at a time outside its lifetime, the service normally reports its
-        start and end. If the service does not report the start and the end, this method searches
-        for the start within the retention of the stream.
-
-        Args:
-            token: The partition.
-            now: The service's time.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-        """
-        earliest = self.earliest(now, deadline, scope)
+    def interval(self, token: str, now: int, scope: CancelScope) -> tuple[int, int] | None:
+        """Return the start and the end (or now) of a partition; None for one of another stream."""
+        earliest = self.earliest(now, scope)
         for at in (earliest, now):
-            error = self._refusal(token, at, deadline, scope)
+            error = self._refusal(token, at, scope)
             if error is None and at == earliest:
                 return earliest, now
             if error is not None and is_foreign_partition(error):
@@ -298,52 +251,27 @@ class Source:
                 return micros_of(named[0], up=True), micros_of(named[1])
         if error is not None:
             return None
-        before, after = earliest, now
-        while after - before > 1:
-            middle = (before + after) // 2
-            if self._refusal(token, middle, deadline, scope) is None:
-                after = middle
-            else:
-                before = middle
-        return after, now
+        # The service does not name the start, so it is searched for within the retention.
+        return first_at(earliest, now, lambda at: self._refusal(token, at, scope) is None), now
 
-    def _refusal(self, token: str, at: int, deadline: Deadline, scope: CancelScope) -> Exception | None:
-        """Return the reason why a partition cannot be read at a given time.
-
-        Return None if the partition can be read.
-        """
+    def _refusal(self, token: str, at: int, scope: CancelScope) -> Exception | None:
+        """Return the reason why a partition cannot be read at a given time, or None."""
         try:
-            self.find_first(token, at, at, lambda item: None, deadline, scope)
+            self.has(token, at, at, lambda item: False, scope)
         except Exception as error:
             if not (is_outside_partition(error) or is_foreign_partition(error) or is_past(error)):
                 raise
             return error
         return None
 
-    def watched_whole(self, record: DataRecord, deadline: Deadline, scope: CancelScope) -> bool:
+    def watched_whole(self, record: DataRecord, scope: CancelScope) -> bool:
         """Return True if the stream watched all columns when a record was written."""
-        return self._watched.were_all(record.shape, record.at, deadline, scope)
+        return self._watched.were_all(record.shape, record.at, scope)
 
-    def _is_whole(self, at: int | None, deadline: Deadline, scope: CancelScope) -> bool:
-        return is_whole(self.client, self.info, deadline, scope, at) is True
-
-    def check_watched(self, at: int, deadline: Deadline, scope: CancelScope) -> int | None:
-        """Check that the stream watches the table, and watched it since a position.
-
-        Args:
-            at: The position from which to read.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-
-        Returns:
-            The next time after the position at which the stream did not watch the table, or None.
-
-        Raises:
-            ProviderFault: `NOT_FOUND` if the stream does not watch the table now, with the statement to run;
-                `CHECKPOINT_EXPIRED` if it did not watch the table at the position.
-        """
-        self._check_present(deadline, scope)
-        for begin, end in self._holes(at, deadline, scope):
+    def check_watched(self, at: int, scope: CancelScope) -> int | None:
+        """Check that the stream watches the table; return when it next did not after a position, or None."""
+        self._check_present(scope)
+        for begin, end in self._holes(at, scope):
             if at < begin:
                 return begin
             if at < end:
@@ -354,34 +282,31 @@ class Source:
                 )
         return None
 
-    def first_watched(self, at: int, deadline: Deadline, scope: CancelScope) -> int:
+    def first_watched(self, at: int, scope: CancelScope) -> int:
         """Return the first time, from a given one on, at which the stream may have watched the table."""
-        return next((end for begin, end in self._holes(at, deadline, scope) if begin <= at < end), at)
+        return next((end for begin, end in self._holes(at, scope) if begin <= at < end), at)
 
-    def _holes(self, at: int, deadline: Deadline, scope: CancelScope) -> Iterator[tuple[int, int]]:
+    def _holes(self, at: int, scope: CancelScope) -> Iterator[tuple[int, int]]:
         times, here = self._times, time.monotonic()
         if times is None or here - self._looked_at >= _CHECK_SECONDS or not times.reaches(at):
-            now = self.client.now(deadline, scope)
+            now = self.client.now(scope)
             if times is None:
                 times = self._times = WatchedTimes(self._was_watched, now)
-            times.look(at, now, deadline, scope)
+            times.look(at, now, scope)
             self._looked_at = here
         return times.holes()
 
-    def _was_watched(self, at: int, deadline: Deadline, scope: CancelScope) -> bool:
-        watched = is_whole(self.client, self.info, deadline, scope, at) is not None
-        return watched or not columns_at(self.client, self.info, at, deadline, scope)
+    def _was_watched(self, at: int, scope: CancelScope) -> bool:
+        watched = is_whole(self.client, self.info, scope, at) is not None
+        return watched or not columns_at(self.client, self.info, at, scope)
 
-    def _check_present(self, deadline: Deadline, scope: CancelScope) -> None:
-        """Check, once a minute, that the stream still watches the table.
-
-        Without this check, the feed of a table that the stream no longer watches would look idle forever.
-        """
+    def _check_present(self, scope: CancelScope) -> None:
+        # Without this check, the feed of a table that is no longer watched would look idle forever.
         now = time.monotonic()
         if now - self._watched_at < _CHECK_SECONDS or not self._checking.acquire(blocking=False):
             return
         try:
-            if is_whole(self.client, self.info, deadline, scope) is None:
+            if is_whole(self.client, self.info, scope) is None:
                 statement = how_to_watch(self.info.stream, self.info.table, postgres=self.info.postgres)
                 raise ProviderFault.of(
                     ErrorCategory.NOT_FOUND,
@@ -395,17 +320,9 @@ class Source:
     # -- Errors whose meaning depends on the call
 
     def translated(
-        self, error: Exception, at: int, deadline: Deadline, scope: CancelScope, token: str | None = None
+        self, error: Exception, at: int, scope: CancelScope, token: str | None = None
     ) -> ProviderFault | None:
-        """Return the fault for an error of a read, or None if `classify` can determine its meaning.
-
-        Args:
-            error: The error that gRPC raised.
-            at: The time at which the read started.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-            token: The partition that the position belongs to; None for a start.
-        """
+        """Return the fault for an error of a read, or None if `classify` can determine its meaning."""
         name = self.info.stream
         if is_without_stream(error):
             return ProviderFault.of(
@@ -420,7 +337,7 @@ class Source:
                 "one, or to an earlier one that was recreated under the same name; start again",
             )
         if is_past(error):
-            return self._past(error, at, deadline, scope, resumes=token is not None)
+            return self._past(error, at, scope, resumes=token is not None)
         if is_outside_partition(error):
             return ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
@@ -429,16 +346,15 @@ class Source:
             )
         return None
 
-    def _past(
-        self, error: Exception, at: int, deadline: Deadline, scope: CancelScope, *, resumes: bool
-    ) -> ProviderFault:
+    def _past(self, error: Exception, at: int, scope: CancelScope, *, resumes: bool) -> ProviderFault:
         name = self.info.stream
         # The retention period may have changed since the stream was found.
-        self.info = attrs.evolve(self.info, retention=retention_of(self.client, self.info, deadline, scope))
-        now = self.client.now(deadline, scope)
+        self.info = attrs.evolve(self.info, retention=retention_of(self.client, self.info, scope))
+        now = self.client.now(scope)
         named = earliest_of(error)
-        earliest = self.earliest(now, deadline, scope) if named is None else micros_of(named, up=True)
-        if resumes and self.is_recreated(earliest, now):
+        earliest = self.earliest(now, scope) if named is None else micros_of(named, up=True)
+        # An oldest time within the retention is the time when the stream was created.
+        if resumes and earliest > now - self.info.retention * _SECOND + _SLACK:
             return ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
                 f"change stream {name!r} was created at {text_at(earliest)}, and this position is at "

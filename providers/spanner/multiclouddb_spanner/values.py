@@ -19,8 +19,6 @@ import orjson
 from multiclouddb_api import encode_json
 from multiclouddb_api.codec import JsonValue
 
-__all__ = ["Converter", "converter", "integers", "json_converter"]
-
 Converter: TypeAlias = Callable[[Any], Any]
 
 _MOST_INTEGER: Final = 20
@@ -28,15 +26,7 @@ _MOST_DIGITS: Final = 150_000  # a numeric of PostgreSQL may have 147,455 digits
 
 
 def converter(kind: Mapping[str, Any]) -> Converter | None:
-    """Return a function that converts a column's value to a Python value, or None if no conversion is needed.
-
-    Args:
-        kind: The column's type, as a record of the change stream describes it, for example
-            `{"code": "ARRAY", "array_element_type": {…}}`.
-
-    Raises:
-        ValueError: Raised if the type is unknown.
-    """
+    """Return a function that converts a column's value to a Python value; None for a value as it is."""
     return _of(kind, _PYTHON)
 
 
@@ -65,11 +55,7 @@ def _each(element: Converter) -> Converter:
 
 
 def _is_null(value: Any, element: Converter) -> bool:
-    """Return True if a value is null.
-
-    The emulator writes a null within an array as the text NULL. No value of a type in `_NEVER_TEXT` is
-    written as NULL.
-    """
+    """Return True if a value is null."""
     return value is None or (value == "NULL" and element in _NEVER_TEXT)
 
 

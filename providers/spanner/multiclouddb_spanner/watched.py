@@ -1,25 +1,25 @@
-"""Finds out whether a change stream watched all columns of its table when a record was written."""
+"""Finds out when a change stream watched its table, and all columns of it.
+
+A stream can be pointed away from a table and back while nobody reads. No query reports this, and changes of
+that time are not recorded. But the database keeps its old schemas for a time.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from multiclouddb_spanner.cancel_scope import CancelScope, late
+from multiclouddb_spanner.client import CancelScope, holding
 from multiclouddb_spanner.errors import is_lost_version
 from multiclouddb_spanner.records import Shape
-from multiclouddb_spi import Deadline
-
-__all__ = ["WatchedColumns"]
 
 # The schema of one time is used for records that were committed at most this time before or after it.
 _NEAR: Final = 60_000_000
 _PRESENT_SECONDS: Final = 60.0
-_LOOK_SECONDS: Final = 0.1
 # The maximum number of answers to keep for one set of columns: about 11 days of changes.
 _MOST: Final = 16_384
 
@@ -31,13 +31,9 @@ class WatchedColumns:
     had more columns than the record. Therefore the schema is read as of the commit timestamp of a
     record. The answer is reused for records that have the same columns and were committed at most a
     minute earlier or later.
-
-    Args:
-        ask: A function that reads the schema. The first argument of `ask` is a time in microseconds
-            since 1970, or None for the present.
     """
 
-    def __init__(self, ask: Callable[[int | None, Deadline, CancelScope], bool]) -> None:
+    def __init__(self, ask: Callable[[int | None, CancelScope], bool]) -> None:
         self._ask = ask
         self._asking = threading.Lock()
         self._answers: WeakKeyDictionary[Shape, tuple[tuple[int, bool], ...]] = WeakKeyDictionary()
@@ -46,30 +42,14 @@ class WatchedColumns:
         self._lost = 0
         self._present: tuple[float, bool] | None = None
 
-    def were_all(self, shape: Shape, at: int, deadline: Deadline, scope: CancelScope) -> bool:
-        """Return True if the stream watched all columns at a given time.
-
-        If the database no longer keeps the schema of the given time, the result depends on the
-        present schema.
-
-        Args:
-            shape: The columns of a record.
-            at: The commit timestamp of the record, in microseconds since 1970.
-            deadline: The time limit.
-            scope: An object through which another thread can cancel the call.
-        """
+    def were_all(self, shape: Shape, at: int, scope: CancelScope) -> bool:
+        """Return True if the stream watched all columns at a given time."""
         known = self._known(shape, at)
         if known is not None:
             return known
-        while not self._asking.acquire(timeout=_LOOK_SECONDS):
-            scope.check()
-            if deadline.passed():
-                raise late()
-        try:
+        with holding(self._asking, scope):
             known = self._known(shape, at)  # another thread may have asked
-            return self._asked(shape, at, deadline, scope) if known is None else known
-        finally:
-            self._asking.release()
+            return self._asked(shape, at, scope) if known is None else known
 
     def _known(self, shape: Shape, at: int) -> bool | None:
         last, moment, whole = self._last
@@ -87,10 +67,10 @@ class WatchedColumns:
             return None
         return present[1]
 
-    def _asked(self, shape: Shape, at: int, deadline: Deadline, scope: CancelScope) -> bool:
+    def _asked(self, shape: Shape, at: int, scope: CancelScope) -> bool:
         if at > self._lost:
             try:
-                whole = self._ask(at, deadline, scope)
+                whole = self._ask(at, scope)
             except Exception as error:
                 if not is_lost_version(error):
                     raise
@@ -100,6 +80,84 @@ class WatchedColumns:
                 self._answers[shape] = tuple(sorted((*answers, (at, whole))))
                 self._last = shape, at, whole
                 return whole
-        whole = self._ask(None, deadline, scope)
+        whole = self._ask(None, scope)
         self._present = time.monotonic(), whole
         return whole
+
+
+# A shorter time is not looked at.
+_SHORT: Final = 120_000_000
+# The time for which a database keeps old schemas, unless its version_retention_period is longer.
+_KEPT: Final = 3_600_000_000
+# The maximum number of moments to look at between two known ones.
+_MOST_MOMENTS: Final = 12
+
+
+class WatchedTimes:
+    """Remembers at which moments a stream was seen to watch its table, or not to watch it.
+
+    `ask` returns False if the stream and the table existed, but the stream did not watch the table.
+    """
+
+    def __init__(self, ask: Callable[[int, CancelScope], bool], now: int) -> None:
+        self._ask = ask
+        self._asking = threading.Lock()
+        self._known = [(now, True)]
+        self._from = self._to = now
+
+    def look(self, since: int, now: int, scope: CancelScope) -> None:
+        """Look at moments between a position and the present, unless they are known."""
+        with holding(self._asking, scope):
+            oldest = max(since, now - _KEPT)
+            if now - self._to > _SHORT:
+                self._sample(self._to, now, scope)
+                self._known.append((now, True))
+            self._to = max(self._to, now)
+            if self._from - oldest > _SHORT:
+                self._sample(oldest, self._from, scope)
+            self._from = min(self._from, since)
+            self._known.sort()
+
+    def reaches(self, since: int) -> bool:
+        """Return True if the moments between a position and the present were looked at."""
+        return self._from - since <= _SHORT
+
+    def holes(self) -> Iterator[tuple[int, int]]:
+        """Yield the known times without records, each as its begin and its end, in order."""
+        begin = None
+        for at, watched in list(self._known):
+            if not watched:
+                begin, last = (at if begin is None else begin), at
+            elif begin is not None:
+                yield begin, last + 1
+                begin = None
+
+    def _sample(self, begin: int, end: int, scope: CancelScope) -> None:
+        """Look at moments between two times, from the later to the earlier one."""
+        # The time at which the stream began to watch the table again is searched for exactly, so
+        # that a reader can continue exactly there.
+        step = max(_SHORT // 2, (end - begin) // _MOST_MOMENTS)
+        later, was_watched = end, True
+        for at in [*range(end - step, begin, -step), begin]:
+            try:
+                watched = self._ask(at, scope)
+            except Exception as error:
+                if not is_lost_version(error):
+                    raise
+                return
+            if was_watched and not watched:
+                again = first_at(at, later, lambda moment: self._ask(moment, scope))
+                self._known += [(again - 1, False), (again, True)]
+            self._known.append((at, watched))
+            later, was_watched = at, watched
+
+
+def first_at(before: int, after: int, holds: Callable[[int], bool]) -> int:
+    """Return the first moment at which something holds that does not hold before, but after."""
+    while after - before > 1:
+        middle = (before + after) // 2
+        if holds(middle):
+            after = middle
+        else:
+            before = middle
+    return after

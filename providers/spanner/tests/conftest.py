@@ -1,12 +1,13 @@
 """Provides emulators for the tests of this provider. All tests of a worker share its emulators."""
 
 import os
+import signal
 
 import pytest
 
 from multiclouddb_api import ResourceAddress, connect
 
-from .servers.emulator import HASTY, STILL, is_available, shared, stop
+from .servers.emulator import HASTY, STILL, Emulator, is_available, shared, stop
 from .table import Table
 
 DESELECTED = pytest.StashKey[int]()
@@ -94,3 +95,28 @@ def ours(still):
 @pytest.fixture
 def here(table):
     return ResourceAddress(table.database.database_id, table.name)
+
+
+@pytest.fixture
+def made(still):
+    """Provide a function that makes a table, and returns the table and its address."""
+    tables = []
+
+    def make(**settings):
+        tables.append(Table(still, **settings))
+        return tables[-1], ResourceAddress(tables[-1].database.database_id, tables[-1].name)
+
+    yield make
+    for table in tables:
+        table.drop()
+
+
+@pytest.fixture
+def own():
+    """Provide an emulator that no other test uses, so that the test may stop it."""
+    made = Emulator(STILL)
+    if made.process is None:
+        pytest.fail("an emulator that runs already cannot be stopped")
+    yield made
+    made.process.send_signal(signal.SIGCONT)
+    made.stop()

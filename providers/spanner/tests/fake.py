@@ -3,8 +3,8 @@
 Commits may have equal times, and an answer may end anywhere.
 """
 
+import threading
 import time
-from weakref import WeakSet
 
 import attrs
 
@@ -14,7 +14,7 @@ from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.position import place_of, text_at
 from multiclouddb_spanner.reader import SpannerReader
 from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Mod, Shape
-from multiclouddb_spanner.source import RequestSizes, Slots
+from multiclouddb_spanner.source import RequestSizes
 from multiclouddb_spi import Deadline
 
 SHAPE = Shape(("id", "n"))
@@ -39,7 +39,7 @@ class FakeClock:
 
     time: int = 0
 
-    def now(self, deadline, scope):
+    def now(self, scope):
         return ORIGIN + self.time
 
     def passed(self):
@@ -85,13 +85,13 @@ class FakeStream:
     def __init__(self, records, ends=None, message=2, slots=8):
         self.records, self.ends, self.message = records, ends, message
         self.client = FakeClock(max([each.at - ORIGIN for each in records], default=0) + 5)
-        self.slots, self.readers = Slots(slots), WeakSet()
+        self.slots = threading.Semaphore(slots)
         self.spans = RequestSizes(3600 * 1_000_000)
         self.windows, self.open, self.breaks = [], 0, 0
         self.whole = True
         self.info = ChangeStreamInfo("s", "items", ("id",), False, True, "NEW_ROW", 86400)
 
-    def window(self, token, start, end, deadline, scope, *, waits=0.0, current=False):
+    def window(self, token, start, end, scope, *, waits=0.0, current=False):
         assert start <= end
         self.windows.append((start - ORIGIN, end - ORIGIN))
         items = [each for each in self.records if start <= each.at <= end]
@@ -99,15 +99,15 @@ class FakeStream:
             items.append(Children(ORIGIN + self.ends, {"child": ("p", "q")}))
         elif not items:
             items.append(Heartbeat(end))
-        return FakeWindow(self, items, end, waits, current, deadline)
+        return FakeWindow(self, items, end, waits, current, scope.deadline)
 
-    def check_watched(self, at, deadline, scope):
+    def check_watched(self, at, scope):
         return None
 
-    def watched_whole(self, record, deadline, scope):
+    def watched_whole(self, record, scope):
         return self.whole
 
-    def translated(self, error, at, deadline, scope, token=None):
+    def translated(self, error, at, scope, token=None):
         return None
 
     def reader(self, cursor, until=None, **settings):

@@ -5,8 +5,8 @@ import attrs
 import pytest
 
 from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode, ResourceAddress
-from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.catalog import check_provisioned, find, is_whole
+from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault
 
 HERE = ResourceAddress("shop", "orders")
@@ -36,14 +36,14 @@ class FakeClient:
             "change_stream_options": [list(each) for each in options],
         }
 
-    def rows(self, sql, columns, deadline, scope, at=None):
+    def rows(self, sql, columns, scope, at=None):
         table = sql.partition("information_schema.")[2].split()[0]
         assert all(len(row) == columns for row in self.answers[table])
         return self.answers[table]
 
 
 def found(address=HERE, configured=None, **settings):
-    return find(FakeClient(**settings), address, configured, Deadline.after(5), CancelScope())
+    return find(FakeClient(**settings), address, configured, CancelScope(Deadline.after(5)))
 
 
 def refused(category, *arguments, **settings):
@@ -99,11 +99,11 @@ class TestFound:
 
     def test_whether_all_columns_are_watched_is_asked_again(self):
         stream = found()
-        assert is_whole(FakeClient(), stream, Deadline.after(5), CancelScope())
+        assert is_whole(FakeClient(), stream, CancelScope(Deadline.after(5)))
         assert not is_whole(
-            FakeClient(tables=[["s", "", "orders", False]]), stream, Deadline.after(5), CancelScope()
+            FakeClient(tables=[["s", "", "orders", False]]), stream, CancelScope(Deadline.after(5))
         )
-        assert not is_whole(FakeClient(tables=[]), stream, Deadline.after(5), CancelScope())
+        assert not is_whole(FakeClient(tables=[]), stream, CancelScope(Deadline.after(5)))
 
 
 class TestRefused:

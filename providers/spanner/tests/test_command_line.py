@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from multiclouddb_api import event_from_json
 from multiclouddb_conformance.command_line import Tail, Writer, assert_refused, facts, follow, run, said
+from multiclouddb_conformance.command_options import CommandOptions, Shown
 
-from .servers.emulator import HASTY, shared
+from .servers.emulator import HASTY, STILL, shared
 from .table import Table
 
 pytestmark = pytest.mark.emulator(*HASTY)
@@ -38,9 +38,9 @@ class TestTail:
         orders.put(["before", 0, ""])
         tail = Tail(*where, "--from", "now", "--checkpoint", tmp_path / "position")
         writer = Writer(lambda key: orders.put([key, 0, "a document"]), pause=0.01)
-        follow(tail, writer, [(None, 1), (None, 100), (None, 7), (None, 100), (None, 1)])
+        follow(tail, writer, [(None, 1), (None, 100), (None, 7)])
         assert sorted(tail.keys()) == sorted(writer.written)
-        assert len(writer.written) > 200
+        assert len(writer.written) > 50
 
     def test_its_lines_have_whole_rows_and_types(self, orders, where):
         orders.put(["o-1", 1, "x"])
@@ -52,21 +52,12 @@ class TestTail:
         ]
         assert lines[1].endswith('{"id":"o-1","n":2,"text":"x"}')
 
-    def test_as_json_they_can_be_read_again(self, orders, where):
-        orders.put(["o-1", 2**62, None])
-        (line,) = said("tail", *where, "--from", "beginning", "--until-idle", "--exact").splitlines()
-        assert event_from_json(line).new_item_state == {"id": "o-1", "n": 2**62, "text": None}
-
 
 class TestOthers:
     def test_partitions_are_listed(self, where):
         first, *lines = said("partitions", *where).splitlines()
         assert re.fullmatch(r"(\d+) partitions?: \1 open, 0 closed", first)
         assert all("open" in line and "spanner:" in line for line in lines)
-
-    def test_top_shows_them(self, where):
-        out = said("top", *where, "--once")
-        assert out
 
     def test_a_token_is_checked_and_inspected(self, orders, where, tmp_path):
         said("tail", *where, "--until-idle", "--checkpoint", tmp_path / "position")
@@ -79,11 +70,6 @@ class TestOthers:
         assert "a document" not in out
         found = facts("token", "inspect", token)
         assert (found["provider"], found["resource"]) == ("spanner", orders.where)
-
-    def test_capabilities_are_told_without_a_server(self):
-        out = said("capabilities", "spanner://p/i?emulator_host=localhost:9")
-        assert re.search("^CHANGE_FEED_POINT_IN_TIME +native$", out, re.MULTILINE)
-        assert re.search("^spanner CHANGE_FEED: .*CREATE CHANGE STREAM", out, re.MULTILINE)
 
     @pytest.mark.parametrize(
         ("url", "address", "code", "category", "word"),
@@ -100,3 +86,15 @@ class TestOthers:
         ran = run("tail", url, address, "--until-idle")
         assert_refused(ran, code, category, word.replace("orders_stream", "items_stream"))
         assert len(ran.stderr.splitlines()) == 1
+
+
+@pytest.mark.emulator(*STILL)
+class TestOptions(CommandOptions):
+    @pytest.fixture
+    def shown(self, own):
+        orders = Table(own, name="orders")
+        yield Shown(
+            own.url, orders.where, lambda key: orders.put([key, 1, "x"]), orders.delete,
+            lambda key: {"id": key},
+        )  # fmt: skip
+        orders.drop()

@@ -5,17 +5,22 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import grpc
 import pytest
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import spanner
 from google.cloud.spanner_v1 import PartialResultSet, Session
 from google.protobuf import json_format
 
+from multiclouddb_api import Beginning, PhysicalPartition, Snapshot, connect
+from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spanner import forks
-from multiclouddb_spanner.cancel_scope import CancelScope
-from multiclouddb_spanner.client import DatabaseClient
+from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spi import Deadline, ProviderFault
 
+from .feeds import Opened, feed, once
 from .servers.emulator import STILL, shared
 from .table import Table
 
@@ -158,9 +163,8 @@ TASKS = (
 )
 
 
-@pytest.fixture(scope="module")
-def found():
-    """Return the results of all tasks."""
+@pytest.mark.emulator(*STILL)
+def test_parent_and_child_read_on_or_the_child_refuses():
     emulator = shared(STILL)
     table = Table(emulator)
     table.put(*([f"k{number}", number, "x"] for number in ALL))
@@ -170,41 +174,21 @@ def found():
     )
     assert done.returncode == 0, done.stderr
     table.drop()
-    return json.loads(done.stdout)
-
-
-@pytest.mark.emulator(*STILL)
-class TestForks:
-    def test_a_child_reads_if_its_parent_has_not_read(self, found):
-        assert found[TASKS[0]] == [ALL] * 3
-
-    def test_a_child_reads_after_its_parent(self, found):
-        assert found[TASKS[1]] == [ALL] * 4
-
-    @pytest.mark.parametrize("task", TASKS[2:4])
-    def test_both_read_on_after_a_fork_in_the_middle_of_an_answer(self, found, task):
+    found = json.loads(done.stdout)
+    assert found[TASKS[0]] == [ALL] * 3
+    assert found[TASKS[1]] == [ALL] * 4
+    for task in (TASKS[2], TASKS[3], TASKS[5]):  # a fork in the middle of an answer
         numbers, in_children = found[task]
-        assert numbers == ALL
+        assert numbers == ALL, task
         assert len(in_children) >= 5
-        assert all(each == ALL for each in in_children)
-
-    def test_both_read_on_if_threads_of_the_parent_read(self, found):
-        in_parent, in_children = found[TASKS[4]]
-        assert in_children == [ALL] * 5
-        assert all(each == ALL for each in in_parent)
-
-    def test_an_application_s_own_client_reads_on_in_the_parent(self, found):
-        numbers, in_children = found[TASKS[5]]
-        assert numbers == ALL
-        assert all(each == ALL for each in in_children)
-
-    def test_a_child_refuses_if_other_calls_of_grpc_go_on(self, found):
-        refusals, later, in_parent = found[TASKS[6]]
-        assert all(REFUSED in message and "'spawn' or 'forkserver'" in message for message in refusals)
-        assert later == in_parent == ALL
-
-    def test_a_child_refuses_if_other_calls_went_on_before_the_first_read(self, found):
-        assert REFUSED in found[TASKS[7]]
+        assert all(each == ALL for each in in_children), task
+    in_parent, in_children = found[TASKS[4]]
+    assert in_children == [ALL] * 5
+    assert all(each == ALL for each in in_parent)
+    refusals, later, in_parent = found[TASKS[6]]
+    assert all(REFUSED in message and "'spawn' or 'forkserver'" in message for message in refusals)
+    assert later == in_parent == ALL
+    assert REFUSED in found[TASKS[7]]
 
 
 class Cancelled(grpc.RpcError):
@@ -273,7 +257,7 @@ def test_calls_that_a_fork_cancels_are_made_again_without_an_error():
     transport = FakeTransport()
     client = DatabaseClient("d", transport, ours=False)
     with ThreadPoolExecutor(1) as pool:
-        rows = pool.submit(client.rows, "SELECT 'x'", 1, Deadline.after(SECONDS), CancelScope())
+        rows = pool.submit(client.rows, "SELECT 'x'", 1, CancelScope(Deadline.after(SECONDS)))
         for method in transport.methods:
             assert method.first.waiting.wait(SECONDS)
             forks._before_fork()
@@ -284,9 +268,9 @@ def test_calls_that_a_fork_cancels_are_made_again_without_an_error():
 
 def test_a_call_that_the_caller_cancels_is_not_made_again():
     transport = FakeTransport()
-    client, scope = DatabaseClient("d", transport, ours=False), CancelScope()
+    client, scope = DatabaseClient("d", transport, ours=False), CancelScope(Deadline.after(SECONDS))
     with ThreadPoolExecutor(1) as pool:
-        rows = pool.submit(client.rows, "SELECT 'x'", 1, Deadline.after(SECONDS), scope)
+        rows = pool.submit(client.rows, "SELECT 'x'", 1, scope)
         assert transport.create_session.first.waiting.wait(SECONDS)
         scope.cancel()
         with pytest.raises(ProviderFault, match="cancelled"):
@@ -308,3 +292,133 @@ def test_a_call_starts_before_a_fork_or_after_it():
     forks._after_fork_in_parent()
     assert entered.wait(SECONDS)
     thread.join()
+
+
+METHODS = ("CreateSession", "ExecuteStreamingSql", "StreamingRead", "PartitionRead")
+# If each call caused a fork that interrupts several calls, the reading would never end.
+EVERY, MOST_CALLS = 4, 40
+
+
+class Forks:
+    """Fork during every fourth call. A call that is interrupted is then made again.
+
+    The hooks of a fork run, but not the fork itself, because the server is in the same process.
+    """
+
+    def __init__(self, items, first):
+        self.turns, self.lock = (
+            iter([number % EVERY == first for number in range(MOST_CALLS)]),
+            threading.Lock(),
+        )
+        self.count = 0
+        for method in METHODS:
+            items.server.troubles.act(self, None, method=method, after_rows=None)
+
+    def __call__(self):
+        with self.lock:
+            forks_now = next(self.turns, False)
+            self.count += forks_now
+        if forks_now:
+            forks._before_fork()
+            forks._after_fork_in_parent()
+
+
+def native(items):
+    """Return the vendor's client. The library does not retry calls of an application's own client."""
+    options = {"api_endpoint": items.server.host}
+    return spanner.Client(
+        "tests", AnonymousCredentials(), client_options=options, disable_builtin_metrics=True
+    )
+
+
+@contextmanager
+def forking(items, *, first):
+    """Provide a client whose calls are interrupted by forks."""
+    with connect(items.scripted.url, native_client=native(items)) as client:
+        made = Forks(items, first)
+        yield client
+        items.server.troubles.end()
+    assert made.count
+
+
+@pytest.mark.parametrize("first", range(EVERY))
+class TestEachCall:
+    @pytest.mark.parametrize(("count", "size"), [(5, 0), (5, 1)])
+    def test_a_drain(self, count, size, first):
+        with feed(mods_per_record=1) as items:
+            token = items.token()
+            items.fill(count)
+            with forking(items, first=first) as client:
+                once(items.drain(token, size, client=client), count)
+
+    def test_a_snapshot(self, first):
+        with feed(rows_per_message=200) as items:
+            items.put(*((f"k{number}", number) for number in range(1500)))
+            with forking(items, first=first) as client:
+                once(items.drain(Snapshot(), client=client), 1500)
+
+    def test_heads(self, first):
+        with feed() as items, Opened(items) as made:
+            items.fill(5)
+            starts = made.starts(Beginning())
+            with forking(items, first=first):
+                heads = made.feed.heads(starts, None, made.soon())
+            assert None in {head.records for head in heads.values()}
+
+    def test_a_start_at_a_partition_that_begins_later(self, first):
+        told = first % 2 == 0
+        with feed(initial_partitions=2, names_lifetime=told, names_horizon=told) as items:
+            items.fill(6)
+            items.server.split(items.open_partitions()[0])
+            items.fill(6, start=6)
+            with forking(items, first=first) as client:
+                scopes = map(PhysicalPartition, client.list_physical_partitions(items.address))
+                found = [len(items.page(Beginning(), client=client, scope=scope).events) for scope in scopes]
+            assert len(found) == 3
+            assert 6 <= sum(found) <= 12
+
+
+def test_a_fork_that_begins_while_a_call_is_being_started_interrupts_that_call(monkeypatch):
+    transport = FakeTransport()
+    client = DatabaseClient("d", transport, ours=False)
+    threads, real = [], forks.calling
+
+    def fork():
+        forks._before_fork()
+        forks._after_fork_in_parent()
+
+    @contextmanager
+    def calling():
+        with real() as value:
+            before = forks.count()
+            threads.append(threading.Thread(target=fork))
+            if len(threads) in {1, 3}:  # the first call of each method
+                threads[-1].start()
+                wait_until(lambda: forks.count() > before)
+            yield value
+
+    monkeypatch.setattr(forks, "calling", calling)
+    rows = client.rows("SELECT 'x'", 1, CancelScope(Deadline.after(SECONDS)))
+    assert rows == [["x"]]
+    assert [method.calls for method in transport.methods] == [2, 2]
+
+
+def test_no_call_waits_forever_for_a_fork(monkeypatch):
+    """Another hook may wait during the fork for a lock that the caller holds."""
+    monkeypatch.setattr(forks, "_HELD_SECONDS", 0.05)
+    forks._before_fork()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(entered).result(SECONDS)
+        assert entered()  # in the thread that forks
+        assert forks._process.disturbed
+    finally:
+        forks._after_fork_in_parent()
+    forks._before_fork()
+    forks._after_fork_in_parent()
+    assert not forks._process.disturbed
+
+
+def entered():
+    with forks.calling():
+        return True

@@ -7,13 +7,14 @@ from uuid import UUID
 import attrs
 import orjson
 import pytest
+from google.protobuf.struct_pb2 import ListValue, Value
 from hypothesis import given
 from hypothesis import strategies as st
 
 from multiclouddb_api import ChangeType, canonical_json
 from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, place_after
 from multiclouddb_spanner.position import Place, cursor_of
-from multiclouddb_spanner.records import Mod, Shapes
+from multiclouddb_spanner.records import Mod, Shapes, parse_rows
 from multiclouddb_spi import RecordFault
 from multiclouddb_spi.arrow import events_to_arrow
 from multiclouddb_spi.cut import Cut
@@ -213,3 +214,29 @@ def test_a_delete_by_the_service_says_whether_it_was_an_expiry():
     ]
     changes = Changes(Place(Cut(0)), [Change(each, 0) for each in made])
     assert [event.by_expiry for event in SpannerMapper(VIEW).events(changes, 0, 3)] == [True, None, False]
+
+
+SENT = [["id", '{"code":"STRING"}', True, "1"], ["n", '{"code":"INT64"}', False, "2"]]
+MODS = [['{"id":"a"}', '{"n":"1"}', "{}"]]
+FIELDS = [
+    "2026-01-31T12:00:00.5Z", "00000000", "tx", True, "items", SENT, MODS, "INSERT", "NEW_ROW", "1", "1",
+    "", False,
+]  # fmt: skip
+
+
+def to_value(value):
+    """Convert a value in the form of JSON to protobuf, as an answer contains it."""
+    if isinstance(value, list):
+        return Value(list_value=ListValue(values=map(to_value, value)))
+    return Value(bool_value=value) if isinstance(value, bool) else Value(string_value=value)
+
+
+class TestNewerService:
+    """A service whose answers contain more fields than this version knows."""
+
+    @pytest.mark.parametrize("more", [[], ["new"], ["new", [["x"]]]], ids=len)
+    def test_a_record_with_further_fields_is_read(self, more):
+        row = to_value([[[[*FIELDS, *more]], [], []]])
+        (item,) = [*parse_rows([[row]], "items", Shapes())]
+        assert (item.commit, item.transaction, item.kind, len(item.mods)) == (FIELDS[0], "tx", "INSERT", 1)
+        assert item.native()["commit_timestamp"] == FIELDS[0]

@@ -115,11 +115,6 @@ class TestMixedOrders:
         stream.breaks = breaks
         assert sorted(drained(stream, BEGIN, endless(data, SIZES))) == every_change(records)
 
-    @given(logs(), st.integers(1, 4), st.data())
-    def test_each_change_comes_once_in_pages_of_any_size(self, records, message, data):
-        stream = MixedStream(endless(data, st.integers(0, 2)), records, message)
-        assert sorted(drained(stream, BEGIN, endless(data, SIZES))) == every_change(records)
-
 
 @example(1)
 @given(st.integers(1, 4))

@@ -394,8 +394,8 @@ class TestBoundsAtOnce:
         stream = FakeStream([record(3, "a", 0, 2), record(5, "b", 0, 3)])
         asked = stream.window
 
-        def earlier(token, start, end, deadline, scope, **settings):
-            return asked(token, ORIGIN, end, deadline, scope, **settings)
+        def earlier(token, start, end, scope, **settings):
+            return asked(token, ORIGIN, end, scope, **settings)
 
         stream.window = earlier
         batch = fetch(stream.reader([ORIGIN + 5]))

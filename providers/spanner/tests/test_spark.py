@@ -1,12 +1,7 @@
 """Tests that Spark can read a table during writes. Each change comes once, and the sink equals the table."""
 
-import os
 import random
-import signal
-import subprocess
-import sys
 import threading
-import time
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -86,52 +81,6 @@ def test_runs_hold_what_the_table_holds(spark, items, tmp_path):
     write(items, 10, 3)
     run(spark, items, tmp_path)
     assert len(check(spark, items, tmp_path)) > 200
-
-
-def test_a_batch_holds_what_was_written(spark, items):
-    write(items, 50)
-    rows = spark.read.format("multiclouddb").options(**options_of(items)).load().collect()
-    here = ResourceAddress(items.database.database_id, items.name)
-    with connect(items.emulator.url) as client:
-        events = list(client.iterate_changes(ChangeFeedRequest(here, Beginning()), until_idle=True))
-    assert sorted(row.event_id for row in rows) == sorted(event.event_id for event in events)
-
-
-LIFE = """
-import sys
-from pyspark_multiclouddb import local_session
-url, database, collection, folder = sys.argv[1:]
-spark = local_session("killed", **{"spark.master": "local[2]"})
-query = (
-    spark.readStream.format("multiclouddb")
-    .options(url=url, database=database, collection=collection, maxRecordsPerTrigger="20").load()
-    .writeStream.format("parquet").option("path", folder + "/rows")
-    .option("checkpointLocation", folder + "/checkpoint").start()
-)
-query.awaitTermination()
-"""
-
-
-def test_the_next_query_finishes_the_work_of_a_query_that_was_killed(spark, items, tmp_path):
-    write(items, 100)
-    options = options_of(items)
-    command = [sys.executable, "-c", LIFE, *(options[name] for name in ("url", "database", "collection"))]
-    life = subprocess.Popen(
-        [*command, str(tmp_path)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    until = time.monotonic() + 120
-    while len(list((tmp_path / "rows").glob("*.parquet"))) < 2:
-        assert time.monotonic() < until
-        assert life.poll() is None
-        time.sleep(0.05)
-    os.killpg(life.pid, signal.SIGKILL)
-    life.wait()
-    write(items, 30, 2)
-    run(spark, items, tmp_path)
-    check(spark, items, tmp_path)
 
 
 def test_a_batch_that_was_not_done_comes_again_with_the_same_rows(spark, items, tmp_path):

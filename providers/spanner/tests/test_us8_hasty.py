@@ -1,15 +1,12 @@
-"""Runs the suite's reading tests on Google's emulator with its fastest settings.
-
-Partitions live for 3 to 6 seconds.
-"""
+"""Runs the suite's reading tests on Google's emulator, where partitions live for three to six seconds."""
 
 import pytest
 
 from .harness import HastyHarness
 from .servers.emulator import HASTY
-from .suite import TestAtTime, TestBeginning, TestCheckpoint, TestLoss, TestNow, TestWatermark
+from .suite import TestLoss, TestNow, TestSnapshotUnderLoad
 
-__all__ = ["TestAtTime", "TestBeginning", "TestCheckpoint", "TestLoss", "TestNow", "TestWatermark"]
+__all__ = ["TestLoss", "TestNow", "TestSnapshotUnderLoad"]
 
 pytestmark = pytest.mark.emulator(*HASTY)
 

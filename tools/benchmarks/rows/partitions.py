@@ -23,7 +23,7 @@ from multiclouddb_api import (
     OperationOptions,
     connect,
 )
-from multiclouddb_api.address import ResourceAddress
+from multiclouddb_api.request import ResourceAddress
 from multiclouddb_spi.continuation.token import decode_token, encode_token
 
 _MANY: Final = 10_000

@@ -174,3 +174,19 @@ def _serve(gateway_port: int, folder: Path | None) -> int:
     # The server does not need the gateway, and no other process may control the virtual machine.
     gateway.shutdown()
     return port
+
+
+_SHARED: list[LocalDynamo] = []
+
+
+def shared() -> LocalDynamo:
+    """Return the server of this process; moving its clock makes the tables of earlier tests older."""
+    if not _SHARED:
+        _SHARED.append(LocalDynamo(Path(tempfile.mkdtemp())))
+    return _SHARED[0]
+
+
+def stop() -> None:
+    """Stop the shared server."""
+    while _SHARED:
+        _SHARED.pop().close()

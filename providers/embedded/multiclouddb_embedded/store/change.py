@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final, TypeAlias, get_args
@@ -62,17 +62,6 @@ class EncodedChange:
     """The total size of key and document in bytes."""
 
 
-def encode_all(operations: Iterable[Operation], collection: Collection) -> list[EncodedChange]:
-    """Check operations and encode them."""
-    if not isinstance(operations, Iterable):
-        raise invalid_request(
-            "operations",
-            f"must be a list, not {type_name(operations)}",
-            "pass [Put(key, document), Delete(key)]",
-        )
-    return [encode(operation, collection) for operation in operations]
-
-
 def encode(operation: Operation, collection: Collection) -> EncodedChange:
     """Check one operation and encode it."""
     if not isinstance(operation, Put | Delete):
@@ -83,7 +72,13 @@ def encode(operation: Operation, collection: Collection) -> EncodedChange:
     identity = key.canonical()
     whole = len(key.components) == key.partition_components
     text = encode_json(key.components)
-    doc = _encode_document(operation.document) if isinstance(operation, Put) else None
+    doc = encode_json(operation.document) if isinstance(operation, Put) else None
+    if doc is not None and len(doc) > MAX_DOCUMENT_BYTES:
+        raise invalid_request(
+            "document",
+            f"is {len(doc):,} bytes of JSON",
+            f"pass at most {MAX_DOCUMENT_BYTES:,} bytes, and store a reference to larger data",
+        )
     return EncodedChange(
         identity=identity,
         hash=partition_hash(identity if whole else partition_identity(key)),
@@ -107,18 +102,3 @@ def to_key(key: Key, collection: Collection) -> MulticloudDbKey:
         key = MulticloudDbKey({"id": key})
     collection.check_key(key)
     return key
-
-
-def _encode_document(document: object) -> bytes:
-    if not isinstance(document, Mapping):
-        raise invalid_request(
-            "document", f"is a {type(document).__name__}", "pass a mapping of names to values"
-        )
-    text = encode_json(document)
-    if len(text) > MAX_DOCUMENT_BYTES:
-        raise invalid_request(
-            "document",
-            f"is {len(text):,} bytes of JSON",
-            f"pass at most {MAX_DOCUMENT_BYTES:,} bytes, and store a reference to larger data",
-        )
-    return text

@@ -10,13 +10,7 @@ from typing import Final, TypeAlias
 from urllib.parse import quote
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_embedded.store.forking import (
-    Holder,
-    Identity,
-    check_inherited,
-    file_identity,
-    using_sqlite,
-)
+from multiclouddb_embedded.store.forking import Holder, Identity, check_inherited, file_identity, using_sqlite
 from multiclouddb_spi import Deadline, ProviderFault, cancelled
 
 _READ_BUSY_SECONDS: Final = 0.8
@@ -105,7 +99,11 @@ class ConnectionPool(Holder):
     def borrow(self, deadline: Deadline) -> Iterator[sqlite3.Connection]:
         """Provide a connection to the file that now has this path."""
         if not self._slots.acquire(timeout=deadline.remaining()):
-            raise _busy()
+            raise ProviderFault.of(
+                ErrorCategory.TRANSIENT_FAILURE,
+                "every connection to the store was in use until the deadline; try again, or give more time",
+                retryable=True,
+            )
         slots = self._slots
         try:
             with using_sqlite():
@@ -237,14 +235,6 @@ def _read_connection(path: str, check: Callable[[sqlite3.Connection, str], None]
         connection.close()
         raise
     return connection
-
-
-def _busy() -> ProviderFault:
-    return ProviderFault.of(
-        ErrorCategory.TRANSIENT_FAILURE,
-        "every connection to the store was in use until the deadline; try again, or give more time",
-        retryable=True,
-    )
 
 
 def _closed() -> ProviderFault:

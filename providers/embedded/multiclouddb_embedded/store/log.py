@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
+import attrs
+
 from multiclouddb_api import ChangeType, invalid_request
 from multiclouddb_embedded.mapping import CHANGE_TYPES
 from multiclouddb_embedded.store.change import EncodedChange
@@ -17,13 +19,12 @@ from multiclouddb_embedded.store.layout import PartitionRow, partition_rows
 _CREATE, _UPDATE, _DELETE = range(3)
 
 
+@attrs.define
 class Moment:
     """The newest change of the store, including the changes of the current write transaction."""
 
-    __slots__ = ("seq", "ts")
-
-    def __init__(self, seq: int, ts: int) -> None:
-        self.seq, self.ts = seq, ts
+    seq: int
+    ts: int
 
     @property
     def end(self) -> tuple[int, int]:
@@ -57,14 +58,16 @@ def write_transaction(connection: sqlite3.Connection, now: int) -> Iterator[Mome
             connection.execute("ROLLBACK")
 
 
+@attrs.define
 class _Tail:
     """The end of one open partition."""
 
-    __slots__ = ("high", "id", "last_seq", "low", "volume", "written")
-
-    def __init__(self, id: int, low: int, high: int, last_seq: int, written: int, volume: int) -> None:  # noqa: A002
-        self.id, self.low, self.high = id, low, high
-        self.last_seq, self.written, self.volume = last_seq, written, volume
+    id: int
+    low: int
+    high: int
+    last_seq: int
+    written: int
+    volume: int
 
 
 class LogWriter:

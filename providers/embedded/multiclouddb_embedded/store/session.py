@@ -37,7 +37,7 @@ class Session(Holder):
         check_type("busy_seconds", busy_seconds, int, float)
         self.path = path
         self.closed = False
-        self._clock = clock or _system_clock
+        self._clock = clock or (lambda: datetime.now(UTC))
         self._durable, self._busy_seconds = durable, busy_seconds
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
@@ -112,10 +112,6 @@ class Session(Holder):
             connection.close()
             raise
         return connection
-
-
-def _system_clock() -> datetime:
-    return datetime.now(UTC)
 
 
 _ROWS: Final = 500

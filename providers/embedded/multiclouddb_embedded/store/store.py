@@ -21,11 +21,11 @@ from multiclouddb_api import (
     decode_json,
     invalid_request,
 )
-from multiclouddb_api.validators import check_type, each_is, is_a, to_utc
+from multiclouddb_api.validators import check_type, each_is, is_a, to_utc, type_name
 from multiclouddb_embedded.config import check_path
 from multiclouddb_embedded.errors import failure, store_errors
 from multiclouddb_embedded.mapping import to_micros
-from multiclouddb_embedded.store.change import Delete, Key, Operation, Put, encode_all, to_key
+from multiclouddb_embedded.store.change import Delete, Key, Operation, Put, encode, to_key
 from multiclouddb_embedded.store.collection import (
     MAIN,
     Images,
@@ -379,11 +379,14 @@ class EmbeddedStore:
         raise invalid_request("EmbeddedStore", "cannot be pickled", way_out)
 
     def _write(
-        self, operation: str, collection: str, operations: Iterable[Operation], database: str
+        self, operation: str, collection: str, operations: object, database: str
     ) -> list[ChangeType | None]:
         with self._session.reading(operation) as connection:
             found = find_collection(connection, database, collection)
-        changes = encode_all(operations, found)
+        if not isinstance(operations, Iterable):
+            way_out = "pass [Put(key, document), Delete(key)]"
+            raise invalid_request("operations", f"must be a list, not {type_name(operations)}", way_out)
+        changes = [encode(each, found) for each in operations]
         with self._session.writing(operation) as (connection, moment):
             if find_collection(connection, database, collection).id != found.id:
                 raise failure(

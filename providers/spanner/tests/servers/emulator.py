@@ -1,10 +1,16 @@
 """Runs Google's own emulator of Cloud Spanner on a free port."""
 
 import atexit
+import fcntl
 import itertools
 import os
+import shutil
+import signal
 import socket
 import subprocess
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 from google.auth.credentials import AnonymousCredentials
@@ -25,6 +31,7 @@ COUNTER = itertools.count()
 _HOST = "SPANNER_EMULATOR_HOST"
 _READY_SECONDS = 60
 _running = {}
+_started = []  # kept, because Python warns of a process whose object is freed
 
 
 def given():
@@ -49,15 +56,14 @@ class Emulator:
         instance: The only instance.
     """
 
-    def __init__(self, flags=(), port=None):
+    def __init__(self, flags=(), host=None):
         self.process = None
         found = program()
-        if found is None:
-            self.host = given()
+        if host is not None or found is None:
+            self.host = host or given()
             assert self.host, "no Cloud Spanner emulator: gcloud components install cloud-spanner-emulator"
         else:
-            self.port = port or free_port()
-            self.host = f"localhost:{self.port}"
+            self.host = f"localhost:{free_port()}"
             self.process = subprocess.Popen(
                 [found, "--host_port", self.host, *flags],
                 stdout=subprocess.DEVNULL,
@@ -106,17 +112,48 @@ def free_port():
         return listener.getsockname()[1]
 
 
+@contextmanager
+def run_folder():
+    """Lock and provide the folder in which the workers of a test run find each other's emulators."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"alone-{os.getpid()}")
+    folder = Path(tempfile.gettempdir(), f"multiclouddb-spanner-{run}")
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
 def shared(flags=STILL):
-    """Return the emulator with these settings, which all tests of a worker share."""
+    """Return the emulator with these settings, which all tests of a run share."""
     if flags not in _running:
-        _running[flags] = Emulator(flags)
+        with run_folder() as folder:
+            mine = folder / "-".join(["emulator", *flags]).replace("/", "_")
+            if mine.exists():
+                _running[flags] = Emulator(flags, mine.read_text().split()[0])
+            else:
+                made = _running[flags] = Emulator(flags)
+                _started.append(made)
+                mine.write_text(f"{made.host} {0 if made.process is None else made.process.pid}")
+            mine.with_name(f"user-{os.getpid()}-{mine.name}").touch()
     return _running[flags]
 
 
 def stop():
-    """End all shared emulators."""
-    while _running:
-        _running.popitem()[1].stop()
+    """End the shared emulators that no other worker uses."""
+    if not _running:
+        return
+    _running.clear()
+    with run_folder() as folder:
+        for mine in folder.glob(f"user-{os.getpid()}-*"):
+            mine.unlink()
+        for emulator in folder.glob("emulator*"):
+            if not list(folder.glob(f"user-*-{emulator.name}")):
+                pid = int(emulator.read_text().split()[1])
+                if pid:
+                    os.kill(pid, signal.SIGKILL)
+                emulator.unlink()
+        if not list(folder.glob("emulator*")):
+            shutil.rmtree(folder)
 
 
 atexit.register(stop)

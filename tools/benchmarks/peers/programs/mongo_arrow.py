@@ -14,7 +14,7 @@ from multiclouddb_api import (
     OperationOptions,
     ResourceAddress,
 )
-from multiclouddb_api.position import StartPosition
+from multiclouddb_api.request import StartPosition
 from multiclouddb_spi import open_provider
 from multiclouddb_spi.engine import Engine
 

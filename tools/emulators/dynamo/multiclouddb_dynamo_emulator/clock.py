@@ -18,10 +18,15 @@ class Clock:
 
     def __init__(self, start: datetime | None = None) -> None:
         self._offset = (time.time() if start is None else start.timestamp()) - time.monotonic()
+        self._stopped: float | None = None
 
     def seconds(self) -> float:
         """Return the seconds since 1970."""
-        return time.monotonic() + self._offset
+        return time.monotonic() + self._offset if self._stopped is None else self._stopped
+
+    def stop(self, seconds: float | None = None) -> None:
+        """Stop the clock now, or at a given time; from then on, only `advance` moves it."""
+        self._stopped = self.seconds() if seconds is None else seconds
 
     def now(self) -> datetime:
         """Return the clock's time as a datetime."""
@@ -36,3 +41,5 @@ class Clock:
         if seconds < 0:
             raise ValueError(f"a clock cannot go back, but {seconds} is negative")
         self._offset += seconds
+        if self._stopped is not None:
+            self._stopped += seconds

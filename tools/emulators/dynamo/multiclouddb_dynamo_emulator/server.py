@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from datetime import datetime
 from itertools import count, cycle, islice
 from types import TracebackType
@@ -134,6 +135,24 @@ class ScriptedStreams:
     def break_connections(self) -> None:
         """Close every connection, including idle ones."""
         self._http.break_connections()
+
+    # -- Earlier states
+
+    def save(self) -> tuple[float, Any]:
+        """Stop the clock, and return the state of all tables and streams for `restore`."""
+        with self._store.lock:
+            self.clock.stop()
+            return self.clock.seconds(), self._copied((self._store.tables, self._store.streams))
+
+    def restore(self, saved: tuple[float, Any]) -> None:
+        """Go back to a state that `save` has returned; this may be done more than once."""
+        seconds, state = saved
+        with self._store.lock:
+            self.clock.stop(seconds)
+            self._store.tables, self._store.streams = self._copied(state)
+
+    def _copied(self, state: Any) -> Any:
+        return deepcopy(state, {id(each): each for each in (self.clock, self.habits)})
 
     # -- Inspection
 

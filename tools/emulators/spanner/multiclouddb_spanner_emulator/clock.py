@@ -50,9 +50,20 @@ class Clock:
         self._offset = time.time_ns() - time.monotonic_ns() + round(lead_seconds * SECOND)
         self._last = 0
         self.held: int | None = None
+        self._stopped: int | None = None
+
+    def stop(self, moment: int | None = None) -> None:
+        """Stop the clock now, or at a given time.
+
+        From then on, only `advance` moves it, and each look at the clock takes a microsecond.
+        """
+        self._stopped = self._last = self.nanoseconds() if moment is None else moment
 
     def nanoseconds(self) -> int:
         """Return the current time, which is never earlier than an acknowledged commit."""
+        if self._stopped is not None:
+            self._stopped = max(self._stopped, self._last) + MICROSECOND
+            return self._stopped
         return max(time.monotonic_ns() + self._offset, self._last)
 
     def now(self) -> datetime:
@@ -92,3 +103,5 @@ class Clock:
         if seconds < 0:
             raise ValueError(f"a clock cannot go back, but {seconds} is negative")
         self._offset += round(seconds * SECOND)
+        if self._stopped is not None:
+            self._stopped += round(seconds * SECOND)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import deepcopy
 from datetime import datetime
 from typing import Any, Final
 
@@ -169,6 +170,24 @@ class ScriptedSpanner:
             record.records = record.partitions = 1
             found.streams[stream].home(f"{columns.name} {keys}").log.append(record)
             world.changed.notify_all()
+
+    # -- Earlier states
+
+    def save(self) -> tuple[int, Any]:
+        """Stop the clock, and return the state of all databases for `restore`."""
+        with self._world.changed:
+            self.clock.stop()
+            return self.clock.nanoseconds(), self._copied(self._world.databases)
+
+    def restore(self, saved: tuple[int, Any]) -> None:
+        """Go back to a state that `save` has returned; this may be done more than once."""
+        moment, state = saved
+        with self._world.changed:
+            self.clock.stop(moment)
+            self._world.databases = self._copied(state)
+
+    def _copied(self, state: Any) -> Any:
+        return deepcopy(state, {id(each): each for each in (self.clock, self.habits)})
 
     # -- Time
 

@@ -1,0 +1,307 @@
+"""Explores the small histories of a service behind the SPI: the simulation, or a provider on its test server.
+
+The model (`world.py`) says what happens in the service and what a consumer must get; the service does the
+same, and a reader (`readers.py`) reads it with the engine. A service can go back to an earlier state, so each
+history is continued in every way. Every step of a consumer is a new process: it has nothing but its token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from itertools import count, groupby
+from typing import Final
+
+import attrs
+
+from multiclouddb_conformance.explore.readers import Reader
+from multiclouddb_conformance.explore.search import NEXT, Result, Violation
+from multiclouddb_conformance.explore.service import At, Got, Node, Service
+from multiclouddb_conformance.explore.world import (
+    Bounds,
+    BrokenError,
+    Consumer,
+    World,
+    ancestors,
+    begin,
+    check_read,
+    delivered,
+    is_gone,
+    moves,
+    widened,
+)
+
+__all__ = ["Level", "State"]
+
+ROOTS: Final = 2
+_MOST_STEPS: Final = 400
+
+
+@attrs.frozen
+class State:
+    """One state of service and consumer.
+
+    Attributes:
+        node: The state of the service.
+        token: What the consumer kept.
+        consumer: What it was given.
+        mark: What the token decides.
+    """
+
+    node: Node
+    token: str = attrs.field(eq=False)
+    consumer: Consumer
+    mark: Hashable
+
+    def key(self) -> int:
+        """Return a number for all that decides what follows."""
+        return hash((self.node.number, self.consumer, self.mark))
+
+
+class Level:
+    """All small histories of one service, read by one reader.
+
+    Args:
+        service: The service.
+        reader: The reader.
+        bounds: What may happen; the kind is that of the service.
+    """
+
+    def __init__(self, service: Service, reader: Reader, bounds: Bounds) -> None:
+        self._service, self._reader, self._bounds = service, reader, bounds
+        self._here: Node | None = None
+        self._nodes = 0
+
+    # -- Steps
+
+    def begin(self) -> State:
+        """Return a service with its first records, and a consumer that started before them."""
+        names = tuple(self._service.begin(ROOTS))
+        world = begin(attrs.evolve(self._bounds, ahead=False), ROOTS)
+        world = _with(world, Consumer((), world.consumer.got))
+        empty = Node(world, names, None)
+        token = self._reader.open(At(self._service, empty, "", self._bounds.fails))
+        self._write(empty, world)
+        node = self._here = Node(world, names, self._service.save())
+        return self._state(node, token, world.consumer)
+
+    def steps(self, state: State) -> Iterator[tuple[str, State]]:
+        """Yield every step that can follow, with its name and the state after it.
+
+        Raises:
+            BrokenError: Raised if a step breaks a promise; its text names the step.
+        """
+        node = state.node
+        for name, world in moves(node.world):
+            if self._can(node, name, world):
+                after = self._move(node, name, world)
+                yield name, self._state(after, state.token, widened(state.consumer, after.world))
+        if not state.consumer.over:
+            for name in self._reader.steps(self._at(state)):
+                yield name, self._read(state, name)
+
+    def _can(self, node: Node, name: str, world: World) -> bool:
+        kind, *rest = name.split()
+        match kind:
+            case "merge":
+                self._go(node)
+                return self._service.can_merge([node.names[int(i)] for i in rest])
+            case "roll":
+                return self._service.rolls and ("hide" not in rest or self._hides())
+            case "split":
+                return "hide" not in rest or self._hides()
+            case _:
+                return True
+
+    def _hides(self) -> bool:
+        return type(self._service).hide is not Service.hide
+
+    def _move(self, node: Node, name: str, world: World) -> Node:
+        """Let the service do what the model has done."""
+        if (known := node.after.get(name)) is not None:
+            return known
+        self._go(node)
+        self._here = None
+        before, names = node.world, [*node.names]
+        fresh = range(len(before.parts), len(world.parts))
+        for parents, group in groupby(fresh, lambda i: world.parts[i].parents):
+            names += self._service.reshape([names[i] for i in parents], len(list(group)))
+        for i, part in enumerate(world.parts):
+            was = before.parts[i].shown if i < len(before.parts) else True
+            if part.shown is not was:
+                self._service.hide(names[i], hidden=was)
+        if world.kept > before.kept:
+            self._service.forget(world.kept)
+        self._nodes += 1
+        after = Node(world, tuple(names), None, self._nodes)
+        if world.now > before.now:
+            self._write(after, world)
+        after.saved = self._service.save()
+        node.after[name], self._here = after, after
+        return after
+
+    def _write(self, node: Node, world: World) -> None:
+        keys = []
+        for i, part in enumerate(world.parts):
+            if part.closed is None:
+                candidates = (f"{world.now}-{i}-{n}" for n in count())
+                keys.append(next(key for key in candidates if self._service.holder(key) == node.names[i]))
+        self._service.put(keys, world.now)
+
+    def _go(self, node: Node) -> None:
+        if self._here is not node:
+            self._service.restore(node.saved)
+            self._here = node
+
+    def _at(self, state: State) -> At:
+        return At(self._service, state.node, state.token, self._bounds.fails)
+
+    def _state(self, node: Node, token: str, consumer: Consumer) -> State:
+        at = At(self._service, node, token, self._bounds.fails)
+        mark = None if consumer.over else self._reader.mark(at)
+        return State(node, token, consumer, mark)
+
+    def _read(self, state: State, name: str) -> State:
+        self._go(state.node)
+        token, told = self._reader.step(self._at(state), name)
+        world = _with(state.node.world, state.consumer)
+        world = _applied(world, told, state.node.names, self._reader.kept(self._at(state), token))
+        return self._state(state.node, token, world.consumer)
+
+    # -- Search
+
+    def explore(self, depth: int, *, seconds: float | None = None, most: int = 3) -> Result:
+        """Explore all histories of at most `depth` steps, the shortest first (see `search.explore`)."""
+        began = time.process_time()
+        first = self.begin()
+        visited, good = {first.key()}, set[int]()
+        level: list[tuple[State, tuple[str, ...]]] = [(first, ())]
+        violations, transitions = list[Violation](), 0
+
+        def result(reached: int, *, complete: bool = True) -> Result:
+            took = time.process_time() - began
+            return Result(
+                reached, len(visited), transitions, self._bounds.partitions, tuple(violations), took, complete
+            )
+
+        for reached in range(depth):
+            following = list[tuple[State, tuple[str, ...]]]()
+            for state, way in level:
+                if seconds is not None and time.process_time() - began > seconds:
+                    return result(reached, complete=False)
+                try:
+                    for name, after in self.steps(state):
+                        transitions += 1
+                        if after.key() in visited:
+                            continue
+                        visited.add(after.key())
+                        try:
+                            self.settle(after, good)
+                        except BrokenError as broken:
+                            violations.append(Violation((*way, name), f"then, read to the end: {broken}"))
+                            continue
+                        following.append((after, (*way, name)))
+                except BrokenError as broken:
+                    violations.append(Violation((*way, NEXT), str(broken)))
+                if len(violations) >= most:
+                    return result(reached, complete=False)
+            # Nodes stay together, because going to another state of the service costs most.
+            level = sorted(following, key=lambda each: each[0].node.number)
+        return result(depth)
+
+    def replay(self, history: Sequence[str]) -> State:
+        """Return the state after a history, when everything was read afterwards.
+
+        Raises:
+            BrokenError: Raised if a promise does not hold.
+        """
+        state = self.begin()
+        for name in history:
+            offered = dict(self.steps(state))
+            if name != NEXT:
+                if name not in offered:
+                    raise LookupError(f"{name!r} is not possible here, but {sorted(offered)}")
+                state = offered[name]
+        self.settle(state, set())
+        return state
+
+    def settle(self, state: State, good: set[int]) -> None:
+        """Read on while the service is silent, and check that nothing is missing at the end.
+
+        Args:
+            state: Where to begin.
+            good: The states that end well; those on the way are added.
+
+        Raises:
+            BrokenError: Raised if a promise does not hold.
+        """
+        way, tried = list[int](), set[str]()
+        state = self._shown(state)
+        for _ in range(_MOST_STEPS):
+            if state.consumer.over:
+                break
+            if not tried:
+                if state.key() in good:
+                    break
+                way.append(state.key())
+            world = _with(state.node.world, state.consumer)
+            left = [name for name in self._reader.rest(self._at(state), world) if name not in tried]
+            if not left:
+                self._check_end(state, world)
+                break
+            after = self._read(state, left[0])
+            tried = tried | {left[0]} if after.key() == state.key() else set()
+            state = after
+        else:
+            raise BrokenError("does not come to an end")
+        good.update(way)
+
+    def _shown(self, state: State) -> State:
+        """Return the state after every hidden partition is listed."""
+        node = state.node
+        for i, part in enumerate(node.world.parts):
+            if not part.shown:
+                name = f"show {i}"
+                node = self._move(node, name, dict(moves(node.world))[name])
+        return state if node is state.node else self._state(node, state.token, state.consumer)
+
+    def _check_end(self, state: State, world: World) -> None:
+        self._reader.check_quiet(self._at(state))
+        check_read(world)
+
+
+def _applied(world: World, told: Got, names: Sequence[str], kept: Collection[str]) -> World:
+    """Return the world after a consumer was told something; `kept` are partitions that go on where they were.
+
+    Raises:
+        BrokenError: Raised if it must not be told that now.
+    """
+    if told.over:
+        if not world.kept:
+            raise BrokenError("the feed ends before anything was removed")
+        return _with(world, Consumer((), world.consumer.got, world.consumer.gap, over=True))
+    consumer, every = world.consumer, range(len(world.parts))
+    lost = {names.index(name) for name in told.gap if name in names}
+    if (lost or told.again) and not world.kept:
+        raise BrokenError("something was lost before anything was removed")
+    gap = {*consumer.gap, *lost} | {j for j in every if not lost.isdisjoint(ancestors(world, j))}
+    for i in (names.index(name) for name in told.left):
+        gap |= {i} | {j for j in ancestors(world, i) if is_gone(world, j)}
+    got = consumer.got
+    if told.again:
+        gap = set(every)
+        got = tuple(last if names[i] in kept else -1 for i, last in enumerate(got))
+    world = _with(world, Consumer((), got, frozenset(gap)))
+    for i in told.together:
+        if above := ancestors(world, i) & set(told.together):
+            raise BrokenError(f"one batch has rows of {i} and of its ancestors {sorted(above)}")
+    for i, moment in told.events:
+        got = delivered(world, i, moment - 1, moment)
+        world = _with(world, Consumer((), got, frozenset(gap)))
+    if told.idle and all(part.shown for part in world.parts):
+        check_read(world)
+    return world
+
+
+def _with(world: World, consumer: Consumer) -> World:
+    return World(world.bounds, world.parts, world.now, world.kept, consumer)

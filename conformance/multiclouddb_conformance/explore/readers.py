@@ -1,0 +1,384 @@
+"""Reads a feed in steps: one answer of one partition at a time, whole pages, or planned batches."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, Final
+
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    ClientConfig,
+    ErrorCategory,
+    Fail,
+    FromContinuationToken,
+    Gap,
+    MulticloudDbError,
+    OnExpired,
+    OperationOptions,
+    PartitionFoundLate,
+    SkipToOldest,
+)
+from multiclouddb_conformance.explore.service import At, Got, moment_of
+from multiclouddb_conformance.explore.world import BrokenError, World
+from multiclouddb_spi import Deadline, Engine, Feed, FeedSpec, Provider
+from multiclouddb_spi.batch import goes_on
+from multiclouddb_spi.continuation.entry import Entry, Stage
+from multiclouddb_spi.continuation.follow import Follow, Found, Looks, apply_end
+from multiclouddb_spi.continuation.lineage import Lineage, Loss
+from multiclouddb_spi.continuation.token import decode_token
+from multiclouddb_spi.errors import fault_of
+from multiclouddb_spi.partition import decode_partition_id
+from multiclouddb_spi.planning.planner import Planner
+from multiclouddb_spi.planning.ranges import Range, read_range
+from multiclouddb_spi.reading.fetcher import InlineExecutor
+from multiclouddb_spi.retry import directly
+
+__all__ = ["READERS", "Answers", "Pages", "Planned", "Reader"]
+
+_SECONDS: Final = 20.0
+_BYTES: Final = 1 << 20
+_ALL: Final = 1000
+_NEVER: Final = 1e9
+
+
+class Reader(ABC):
+    """Reads a feed; a token is all that it keeps from step to step.
+
+    Attributes:
+        rules: A feed of the service, of which only pure methods are called.
+    """
+
+    rules: Feed
+
+    def open(self, at: At) -> str:
+        """Start a feed; return its token."""
+        provider = at.service.provider()
+        self.rules = provider.open_feed(FeedSpec(at.service.address), _deadline())
+        return self.begin(at)
+
+    @abstractmethod
+    def begin(self, at: At) -> str:
+        """Start a feed; return its token."""
+
+    @abstractmethod
+    def steps(self, at: At) -> list[str]:
+        """Return the steps that a consumer can make."""
+
+    @abstractmethod
+    def rest(self, at: At, world: World) -> list[str]:
+        """Return the steps that read everything; one that changes nothing is not made again."""
+
+    @abstractmethod
+    def step(self, at: At, name: str) -> tuple[str, Got]:
+        """Make a step; return the token after it, and what the consumer was told.
+
+        Raises:
+            BrokenError: Raised if the step itself breaks a promise.
+        """
+
+    @abstractmethod
+    def state(self, token: str) -> Any:
+        """Return the lineage in a token as JSON."""
+
+    def mark(self, at: At) -> Hashable:
+        """Return what a token decides."""
+        return tuple(marked(at, self.rules, self._lineage(at, self.rules)))
+
+    def kept(self, at: At, token: str) -> Collection[str]:
+        """Return the partitions that are read, and that stand after a step where they stood before."""
+        before = {each.partition_id: each.cursor for each in self._lineage(at, self.rules).active()}
+        value = self.state(token)
+        after = Lineage.from_json(value, self.rules).active() if "p" in value else []
+        return [one.partition_id for one in after if before.get(one.partition_id, _NEVER) == one.cursor]
+
+    def check_quiet(self, at: At) -> None:
+        """Check that a feed of which everything was read waits for nothing.
+
+        Raises:
+            BrokenError: Raised if it waits.
+        """
+        lineage = self._lineage(at, self.rules)
+        if waiting := lineage.waiting():
+            raise BrokenError(f"waits for ever: {[(each.partition_id, each.waits) for each in waiting]}")
+        if not lineage.is_quiet({each.partition_id for each in lineage.active()}):
+            raise BrokenError("never idle")
+        if len(lineage) > len(at.node.names):
+            raise BrokenError(f"a token of {len(lineage)} entries for {len(at.node.names)} partitions")
+
+    def _lineage(self, at: At, feed: Feed) -> Lineage:
+        value = self.state(at.token)
+        lineage = Lineage.from_json(value, feed)
+        if Lineage.from_json(lineage.to_json(), feed).to_json() != value:
+            raise BrokenError("a token is read as something else")
+        return lineage
+
+
+class Answers(Reader):
+    """One answer of one partition at a time, in any order."""
+
+    def begin(self, at: At) -> str:
+        """See `Reader.begin`."""
+        with opened(at) as (provider, feed):
+            return json.dumps(Planner(provider, feed).start(at.service.position, _deadline()).to_json())
+
+    def state(self, token: str) -> Any:
+        """See `Reader.state`."""
+        return json.loads(token)
+
+    def steps(self, at: At) -> list[str]:
+        """See `Reader.steps`."""
+        found, late = list[str](), False
+        for item in self.state(at.token)["p"]:
+            if len(item) == 2:
+                i = at.index(item[0])
+                found += [f"read {i}", f"read one of {i}"]
+            late = late or item[2:3] == [1]
+        found += ["look"] if late else []
+        return [*found, "search"] if "a" in self.state(at.token) else found
+
+    def rest(self, at: At, world: World) -> list[str]:
+        """See `Reader.rest`."""
+        steps = [name for name in self.steps(at) if not name.startswith("read one")]
+        return [*steps, "start"]
+
+    def step(self, at: At, name: str) -> tuple[str, Got]:
+        """See `Reader.step`."""
+        with opened(at) as (provider, feed):
+            lineage = self._lineage(at, feed)
+            follow = Follow(feed, lineage, directly, _deadline(), _policy(at), Looks(), 600.0)
+            if lineage.waiting():
+                lineage.start_passed()
+            try:
+                match name.split():
+                    case ["read", "one", "of", i]:
+                        got = self._read(at, provider, feed, lineage, follow, int(i), 1)
+                    case ["read", i]:
+                        got = self._read(at, provider, feed, lineage, follow, int(i), _ALL)
+                    case ["look"]:
+                        got = _found(at, follow.look(lineage.ends()))
+                    case ["search"]:
+                        got = _found(at, follow.search(_deadline()))
+                    case _:
+                        got = Got()
+            except Exception as error:
+                if not at.fails or _category(provider, error) != ErrorCategory.CHECKPOINT_EXPIRED:
+                    raise
+                return at.token, Got(over=True)
+            return json.dumps(lineage.to_json()), got
+
+    def _read(
+        self, at: At, provider: Provider, feed: Feed, lineage: Lineage, follow: Follow, i: int, most: int
+    ) -> Got:
+        name = at.node.names[i]
+        if not lineage.reads(name):
+            return Got()
+        with closing(feed.open(name, lineage.cursor(name))) as reader:
+            try:
+                for _ in range(at.service.empty_answers + 1):
+                    batch = reader.fetch(most, _BYTES, 0.0, _deadline())
+                    lineage.took(name, batch.cursor_after(len(batch)))
+                    if len(batch) or batch.caught_up is not False or not goes_on(batch.outcome):
+                        break
+            except Exception as error:
+                if at.fails or _category(provider, error) != ErrorCategory.CHECKPOINT_EXPIRED:
+                    raise
+                return _lost(follow.lost((name,)))
+            events = [moment_of(event) for event in batch.events(0, len(batch))]
+            apply_end(lineage, name, batch.outcome, names_late=feed.names_late)
+            return Got(events=events)
+
+
+class Pages(Reader):
+    """Whole pages, each read by another process."""
+
+    def begin(self, at: At) -> str:
+        """See `Reader.begin`."""
+        with closing(_engine(at)) as engine:
+            page = engine.read_changes(ChangeFeedRequest(at.service.address, at.service.position), _options())
+            return str(page.continuation_token)
+
+    def state(self, token: str) -> Any:
+        """See `Reader.state`."""
+        return decode_token(token).state
+
+    def steps(self, at: At) -> list[str]:
+        """See `Reader.steps`."""
+        late = ["page and search"] if "a" in self.state(at.token) else []
+        return ["page", "page of one", *late]
+
+    def rest(self, at: At, world: World) -> list[str]:
+        """See `Reader.rest`."""
+        return self.steps(at)[::-1]
+
+    def step(self, at: At, name: str) -> tuple[str, Got]:
+        """See `Reader.step`."""
+        request = ChangeFeedRequest(
+            at.service.address,
+            FromContinuationToken(at.token),
+            on_expired=_policy(at),
+            max_page_size=1 if name == "page of one" else 0,
+        )
+        with closing(_engine(at, audit=0.0 if name == "page and search" else _NEVER)) as engine:
+            try:
+                page = engine.read_changes(request, _options())
+            except MulticloudDbError as error:
+                if not at.fails or error.detail.category != ErrorCategory.CHECKPOINT_EXPIRED:
+                    raise BrokenError(f"a page fails: {error}") from error
+                return at.token, Got(over=True)
+        where, gap, left = str(at.service.address), list[str](), list[str]()
+        for notice in page.notices:
+            if isinstance(notice, Gap) and notice.partition_id != where:
+                gap.append(_native(at, notice.partition_id))
+            elif isinstance(notice, PartitionFoundLate):
+                left.append(_native(at, notice.partition_id))
+        again = any(isinstance(notice, Gap) and notice.partition_id == where for notice in page.notices)
+        events = [moment_of(event) for event in page.events]
+        return page.continuation_token, Got(gap, left, again=again, events=events, idle=page.idle)
+
+
+class Planned(Reader):
+    """Batches of the planner; each can be read again, and has the same rows."""
+
+    def begin(self, at: At) -> str:
+        """See `Reader.begin`."""
+        return json.dumps([json.loads(Answers().begin(at)), []])
+
+    def state(self, token: str) -> Any:
+        """See `Reader.state`."""
+        return json.loads(token)[0]
+
+    def mark(self, at: At) -> Hashable:
+        """See `Reader.mark`."""
+        place = at.service.place
+        batch = [(one[0], *(place(self.rules, each) for each in one[1:3])) for one in json.loads(at.token)[1]]
+        return tuple(batch), tuple(marked(at, self.rules, self._lineage(at, self.rules)))
+
+    def steps(self, at: At) -> list[str]:
+        """See `Reader.steps`."""
+        again = ["again"] if json.loads(at.token)[1] else []
+        late = ["plan and search"] if "a" in self.state(at.token) else []
+        return ["plan", "plan one", *late, *again]
+
+    def rest(self, at: At, world: World) -> list[str]:
+        """See `Reader.rest`."""
+        return [name for name in self.steps(at)[::-1] if name != "plan one"]
+
+    def step(self, at: At, name: str) -> tuple[str, Got]:
+        """See `Reader.step`."""
+        state, batch = json.loads(at.token)
+        with opened(at) as (provider, feed):
+            if name == "again":
+                self._repeat(at, provider, feed, batch)
+                return at.token, Got()
+            audit = 0.0 if name == "plan and search" else _NEVER
+            planner = Planner(provider, feed, _policy(at), audit_seconds=audit)
+            try:
+                step = planner.advance(
+                    planner.restore(state), 1 if name == "plan one" else None, _deadline(), allow_empty=True
+                )
+            except Exception as error:
+                if not at.fails or _category(provider, error) != ErrorCategory.CHECKPOINT_EXPIRED:
+                    raise
+                return at.token, Got(over=True)
+            parts = [(each, self._rows(at, provider, feed, each)) for each in step.ranges()]
+            rows = [row for _, found in parts for row in found]
+            where, gap = str(at.service.address), [place.split(" after ")[0] for place in step.skipped]
+            batch = [[each.partition_id, each.start, each.until, found] for each, found in parts]
+            told = Got(
+                [_native(at, one) for one in gap if one != where],
+                [_native(at, late.partition_id) for late in step.found_late],
+                again=where in gap,
+                events=rows,
+                together={i for i, _ in rows},
+            )
+            return json.dumps([step.after.to_json(), batch]), told
+
+    def _rows(self, at: At, provider: Provider, feed: Feed, part: Range) -> list[tuple[int, int]]:
+        if part.until is not None and feed.compare(part.start, part.until) == 1:
+            raise BrokenError(f"a range of {part.partition_id} ends before it begins")
+        found = list[tuple[int, int]]()
+        for batch in read_range(provider, feed, part, _policy(at)):
+            found += map(moment_of, batch.events(0, len(batch)))
+        return found
+
+    def _repeat(self, at: At, provider: Provider, feed: Feed, batch: Sequence[Any]) -> None:
+        world = at.node.world
+        for name, start, until, rows in batch:
+            wanted = [tuple(row) for row in rows]
+            try:
+                found = self._rows(at, provider, feed, Range(name, start, until))
+            except MulticloudDbError as error:
+                if error.detail.category == ErrorCategory.CHECKPOINT_EXPIRED and world.kept and at.fails:
+                    continue
+                raise BrokenError(f"a batch cannot be read again: {error}") from error
+            kept = [row for row in wanted if row[1] > world.kept]
+            if found not in (wanted, kept):
+                raise BrokenError(f"a batch of {name} had {wanted}, and has {found} now")
+
+
+READERS: Final[Mapping[str, Callable[[], Reader]]] = {"answers": Answers, "pages": Pages, "planner": Planned}
+"""The readers by name."""
+
+
+@contextmanager
+def opened(at: At) -> Iterator[tuple[Provider, Feed]]:
+    """Open the feed in a new process."""
+    with closing(at.service.provider()) as provider:
+        feed = provider.open_feed(FeedSpec(at.service.address), _deadline())
+        try:
+            yield provider, feed
+        finally:
+            feed.close()
+
+
+def marked(at: At, feed: Feed, lineage: Lineage) -> Iterator[Hashable]:
+    """Yield what decides of each entry."""
+    for each in lineage:
+        if isinstance(each, Entry):
+            end = each.stage is Stage.END
+            said = () if end else tuple(at.service.place(feed, cursor) for cursor in each.said)
+            yield each.partition_id, each.stage.name, said, each.waits, frozenset(each.children)
+
+
+def _lost(losses: Sequence[Loss]) -> Got:
+    return Got(
+        [loss.partition_id for loss in losses],
+        [seed.partition_id for loss in losses for seed in loss.left],
+        again=any(loss.everything for loss in losses),
+    )
+
+
+def _found(at: At, found: Found) -> Got:
+    where = str(at.service.address)
+    gaps = [gap.partition_id for gap, _ in found.gaps]
+    left = [name for _, started in found.gaps for name in started]
+    left += [_native(at, late.partition_id) for late in found.late]
+    return Got([_native(at, one) for one in gaps if one != where], left, again=where in gaps)
+
+
+def _engine(at: At, audit: float = _NEVER) -> Engine:
+    config = ClientConfig("explored", {}, coverage_audit_seconds=audit)
+    return Engine(at.service.provider(), config, executor=InlineExecutor(), pause=lambda _: None)
+
+
+def _policy(at: At) -> OnExpired:
+    return Fail() if at.fails else SkipToOldest()
+
+
+def _category(provider: Provider, error: Exception) -> ErrorCategory:
+    return fault_of(provider, error).category
+
+
+def _native(at: At, public_id: str) -> str:
+    return decode_partition_id(public_id, public_id.partition(":")[0], at.service.address).native
+
+
+def _options() -> OperationOptions:
+    return OperationOptions(timeout_seconds=_SECONDS)
+
+
+def _deadline() -> Deadline:
+    return Deadline.after(_SECONDS)

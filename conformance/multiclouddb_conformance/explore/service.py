@@ -1,0 +1,150 @@
+"""Defines what the explorer needs of a service behind the SPI, and of a consumer that reads it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any, ClassVar
+
+import attrs
+
+from multiclouddb_api import Beginning, ChangeEvent, ResourceAddress
+from multiclouddb_conformance.explore.world import Kind, World
+from multiclouddb_spi import Cursor, Feed, FeedStart, Provider
+
+__all__ = ["At", "Got", "Node", "Service", "moment_of"]
+
+
+class Service(ABC):
+    """A service that does what the model says, and that can go back to an earlier state.
+
+    Attributes:
+        kind: What it tells about its partitions.
+        address: The collection.
+        position: Where a consumer starts; nothing is written before.
+        rolls: True if a partition can be replaced by one other.
+        empty_answers: How many answers without records may come before the next record.
+    """
+
+    kind: ClassVar[Kind]
+    address: ResourceAddress
+    position: ClassVar[FeedStart] = Beginning()
+    rolls: ClassVar[bool] = True
+    empty_answers: ClassVar[int] = 0
+
+    @abstractmethod
+    def begin(self, partitions: int) -> list[str]:
+        """Create the collection with open partitions; return their names."""
+
+    @abstractmethod
+    def save(self) -> Any:
+        """Return the state."""
+
+    @abstractmethod
+    def restore(self, saved: Any) -> None:
+        """Go back to a state; this may be done more than once."""
+
+    @abstractmethod
+    def provider(self) -> Provider:
+        """Connect a new client."""
+
+    @abstractmethod
+    def reshape(self, parents: Sequence[str], children: int) -> Sequence[str]:
+        """End open partitions; return the names of the new ones."""
+
+    @abstractmethod
+    def holder(self, key: str) -> str:
+        """Return the name of the open partition that holds a key."""
+
+    @abstractmethod
+    def put(self, keys: Sequence[str], moment: int) -> None:
+        """Write one item for each key; all that was written before is older."""
+
+    @abstractmethod
+    def forget(self, moment: int) -> None:
+        """Remove what was written at this moment or earlier, and the partitions that ended by then."""
+
+    def hide(self, name: str, *, hidden: bool) -> None:
+        """Keep a partition out of listings, or list it."""
+        raise NotImplementedError
+
+    def can_merge(self, names: Sequence[str]) -> bool:
+        """Return whether these open partitions can be merged."""
+        del names
+        return self.kind is not Kind.LATE
+
+    def place(self, feed: Feed, cursor: Cursor) -> Hashable:
+        """Return what decides of a position; two positions with the same are read alike."""
+        return repr(feed.without_hints(cursor))
+
+    def close(self) -> None:  # noqa: B027 - most services hold nothing
+        """Stop the server."""
+
+
+@attrs.frozen
+class Got:
+    """What a consumer was told in one step, in this order.
+
+    Attributes:
+        gap: The partitions from which something was lost.
+        left: Partitions that are read because of it, or that were found late.
+        again: True if the whole collection begins again after a loss.
+        events: The partition and the moment of each event.
+        together: The partitions of which one batch has rows, in any order.
+        over: True if the feed ended because of a loss.
+        idle: True if the consumer was told that nothing is left.
+    """
+
+    gap: Collection[str] = ()
+    left: Collection[str] = ()
+    again: bool = False
+    events: Sequence[tuple[int, int]] = ()
+    together: Collection[int] = ()
+    over: bool = False
+    idle: bool = False
+
+
+@attrs.define(eq=False)
+class Node:
+    """One state of the service.
+
+    Attributes:
+        world: The model of it, without a consumer.
+        names: The names of the partitions.
+        saved: What `Service.save` returned.
+        number: Its number, in the order in which the states were found.
+        after: The states that follow, by step.
+    """
+
+    world: World
+    names: tuple[str, ...]
+    saved: Any
+    number: int = 0
+    after: dict[str, Node] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class At:
+    """What a reader sees.
+
+    Attributes:
+        service: The service.
+        node: Its state.
+        token: What the consumer kept.
+        fails: True for `Fail()`, False for `SkipToOldest()`.
+    """
+
+    service: Service
+    node: Node
+    token: str
+    fails: bool
+
+    def index(self, name: str) -> int:
+        """Return the number of a partition in the model."""
+        return self.node.names.index(name)
+
+
+def moment_of(event: ChangeEvent) -> tuple[int, int]:
+    """Return the partition of an event in the model, and its moment."""
+    moment, i, _ = str(event.key.components["id"]).split("-")
+    return int(i), int(moment)

@@ -1,0 +1,169 @@
+"""Tests the library's client behind a proxy that drops, delays, cuts or limits the service's answers."""
+
+import logging
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from google.auth.credentials import AnonymousCredentials
+
+from multiclouddb_api import ChangeFeedRequest, Now, Snapshot, connect
+from multiclouddb_conformance.proxy import Proxy
+from multiclouddb_conformance.slow_link import SlowConsumer, seconds_to_close, seconds_to_stop
+from multiclouddb_spanner import config
+from multiclouddb_spanner.config import ALIVE, SpannerConfig
+
+from .feeds import Opened, feed
+
+RATE = 60_000
+SOON = tuple((name, value // 20 if name.endswith("_ms") else value) for name, value in ALIVE)
+REPORT = logging.getLogger(__name__)
+
+
+@pytest.fixture
+def items():
+    with feed(initial_partitions=1) as made:
+        yield made
+
+
+@pytest.fixture
+def link(items):
+    """Provide a proxy in front of the service."""
+    with Proxy(items.server.host, rate=1e9) as made:
+        yield made
+
+
+@pytest.fixture
+def ours(link):
+    with connect(f"spanner://tests/tests?emulator_host=127.0.0.1:{link.port}") as made:
+        yield made
+
+
+def backlog(items, ours, count, **settings):
+    """Write rows that a consumer has not read yet; return the consumer and their number of bytes."""
+    consumer = SlowConsumer(ours, items.address, Now(), **settings).begin()
+    for number in range(count):
+        items.put((f"k{number}-" + "x" * 700, number))
+    return consumer
+
+
+class TestSlow:
+    @pytest.mark.parametrize(
+        ("count", "timeout"),
+        [
+            (60, 0.5),
+            pytest.param(600, 2.0, marks=pytest.mark.soak),
+            pytest.param(600, 5.0, marks=pytest.mark.soak),
+            pytest.param(600, 30.0, marks=pytest.mark.soak),
+        ],
+    )
+    def test_a_backlog_arrives_and_is_sent_once(self, items, link, ours, count, timeout):
+        fast = backlog(items, ours, count)
+        before, start = link.answered, fast.start
+        fast.until(count, at_most=30)
+        size = link.answered - before
+        consumer = SlowConsumer(ours, items.address, start, timeout=timeout)
+        before = link.answered
+        link.slow(RATE)
+        took = consumer.until(count, at_most=6 * size / RATE + timeout)
+        sent = link.answered - before
+        REPORT.info(
+            "%s events of %s bytes, %s s a call: %.1f s, %.2f times the bytes",
+            count, size, timeout, took, sent / size,
+        )  # fmt: skip
+        assert [event.new_item_state["n"] for event in consumer.events] == list(range(count))
+        assert sent < 1.5 * size
+
+    def test_a_trickle_is_given_up_and_the_client_reads_again(self, items, link, ours):
+        consumer = backlog(items, ours, 20, timeout=1.0)
+        link.slow(1.0)
+        consumer.attempt(6.0)
+        assert not consumer.events
+        link.heal()
+        assert consumer.until(20, at_most=20) < 5
+
+
+class TestCut:
+    """A connection that is cut within a message gets smaller answers, and later larger ones."""
+
+    def test_a_backlog_arrives_and_later_a_quiet_hour_is_read_at_once(self, items, link, ours):
+        consumer = backlog(items, ours, 200, timeout=5.0)
+        link.cut_after = 60_000
+        consumer.until(100, at_most=30)
+        link.heal()
+        items.server.advance(3600)
+        items.put(("last", 200))
+        consumer.until(201, at_most=30)
+        assert [event.new_item_state["n"] for event in consumer.events] == list(range(201))
+
+    def test_the_rows_of_a_snapshot_arrive(self, items, link, ours):
+        items.put(*((f"k{number}-" + "x" * 700, number) for number in range(400)))
+        consumer = SlowConsumer(ours, items.address, Snapshot(), timeout=5.0)
+        consumer.begin()
+        link.cut_after = 60_000
+        consumer.until(200, at_most=30)
+        link.heal()
+        consumer.until(400, at_most=30)
+        assert sorted(event.new_item_state["n"] for event in consumer.events) == list(range(400))
+
+    def test_a_planner_finds_that_there_are_records(self, items, link):
+        with Opened(items, f"127.0.0.1:{link.port}") as made:
+            starts = made.starts(Now())
+            items.put(*((f"k{number}-" + "x" * 700, number) for number in range(400)))
+            link.cut_after = 60_000
+            heads = made.feed.heads(starts, None, made.soon())
+            assert [head.records for head in heads.values()] == [None]
+
+
+class TestEnd:
+    """`close` and `stop` end running calls within a second, whatever the service does."""
+
+    @pytest.mark.parametrize("end", ["close", "stop"])
+    @pytest.mark.parametrize("moment", ["opening", "reading"])
+    @pytest.mark.parametrize("trouble", ["silent", "slow"])
+    def test_within_a_second(self, items, link, ours, end, moment, trouble):
+        consumer = SlowConsumer(ours, items.address, Now())
+        if moment == "reading":
+            consumer = backlog(items, ours, 5)
+        link.drop() if trouble == "silent" else link.slow(1.0)
+        if end == "close":
+            assert seconds_to_close(ours, consumer.read) < 1.5
+        else:
+            assert seconds_to_stop(ours.iterate_changes(ChangeFeedRequest(items.address, consumer.start))) < 1
+
+
+class TestSilence:
+    """A connection that a firewall or proxy has dropped in silence: later calls must use another one."""
+
+    def test_a_client_reads_on_over_another_connection(self, items, link, monkeypatch):
+        monkeypatch.setattr(config, "ALIVE", SOON)
+        with connect(f"spanner://tests/tests?emulator_host=127.0.0.1:{link.port}") as ours:
+            consumer = SlowConsumer(ours, items.address, Now(), timeout=1.0).begin()
+            items.put(("a", 1))
+            link.forget()
+            consumer.until(1, at_most=15)
+
+    def test_a_slow_network_is_not_a_silent_one(self, items, link, monkeypatch):
+        """The answer to a ping would come after all data that is on its way, after more than the limit."""
+        monkeypatch.setattr(config, "ALIVE", SOON)
+        with connect(f"spanner://tests/tests?emulator_host=127.0.0.1:{link.port}") as ours:
+            consumer = SlowConsumer(ours, items.address, Now(), timeout=1.0).begin()
+            for number in range(4):
+                items.put((f"k{number}", number, "x" * 30_000), names=("id", "n", "text"))
+            link.slow(RATE)
+            consumer.until(4, at_most=15)
+
+    def test_a_channel_to_the_service_has_the_same_settings(self, monkeypatch):
+        seen = []
+
+        def create_channel(*args, options=(), **settings):
+            seen.append(dict(options))
+            return grpc.insecure_channel("localhost:1")
+
+        monkeypatch.setattr(config.SpannerGrpcTransport, "create_channel", create_channel)
+        monkeypatch.delenv("SPANNER_EMULATOR_HOST", raising=False)
+        instance = SimpleNamespace(emulator_host=None)
+        client = SimpleNamespace(credentials=AnonymousCredentials(), instance=lambda name: instance)
+        SpannerConfig("my-project", "my-instance").transport(client).close()
+        assert [{**found, **dict(ALIVE)} == found for found in seen] == [True]
+        assert seen[0]["grpc.max_receive_message_length"] == -1

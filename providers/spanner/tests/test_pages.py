@@ -1,0 +1,101 @@
+"""Checks the pages about Spanner with the emulator: their statements and programs, and what these print."""
+
+import re
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from google.cloud import spanner
+from google.cloud.spanner_admin_database_v1 import DatabaseDialect
+
+from multiclouddb_api import Beginning, ChangeFeedRequest, OldItemStateMode, ResourceAddress, connect
+from multiclouddb_conformance.command_line import said
+
+from .servers.emulator import STILL
+
+pytestmark = pytest.mark.emulator(*STILL)
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGE = (DOCS / "how-to/spanner.md").read_text(encoding="utf-8")
+MOVING = (DOCS / "moving/spanner.md").read_text(encoding="utf-8")
+MOVED = (
+    "CREATE TABLE orders (id STRING(36) NOT NULL, status STRING(MAX)) PRIMARY KEY (id)",
+    "CREATE TABLE others (id STRING(36) NOT NULL) PRIMARY KEY (id)",
+    "CREATE CHANGE STREAM orders_stream FOR orders, others OPTIONS (value_capture_type = 'NEW_ROW')",
+)
+
+
+def blocks(page, head):
+    return re.findall(rf"^```{head}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+
+
+def run(page, name):
+    (program,) = blocks(page, f'python title="{name}"')
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture
+def made(own, monkeypatch, tmp_path):
+    """Provide a function that makes the database of the pages, in a new instance."""
+    monkeypatch.setenv("SPANNER_EMULATOR_HOST", own.host)
+    monkeypatch.chdir(tmp_path)
+
+    @contextmanager
+    def make(statements, dialect=DatabaseDialect.GOOGLE_STANDARD_SQL):
+        instance = spanner.Client("my-project").instance(
+            "main", configuration_name="projects/my-project/instanceConfigs/emulator-config", node_count=1
+        )
+        instance.create().result(60)
+        database = instance.database("shop", database_dialect=dialect)
+        database.create().result(60)
+        database.update_ddl(statements).result(60)
+        yield database
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("language", "dialect"),
+    [("sql", DatabaseDialect.GOOGLE_STANDARD_SQL), ("postgresql", DatabaseDialect.POSTGRESQL)],
+)
+def test_from_an_empty_instance_to_the_first_event(made, language, dialect):
+    (block,) = blocks(PAGE, language)
+    with made([each.strip() for each in block.split(";") if each.strip()], dialect):
+        run(PAGE, "write.py")
+        assert run(PAGE, "first.py") == blocks(PAGE[PAGE.index('title="first.py"') :], "text")[0]
+        with connect("spanner://my-project/main") as client:
+            old = {"old_item_state_mode": OldItemStateMode.REQUIRE}
+            request = ChangeFeedRequest(ResourceAddress("shop", "orders"), Beginning(), **old)
+            events = client.read_changes(request).events
+        assert [bool(event.old_item_state) for event in events] == [False, True, True]
+        if language == "sql":
+            assert run(PAGE, "own_client.py") == "3\n"
+            assert run(PAGE, "snapshot.py") == ""  # the row was deleted
+            for line in re.findall(r"^multiclouddb (.*)$", PAGE, re.MULTILINE):
+                said(*line.split(), *(["--until-idle"] if line.startswith("tail") else []))
+
+
+def test_both_programs_of_moving_print_what_the_page_says(made):
+    with made(MOVED) as database:
+        with database.batch() as batch:
+            batch.insert("orders", ("id", "status"), [["o-0", "before the position"]])
+        with database.snapshot() as snapshot:
+            ((position,),) = snapshot.execute_sql("SELECT CURRENT_TIMESTAMP()")
+        Path("position.txt").write_text(position.isoformat())
+        with database.batch() as batch:
+            batch.insert("orders", ("id", "status"), [["o-1", "new"]])
+        with database.batch() as batch:
+            batch.update("orders", ("id", "status"), [["o-1", "paid"]])
+            batch.insert("others", ("id",), [["not of this table"]])
+        with database.batch() as batch:
+            batch.insert("orders", ("id", "status"), [["o-2", "new"]])
+        with database.batch() as batch:
+            batch.delete("orders", spanner.KeySet(keys=[["o-1"]]))
+        (printed,) = blocks(MOVING, "text")
+        assert run(MOVING, "theirs.py") == run(MOVING, "ours.py") == printed

@@ -1,0 +1,283 @@
+"""Tests the oldest readable time: it advances, is named or not, and times without records are told."""
+
+from datetime import timedelta
+
+import pytest
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    Gap,
+    Now,
+    PhysicalPartition,
+    SkipToOldest,
+)
+from multiclouddb_spanner_emulator.partition import HASHES, place_of
+from multiclouddb_spi import Planner, ProviderFault, read_range
+
+from .feeds import DAY, MINUTE, STREAM, TABLE, Opened, feed, numbers, once
+from .scripted import READ
+
+STATES = pytest.mark.parametrize("told", [True, False], ids=["told", "searched"])
+KEEP = "ALTER CHANGE STREAM items_stream SET OPTIONS (retention_period = '{}d')"
+EXPIRED = ErrorCategory.CHECKPOINT_EXPIRED
+
+
+def skipped(items, token, size=0):
+    """Return the events and notices of a consumer that accepts losses."""
+    pages = list(items.pages(token, size, on_expired=SkipToOldest()))
+    return [event for page in pages for event in page.events], [
+        notice for page in pages for notice in page.notices
+    ]
+
+
+class TestBeginning:
+    @STATES
+    def test_a_young_stream_begins_exactly_where_it_was_created(self, told):
+        with feed(names_horizon=told) as items:
+            items.server.crowd(0.2)
+            items.fill(4)
+            items.server.advance(DAY - 2 * MINUTE)
+            events = items.drain(Beginning())
+            once(events, 4)
+            first = min(event.timestamp for event in events)
+            once(items.drain(AtTime(first)), 4)
+            once(items.drain(AtTime(first - timedelta(microseconds=1))), 4)
+
+    @STATES
+    def test_an_old_one_begins_a_minute_after_its_oldest_change(self, told):
+        with feed(names_horizon=told) as items:
+            items.fill(2)
+            items.server.advance(40)  # these changes will be kept for less than the margin
+            items.fill(2, start=2)
+            items.server.advance(MINUTE)  # these changes will be kept for longer
+            items.fill(2, start=4)
+            items.server.advance(DAY - 80)
+            assert sorted(numbers(items.drain(Beginning()))) == [4, 5]
+
+    @STATES
+    def test_a_first_read_that_comes_too_late_is_refused(self, told):
+        """Resolve the start, let time pass, and then read each partition for the first time."""
+        with feed(names_horizon=told) as items:
+            items.fill(3)
+            items.server.advance(DAY + MINUTE)
+            items.fill(4, start=3)
+            plan = items.client.plan_partitions(ChangeFeedRequest(items.address, Beginning()))
+            items.server.advance(5 * MINUTE)
+            assert len(plan) == len(items.open_partitions())
+            for name, token in plan:
+                items.refused(EXPIRED, token, scope=PhysicalPartition(name))
+            assert sorted(numbers(items.drain(Beginning()))) == [3, 4, 5, 6]
+
+    def test_a_call_that_may_take_hours_leaves_out_a_tenth_of_the_retention(self):
+        with feed(initial_partitions=1) as items:
+            items.server.advance(2 * DAY)
+            items.fill(1)
+            items.server.advance(100)
+            items.fill(1, start=1)
+            items.server.advance(DAY - DAY / 10 - 50)
+            assert numbers(items.page(Beginning(), timeout=50_000).events) == [1]
+
+    def test_a_start_stays_ahead_of_retention_for_as_long_as_its_call_may_take(self):
+        with feed() as items:
+            items.server.advance(2 * DAY)
+            items.fill(10)
+            items.server.advance(DAY - 11 * MINUTE)
+            items.fill(10, start=10)
+            late = items.open_partitions()[1]
+            items.server.troubles.act(lambda: items.server.advance(5 * MINUTE), token=late, after_rows=None)
+            page = items.page(Beginning(), timeout=300)
+            events = [*page.events, *items.drain(page.continuation_token)]
+            assert sorted(numbers(events)) == list(range(20))
+
+    def test_a_retention_that_was_made_shorter_under_a_client_is_noticed(self):
+        with feed() as items:
+            items.run(KEEP.format(3))
+            items.restart()
+            items.token()
+            items.fill(3)
+            items.server.advance(2 * DAY)
+            items.run(KEEP.format(1))
+            items.fill(4, start=3)
+            assert sorted(numbers(items.drain(Beginning()))) == [3, 4, 5, 6]
+
+    def test_a_stream_that_watched_the_table_later(self):
+        with feed(TABLE, "CREATE CHANGE STREAM items_stream", initial_partitions=1) as items:
+            items.server.advance(20 * MINUTE)
+            items.run("ALTER CHANGE STREAM items_stream SET FOR items")
+            items.put(("a", 1))
+            items.server.advance(20 * MINUTE)
+            assert numbers(items.drain(Beginning())) == [1]
+
+
+def key_of(partition):
+    """Return a key whose changes go to the given one of two partitions."""
+    return next(
+        key
+        for key in (f"k{number}" for number in range(1000))
+        if place_of(f'items {{"id":"{key}"}}') * 2 // HASHES == partition
+    )
+
+
+class TestPositions:
+    """Tests that the provider never moves a stored position or a requested time."""
+
+    def test_a_moment_before_the_oldest_change_is_told(self):
+        with feed() as items:
+            items.server.advance(2 * DAY)
+            items.fill(3)
+            horizon = items.server.now() - timedelta(days=1)
+            items.refused(EXPIRED, AtTime(horizon - timedelta(milliseconds=1)))
+            once(items.drain(AtTime(horizon + timedelta(minutes=1))), 3)
+
+    @pytest.mark.parametrize("size", [1, 0])
+    def test_a_position_that_expired_by_a_second_is_told(self, size):
+        with feed(initial_partitions=1) as items:
+            items.server.advance(2 * DAY)
+            items.fill(3)
+            token = items.page(Beginning(), size).continuation_token
+            items.fill(2, start=3)
+            items.server.advance(DAY + 1)
+            items.restart()
+            items.refused(EXPIRED, token)
+
+    @STATES
+    def test_a_partition_that_the_first_page_did_not_read_expires_on_its_own(self, told):
+        with feed(names_horizon=told) as items:
+            items.server.advance(2 * DAY)
+            items.put((key_of(1), 1))  # expires two minutes later
+            items.server.advance(DAY - 2 * MINUTE)
+            items.put((key_of(0), 2))
+            items.put((key_of(1), 3))
+            waits = items.server.troubles.hang(READ, 1, token=items.open_partitions()[1])
+            page = items.page(Beginning(), 1)
+            waits.end()
+            assert numbers(page.events) == [2]
+            token = page.continuation_token
+            assert sorted(numbers(items.drain(token))) == [1, 3]
+            items.server.advance(3 * MINUTE)
+            items.restart()
+            items.refused(EXPIRED, token)
+            events, notices = skipped(items, token)
+            assert [notice for notice in notices if isinstance(notice, Gap)]
+            assert 3 in numbers(events)
+
+    def test_skipping_gets_past_a_horizon_that_moves(self):
+        with feed() as items:
+            token = items.token()
+            items.fill(3)
+            items.server.advance(2 * DAY)
+            items.fill(5, start=3)
+            events, notices = skipped(items, token, 2)
+            assert [notice for notice in notices if isinstance(notice, Gap)]
+            assert sorted(numbers(events)) == [3, 4, 5, 6, 7]
+
+    def test_what_expires_after_a_gap_is_a_gap_again(self):
+        with feed(initial_partitions=4) as items:
+            token, gaps = items.token(), 0
+            items.server.advance(2 * DAY)
+            items.fill(8)
+            for _ in range(2):
+                page = items.page(token, 1, on_expired=SkipToOldest())
+                gaps += sum(isinstance(notice, Gap) for notice in page.notices)
+                token = page.continuation_token
+                items.server.advance(2 * DAY)
+                items.restart()
+            items.refused(EXPIRED, token)
+            assert gaps
+
+    def test_a_token_that_a_shorter_retention_expires_is_no_token_of_another_stream(self):
+        with feed(initial_partitions=2) as items:
+            items.run(KEEP.format(7))
+            items.restart()
+            items.server.advance(3 * DAY)
+            token = items.page(items.token()).continuation_token
+            items.fill(5)
+            items.server.advance(3 * DAY)
+            items.run(KEEP.format(1))
+            items.fill(3, start=5)
+            items.refused(EXPIRED, token)
+            events, notices = skipped(items, token)
+            assert any(isinstance(notice, Gap) for notice in notices)
+            assert sorted(numbers(events)) == [5, 6, 7]
+
+    def test_a_stream_recreated_is_not_skipped_into(self):
+        with feed() as items:
+            token = items.token()
+            items.fill(5)
+            items.run("DROP CHANGE STREAM items_stream", STREAM)
+            items.fill(5, start=5)
+            items.restart()
+            for settings in ({}, {"on_expired": SkipToOldest()}):
+                items.refused(ErrorCategory.INVALID_REQUEST, token, **settings)
+
+
+def away_and_back(items):
+    """Write a change before, two while the stream is away, and one after; return a time while it is away."""
+    items.run("CREATE TABLE other (id STRING(MAX) NOT NULL) PRIMARY KEY (id)")
+    items.put(("before", 1))
+    items.server.advance(MINUTE)
+    items.run("ALTER CHANGE STREAM items_stream SET FOR other")
+    items.put(("a", 2))
+    moment = items.server.now()
+    items.server.advance(20 * MINUTE)
+    items.put(("a", 3))
+    items.run("ALTER CHANGE STREAM items_stream SET FOR items")
+    items.server.advance(10 * MINUTE)
+    items.put(("after", 4))
+    items.restart()
+    return moment
+
+
+class TestUnwatched:
+    """Tests a change stream that is pointed away from its table and back while nobody reads."""
+
+    @pytest.mark.parametrize("size", [0, 1])
+    def test_what_is_before_arrives_and_then_the_loss_is_told(self, size):
+        with feed(initial_partitions=1) as items:
+            token = items.token()
+            moment = away_and_back(items)
+            page = items.page(token, size)
+            assert numbers(page.events) == [1]
+            assert "did not watch" in items.refused(EXPIRED, page.continuation_token, size=size, fresh=True)
+            items.refused(EXPIRED, AtTime(moment))
+
+    @pytest.mark.parametrize("size", [0, 1])
+    def test_whoever_accepts_the_loss_reads_on_after_a_notice(self, size):
+        with feed(initial_partitions=2) as items:
+            token = items.token()
+            away_and_back(items)
+            events, notices = skipped(items, token, size)
+            assert numbers(events) == [1, 4]
+            once(events, 2)
+            assert [notice for notice in notices if isinstance(notice, Gap)]
+
+    def test_an_outage_without_it_is_read_through(self):
+        with feed(initial_partitions=1) as items:
+            token = items.token()
+            for number in range(3):
+                items.put((f"k{number}", number))
+                items.server.advance(20 * MINUTE)
+            assert numbers(items.drain(token, fresh=True)) == [0, 1, 2]
+
+    @pytest.mark.parametrize("limit", [None, 5])
+    def test_a_bounded_read_plans_up_to_it_and_then_tells_the_loss(self, limit):
+        with feed(initial_partitions=2) as items:
+            with Opened(items) as early:
+                start = Planner(early.provider, early.feed).start(Now(), early.soon())
+            away_and_back(items)
+            with Opened(items) as late:
+                planner = Planner(late.provider, late.feed)
+                step = planner.advance(start, limit, late.soon(), allow_empty=True)
+                rows = [
+                    event
+                    for part in step.ranges()
+                    for batch in read_range(late.provider, late.feed, part)
+                    for event in batch.events(0, len(batch))
+                ]
+                assert numbers(rows) == [1]
+                with pytest.raises(ProviderFault) as caught:
+                    planner.advance(step.after, limit, late.soon(), allow_empty=True)
+                assert caught.value.fault.category == EXPIRED

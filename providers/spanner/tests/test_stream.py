@@ -1,0 +1,644 @@
+"""Tests what only the scripted server can produce: every change must arrive once and in order."""
+
+import itertools
+import random
+import threading
+from datetime import timedelta
+
+import attrs
+import grpc
+import pytest
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    ChangeType,
+    ClientConfig,
+    ErrorCategory,
+    Now,
+    PartitionFoundLate,
+    PhysicalPartition,
+    ResourceAddress,
+)
+from multiclouddb_conformance.open_client import open_client
+from multiclouddb_conformance.waiting import wait_until
+from multiclouddb_spanner.provider import PLUGIN
+from multiclouddb_spanner_emulator import Write
+from multiclouddb_spi import Deadline, Drained, ProviderFault, Reached
+
+from .feeds import STREAM, TABLE, Opened, feed, in_order, numbers, once
+from .scripted import READ
+
+TICK = timedelta(microseconds=1)
+SIZES = pytest.mark.parametrize("size", [1, 0])
+
+
+class TestBrokenStreams:
+    @pytest.mark.parametrize(
+        ("status", "size"), [("UNAVAILABLE", 0), ("INTERNAL", 4), ("ABORTED", 1), ("DEADLINE_EXCEEDED", 0)]
+    )
+    def test_a_stream_that_breaks_off_at_any_row_loses_nothing(self, status, size):
+        with feed(mods_per_record=1, initial_partitions=1) as items:
+            token = items.token()
+            items.put(*((f"k{number:02}", number) for number in range(5)))
+            items.put(*((f"k{number:02}", number) for number in range(5, 7)))
+            for rows in range(7):
+                message = "Received RST_STREAM with error code 2" if status == "INTERNAL" else "Scripted."
+                items.server.troubles.fail(READ, status, 1, after_rows=rows, message=message)
+                events = items.drain(token, size)
+                once(events, 7)
+                in_order(events)
+                items.server.troubles.end()
+
+    def test_a_stream_that_breaks_off_every_time_gets_on(self):
+        with feed(mods_per_record=1, initial_partitions=1) as items:
+            token, events = items.token(), []
+            items.fill(10)  # each change has its own commit, because an interrupted commit is sent again
+            trouble = items.server.troubles.fail(READ, "UNAVAILABLE", None, after_rows=2)
+            for _ in range(60):
+                page = items.tried(token, 1, timeout=5.0)
+                if page is None:
+                    continue
+                events += page.events
+                token = page.continuation_token
+                if len(events) >= 8:
+                    trouble.end()
+                if page.idle:
+                    break
+            once(events, 10)
+
+    @pytest.mark.parametrize("method", ["CreateSession", "ExecuteStreamingSql"])
+    def test_a_service_that_fails_at_first_is_asked_again(self, method):
+        with feed() as items:
+            items.server.troubles.fail(method, "UNAVAILABLE", 2)
+            token = items.token()
+            items.fill(3)
+            once(items.drain(token), 3)
+
+
+class TestTransactions:
+    @pytest.mark.parametrize(("mods", "size", "count"), [(1, 1, 30), (7, 10, 600), (None, 0, 3000)])
+    def test_a_transaction_of_many_records_is_cut_anywhere(self, mods, size, count):
+        with feed(mods_per_record=mods, sequence_step=3) as items:
+            token = items.token()
+            items.put(*((f"k{number:04}", number) for number in range(count)))
+            once(items.drain(token, size), count)
+
+    @pytest.mark.parametrize(("partitions", "size"), [(1, 2), (3, 0)])
+    def test_transactions_with_one_commit_timestamp_are_all_told(self, partitions, size):
+        with feed(initial_partitions=partitions) as items:
+            token = items.token()
+            with items.server.one_commit_timestamp():
+                for number in range(6):
+                    items.put((f"a{number}", number), ("same", number))
+            items.fill(3)
+            events = items.drain(token, size, fresh=True)
+            once(events, 15)
+            moment = min(event.timestamp for event in events)
+            once(items.drain(AtTime(moment), size), 15)
+
+    @pytest.mark.parametrize(("size", "mods"), [(1, 1), (3, 2), (0, None)])
+    def test_each_change_comes_once_in_orders_that_differ(self, size, mods):
+        with feed(initial_partitions=1, mods_per_record=mods, mixes_equal_timestamps=True) as items:
+            token = items.token()
+            for round_ in range(2):
+                with items.server.one_commit_timestamp():
+                    for number in range(4):
+                        items.put(*((f"{letter}{number}", round_) for letter in "abc"))
+            events = items.drain(token, size, fresh=True)
+            once(events, 24)
+            again = {event.event_id: event for event in items.drain(token)}
+            assert {event.event_id: event for event in events} == again
+
+    @SIZES
+    def test_a_sequence_of_nine_digits_comes_after_one_of_eight(self, size):
+        with feed(initial_partitions=1, mods_per_record=1, sequence_step=40_000_000) as items:
+            token = items.token()
+            items.put(*((f"k{number}", number) for number in range(5)))
+            events = items.drain(token, size, fresh=True)
+            once(events, 5)
+            assert numbers(sorted(events, key=lambda event: event.order_key)) == list(range(5))
+
+    @pytest.mark.parametrize(("characters", "size"), [(1, 2), (7, 0), (1000, 2)])
+    def test_values_come_in_chunks(self, characters, size):
+        with feed(chunk_characters=characters, rows_per_message=1) as items:
+            token = items.token()
+            for number in range(4):
+                items.put((f"k{number}", number, "é\n\"'" * 30), names=("id", "n", "text"))
+            events = items.drain(token, size)
+            once(events, 4)
+            assert {event.new_item_state["text"] for event in events} == {"é\n\"'" * 30}
+
+
+class TestNeighbours:
+    """Tests commits, splits and merges that are one microsecond apart."""
+
+    def test_every_start_between_them_has_what_comes_after_it(self):
+        with feed() as items:
+            beginning, starts = items.token(), {}
+            items.server.crowd(1.5)
+            for number in range(14):
+                starts[number] = items.token()
+                items.put((f"k{number % 4}", number))
+                if number % 5 == 1:
+                    items.server.split(items.open_partitions()[0])
+                if number % 5 == 3:
+                    items.server.merge(*items.open_partitions()[:2])
+                if number % 5 == 4:
+                    items.server.move(items.open_partitions()[-1])
+            for number, token in starts.items():
+                events = items.drain(token, (0, 1, 3)[number % 3])
+                assert sorted(numbers(events)) == list(range(number, 14))
+                in_order(events)
+            events = sorted(items.drain(beginning, 1, fresh=True), key=lambda event: event.timestamp)
+            assert numbers(events) == list(range(14))
+            moments = {event.timestamp + ticks * TICK for event in events for ticks in (-1, 0, 1)}
+            for number, moment in enumerate(sorted(moments)):
+                expected = [each.new_item_state["n"] for each in events if each.timestamp >= moment]
+                assert sorted(numbers(items.drain(AtTime(moment), number % 2))) == expected
+
+
+class TestPartitions:
+    @pytest.mark.parametrize(
+        ("habits", "size"),
+        [
+            ({}, 5),
+            ({"children_per_record": 1}, 1),
+            ({"children_first": True, "repeat_children": 2}, 0),
+        ],
+        ids=str,
+    )
+    def test_children_are_read_after_their_parents_however_they_are_announced(self, habits, size):
+        with feed(**habits) as items:
+            token = items.token()
+            for number in range(60):
+                items.put((f"k{number % 7}", number))
+                if number in (10, 25):
+                    items.server.split(items.open_partitions()[0], 3)
+                if number in (18, 40):
+                    items.server.merge(*items.open_partitions()[:3])
+                if number == 50:
+                    items.server.reshape(items.open_partitions()[:2], 3)
+            events = items.drain(token, size)
+            once(events, 60)
+            in_order(events)
+
+    def test_a_partition_that_splits_in_the_commit_timestamp_of_a_change(self):
+        with feed(initial_partitions=1) as items:
+            token = items.token()
+            with items.server.one_commit_timestamp():
+                items.put(("a", 0), ("b", 0), ("c", 0))
+                items.server.split(items.open_partitions()[0])
+                items.put(("a", 1), ("b", 1), ("c", 1))
+            for size in (1, 2, 0):
+                events = items.drain(token, size, fresh=True)
+                once(events, 6)
+                in_order(events)
+
+    def test_a_merge_waits_for_the_slow_parent(self):
+        with feed() as items:
+            token, events = items.token(), []
+            a, b = items.open_partitions()
+            for number in range(20):
+                items.put((f"k{number % 5}", number))
+            items.server.merge(a, b)
+            for number in range(20, 40):
+                items.put((f"k{number % 5}", number))
+            slow = items.server.troubles.fail(READ, "UNAVAILABLE", None, token=b)
+            for round_ in range(200):
+                page = items.tried(token, timeout=0.4)
+                if page is not None:
+                    assert not (page.idle and len(events) + len(page.events) < 40)
+                    events += page.events
+                    token = page.continuation_token
+                    if page.idle:
+                        break
+                if round_ == 5:
+                    assert len(events) < 40
+                    slow.end()
+            once(events, 40)
+            in_order(events)
+
+    def test_a_parent_whose_end_is_told_late(self):
+        with feed(initial_partitions=1) as items:
+            token, events = items.token(), []
+            (parent,) = items.open_partitions()
+            items.fill(5)
+            items.server.split(parent)
+            items.server.hide_end(parent)
+            items.fill(5, start=5)
+            for _ in range(2):
+                page = items.tried(token, timeout=1.5)
+                if page is not None:
+                    assert not page.idle
+                    events += page.events
+                    token = page.continuation_token
+            items.server.hide_end(parent, hidden=False)
+            once([*events, *items.drain(token)], 10)
+
+    @pytest.mark.parametrize("told", [True, False], ids=["told", "searched"])
+    def test_a_partition_that_began_after_the_start_is_read_from_its_beginning(self, told):
+        with feed(initial_partitions=1, names_lifetime=told) as items:
+            for number in range(20):
+                if number == 10:
+                    items.server.split(items.open_partitions()[0])
+                items.put((f"k{number % 10}", number))
+            names = items.client.list_physical_partitions(items.address)
+            events = [e for name in names for e in items.drain(Beginning(), scope=PhysicalPartition(name))]
+            once(events, 10)
+            in_order(events)
+
+    def test_a_partition_of_another_stream_is_refused(self):
+        with feed(initial_partitions=1) as items, Opened(items) as opened:
+            (name,) = items.client.list_physical_partitions(items.address)
+            scope = PhysicalPartition(name[:-4] + "AAAA")
+            message = items.refused(ErrorCategory.INVALID_REQUEST, Beginning(), scope=scope)
+            assert "does not belong" in message
+            (cursor,) = opened.starts(Now()).values()
+            with pytest.raises(ProviderFault, match="does not belong to change stream 'items_stream'"):
+                opened.feed.open("another", cursor).fetch(10, 1 << 20, 0.0, opened.soon())
+
+    def test_a_thousand_partitions(self):
+        with feed(initial_partitions=1000) as items:
+            token = items.page(items.token(), timeout=60).continuation_token
+            items.fill(20)
+            items.server.journal.clear()
+            events = []
+            while len(events) < 20:
+                page = items.page(token, timeout=60)
+                events += page.events
+                token = page.continuation_token
+                assert not (page.idle and len(events) < 20)
+            once(events, 20)
+            journal = items.server.journal
+            assert len(journal.queries()) <= 3 * 1000
+            assert journal.most_streams <= 64
+            wait_until(lambda: not journal.open_streams, 10)
+
+    @pytest.mark.parametrize("multiplexed", [True, False])
+    def test_no_session_and_no_stream_is_left(self, multiplexed):
+        """A multiplexed session cannot be deleted and costs nothing, so a client may leave one open."""
+        with feed(initial_partitions=4, multiplexed=multiplexed) as items:
+            token = items.token()
+            items.fill(30)
+            for _ in range(4):
+                items.drain(token, 3)
+                items.restart()
+            items.client.close()
+            journal = items.server.journal
+            wait_until(lambda: not journal.open_streams, 10)
+            if multiplexed:
+                assert len(items.server.sessions) <= 5
+            else:
+                wait_until(lambda: not items.server.sessions, 10)
+            items.client = items.scripted.connect()
+
+
+class TestClock:
+    """Tests a client that was suspended: `time.monotonic` stood still, but the service's time has passed."""
+
+    def test_no_page_after_a_sleep_is_idle_while_there_is_more(self):
+        with feed() as items:
+            token = items.token()
+            items.fill(3)
+            assert len(items.drain(token)) == 3
+            items.server.advance(20 * 3600)
+            items.fill(3, start=3)
+            assert len(items.drain(token)) == 6
+            later = items.token()
+            items.fill(3, start=6)
+            assert sorted(numbers(items.drain(later))) == [6, 7, 8]
+
+    def test_a_quiet_day_moves_token_and_watermark(self):
+        with feed(initial_partitions=3) as items:
+            token, marks = items.token(), []
+            for hours in (6, 6, 20, 20):
+                items.server.advance(hours * 3600)
+                page = items.page(token, wait=0.2)
+                token = page.continuation_token
+                marks.append(page.diagnostics.watermark)
+            assert all(later - earlier > timedelta(hours=5) for earlier, later in itertools.pairwise(marks))
+            items.fill(3)
+            once(items.drain(token), 3)
+
+
+class TestBounded:
+    """Tests that a range from a cursor to a head contains the same events, no matter when it is read."""
+
+    def test_a_range_is_the_same_after_splits_and_breaks(self):
+        with feed(mods_per_record=1, mixes_equal_timestamps=True) as items, Opened(items) as made:
+            starts = made.starts(Now())
+            items.fill(20)
+            with items.server.one_commit_timestamp():
+                for number in range(20, 25):
+                    items.put((f"k{number}", number), (f"l{number}", number))
+            heads = made.feed.heads(starts, None, made.soon())
+            assert heads.keys() == starts.keys()
+            items.fill(5, start=30)
+            for token in items.open_partitions():
+                items.server.split(token)
+            whole = {name: bounded(made, name, starts[name], heads[name].cursor, 1000) for name in starts}
+            assert sum(map(len, whole.values())) == 30
+            items.server.troubles.fail(READ, "UNAVAILABLE", None, after_rows=3, every=2)
+            for name in starts:
+                found = bounded(made, name, starts[name], heads[name].cursor, 4)
+                assert sorted(found) == sorted(whole[name])
+
+    @pytest.mark.parametrize("partitions", [1, 8])
+    def test_a_batch_is_served_little_more_than_it_delivers(self, partitions):
+        count = 2000
+        with feed(initial_partitions=partitions, mods_per_record=1) as items, Opened(items) as made:
+            for first in range(0, count, 100):
+                items.put(*((f"k{number}", number) for number in range(first, first + 100)))
+                items.server.advance(60)
+            starts = made.starts(Beginning())
+            items.server.journal.clear()
+            heads = made.feed.heads(starts, None, made.soon())
+            found = [
+                each
+                for name in starts
+                if heads[name].records != 0
+                for each in bounded(made, name, starts[name], heads[name].cursor, 1000)
+            ]
+            assert len(found) == len(set(found)) == count
+            assert sum(call.rows for call in items.server.journal.queries()) <= 1.2 * count
+
+    def test_a_head_says_where_no_change_is(self):
+        with feed(initial_partitions=4) as items, Opened(items) as made:
+            starts = made.starts(Now())
+            heads = made.feed.heads(starts, None, made.soon())
+            assert {head.records for head in heads.values()} == {0}
+            items.put(("a", 1))
+            heads = made.feed.heads(starts, None, made.soon())
+            assert None in {head.records for head in heads.values()}
+            found = [bounded(made, name, starts[name], heads[name].cursor, 10) for name in starts]
+            assert sum(map(len, found)) == 1
+            segment = made.feed.segments(made.feed.snapshot(None, made.soon()).cursor, 1, made.soon())[0][0]
+            assert made.feed.compare(segment.cursor, segment.cursor) == 0
+            assert made.feed.compare(segment.cursor, starts[next(iter(starts))]) is None
+
+
+def bounded(made, name, cursor, until, size):
+    """Return the ids of the events from a cursor to a bound, through interruptions."""
+    found = []
+    reader = made.feed.open(name, cursor, until)
+    for _ in range(500):
+        try:
+            batch = reader.fetch(size, 1 << 20, 0.0, Deadline.after(60))
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            reader.close()
+            reader = made.feed.open(name, cursor, until)
+            continue
+        found += [event.event_id for event in batch.events(0, len(batch))]
+        cursor = batch.end
+        if isinstance(batch.outcome, Reached | Drained):
+            reader.close()
+            return found
+    return pytest.fail("the bound is never reached")
+
+
+class TestStorms:
+    """Tests many events at once: writes, splits, merges, broken streams, lost sessions, killed consumers."""
+
+    @pytest.mark.parametrize("seed", [0, 1])
+    def test_nothing_is_lost_and_nothing_comes_twice(self, seed):
+        storm(seed)
+
+    @pytest.mark.soak
+    @pytest.mark.parametrize("seed", range(200))
+    def test_nothing_is_lost_in_many_storms(self, seed):
+        storm(seed)
+
+
+def storm(seed):
+    dice = random.Random(seed)
+    habits = {
+        "mods_per_record": dice.choice([None, 1, 3]),
+        "chunk_characters": dice.choice([9, 1000, 1_000_000]),
+        "children_per_record": dice.choice([None, 1]),
+        "repeat_children": dice.choice([0, 1]),
+        "multiplexed": dice.choice([True, False]),
+        "initial_partitions": dice.choice([1, 3]),
+    }
+    with feed(**habits) as items:
+        config = ClientConfig("spanner", {"url": items.scripted.url})
+        config = attrs.evolve(config, coverage_audit_seconds=0)
+        over, written, token = threading.Event(), [], items.token()
+
+        def write():
+            own, server, troubles = random.Random(seed + 1000), items.server, items.server.troubles
+            for number in range(80):
+                count = own.choice([1, 1, 1, 5])
+                written.append(count)
+                items.put(*((f"k{(number + each) % 9}", 10 * number + each) for each in range(count)))
+                if own.random() < 0.12:
+                    server.split(own.choice(items.open_partitions()))
+                if own.random() < 0.12 and len(items.open_partitions()) > 1:
+                    server.merge(*own.sample(items.open_partitions(), 2))
+                if own.random() < 0.1:
+                    server.move(own.choice(items.open_partitions()))
+                if own.random() < 0.15:
+                    status = own.choice(["UNAVAILABLE", "INTERNAL", "ABORTED", "RESOURCE_EXHAUSTED"])
+                    place = own.choice([None, 0, 1, 2, 5])
+                    troubles.fail(READ, status, 1, after_rows=place, message="RST_STREAM")
+                if own.random() < 0.05:
+                    server.lose_sessions()
+                if own.random() < 0.05:
+                    server.crowd(0.02)
+                over.wait(0.003)
+            over.set()
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        events, notices, client = [], [], open_client(PLUGIN, config)
+        try:
+            while True:
+                ended = over.is_set()
+                page = items.tried(token, dice.choice([1, 4, 30]), client=client)
+                if page is None:
+                    continue
+                events += page.events
+                notices += page.notices
+                token = page.continuation_token
+                if ended and page.idle:
+                    break
+                if dice.random() < 0.1:
+                    client.close()
+                    client = open_client(PLUGIN, config)
+        finally:
+            client.close()
+            writer.join()
+        assert len(events) == len({event.event_id for event in events}) == sum(written)
+        in_order(events)
+        assert [notice for notice in notices if isinstance(notice, PartitionFoundLate)] == []
+
+
+class TestCost:
+    def test_small_pages_over_a_backlog_do_not_ask_again(self):
+        with feed() as items:
+            token = items.token()
+            for first in range(0, 600, 2):
+                items.put((f"k{first}", first), (f"k{first + 1}", first + 1))
+            items.server.journal.clear()
+            once(items.drain(token, 5), 600)
+            queries = items.server.journal.queries()
+            assert len(queries) <= 30
+            assert sum(call.rows for call in queries) <= 1.2 * 600
+
+    def test_an_idle_long_poll_asks_seldom(self):
+        with feed(initial_partitions=3) as items:
+            token = items.page(items.token()).continuation_token
+            items.server.journal.clear()
+            assert items.page(token, wait=6).events == ()
+            assert len(items.server.journal.queries()) <= 3 * 4
+
+
+class TestStreamOfATable:
+    def test_a_token_of_another_instance_is_refused_before_any_call(self):
+        with feed() as items:
+            token = items.token()
+            elsewhere = items.scripted.database.replace("instances/tests", "instances/others")
+            items.server.create(elsewhere, TABLE, STREAM)
+            config = ClientConfig("spanner", {"url": items.scripted.url.replace("/tests?", "/others?")})
+            with open_client(PLUGIN, config) as client:
+                before = len(items.server.journal.queries())
+                items.refused(ErrorCategory.INVALID_REQUEST, token, client=client)
+                assert len(items.server.journal.queries()) == before
+
+    @pytest.mark.parametrize("fresh", [True, False], ids=["new client", "same client"])
+    def test_a_stream_that_is_dropped_while_it_is_read_is_told(self, fresh):
+        with feed() as items:
+            token = items.token()
+            items.fill(3)
+            token = items.page(token, 2).continuation_token
+            items.run("DROP CHANGE STREAM items_stream")
+            if fresh:
+                items.restart()
+            message = items.refused(ErrorCategory.NOT_FOUND, token, timeout=5.0)
+            assert "CREATE CHANGE STREAM" in message
+
+    @pytest.mark.parametrize("watch", ["DROP FOR ALL", "SET FOR other"])
+    def test_a_stream_that_no_longer_watches_the_table_is_told(self, watch, monkeypatch):
+        monkeypatch.setattr("multiclouddb_spanner.source._CHECK_SECONDS", 0.0)
+        with feed(TABLE, TABLE.replace("items", "other"), STREAM) as items:
+            token = items.token()
+            items.fill(3)
+            once(items.drain(token), 3)
+            items.run(f"ALTER CHANGE STREAM items_stream {watch}")
+            items.fill(3, start=3)
+            message = items.refused(ErrorCategory.NOT_FOUND, token)
+            assert "ALTER CHANGE STREAM items_stream SET FOR items" in message
+            assert "CREATE CHANGE STREAM" in items.refused(ErrorCategory.NOT_FOUND, token)
+            items.run("ALTER CHANGE STREAM items_stream SET FOR items")
+            once(items.drain(token), 3)
+
+    def test_whether_the_table_is_watched_is_asked_seldom(self):
+        with feed(initial_partitions=4) as items:
+            token = items.token()
+            items.drain(token)
+            items.server.journal.clear()
+            for _ in range(20):
+                items.page(token)
+            assert [call for call in items.server.journal.calls if "information_schema" in call.sql] == []
+
+    def test_only_the_addressed_table_comes_of_a_stream_of_many(self):
+        everything = "CREATE CHANGE STREAM items_stream FOR ALL OPTIONS (value_capture_type = 'NEW_ROW')"
+        with feed(TABLE, TABLE.replace("items", "other"), everything) as items:
+            token = items.token()
+            for number in range(60):
+                items.scripted.write("other", (f"o{number}", number))
+                if number % 20 == 10:
+                    items.put((f"k{number}", number))
+            assert sorted(numbers(items.drain(token, 2))) == [10, 30, 50]
+
+    @pytest.mark.parametrize(
+        ("option", "kinds"),
+        [
+            ("exclude_insert", ["UPDATE", "DELETE"]),
+            ("exclude_update", ["CREATE", "DELETE"]),
+            ("exclude_delete", ["CREATE", "UPDATE"]),
+            ("exclude_ttl_deletes", ["CREATE", "UPDATE", "DELETE"]),
+        ],
+    )
+    def test_one_that_excludes_changes_is_named_or_refused(self, option, kinds):
+        with feed() as items:
+            items.run(f"ALTER CHANGE STREAM items_stream SET OPTIONS ({option} = true)")
+            items.put(("a", 1))
+            items.put(("a", 2))
+            items.scripted.write("items", ("a",), kind="delete", names=("id",))
+            message = items.refused(ErrorCategory.INVALID_REQUEST, Beginning())
+            assert option in message
+            config = ClientConfig("spanner", {"url": f"{items.scripted.url}&change_stream=items_stream"})
+            with open_client(PLUGIN, config) as client:
+                events = items.page(Beginning(), client=client).events
+            assert [event.type.value for event in events] == kinds
+
+
+class TestPostgres:
+    def test_its_dialect_has_the_same_events(self):
+        told = []
+        for postgres in (False, True):
+            with feed(postgres=postgres, chunk_characters=50) as items:
+                token = items.token()
+                items.put(("a", 1), ("b", 2))
+                items.put(("a", 3))
+                items.server.split(items.open_partitions()[0])
+                items.scripted.write("items", ("a", 4), kind="replace")
+                items.server.expire_row(items.scripted.database, "items", "b")
+                events = sorted(items.drain(token, 1), key=lambda event: event.order_key)
+            told.append(
+                [(e.key, e.type, e.new_item_state and e.new_item_state["n"], e.by_expiry) for e in events]
+            )
+        assert told[0] == told[1]
+        assert len(told[0]) == 5
+
+    def test_the_schema_public_may_be_written(self):
+        with feed(postgres=True) as items:
+            token = items.token()
+            items.fill(3)
+            items.address = ResourceAddress(items.scripted.name, "public.items")
+            once(items.drain(Beginning()), 3)
+            items.address = ResourceAddress(items.scripted.name, "items")
+            once(items.drain(token), 3)
+
+
+TAG = "RowDeletionPolicy"
+
+
+class TestTimeToLive:
+    @pytest.mark.parametrize("postgres", [False, True], ids=["GoogleSQL", "PostgreSQL"])
+    @pytest.mark.parametrize(
+        ("tag", "is_system", "expected"),
+        [
+            pytest.param("", False, False, id="of a user"),
+            pytest.param(TAG, False, False, id="of a user who chose the tag of the policy"),
+            pytest.param(TAG, True, True, id="of the policy"),
+            pytest.param("", True, None, id="of the service, without a reason"),
+            pytest.param("Other", True, None, id="of the service, for another reason"),
+        ],
+    )
+    def test_a_delete_is_marked_as_far_as_the_service_tells(self, postgres, tag, is_system, expected):
+        with feed(postgres=postgres, initial_partitions=1) as items, Opened(items) as made:
+
+            def write(kind, row, tag, is_system):
+                names = () if kind == "delete" else ("id", "n")
+                write = Write(kind, "items", names, [row])
+                items.server.commit(items.scripted.database, write, tag=tag, is_system=is_system)
+
+            for kind, row in (("insert", ["a", "1"]), ("update", ["a", "2"]), ("delete", ["a"])):
+                write(kind, row, tag, is_system)
+            write("insert", ["a", "1"], "", False)
+            write("delete", ["a"], "", False)
+            events = items.drain(Beginning())
+            assert [event.type for event in events[2:]] == [
+                ChangeType.DELETE,
+                ChangeType.CREATE,
+                ChangeType.DELETE,
+            ]
+            assert [event.by_expiry for event in events] == [False, False, expected, False, False]
+            ((name, cursor),) = made.starts(Beginning()).items()
+            batch = made.feed.open(name, cursor).fetch(100, 1 << 20, 0.0, made.soon())
+            arrow = batch.arrow(0, len(batch)).to_pydict()
+            assert arrow["by_expiry"] == [event.by_expiry for event in events]

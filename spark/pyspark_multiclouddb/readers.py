@@ -1,0 +1,123 @@
+"""Checks what Spark passes when the source is loaded, and reads batches, and streams on Spark 4.0 and 4.1.
+
+After a restart and before the first `latestOffset()`, Spark 4.0 and 4.1 call `partitions(last, last)`; `last`
+is the newest offset in the query's offset log. The reader of a stream learns the position of the checkpoint
+from this call of `partitions`. These versions pass no limit, so the reader itself applies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from multiclouddb_api import invalid_request
+from multiclouddb_api.registry import load_plugin
+from multiclouddb_spi import Deadline, Planner, ProviderPlugin, Range
+from pyspark_multiclouddb.connection import connection_for
+from pyspark_multiclouddb.errors import source_errors
+from pyspark_multiclouddb.micro_batches import MicroBatches
+from pyspark_multiclouddb.options import Settings, parse_options
+from pyspark_multiclouddb.rows import SPARK_SCHEMA, read_work, work_of
+
+__all__ = ["ChangeFeedReader", "PlainStreamReader", "checked_schema", "settings_of"]
+
+_WRAPPER: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
+
+
+def checked_schema(options: Mapping[str, str]) -> StructType:
+    """Return the columns of the source, if the options are valid."""
+    with source_errors():
+        config = parse_options(options).config
+        plugin = load_plugin(config.provider)
+        if isinstance(plugin, ProviderPlugin):
+            plugin.check(config)
+    return SPARK_SCHEMA
+
+
+def settings_of(options: Mapping[str, str], schema: StructType, *, is_stream: bool) -> Settings:
+    """Return the checked options for one reader."""
+    with source_errors():
+        if schema != SPARK_SCHEMA:
+            raise invalid_request(
+                "schema",
+                "differs from the schema of this source, which is fixed",
+                "leave .schema(…) out, and parse documents with from_json(new_item_state, …)",
+            )
+        settings = parse_options(options)
+        return settings.for_stream() if is_stream else settings.for_batch()
+
+
+class ChangeFeedReader(DataSourceReader):
+    """Reads a feed once, as a batch."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def partitions(self) -> list[InputPartition]:
+        """Resolve the start and the end, and assign the ranges between them to tasks."""
+        with source_errors():
+            connection = connection_for(self._settings)
+            # Spark reuses the process that plans, so its open feed may belong to a resource that has since
+            # been recreated.
+            connection.opened.renew()
+            start = connection.start(self._settings.start)
+            end = self._settings.end
+            target = None if end is None else connection.target_at(end)
+
+            def ranges(planner: Planner, deadline: Deadline) -> list[Range]:
+                steps = planner.steps(start, deadline, target)
+                return [part for step in steps for part in step.ranges()]
+
+            found = connection.plan("plan", ranges)
+            return work_of(
+                self._settings, connection.incarnation, found, skip_poison=self._settings.skip_poison
+            )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the rows of one task."""
+        return read_work(self._settings, partition)
+
+
+class PlainStreamReader(DataSourceStreamReader):
+    """Plans micro-batches from the offsets that it returned earlier, and from the offset of a restart."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._batches = MicroBatches(settings)
+        self._first: dict[str, Any] | None = None
+        self._position: dict[str, Any] | None = None
+
+    def __reduce__(self) -> tuple[type[PlainStreamReader], tuple[Settings]]:
+        return type(self), (self._batches.settings,)
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return the start of a new query."""
+        return self._batches.initial()
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override] # as Spark 4.0 and 4.1 call it
+        """Return the end of the next micro-batch, or the current position if there is nothing to read."""
+        most = self._batches.settings.max_records
+        if self._position is not None:
+            return self._batches.after(self._position, most, tell_more=True)
+        if self._first is None:
+            self._first = self._batches.first(most)
+        return self._first
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return the work of a micro-batch. After this call, `end` is the position of the query."""
+        if self._position is None and self._first not in (None, end):
+            with source_errors():
+                raise invalid_request(
+                    "checkpoint",
+                    "has a position, but this Spark version passes it only after the first batch is planned",
+                    f"set {_WRAPPER} to false, its default, or use Spark 4.2 or newer",
+                )
+        self._position = end
+        return self._batches.tasks(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the rows of one task."""
+        return self._batches.read(partition)

@@ -1,0 +1,69 @@
+"""Explores the small histories of the simulation and of each provider; `make explore` goes further.
+
+One server serves all readers of a service.
+"""
+
+import pytest
+
+from multiclouddb_conformance.explore.__main__ import main
+from multiclouddb_conformance.explore.levels import Level
+from multiclouddb_conformance.explore.readers import READERS
+from multiclouddb_conformance.explore.world import Bounds
+
+from .services import SERVICES
+
+SIMULATIONS = ("listed", "alive", "late")
+# The depth in `make test`, by service and reader.
+DEPTHS = {
+    **{(kind, reader): 2 for kind in SIMULATIONS for reader in READERS},
+    ("embedded", "answers"): 2,
+    ("embedded", "pages"): 1,
+    ("embedded", "planner"): 2,
+    ("dynamo", "answers"): 1,
+    ("spanner", "answers"): 1,
+}
+
+
+@pytest.fixture(scope="module")
+def service():
+    """Make a service by name; the same one is used again."""
+    made = {}
+
+    def make(name):
+        if name not in made:
+            made[name] = SERVICES[name]()
+        return made[name]
+
+    yield make
+    for each in made.values():
+        each.close()
+
+
+def told(violations):
+    return "\n".join(f"{each.problem}: {' | '.join(each.history)}" for each in violations)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["skip", "fail"])
+@pytest.mark.parametrize(("name", "reader"), [pytest.param(*each, id="-".join(each)) for each in DEPTHS])
+def test_every_small_history_keeps_every_promise(service, name, reader, fails):
+    made = service(name)
+    level = Level(made, READERS[reader](), Bounds(made.kind, fails=fails))
+    result = level.explore(DEPTHS[name, reader])
+    assert not result.violations, told(result.violations)
+    assert result.complete
+    assert result.states > 5
+
+
+def test_the_command_prints_what_was_explored(capsys):
+    assert main(["--level", "alive", "--reader", "planner", "--depth", "1"], SERVICES) == 0
+    assert "alive planner: " in (printed := capsys.readouterr().out)
+    assert "all histories of at most 1 steps over at most 9 partitions" in printed
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_history_of_two_minutes_keeps_every_promise(service, name, reader):
+    made = service(name)
+    result = Level(made, READERS[reader](), Bounds(made.kind)).explore(99, seconds=120.0)
+    assert not result.violations, told(result.violations)
