@@ -343,6 +343,8 @@ class Lineage:
         added = self._add(tops.seeds, tops.unread)
         # 1. What follows a lost one may be listed later: it stays, so that a look or the search finds it.
         proved = not any(one in survey.gone and one not in gone for seed in added for one in seed.parents)
+        if not proved and self.root is None:
+            self._forget_lost()
         for name, children in follows.items():
             if self.root is not None:
                 self._put(Entry(name, _END, (), children=children))
@@ -418,10 +420,15 @@ class Lineage:
         if losses and not skips:
             return [], losses
         added = self._add(tops.seeds, tops.unread)
-        if losses:  # each of them may be what followed a lost one
-            for name in lost:
-                self._remove(name)
+        if losses:
+            self._forget_lost()
         return added, losses
+
+    def _forget_lost(self) -> None:
+        """Forget lost partitions, after a partition was added that may follow any of them."""
+        for end in self.ends():
+            if _is_lost(end):
+                self._remove(end.partition_id)
 
     def looked(self, survey: Survey, asked: Iterable[str], most: int) -> tuple[list[Child], list[str]]:
         """Add the children of ended partitions, after the service was asked for more of them."""

@@ -47,7 +47,7 @@ DEFECTS = {
     "nothing is found": (LATE, "base", "found", "self._add(tops.seeds, tops.unread)", "[]"),
     "a loss is told twice": (LATE, "base", "found", " and parent not in tops.read", ""),
     "a missed loss is not told": (LATE, "base", "found", "parent in survey.gone and", "False and"),
-    "a lost end stays for ever": (LATE, "base", "found", "if losses:  #", "if False:  #"),
+    "a lost end stays for ever": (LATE, "base", "found", "self._forget_lost()", "pass"),
     "a look finds nothing": (LATE, "descendants", "looked", "fresh or over", "over"),
     "a look adds no child": (LATE, "descendants", "looked", "self.ended(name, fresh, complete=over)", "self.ended(name, (), complete=over)"),
     "a child is looked for once": (LATE, "descendants", "looked", "looks >= most", "looks >= 1"),

@@ -519,6 +519,8 @@ def _lost(world: World, expired: Collection[str]) -> World:
     told, there = world.consumer.told, {int(parent) for each in survey.present for parent in each.parents}
     if all(i in names for i in there if is_gone(world, i)):  # else what follows them cannot be proved
         told |= {i for i in names if is_gone(world, i)}
+    else:
+        told = frozenset()
     return _with(world, lineage, got=got, gap=frozenset(gap), told=told)
 
 
