@@ -1,8 +1,8 @@
 """Makes the page about MongoDB's specifications and the tests for them.
 
 `docs/generate.py` calls this module. The text of the page and the rows come from
-`docs/mongodb.toml`. This module finds the tests of a row by their names: `test_cs_07_…` tests the
-row CS-7.
+`docs/mongodb.toml`. This module finds the tests of a row by their names: `test_cs_07_…` and the
+case `"CS-7: …"` of a table test the row CS-7.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any, Final
 import attrs
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
-_NAME: Final = re.compile(r"test_(cs|rr|rc)_(\d\d)_(\w+)")
+_NAME: Final = re.compile(r"test_((?:(?:cs|rr|rc)_\d\d_)+)(\w+)")
+_ROW: Final = re.compile(r"(cs|rr|rc)_(\d\d)_")
+_CASE: Final = re.compile(r"(CS|RR|RC)-(\d+): (.+)")
 _HEAD: Final = ("| row | requirement | by | tests |", "|---|---|---|---|")
 ROWS: Final = {"CS": 52, "RR": 28, "RC": 29}
 """The number of rows in each specification: change streams, retryable reads, run command."""
@@ -57,16 +59,18 @@ def rows(raw: Mapping[str, Any]) -> list[Row]:
     return [Row(**row) for specification in ROWS for row in raw[specification]]
 
 
-def _functions(body: Iterable[ast.stmt]) -> Iterator[str]:
-    for node in body:
-        if isinstance(node, ast.FunctionDef):
-            yield node.name
-        elif isinstance(node, ast.ClassDef):
-            yield from _functions(node.body)
+def _tests(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Return the row and the words of each test function and of each case of a table."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and (named := _NAME.fullmatch(node.name)):
+            for name, number in _ROW.findall(named[1]):
+                yield f"{name.upper()}-{int(number)}", named[2].replace("_", " ")
+        elif isinstance(node, ast.Constant) and (case := _CASE.fullmatch(str(node.value))):
+            yield f"{case[1]}-{int(case[2])}", case[3]
 
 
 def shown_rows(root: Path = _ROOT) -> dict[str, list[str]]:
-    """Map each row id to the names of its tests, with spaces instead of underscores.
+    """Map each row id to the words of its tests.
 
     The function only parses the test files; it does not import or run the tests.
     """
@@ -74,10 +78,8 @@ def shown_rows(root: Path = _ROOT) -> dict[str, list[str]]:
     for place in PLACES:
         path = root / place
         for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
-            for name in _functions(ast.parse(file.read_text(encoding="utf-8")).body):
-                if match := _NAME.fullmatch(name):
-                    row = f"{match[1].upper()}-{int(match[2])}"
-                    found.setdefault(row, []).append(match[3].replace("_", " "))
+            for row, words in _tests(ast.parse(file.read_text(encoding="utf-8"))):
+                found.setdefault(row, []).append(words)
     return found
 
 

@@ -8,22 +8,18 @@ import pytest
 from multiclouddb_api import (
     AtTime,
     Beginning,
-    ChangeType,
     Dropped,
-    EntireCollection,
     ErrorCategory,
     Invalidated,
     LogicalPartition,
     MulticloudDbKey,
-    NewItemStateMode,
     Now,
     Observer,
-    OldItemStateMode,
     PhysicalPartition,
     RecordSkipped,
     Renamed,
 )
-from multiclouddb_conformance.simulation import CaughtUp, ServerError, ServiceBehaviour, SimulationReader
+from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour, SimulationReader
 from multiclouddb_spi.continuation.token import decode_token
 
 
@@ -79,28 +75,6 @@ class TestSize:
 
 
 class TestResume:
-    @pytest.mark.parametrize("caught_up", CaughtUp)
-    def test_token_behind_every_single_event_resumes_exactly_there(self, make_bench, ids, caught_up):
-        bench = make_bench(partitions=2, behaviour=ServiceBehaviour(caught_up=caught_up))
-        bench.connect()
-        grown(bench)
-        came, tokens = [], []
-        for page in bench.walk(size=1):
-            came += ids(page)
-            tokens.append((len(came), page.continuation_token))
-        assert sorted(came) == sorted(bench.written())
-        for count, token in tokens:
-            bench.connect()
-            rest, _ = bench.drain(token, size=5)
-            assert sorted(ids(rest)) == sorted(came[count:])
-
-    def test_one_token_gives_the_same_page_again_and_again(self, bench, ids):
-        bench.fill(30)
-        token = bench.page(size=4).continuation_token
-        first = bench.page(token, size=6)
-        assert [ids(bench.page(token, size=6)) for _ in range(3)] == [ids(first)] * 3
-        assert state(bench.page(token, size=6)) == state(first)
-
     def test_one_token_gives_the_same_events_to_many_threads(self, make_bench, ids):
         bench = make_bench(partitions=3)
         bench.connect(threads=True)
@@ -117,15 +91,6 @@ class TestResume:
         for thread in threads:
             thread.join()
         assert came == [sorted(set(bench.written()) - set(ids(first)))] * 8
-
-    def test_order_is_the_order_of_commit_in_each_partition(self, make_bench):
-        bench = make_bench(partitions=3)
-        bench.connect()
-        grown(bench)
-        seen = {}
-        for event in bench.drain(size=3)[0]:
-            assert seen.get(event.partition_id, "") < event.order_key
-            seen[event.partition_id] = event.order_key
 
 
 class TestTokenMoves:
@@ -170,16 +135,6 @@ class TestTokenMoves:
 
 
 class TestIdle:
-    @pytest.mark.parametrize("caught_up", CaughtUp)
-    def test_page_with_events_is_not_idle_and_the_one_behind_them_is(self, make_bench, caught_up):
-        bench = make_bench(behaviour=ServiceBehaviour(caught_up=caught_up))
-        bench.connect()
-        bench.fill(3)
-        first, second = list(bench.walk())
-        assert first.events
-        assert not first.idle
-        assert second.idle
-
     def test_filter_that_still_scans_is_not_idle(self, make_bench, ids):
         """The first answers are empty because of the filter, and the engine continues to read."""
         bench = make_bench(behaviour=ServiceBehaviour(scan_limit=1))
@@ -273,32 +228,7 @@ class TestIdle:
         assert bench.page(page.continuation_token).idle
 
 
-class TestNow:
-    def test_is_durable_before_the_first_event(self, make_bench, ids):
-        bench = make_bench(partitions=2)
-        bench.connect()
-        bench.fill(5)
-        first = bench.page(Now())
-        assert first.idle
-        after = bench.sim.head
-        grown(bench)
-        bench.connect()
-        assert sorted(ids(bench.drain(first.continuation_token)[0])) == sorted(bench.written(after))
-
-    def test_first_token_delivers_nothing_from_before(self, bench):
-        bench.fill(5)
-        assert not bench.page(Now()).events
-
-
 class TestAtTime:
-    def test_is_never_late_through_splits(self, make_bench, ids):
-        bench = make_bench(partitions=2)
-        bench.connect()
-        bench.fill(10)
-        moment, after = bench.sim.now + timedelta(microseconds=1), bench.sim.head
-        grown(bench)
-        assert sorted(ids(bench.drain(AtTime(moment))[0])) == sorted(bench.written(after))
-
     def test_seconds_ahead_of_the_service_are_named(self, bench):
         moment = bench.sim.now + timedelta(seconds=300)
         error = bench.refused(ErrorCategory.INVALID_REQUEST, AtTime(moment), match=r"AtTime\.utc")
@@ -313,36 +243,8 @@ class TestAtTime:
         bench.fill(3)
         assert ids(bench.page(first.continuation_token)) == bench.written(after)
 
-    def test_older_than_retention_is_expired_and_never_clamped(self, bench):
-        bench.fill(10)
-        moment = bench.sim.truth[2].timestamp
-        bench.sim.trim(upto=6)
-        bench.refused(ErrorCategory.CHECKPOINT_EXPIRED, AtTime(moment))
-
 
 class TestEvents:
-    def test_carries_what_the_service_reported(self, bench):
-        sim = bench.sim
-        sim.write("a", {"n": 1})
-        sim.write("a", {"n": 2})
-        sim.write("a", None, by_expiry=True)
-        create, update, delete = bench.page(old_item_state_mode=OldItemStateMode.REQUIRE).events
-        assert [event.type for event in (create, update, delete)] == list(ChangeType)
-        assert [event.new_item_state for event in (create, update, delete)] == [{"n": 1}, {"n": 2}, None]
-        assert [event.old_item_state for event in (create, update, delete)] == [None, {"n": 1}, {"n": 2}]
-        assert (create.by_expiry, delete.by_expiry) == (False, True)
-        assert create.key == sim.key("a")
-        assert create.address == sim.address
-        assert create.timestamp == sim.truth[0].timestamp
-        assert create.native is None
-        assert not create.backfilled
-
-    def test_states_are_left_out_when_not_asked_for(self, bench):
-        bench.fill(2, keys=1)
-        event = bench.page(new_item_state_mode=NewItemStateMode.OMIT).events[-1]
-        assert event.new_item_state is None
-        assert event.old_item_state is None
-
     def test_native_record_comes_when_asked_for(self, bench):
         bench.fill(1)
         assert bench.page(include_native=True).events[0].native == bench.sim.truth[0]
@@ -356,38 +258,8 @@ class TestEvents:
         own = [event.event_id for event in events if event.partition_id == name]
         assert ids(bench.page(scope=PhysicalPartition(name))) == own
 
-    def test_id_and_order_key_are_the_same_in_every_scope_and_after_a_split(self, bench):
-        bench.fill(6, keys=2)
-        bench.sim.split("p0")
-        bench.fill(6, keys=2)
-
-        def told(scope, place=None):
-            events = bench.drain(place or Beginning(), size=2, scope=scope)[0]
-            return {event.event_id: event.order_key for event in events if event.key == bench.sim.key("k0")}
-
-        whole = told(EntireCollection())
-        assert told(LogicalPartition(bench.sim.key("k0"))) == whole
-        parts = {}
-        for name in bench.sim.partitions:
-            parts.update(told(PhysicalPartition(bench.sim.public_id(name))))
-        assert parts == whole
-        assert sorted(whole.values()) == list(whole.values())
-
 
 class TestNotices:
-    def test_fact_comes_with_the_page_that_reaches_it_and_not_again(self, bench, ids):
-        bench.fill(3)
-        bench.sim.announce("p0", Renamed("items", "things"))
-        bench.fill(3)
-        pages = list(bench.walk(size=2))
-        told = [page.notices for page in pages]
-        assert sum(told, ()) == (Renamed("items", "things"),)
-        assert [name for page in pages for name in ids(page)] == bench.written()
-
-    def test_fact_is_told_again_when_the_same_token_is_read_again(self, bench):
-        bench.sim.announce("p0", Renamed("items", "things"))
-        assert bench.page().notices == bench.page().notices == (Renamed("items", "things"),)
-
     def test_facts_alone_make_a_page(self, bench):
         bench.sim.announce("p0", Renamed("items", "things"))
         page = bench.page()
@@ -434,13 +306,6 @@ class TestNotices:
         came += [name for page in pages for name in ids(page)]
         assert came == [item.event_id for item in bench.sim.history][: len(came)]
         assert ended(pages[-1])
-
-    def test_recreated_collection_is_refused_to_an_old_token(self, bench):
-        bench.fill(3)
-        token = bench.page(size=1).continuation_token
-        bench.sim.recreate()
-        bench.connect()
-        bench.refused(ErrorCategory.INVALID_REQUEST, token, match="recreated")
 
     def test_skipped_record_is_told_once(self, bench, ids):
         bench.sim.write("a", {"n": 1}, poison=True)

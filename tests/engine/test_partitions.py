@@ -5,11 +5,9 @@ import pytest
 from multiclouddb_api import (
     Beginning,
     ErrorCategory,
-    Gap,
     MulticloudDbError,
     Now,
     PhysicalPartition,
-    SkipToOldest,
 )
 from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour
 
@@ -63,38 +61,12 @@ def truth(bench, after=0):
 
 
 class TestRetirement:
-    @pytest.mark.parametrize("apart", [0.0, 1.0], ids=["with its last events", "on an empty page after"])
-    def test_partition_retires_behind_its_last_event(self, make_bench, ids, apart):
-        bench = make_bench(behaviour=ServiceBehaviour(separate_end=apart))
-        bench.connect()
-        bench.fill(4)
-        children = bench.sim.split("p0")
-        pages = list(bench.walk(size=2, scope=scope(bench, "p0")))
-        assert [name for page in pages for name in ids(page)] == bench.written()
-        assert [page.partition_retired for page in pages] == [False] * (len(pages) - 1) + [True]
-        assert bool(pages[-1].events) == (not apart)
-        last = pages[-1]
-        assert {child.partition_id for child in last.child_partitions} == {
-            bench.sim.public_id(name) for name in children
-        }
-        assert {child.parents for child in last.child_partitions} == {(bench.sim.public_id("p0"),)}
-        assert not last.idle
-
     def test_retired_token_needs_nothing_that_retention_may_take(self, bench):
         bench.fill(5)
         bench.sim.split("p0")
         last = list(bench.walk(scope=scope(bench, "p0")))[-1]
         bench.sim.trim()
         assert bench.page(last.continuation_token, scope=scope(bench, "p0")).partition_retired
-
-    def test_token_in_front_of_the_end_retires_again(self, bench, ids):
-        bench.fill(5)
-        token = bench.page(size=4, scope=scope(bench, "p0")).continuation_token
-        bench.sim.split("p0")
-        for _ in range(2):
-            page = bench.page(token, scope=scope(bench, "p0"))
-            assert page.partition_retired
-            assert ids(page) == bench.written()[4:]
 
     def test_partition_whose_children_are_named_late_is_not_retired_until_then(self, bench):
         bench.fill(2)
@@ -125,78 +97,8 @@ class TestRetirement:
         token = bench.page(token).continuation_token  # requested but not named yet
         assert len(bench.page(token).events) == 4
 
-    def test_whole_collection_never_says_retired(self, bench):
-        bench.fill(2)
-        bench.sim.split("p0")
-        assert not any(page.partition_retired or page.child_partitions for page in bench.walk())
-
-
-class TestChildren:
-    @pytest.mark.parametrize(
-        "behaviour", [ServiceBehaviour(), ServiceBehaviour(jumble=True, repeat_children=True, seed=3)]
-    )
-    @pytest.mark.parametrize("size", [1, 3, 50])
-    def test_following_children_by_token_loses_nothing(self, make_bench, behaviour, size):
-        bench = make_bench(partitions=2, behaviour=behaviour)
-        bench.connect()
-        sim = bench.sim
-        bench.fill(20)
-        sim.split("p0", 3)
-        bench.fill(20)
-        merged = sim.merge(*sim.open_partitions[:2])
-        bench.fill(20)
-        sim.roll(merged)
-        bench.fill(20)
-        found = follow(bench, bench.plan(), size)
-        assert {name: events for name, events in found.items() if events} == truth(bench)
-
-    def test_both_parents_of_a_merge_name_the_child_and_each_token_starts_it_whole(self, make_bench, ids):
-        bench = make_bench(partitions=2)
-        bench.connect()
-        bench.fill(10)
-        child = bench.sim.merge("p0", "p1")
-        late = bench.fill_partition(child, 4)
-        for parent in ("p0", "p1"):
-            (named,) = list(bench.walk(scope=scope(bench, parent)))[-1].child_partitions
-            assert named.partition_id == bench.sim.public_id(child)
-            assert set(named.parents) == {bench.sim.public_id("p0"), bench.sim.public_id("p1")}
-            page = bench.page(named.continuation_token, scope=PhysicalPartition(named.partition_id))
-            assert ids(page) == late
-
-    def test_child_token_starts_where_the_parent_ended(self, bench, ids):
-        """The token must not start earlier, because older positions may have expired."""
-        bench.fill(5)
-        child = bench.sim.split("p0")[0]
-        (named, _) = bench.page(scope=scope(bench, "p0")).child_partitions
-        bench.sim.trim(upto=bench.sim.head)
-        late = bench.fill_partition(child)
-        assert ids(bench.page(named.continuation_token, scope=scope(bench, child))) == late
-
-    def test_child_token_is_refused_to_the_parent(self, bench):
-        bench.sim.split("p0")
-        child = bench.page(scope=scope(bench, "p0")).child_partitions[0]
-        bench.refused(
-            ErrorCategory.INVALID_REQUEST, child.continuation_token, scope=scope(bench, "p0"), match="scope"
-        )
-
-    def test_partition_alone_can_be_started_at_the_beginning_and_now(self, make_bench, ids):
-        bench = make_bench(partitions=2)
-        bench.connect()
-        own = bench.fill_partition("p1", 3)
-        bench.fill_partition("p0", 3)
-        assert ids(bench.page(scope=scope(bench, "p1"))) == own
-        assert bench.page(Now(), scope=scope(bench, "p1")).idle
-
 
 class TestPlan:
-    def test_one_token_a_partition_and_together_everything(self, make_bench):
-        bench = make_bench(partitions=4)
-        bench.connect()
-        bench.fill(40)
-        plan = bench.plan()
-        assert [name for name, _ in plan] == [bench.sim.public_id(name) for name in bench.sim.partitions]
-        assert {name: events for name, events in follow(bench, plan).items() if events} == truth(bench)
-
     def test_start_is_resolved_once(self, make_bench):
         bench = make_bench(partitions=4)
         bench.connect()
@@ -267,33 +169,3 @@ class TestList:
         bench.page()
         bench.partitions()
         assert bench.calls.feeds == 1
-
-
-class TestRetention:
-    def test_partition_goes_on_at_its_oldest_record(self, bench, ids):
-        bench.fill(10)
-        token = bench.page(size=2, scope=scope(bench, "p0")).continuation_token
-        bench.sim.trim(upto=6)
-        page = bench.page(token, scope=scope(bench, "p0"), on_expired=SkipToOldest())
-        assert page.notices == (Gap(bench.sim.public_id("p0"), "commit 2", "commit 6"),)
-        assert not page.events
-        page = bench.page(page.continuation_token, scope=scope(bench, "p0"))
-        assert ids(page) == bench.written(6)
-
-    def test_partition_that_is_gone_retires_into_what_is_left(self, make_bench):
-        bench = make_bench(partitions=1)
-        bench.connect()
-        bench.fill(10)
-        token = bench.page(size=2, scope=scope(bench, "p0")).continuation_token
-        children = bench.sim.split("p0")
-        bench.sim.trim("p0")
-        bench.fill(10)
-        page = bench.page(token, scope=scope(bench, "p0"), on_expired=SkipToOldest())
-        assert page.partition_retired
-        assert isinstance(page.notices[0], Gap)
-        assert {child.partition_id for child in page.child_partitions} == {
-            bench.sim.public_id(name) for name in children
-        }
-        plan = [(child.partition_id, child.continuation_token) for child in page.child_partitions]
-        rest = [name for events in follow(bench, plan).values() for name in events]
-        assert sorted(rest) == sorted(bench.written(11))

@@ -313,46 +313,6 @@ class TestSlowPartitions:
 
 
 class TestWait:
-    def test_without_waiting_an_empty_page_comes_at_once(self, threaded):
-        bench = threaded(4)
-
-        def attempt():
-            began = time.monotonic()
-            assert bench.page().idle
-            return time.monotonic() - began
-
-        prompt(0.5, attempt)
-
-    @pytest.mark.parametrize(
-        "config", [{}, {"max_concurrency": 2}], ids=["long poll", "more partitions than threads"]
-    )
-    def test_event_written_while_waiting_comes_soon(self, threaded, ids, config):
-        bench = threaded(4, **config)
-
-        def attempt():
-            token = bench.page(Now()).continuation_token
-            with aside(lambda: bench.page(token, wait=20)) as outcome:
-                time.sleep(0.3)
-                began = time.monotonic()
-                events = bench.fill_partition("p3")
-            took = time.monotonic() - began
-            assert ids(outcome[0]) == events
-            return took
-
-        prompt(2.7, attempt)
-
-    def test_nothing_comes_and_the_whole_wait_is_waited(self, threaded):
-        bench = threaded(2)
-
-        def attempt():
-            began = time.monotonic()
-            assert bench.page(Now(), wait=1.2).idle
-            took = time.monotonic() - began
-            assert took >= 1.2
-            return took
-
-        prompt(2.5, attempt)
-
     def test_wait_ends_with_the_deadline(self, threaded):
         bench = threaded(2)
 
@@ -367,17 +327,6 @@ class TestWait:
         bench = threaded(2)
         bench.page(Now(), wait=2)
         assert bench.calls.total_fetches <= 14
-
-    def test_event_that_is_there_is_not_waited_for(self, threaded, ids):
-        bench = threaded(3)
-        bench.fill(3)
-
-        def attempt():
-            began = time.monotonic()
-            assert bench.page(wait=20).events
-            return time.monotonic() - began
-
-        prompt(0.5, attempt)
 
     def test_child_that_starts_while_waiting_is_read(self, threaded, ids):
         bench = threaded(1)

@@ -5,17 +5,14 @@ import pickle
 import threading
 import weakref
 
-import attrs
 import pytest
 
 from multiclouddb_api import (
     Beginning,
     ErrorCategory,
-    Gap,
     MulticloudDbError,
     Now,
     Observer,
-    PhysicalPartition,
     Renamed,
     SkipToOldest,
 )
@@ -24,7 +21,6 @@ from multiclouddb_conformance.simulation import (
     CorruptError,
     DeniedError,
     IteratorExpiredError,
-    Listing,
     ServerError,
     ServiceBehaviour,
     SimulationFeed,
@@ -372,49 +368,6 @@ def poisoned(request, make_bench):
 
 
 class TestPoison:
-    def test_events_before_it_come_first_and_then_the_error(self, poisoned, ids):
-        bench = poisoned()
-        bench.fill(3)
-        bench.sim.write("bad", {"n": 0}, poison=True)
-        bench.fill(3)
-        page = bench.page()
-        assert ids(page) == bench.written()[:3]
-        assert not page.idle
-        error = bench.refused(ErrorCategory.PROVIDER_ERROR, page.continuation_token)
-        assert "commit 4" in error.message
-        assert bench.sim.public_id("p0") in error.message
-        assert "skip_token" in error.message
-        assert not error.retryable
-        assert ids(bench.drain(error.detail.skip_token)[0]) == bench.written()[4:]
-
-    def test_it_is_raised_again_until_it_is_skipped(self, poisoned):
-        bench = poisoned()
-        bench.sim.write("bad", {"n": 0}, poison=True)
-        bench.fill(3)
-        tokens = {bench.refused(ErrorCategory.PROVIDER_ERROR).detail.skip_token for _ in range(3)}
-        assert None not in tokens
-
-    def test_skipping_loses_nothing_of_other_partitions(self, poisoned, ids):
-        bench = poisoned(partitions=3)
-        bench.fill(20)
-        bench.sim.write("bad", {"n": 0}, poison=True)
-        bench.fill(20)
-        bad = next(item.event_id for item in bench.sim.truth if item.poison)
-        place, came, skips = BEGINNING, [], 0
-        for _ in range(200):
-            try:
-                page = bench.page(place, size=4)
-            except MulticloudDbError as error:
-                skips += 1
-                place = error.detail.skip_token
-                continue
-            came += ids(page)
-            place = page.continuation_token
-            if page.idle:
-                break
-        assert skips == 1
-        assert sorted(came) == sorted(name for name in bench.written() if name != bad)
-
     def test_one_directly_behind_another_needs_two_skips(self, poisoned, ids):
         bench = poisoned()
         for number in range(3):
@@ -430,17 +383,6 @@ class TestPoison:
         assert len(set(positions)) == 3
         assert ids(bench.page(place)) == bench.written()[3:]
 
-    def test_inside_a_transaction_only_the_record_is_skipped(self, bench, ids):
-        records = bench.sim.transaction([(f"k{number}", {"n": number}) for number in range(6)])
-        partition = bench.sim.partitions["p0"]
-        commit = partition.commit(0)
-        bad = attrs.evolve(records[3], poison=True)
-        partition._commits[0] = attrs.evolve(commit, records=(*records[:3], bad, *records[4:]))
-        assert ids(bench.page()) == bench.written()[:3]
-        token = bench.page().continuation_token
-        error = bench.refused(ErrorCategory.PROVIDER_ERROR, token)
-        assert ids(bench.drain(error.detail.skip_token)[0]) == bench.written()[4:]
-
     @pytest.mark.parametrize("restart", [False, True], ids=["one engine", "an engine a page"])
     def test_it_is_raised_though_others_are_always_busy(self, poisoned, restart):
         bench = poisoned(partitions=8)
@@ -448,14 +390,6 @@ class TestPoison:
         bench.sim.write("bad", {"n": 0}, poison=True)
         error = stopped(bench, pages=150, restart=restart)
         assert error.category == ErrorCategory.PROVIDER_ERROR
-
-    def test_physical_partition_too(self, poisoned, ids):
-        bench = poisoned()
-        bench.sim.write("bad", {"n": 0}, poison=True)
-        bench.fill(3)
-        scope = PhysicalPartition(bench.sim.public_id("p0"))
-        error = bench.refused(ErrorCategory.PROVIDER_ERROR, scope=scope)
-        assert ids(bench.drain(error.detail.skip_token, scope=scope)[0]) == bench.written()[1:]
 
     def test_error_names_the_native_cause_and_not_our_own_class(self, poisoned):
         bench = poisoned()
@@ -474,35 +408,10 @@ class TestExpiry:
         bench.connect()
         return bench, token
 
-    def test_is_raised_with_the_oldest_position(self, make_bench):
-        bench, token = self.expired(make_bench)
-        error = bench.refused(ErrorCategory.CHECKPOINT_EXPIRED, token)
-        assert error.detail.oldest_position == "commit 20"
-        assert "commit 20" in error.message
-        assert not error.retryable
-
-    def test_is_raised_again_and_again_and_never_jumps(self, make_bench):
-        bench, token = self.expired(make_bench)
-        for _ in range(3):
-            bench.refused(ErrorCategory.CHECKPOINT_EXPIRED, token)
-
     def test_is_raised_without_a_position_where_the_service_does_not_tell(self, make_bench):
         bench, token = self.expired(make_bench)
         bench.sim.fail_next(None, DeniedError("not yours"), times=FOREVER, operation="survey")
         assert bench.refused(ErrorCategory.CHECKPOINT_EXPIRED, token).detail.oldest_position is None
-
-    @pytest.mark.parametrize("partitions", [1, 3, 30])
-    @pytest.mark.parametrize("size", [1, 50])
-    def test_skipping_gives_a_gap_and_everything_that_is_left(self, make_bench, ids, partitions, size):
-        bench, token = self.expired(make_bench, partitions)
-        gaps, came = [], []
-        for page in bench.walk(token, size, on_expired=SkipToOldest()):
-            gaps += [notice for notice in page.notices if isinstance(notice, Gap)]
-            came += ids(page)
-        left = bench.written(20)
-        assert sorted(came) == sorted(left)
-        assert {gap.resumed_at for gap in gaps} == {"commit 20"}
-        assert len({gap.partition_id for gap in gaps}) == len(gaps) >= partitions - 1
 
     def test_skipping_names_the_gap_to_the_observer(self, make_bench):
         told = []
@@ -515,139 +424,6 @@ class TestExpiry:
         bench.connect(observer=Gaps())
         page = bench.page(token, on_expired=SkipToOldest())
         assert told == [(bench.sim.address, page.notices[0])]
-
-    def test_branch_that_is_gone_goes_on_in_its_descendants(self, make_bench, ids):
-        bench = make_bench(partitions=2)
-        bench.connect()
-        bench.fill(20, keys=20)
-        token = bench.page(size=1).continuation_token
-        bench.sim.split("p0")
-        bench.fill(20, keys=20)
-        bench.sim.split(bench.sim.children("p0")[0])
-        bench.sim.trim(upto=bench.sim.head)
-        left = bench.sim.head
-        bench.fill(20, keys=20)
-        bench.connect()
-        came = ids(bench.drain(token, on_expired=SkipToOldest())[0])
-        assert sorted(came) == sorted(bench.written(left))
-
-    @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
-    def test_merge_below_a_lost_branch_waits_for_a_parent_that_is_only_slow(self, make_bench, ids, form):
-        """`lost` and `b`, a child of `slow`, are merged. When `lost` is skipped, `b` is not discovered
-        yet.
-        """
-        bench = make_bench(partitions=2, behaviour=ServiceBehaviour(listing=form))
-        bench.connect()
-        sim = bench.sim
-        token = bench.page(Now()).continuation_token
-        first = bench.fill_partition("p0", 3)
-        (b, c) = sim.split("p0")
-        second = bench.fill_partition(b, 3)
-        merged = sim.merge(b, "p1")
-        third = bench.fill_partition(merged, 3)
-        sim.trim("p1")
-        sim.fail_next("p0", ServerError("slow"), times=FOREVER)
-        page = bench.page(token, on_expired=SkipToOldest())
-        assert [type(notice) for notice in page.notices] == [Gap]
-        assert not page.events, f"{merged} was read before its parent {b} was"
-        sim.forgive()
-        came = ids(bench.drain(page.continuation_token, on_expired=SkipToOldest())[0])
-        assert came == first + second + third
-        assert c in sim.open_partitions
-
-    @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
-    def test_loss_elsewhere_starts_no_child_early(self, make_bench, ids, form):
-        """p0 is a parent of a merged child that waits for `b`, which is not discovered yet. p2 is lost to
-        retention.
-        """
-        bench = make_bench(partitions=3, behaviour=ServiceBehaviour(listing=form))
-        bench.connect()
-        sim = bench.sim
-        token = bench.page(Now()).continuation_token
-        (b, _) = sim.split("p1")
-        second = bench.fill_partition(b, 3)
-        merged = sim.merge("p0", b)
-        third = bench.fill_partition(merged, 3)
-        sim.fail_next("p1", ServerError("slow"), times=FOREVER)
-        page = bench.page(token)
-        rolled = sim.roll("p2")
-        sim.trim("p2")
-        page = bench.page(page.continuation_token, on_expired=SkipToOldest())
-        assert [type(notice) for notice in page.notices] == [Gap]
-        assert not page.events, f"{merged} was read before its parent {b} was"
-        sim.forgive()
-        assert ids(bench.drain(page.continuation_token)[0]) == second + third
-        assert rolled in sim.open_partitions
-
-    @pytest.mark.parametrize("descendants", [True, False], ids=["listed", "found through parents"])
-    def test_merge_with_a_parent_that_was_gone_before_the_start_is_read(self, make_bench, ids, descendants):
-        bench = make_bench(partitions=2, behaviour=ServiceBehaviour(seed_descendants=descendants))
-        bench.connect()
-        first = bench.fill_partition("p0", 3)
-        merged = bench.sim.merge("p0", "p1")
-        second = bench.fill_partition(merged, 3)
-        bench.sim.trim("p1")
-        assert ids(bench.drain()[0]) == first + second
-
-    def test_what_is_left_of_two_lost_branches_waits_for_both(self, make_bench, ids):
-        """p0, p1 and their merged child are lost; the service answers for p1 late."""
-        bench = make_bench(partitions=2)
-        bench.connect()
-        sim = bench.sim
-        token = bench.page(Now()).continuation_token
-        bench.fill_partition("p0", 3)
-        oldest = sim.roll(sim.merge("p0", "p1"))
-        sim.trim(upto=sim.head)
-        first = bench.fill_partition(oldest, 3)
-        second = bench.fill_partition(sim.roll(oldest), 3)
-        sim.fail_next("p1", ServerError("slow"), times=FOREVER)
-        page = bench.page(token, on_expired=SkipToOldest())
-        assert {notice.partition_id for notice in page.notices} == {sim.public_id("p0"), sim.public_id("p1")}
-        sim.forgive()
-        events, _ = bench.drain(page.continuation_token, on_expired=SkipToOldest())
-        assert ids(events) == first + second
-
-    def test_child_of_a_lost_branch_waits_for_it_though_its_other_parent_has_named_it(self, make_bench, ids):
-        """The merged partition is named by p0, which ends. Its other parent `b` and the slow p1 are lost."""
-        bench = make_bench(partitions=2)
-        bench.connect()
-        sim = bench.sim
-        token = bench.page(Now()).continuation_token
-        first = bench.fill_partition("p0", 3)
-        sim.fail_next("p1", ServerError("slow"), times=FOREVER)
-        page = bench.page(token)
-        assert ids(page) == first
-        merged = sim.merge("p0", sim.roll("p1"))
-        sim.trim(upto=sim.head)
-        second = bench.fill_partition(merged, 3)
-        third = bench.fill_partition(sim.roll(merged), 3)
-        page = bench.page(page.continuation_token, on_expired=SkipToOldest())
-        assert not page.events, f"{merged} was read before p1 was"
-        sim.forgive()
-        events, _ = bench.drain(page.continuation_token, on_expired=SkipToOldest())
-        assert ids(events) == second + third
-
-    def test_loss_elsewhere_starts_no_child_early_that_a_lost_branch_leads_to(self, make_bench, ids):
-        """The merged child waits for `b`, which is a lost child of p1. p1 and p2 are also lost, but the loss
-        of p1 is reported late.
-        """
-        bench = make_bench(partitions=3)
-        bench.connect(attempts=1)
-        sim = bench.sim
-        token = bench.page(Now()).continuation_token
-        sim.roll("p2")
-        merged = sim.merge("p0", sim.roll("p1"))
-        sim.fail_next("p1", ServerError("slow"), times=FOREVER)
-        sim.fail_next("p2", ServerError("slow"))
-        token = bench.page(token).continuation_token
-        sim.trim(upto=sim.head)
-        first = bench.fill_partition(merged, 3)
-        second = bench.fill_partition(sim.roll(merged), 3)
-        page = bench.page(token, on_expired=SkipToOldest())
-        assert {notice.partition_id for notice in page.notices} == {sim.public_id("p1"), sim.public_id("p2")}
-        sim.forgive()
-        events, _ = bench.drain(page.continuation_token, on_expired=SkipToOldest())
-        assert ids(events) == first + second
 
     def test_everything_lost_is_the_end(self, bench, ended, monkeypatch):
         bench.fill(5)

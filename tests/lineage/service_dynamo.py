@@ -24,6 +24,8 @@ class DynamoService(Service):
     """
 
     kind = Kind.LATE
+    roots = 1
+    trims_open = False  # a shard lives for some hours, and its records for a day
     empty_answers = 1
     address = ResourceAddress(collection=TABLE)
 

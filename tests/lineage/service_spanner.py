@@ -14,12 +14,16 @@ from multiclouddb_spanner_emulator.record import dumped
 
 DATABASE, TABLE, STREAM = "shop", "orders", "orders_stream"
 FULL = f"projects/tests/instances/tests/databases/{DATABASE}"
-STEP_SECONDS, DAY = 600.0, 24 * 3600.0
+FIRST_SECONDS, DAY = 4 * 3600.0, 24 * 3600.0
 SECOND = 10**9
 
 
 class SpannerService(Service):
-    """One table with a change stream that keeps a day; a step of the service takes ten minutes."""
+    """One table with a change stream that keeps a day.
+
+    Each step of the service takes half as long as the one before. So what comes after a removed moment is
+    kept for a day, whatever follows.
+    """
 
     kind = Kind.ALIVE
     empty_answers = 40  # one for each window of time
@@ -60,7 +64,7 @@ class SpannerService(Service):
         return provider
 
     def reshape(self, parents, children):
-        self._server.advance(60.0)  # later than everything that was read before
+        self._server.advance(1.0)  # later than everything that was read before
         return self._server.reshape(parents, children)
 
     def holder(self, key):
@@ -68,13 +72,13 @@ class SpannerService(Service):
         return stream.home(f"{TABLE} {dumped({'id': key})}").token
 
     def put(self, keys, moment):
-        self._server.advance(STEP_SECONDS)
+        self._server.advance(FIRST_SECONDS / 2**moment)
         rows = [[key, str(moment)] for key in keys]
         write = Write("insert_or_update", TABLE, ("id", "n"), rows)
         self._moments[moment] = self._server.commit(FULL, write)
 
     def forget(self, moment):
-        then = self._moments[moment] / SECOND + DAY + STEP_SECONDS / 2
+        then = self._moments[moment] / SECOND + DAY + 1.0
         self._server.advance(max(0.0, then - self._server.clock.nanoseconds() / SECOND))
 
     def place(self, feed, cursor):

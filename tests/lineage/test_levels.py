@@ -16,6 +16,7 @@ SIMULATIONS = ("listed", "alive", "late")
 # The depth in `make test`, by service and reader.
 DEPTHS = {
     **{(kind, reader): 2 for kind in SIMULATIONS for reader in READERS},
+    ("late", "pages"): 1,
     ("embedded", "answers"): 2,
     ("embedded", "pages"): 1,
     ("embedded", "planner"): 2,

@@ -33,7 +33,6 @@ from multiclouddb_conformance.explore.world import (
 
 __all__ = ["Level", "State"]
 
-ROOTS: Final = 2
 _MOST_STEPS: Final = 400
 
 
@@ -76,8 +75,9 @@ class Level:
 
     def begin(self) -> State:
         """Return a service with its first records, and a consumer that started before them."""
-        names = tuple(self._service.begin(ROOTS))
-        world = begin(attrs.evolve(self._bounds, ahead=False), ROOTS)
+        roots = self._service.roots
+        names = tuple(self._service.begin(roots))
+        world = begin(attrs.evolve(self._bounds, ahead=False), roots)
         world = _with(world, Consumer((), world.consumer.got))
         empty = Node(world, names, None)
         token = self._reader.open(At(self._service, empty, "", self._bounds.fails))
@@ -92,13 +92,26 @@ class Level:
             BrokenError: Raised if a step breaks a promise; its text names the step.
         """
         node = state.node
-        for name, world in moves(node.world):
+        for name, world in self._moves(node.world):
             if self._can(node, name, world):
                 after = self._move(node, name, world)
                 yield name, self._state(after, state.token, widened(state.consumer, after.world))
         if not state.consumer.over:
             for name in self._reader.steps(self._at(state)):
                 yield name, self._read(state, name)
+
+    def _moves(self, world: World) -> Iterator[tuple[str, World]]:
+        """Yield the steps of the service; retention may also remove one moment only."""
+        begun = (
+            world.now if self._service.trims_open else min(p.born for p in world.parts if p.closed is None)
+        )
+        for name, after in moves(world):
+            if name != "trim":
+                yield name, after
+                continue
+            for each, kept in (("trim", min(begun, after.kept)), ("trim one", world.kept + 1)):
+                if world.kept < kept <= min(begun, after.kept) and (each, kept) != ("trim one", begun):
+                    yield each, World(world.bounds, world.parts, world.now, kept, world.consumer)
 
     def _can(self, node: Node, name: str, world: World) -> bool:
         kind, *rest = name.split()

@@ -33,6 +33,7 @@ from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.partition import decode_partition_id
 from multiclouddb_spi.planning.planner import Planner
 from multiclouddb_spi.planning.ranges import Range, read_range
+from multiclouddb_spi.planning.step import Target
 from multiclouddb_spi.reading.fetcher import InlineExecutor
 from multiclouddb_spi.retry import directly
 
@@ -258,13 +259,16 @@ class Planned(Reader):
 
     def steps(self, at: At) -> list[str]:
         """See `Reader.steps`."""
+        state = self.state(at.token)
         again = ["again"] if json.loads(at.token)[1] else []
-        late = ["plan and search"] if "a" in self.state(at.token) else []
-        return ["plan", "plan one", *late, *again]
+        late = ["plan and search"] if "a" in state else []
+        alone = [f"plan only {at.index(item[0])}" for item in state["p"] if len(item) == 2]
+        return [*(alone if len(alone) > 1 else []), "plan", "plan one", *late, *again]
 
     def rest(self, at: At, world: World) -> list[str]:
         """See `Reader.rest`."""
-        return [name for name in self.steps(at)[::-1] if name != "plan one"]
+        steps = ["plan", "plan and search", "again"]
+        return [name for name in self.steps(at)[::-1] if name in steps]
 
     def step(self, at: At, name: str) -> tuple[str, Got]:
         """See `Reader.step`."""
@@ -277,7 +281,11 @@ class Planned(Reader):
             planner = Planner(provider, feed, _policy(at), audit_seconds=audit)
             try:
                 step = planner.advance(
-                    planner.restore(state), 1 if name == "plan one" else None, _deadline(), allow_empty=True
+                    planner.restore(state),
+                    1 if name == "plan one" else None,
+                    _deadline(),
+                    _only(at, planner.restore(state), name),
+                    allow_empty=True,
                 )
             except Exception as error:
                 if not at.fails or _category(provider, error) != ErrorCategory.CHECKPOINT_EXPIRED:
@@ -341,6 +349,15 @@ def marked(at: At, feed: Feed, lineage: Lineage) -> Iterator[Hashable]:
             end = each.stage is Stage.END
             said = () if end else tuple(at.service.place(feed, cursor) for cursor in each.said)
             yield each.partition_id, each.stage.name, said, each.waits, frozenset(each.children)
+
+
+def _only(at: At, lineage: Lineage, step: str) -> Target | None:
+    """Return a target at which every partition stands but the one that a step names."""
+    if not step.startswith("plan only"):
+        return None
+    name = at.node.names[int(step.split()[-1])]
+    stands = {each.partition_id: each.cursor for each in lineage.active() if each.partition_id != name}
+    return Target(stands, frozenset({name}))
 
 
 def _lost(losses: Sequence[Loss]) -> Got:

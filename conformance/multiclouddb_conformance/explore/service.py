@@ -23,6 +23,8 @@ class Service(ABC):
         address: The collection.
         position: Where a consumer starts; nothing is written before.
         rolls: True if a partition can be replaced by one other.
+        roots: The number of partitions at the start.
+        trims_open: True if retention removes records of an open partition.
         empty_answers: How many answers without records may come before the next record.
     """
 
@@ -30,6 +32,8 @@ class Service(ABC):
     address: ResourceAddress
     position: ClassVar[FeedStart] = Beginning()
     rolls: ClassVar[bool] = True
+    roots: ClassVar[int] = 2
+    trims_open: ClassVar[bool] = True
     empty_answers: ClassVar[int] = 0
 
     @abstractmethod

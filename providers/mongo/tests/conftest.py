@@ -29,10 +29,8 @@ def one():
 
 @pytest.fixture(scope="session")
 def three():
-    """Provide a replica set of three nodes.
-
-    A test that disturbs a node must leave the set in a healthy state.
-    """
+    """Provide a replica set of three nodes."""
+    # A test that disturbs a node must leave the set in a healthy state.
     return shared("three", 3)
 
 

@@ -72,10 +72,8 @@ class MongoHarness(Harness):
         self.disturbed = False
 
     def close(self):
-        """Close the harness. If a server was disturbed, wait until the next second begins.
-
-        Without the pause, `AtTime` in the next test would find changes from this test.
-        """
+        """Close the harness. If a server was disturbed, wait until the next second begins."""
+        # Without the pause, `AtTime` in the next test would find changes from this test.
         if self.disturbed:
             time.sleep(1.2 - time.time() % 1)
 
@@ -138,10 +136,8 @@ class MongoHarness(Harness):
         self.disturbed = True
 
     def trim(self, address):
-        """Fill the oplog with no-op notes until all earlier entries are removed.
-
-        No change stream shows such notes.
-        """
+        """Fill the oplog with no-op notes until all earlier entries are removed."""
+        # No change stream shows such notes.
         admin, log = self.native.admin, self.native.local["oplog.rs"]
         # Read only this field of an entry, because no driver can read the text that `poison` wrote.
         last = log.find_one(projection=["ts"], sort=[("$natural", -1)])["ts"]

@@ -93,23 +93,15 @@ class Commands(CommandListener):
         return [event.command["pipeline"][0]["$changeStream"] for event in self.opening()]
 
     def starts(self):
-        """Return the start option of each command that has a start option.
-
-        A command without a start option only requests the end of the oplog.
-        """
+        """Return the start option of each command that has a start option."""
+        # A command without a start option only requests the end of the oplog.
         found = [{name: stage[name] for name in STARTS & set(stage)} for stage in self.streams()]
         return [start for start in found if start]
 
 
 @contextmanager
 def watched(uri, *more, **named):
-    """Open a client as an application does; provide the client and the commands that it sends.
-
-    Args:
-        uri: The server.
-        more: Further listeners for the driver's client.
-        named: Further arguments of `connect`.
-    """
+    """Open a client as an application does; provide the client and the commands that it sends."""
     commands = Commands()
     listening = functools.partial(MongoClient, event_listeners=[commands, *more])
     with mock.patch.object(config, "MongoClient", listening), connect(uri, **named) as client:
@@ -117,11 +109,7 @@ def watched(uri, *more, **named):
 
 
 class Feed:
-    """A feed that is read page by page. Each page is read from the token of the previous page.
-
-    Attributes:
-        request: The next request.
-    """
+    """A feed that is read page by page. Each page is read from the token of the previous page."""
 
     def __init__(self, client, address, start=None, **asked):
         self.client = client
@@ -159,11 +147,9 @@ AT_ONCE = 0.2  # in seconds; the shortest time limit in these tests is twice as 
 
 
 def patient(call, tries=10):
-    """Return the result of a call with a short time limit, after several attempts if necessary.
-
-    On a busy machine, a call may exceed the limit sometimes, but not in every attempt. A call that fails
-    immediately has not exceeded the limit.
-    """
+    """Return the result of a call with a short time limit, after several attempts if necessary."""
+    # On a busy machine, a call may exceed the limit sometimes, but not in every attempt. A call that fails
+    # immediately has not exceeded the limit.
     for last in [*[False] * (tries - 1), True]:
         begin = time.monotonic()
         try:

@@ -14,13 +14,7 @@ from .monitor import Commands
 
 @attrs.frozen
 class Native:
-    """The library's client, the native client that it uses, and the commands that were sent.
-
-    Attributes:
-        client: The library's client.
-        own: The native client.
-        commands: The commands that were sent since the connection was opened.
-    """
+    """The library's client, the native client that it uses, and the commands that were sent."""
 
     client: MulticloudDbClient
     own: MongoClient[dict[str, Any]]

@@ -7,7 +7,6 @@ import pytest
 
 from multiclouddb_api import event_from_json
 from multiclouddb_conformance.command_line import Tail, Writer, assert_refused, facts, follow, run, said
-from multiclouddb_conformance.waiting import SOON
 
 from .servers.failpoint import fail_command
 
@@ -50,39 +49,6 @@ class TestTail:
         assert tail.keys() == writer.written
         assert len(writer.written) > 500
 
-    def test_killed_before_the_first_event_it_misses_nothing(self, orders, where, tmp_path):
-        tail = tail_of(where, tmp_path)
-        for _ in range(2):
-            tail.run_until_saved()
-        keys = [f"o-{number}" for number in range(10)]
-        orders.insert_many([{"_id": key} for key in keys])
-        tail.finish()
-        assert tail.keys() == keys
-        assert len(tail.seen) == len(keys)
-
-    def test_killed_while_it_prints_it_misses_nothing(self, orders, where, tmp_path):
-        keys = [f"o-{number:04}" for number in range(3000)]
-        tail = tail_of(where, tmp_path, "beginning")
-        for life in range(2):
-            # New changes are written for each process, because the previous process may have read all changes
-            # before it was killed.
-            orders.insert_many([{"_id": key} for key in keys[1500 * life : 1500 * (life + 1)]])
-            with tail.running() as came:
-                came.get(timeout=SOON)
-        tail.finish()
-        assert tail.keys() == keys
-
-    def test_its_lines_have_whole_documents_and_types(self, orders, where):
-        orders.insert_one({"_id": "o-1"})
-        orders.update_one({"_id": "o-1"}, {"$set": {"total": 30}})
-        orders.delete_one({"_id": "o-1"})
-        lines = said("tail", *where, "--from", "beginning", "--until-idle").splitlines()
-        assert [line.split()[1:3] for line in lines] == [
-            [kind, '_id="o-1"'] for kind in ("CREATE", "UPDATE", "DELETE")
-        ]
-        assert lines[0].endswith('{"_id":"o-1"}')
-        assert lines[2].endswith('_id="o-1"')
-
     @pytest.mark.parametrize("scope", ["database", "cluster"])
     def test_of_more_than_a_collection_says_where_each_document_is(self, orders, where, scope):
         start, name = datetime.now(UTC).isoformat(), orders.database.name
@@ -113,13 +79,6 @@ class TestTail:
         ]  # fmt: skip
 
 
-class TestPartitions:
-    def test_are_one(self, where):
-        first, line = said("partitions", *where).splitlines()
-        assert first == "1 partition: 1 open, 0 closed"
-        assert re.fullmatch(r"0  open  mongo:\S+", line)
-
-
 class TestToken:
     @pytest.fixture
     def token(self, where, tmp_path):
@@ -142,19 +101,6 @@ class TestToken:
         assert ran.returncode == 3
         assert "recreated" in ran.stderr
 
-    def test_is_inspected_without_a_server(self, where, token):
-        found = facts("token", "inspect", token)
-        assert [found[name] for name in ("provider", "resource", "partitions")] == [
-            "mongo", where[1], "1 (1 active)",
-        ]  # fmt: skip
-
-
-class TestCapabilities:
-    def test_are_told_without_a_server(self):
-        out = said("capabilities", "mongodb://127.0.0.1:9")
-        assert re.search("^CHANGE_FEED_BEGINNING +native$", out, re.MULTILINE)
-        assert re.search("^mongo CHANGE_FEED: .*replica set", out, re.MULTILINE)
-
 
 NOBODY = "mongodb://127.0.0.1:9/?serverSelectionTimeoutMS=300"
 FAILURES = {
@@ -174,10 +120,9 @@ FAILURES = {
 
 
 class TestFailures:
-    """Each failure prints one line that says what to do and shows no secret.
+    """Each failure prints one line that says what to do and shows no secret."""
 
-    The exit code shows the category.
-    """
+    # The exit code shows the category.
 
     def check(self, ran, code, category, *words):
         assert_refused(ran, code, category, *words, hidden=[SECRET])

@@ -81,17 +81,6 @@ class TestNaming:
             credentials = made(url, **more).options.pool_options._credentials
             assert (credentials.username, credentials.password) == ("user", "p@:/?#%")
 
-    def test_by_toml_with_the_password_from_the_environment(self, tmp_path, monkeypatch):
-        place = tmp_path / "client.toml"
-        place.write_text(
-            'provider = "mongo"\n[connection]\nurl = "mongodb://localhost"\n'
-            'username = "user"\npassword = { env = "MONGO_PASSWORD" }\n'
-        )
-        monkeypatch.setenv("MONGO_PASSWORD", SECRET)
-        config = MongoConfig.from_client(ClientConfig.from_toml(place))
-        assert (config.username, config.password) == ("user", SECRET)
-        assert SECRET not in repr(config)
-
     @pytest.mark.parametrize(
         ("query", "milliseconds"),
         [("", None), ("?timeoutMS=1500", 1500), ("?TIMEOUTms=1", 1), ("?timeoutMS=0", None)],
@@ -239,26 +228,6 @@ class TestSecrets:
         for text in (repr(config), str(config), f"{config}"):
             assert SECRET not in text
 
-    @pytest.mark.parametrize(
-        "url",
-        [
-            f"mongodb://me:{SECRET}@a:1,b:2,[::1]:3/shop?replicaSet=rs&retryReads=false",
-            f"mongodb+srv://me:{SECRET}@cluster.example.net/?retryWrites=true&w=majority",
-            f"mongodb://a/?tls=true&tlsCertificateKeyFilePassword={SECRET}",
-            f"mongodb://a/?w=1;tlsCertificateKeyFilePassword={SECRET}",
-            f"mongodb://a/?authMechanismProperties=SERVICE_NAME:x,AWS_SESSION_TOKEN:{SECRET}&tls=true",
-            f"mongodb://me:{SECRET}@a/?appName={SECRET}&replicaSet=rs",
-        ],
-    )
-    def test_a_client_s_configuration_shows_none(self, url):
-        for config in (ClientConfig("mongo", {"url": url}), ClientConfig.from_url(url)):
-            assert SECRET not in repr(config) + str(config)
-            assert "mongodb" in repr(config)
-
-    def test_words_that_hold_one_are_left_out(self):
-        with refused("connection.url", "PyMongo does not accept it"):
-            checked("mongodb://me:multiple@a,b/?directConnection=true").client(4)
-
 
 class TestClient:
     def test_nothing_is_connected_or_looked_up(self, monkeypatch, made):
@@ -298,17 +267,9 @@ class TestClient:
         assert pool._credentials.source == "other"
         assert client.get_default_database().name == checked(url).database == "shop"
 
-    @pytest.mark.parametrize("query", ["", "?retryReads=true"])
-    def test_reads_are_retried_unless_the_url_says_no(self, made, query):
-        assert made(f"{HOST}/{query}").options.retry_reads
-        assert not made(f"{HOST}/?retryReads=false").options.retry_reads
-
     @pytest.mark.parametrize(("concurrency", "least"), [(1, 100), (32, 100), (500, 501)])
     def test_each_concurrent_call_has_a_connection(self, made, concurrency, least):
         assert made(concurrency=concurrency).options.pool_options.max_pool_size >= least
-
-    def test_an_unlimited_pool_stays_one(self, made):
-        assert made(f"{HOST}/?maxPoolSize=0").options.pool_options.max_pool_size == 0
 
     @pytest.mark.parametrize(
         ("query", "seconds"),
@@ -326,9 +287,3 @@ class TestClient:
         client = made(f"{HOST}/{query}")
         assert client.options.server_selection_timeout == seconds
         assert 12 < made().options.server_selection_timeout < OperationOptions().timeout_seconds
-
-    def test_the_server_s_log_names_us(self, made):
-        metadata = made(app_name="billing").options.pool_options.metadata
-        assert metadata["application"] == {"name": "billing"}
-        assert metadata["driver"]["name"].endswith("|multiclouddb")
-        assert "application" not in made().options.pool_options.metadata

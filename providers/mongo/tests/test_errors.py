@@ -11,7 +11,7 @@ from bson.errors import InvalidBSON, InvalidDocument
 from pymongo import errors as vendor
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_mongo.errors import PROVIDER_ID, classify, code_of
+from multiclouddb_mongo.errors import classify
 from multiclouddb_spi.errors import cause_of, to_error
 
 INVALID = ErrorCategory.INVALID_REQUEST
@@ -258,44 +258,8 @@ class TestNames:
         assert (found.category, found.retryable) == (category, retryable)
         assert "mongodb+srv://" in found.message
 
-    def test_codes(self):
-        assert PROVIDER_ID == "mongo"
-        assert code_of(answered(286)) == 286
-        assert code_of(vendor.NotPrimaryError("x", {"code": 91})) == 91
-        assert code_of(vendor.AutoReconnect("x")) is None
-        assert code_of(vendor.AutoReconnect("x", ["a", "b"])) is None
-        assert code_of(KeyError("code")) is None
-
 
 class TestText:
-    @pytest.mark.parametrize(
-        "make", [lambda m: answered(2, m), vendor.AutoReconnect, RuntimeError, InvalidBSON]
-    )
-    def test_a_message_of_several_lines_is_one(self, make):
-        found = classify(make("first\r\n\0second"))
-        assert "first" in found.message
-        assert is_one_line(found.message)
-
-    @pytest.mark.parametrize(
-        "make",
-        [
-            lambda m: answered(2, m, codeName=m),
-            vendor.AutoReconnect,
-            vendor.ServerSelectionTimeoutError,
-            vendor.InvalidOperation,
-            OSError,
-            RuntimeError,
-            InvalidBSON,
-        ],
-    )
-    def test_a_long_message_is_cut(self, make):
-        assert len(classify(make("long " * 10_000)).message) < 900
-
-    def test_the_table_of_servers_is_left_out(self):
-        text = "a:1: refused (configured timeouts: timeoutMS: 20.0ms), Timeout: 1s, Topology Description: <a>"
-        message = classify(vendor.ServerSelectionTimeoutError(text)).message
-        assert "(a:1: refused)" in message
-
     @pytest.mark.parametrize(
         "details", [None, {}, {"code": "x"}, {"errmsg": 7, "codeName": 7, "errorLabels": []}]
     )
@@ -344,14 +308,6 @@ class TestSecrets:
         for text in texts:
             assert KEY not in text
             assert SECRET not in text
-
-    def test_the_text_of_other_failures_is_kept(self):
-        cause = answered(40324, "Unrecognized pipeline stage name: '$foo'")
-        error = to_error("mongo", "read_changes", classify(cause), cause)
-        assert "'$foo'" in error.message
-        assert "'$foo'" in error.detail.native_text
-        assert error.detail.native_code == "40324"
-        assert error.detail.native_class == "pymongo.errors.OperationFailure"
 
     def test_the_reply_around_the_server_s_words_is_left_out(self):
         message = classify(answered(2, "unknown operator: $zz", filter={"name": KEY})).message

@@ -5,10 +5,6 @@ No consumer loses an event or receives an event twice.
 
 import logging
 import queue
-import select
-import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -73,11 +69,8 @@ def crowd(cluster, database):
         return iterator_consumer(timeout_seconds=CALL, wait_seconds=0.2)
 
     return [
-        one("large pages", 0),
-        one("small pages", 3),
         one("small pages, always lagging", 2, lagging(pages(CALL))),
         one("pages of a secondary", 20, at=url(cluster, readPreference="secondary")),
-        one("an iterator", 10, iterator()),
         one("pages, dies often", 5, deaths=0.004, far=10),
         one("an iterator, dies often", 10, iterator(), deaths=0.004),
     ]
@@ -97,10 +90,8 @@ def lagging(consumer):
 
 @contextmanager
 def load(cluster, database):
-    """Run a writer, and applications that read in the meantime.
-
-    At the end, check that each application has received every change.
-    """
+    """Run a writer, and applications that read in the meantime."""
+    # At the end, check that each application has received every change.
     with MongoClient(url(cluster, appName=NATIVE)) as client:
         writer = Writer(client, database, pause=0.005)
         applications = crowd(cluster, database)
@@ -112,7 +103,7 @@ def load(cluster, database):
             writer.wait_for(50)
     cluster.wait_healthy()
     finish(applications, len(writer.truth))
-    late = [application.start() for application in applications[1].resumed(5)]
+    late = [application.start() for application in applications[0].resumed(3)]
     finish(late, len(writer.truth))
     assert_kept(writer.truth, applications + late)
     for application in applications:
@@ -156,28 +147,17 @@ def go_on(writer, applications):
     wait_until(lambda: all(each.error or each.place >= place for each in applications), LONG)
 
 
-def test_ten_kills_of_a_primary_under_load_lose_nothing(three, database):
+@pytest.mark.parametrize("kills", [2, pytest.param(100, marks=pytest.mark.soak)])
+def test_kills_of_a_primary_under_load_lose_nothing(three, database, kills):
     with load(three, database) as (writer, _):
-        for _ in range(10):
+        for _ in range(kills):
             with killed(three):
                 writer.wait_for(30)
 
 
-def test_a_primary_that_steps_down_loses_nothing(three, database):
-    with load(three, database) as (writer, applications):
-        for _ in range(3):
-            primary = three.step_down()
-            writer.wait_for(30)
-            assert three.wait_primary() != primary
-            three.stand(primary)
-            go_on(writer, applications)
-
-
 def test_a_primary_that_hangs_stops_nobody(proxied, database):
-    """The connections of the primary stay open, but nothing is sent.
-
-    While the primary hangs, the applications read from another member.
-    """
+    """The connections of the primary stay open, but nothing is sent."""
+    # While the primary hangs, the applications read from another member.
     with load(proxied, database) as (writer, applications):
         with paused(proxied):
             writer.wait_for(30)
@@ -189,26 +169,23 @@ def test_a_primary_that_hangs_stops_nobody(proxied, database):
 
 @pytest.mark.parametrize("trouble", ["cut", "drop"])
 def test_a_network_that_fails_loses_nothing(proxied, database, trouble):
-    """Connections are reset, or stay open and lose all bytes.
-
-    No event is lost, and the writer is not affected.
-    """
+    """Connections are reset, or stay open and lose all bytes."""
+    # No event is lost, and the writer is not affected.
     with load(proxied, database) as (writer, applications):
-        for _ in range(3):
+        for _ in range(2):
             for proxy in proxied.proxies.values():
                 getattr(proxy, trouble)()
-            writer.wait_for(100)
+            writer.wait_for(30)
             for proxy in proxied.proxies.values():
                 proxy.heal()
             go_on(writer, applications)
 
 
-@pytest.mark.parametrize("size", [7, 0], ids=["small pages", "large pages"])
-def test_a_primary_that_dies_between_two_pages_costs_nothing(three, database, size):
+def test_a_primary_that_dies_between_two_pages_costs_nothing(three, database):
     """The primary is killed after only a part of the server's batch was returned. No call fails."""
     writer, events = Writer(three.client(), database), []
     with connect(ClientConfig("mongo", {"url": url(three)})) as client:
-        start = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now(), max_page_size=size)
+        start = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now(), max_page_size=7)
         token = client.read_changes(start).continuation_token
 
         def read():
@@ -304,21 +281,6 @@ class TestOutage:
 
     def ours(self):
         return [thread for thread in threading.enumerate() if thread.name.startswith("multiclouddb")]
-
-    def test_does_not_hold_up_the_end_of_the_program(self, proxied, client, items, trouble):
-        words = ["tail", proxied.uri(), f"{items.database.name}/{COLLECTION}", "--from", "now", "--exact"]
-        command = [sys.executable, "-m", "multiclouddb_cli", *words]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tail:
-            try:
-                while not select.select([tail.stdout], [], [], 0.1)[0]:
-                    items.insert_one({})
-                for proxy in proxied.proxies.values():
-                    getattr(proxy, trouble)()
-                time.sleep(0.5)
-                tail.send_signal(signal.SIGINT)
-                assert tail.wait(CALL) == 130
-            finally:
-                tail.kill()
 
 
 @contextmanager

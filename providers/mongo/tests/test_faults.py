@@ -26,11 +26,9 @@ def config(one, app):
 
 
 def test_an_answer_slower_than_every_call_is_read_by_a_later_one(config, here, written):
-    """The fetch continues after the deadline of a call.
-
-    If the fetch ended at the deadline, each later call would start it from the beginning, and no call would
-    finish it.
-    """
+    """The fetch continues after the deadline of a call."""
+    # If the fetch ended at the deadline, each later call would start it from the beginning, and no call would
+    # finish it.
     plugin = FaultyPlugin(PLUGIN, Slow(1.0))
     with open_client(plugin, config) as client:
         token = client.read_changes(ChangeFeedRequest(here, Now())).continuation_token

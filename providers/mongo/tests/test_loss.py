@@ -99,10 +99,8 @@ RESTART = Act("kill -9, and a restart", World.restart)
 
 
 def life(*, restarts):
-    """Return a random script.
-
-    Transactions may be larger than a page, and the stream may fail at any place.
-    """
+    """Return a random script."""
+    # Transactions may be larger than a page, and the stream may fail at any place.
     write = Author(keys=KEYS).write
     return [
         write(2), Read(1), NOISE, write(1), write(5), Read(1), NO_CURSORS, write(3), Read(2),
@@ -121,9 +119,9 @@ def life(*, restarts):
     [
         (Beginning(), page_consumer, 0, EntireCollection(), True),
         (Beginning(), iterator_consumer(), 3, EntireDatabase(), False),
-        (Now(), page_consumer, 1, EntireDatabase(), False),
-        (Now(), page_consumer, 2, EntireCollection(), False),
-        (Now(), iterator_consumer(), 0, EntireCollection(), False),
+        pytest.param(Now(), page_consumer, 1, EntireDatabase(), False, marks=pytest.mark.soak),
+        pytest.param(Now(), page_consumer, 2, EntireCollection(), False, marks=pytest.mark.soak),
+        pytest.param(Now(), iterator_consumer(), 0, EntireCollection(), False, marks=pytest.mark.soak),
     ],
     ids=["pages", "iterator of a database", "single events of a database", "small pages", "iterator"],
 )

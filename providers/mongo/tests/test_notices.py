@@ -8,7 +8,6 @@ from multiclouddb_api import (
     Dropped,
     EntireCluster,
     EntireDatabase,
-    FeedEnded,
     FromContinuationToken,
     Invalidated,
     Now,
@@ -22,14 +21,13 @@ from multiclouddb_mongo.provider import PLUGIN
 from multiclouddb_spi import Deadline, FeedSpec, Planner, read_range
 
 FOLLOW = MongoOptions(after_invalidate="follow")
-RUNS = 40
 
 
 class Reading:
-    """Reads one feed page by page.
+    """Reads one feed page by page."""
 
-    The reader returns each page as a list of ids and notices, in the order that the documentation guarantees.
-    """
+    # The reader returns each page as a list of ids and notices, in the order that the documentation
+    # guarantees.
 
     def __init__(self, uri, address, size=0, **asked):
         self.uri, self.address, self.size, self.asked = uri, address, size, asked
@@ -46,10 +44,8 @@ class Reading:
             return self.page(client, Now())[2].continuation_token
 
     def pages(self, token, *, restart=False):
-        """Read up to the first idle page.
-
-        Return the pages that are not empty, each with the token before it.
-        """
+        """Read up to the first idle page."""
+        # Return the pages that are not empty, each with the token before it.
         found, client = [], connect(self.uri)
         try:
             for _ in range(200):
@@ -78,7 +74,7 @@ def check_every_token(reading, pages):
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["one process", "a process a page"])
-@pytest.mark.parametrize("size", [1, 2, 0])
+@pytest.mark.parametrize("size", [1, 0])
 class TestDatabase:
     def reading(self, one, database, size, scope):
         address = ResourceAddress(database) if isinstance(scope, EntireDatabase) else ResourceAddress()
@@ -115,25 +111,10 @@ class TestDatabase:
         check_every_token(reading, pages)
 
 
-class TestEnd:
-    @pytest.mark.parametrize("size", [1, 2, 0])
-    def test_a_process_a_page_has_every_notice_before_the_end(self, one, database, size):
-        native = one.client()[database]
-        native.create_collection("c")
-        reading = Reading(one.uri(), ResourceAddress(database, "c"), size)
-        begin = reading.begin()
-        native["c"].insert_many([{"_id": 1}, {"_id": 2}])
-        native["c"].drop()
-        reason = "the server invalidated the stream"
-        pages = reading.pages(begin, restart=True)
-        assert in_order(pages) == [1, 2, Dropped(f"{database}/c"), Invalidated(reason), FeedEnded(reason)]
-        check_every_token(reading, pages)
-
-
 class TestPlanned:
     """Tests ranges that are planned and read as Spark does: they contain all events, each exactly once."""
 
-    @pytest.mark.parametrize("most", [None, 1, 2, 100])
+    @pytest.mark.parametrize("most", [None, 1])
     def test_events_on_both_sides_of_a_notice_are_read(self, one, database, most):
         native = one.client()[database]
         native.create_collection("c")
@@ -177,18 +158,7 @@ class TestFollow:
                 native.create_collection("c")
         return begin
 
-    def test_no_page_has_events_of_two_collections(self, one, database):
-        mixed = 0
-        for run in range(RUNS):
-            name = f"{database}-{run % 2}"
-            reading = Reading(one.uri(), ResourceAddress(name, "c"), provider_options=FOLLOW)
-            begin = self.lives(one, name, reading)
-            pages = reading.pages(begin)
-            mixed += any(len({each[0] for each in ids}) > 1 for _, ids, _ in pages)
-            one.client().drop_database(name)
-        assert mixed == 0
-
-    @pytest.mark.parametrize("size", [1, 2, 0])
+    @pytest.mark.parametrize("size", [1, 0])
     def test_a_process_a_page_has_every_notice_in_its_place(self, one, database, size):
         reading = Reading(one.uri(), ResourceAddress(database, "c"), size, provider_options=FOLLOW)
         begin = self.lives(one, database, reading)

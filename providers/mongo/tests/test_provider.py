@@ -1,7 +1,6 @@
 """Tests the provider on a real server: starts, ends, positions, native clients, and closing."""
 
 import itertools
-import pickle
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +36,6 @@ from multiclouddb_api import (
     Now,
     OldItemStateMode,
     OperationOptions,
-    PhysicalPartition,
     Renamed,
     ResourceAddress,
     connect,
@@ -141,14 +139,6 @@ def told(*pages):
 
 
 class TestStarts:
-    def test_now_is_a_token_at_once_and_the_next_write_is_behind_it(self, room):
-        collection = room.collection()
-        collection.insert_one({"_id": 0})
-        page = read(room.client(), room.address(), Now())
-        assert (page.events, page.idle) == ((), True)
-        collection.insert_one({"_id": 1})
-        assert all_ids(room.client(), room.address(), page.continuation_token) == [1]
-
     def test_at_a_time_is_early_by_less_than_a_second_and_never_late(self, room):
         collection = room.collection()
         collection.insert_one({"_id": "long ago"})
@@ -169,24 +159,6 @@ class TestStarts:
         wait_until(lambda: datetime.now(UTC) > moment)
         collection.insert_one({"_id": "after"})
         assert all_ids(room.client(), room.address(), AtTime(moment)) == [number, "after"]
-
-    def test_the_time_to_come_is_one(self, room):
-        collection = room.collection()
-        collection.insert_one({"_id": 0})
-        moment = datetime.now(UTC) + timedelta(seconds=3)
-        page = read(room.client(), room.address(), AtTime(moment))
-        collection.insert_one({"_id": "too early"})
-        wait_until(lambda: datetime.now(UTC) > moment)
-        collection.insert_one({"_id": 1})
-        assert all_ids(room.client(), room.address(), page.continuation_token) == [1]
-
-    def test_the_beginning_is_as_far_back_as_the_log_goes(self, room):
-        collection = room.collection()
-        collection.insert_many([{"_id": number} for number in range(5)])
-        assert all_ids(room.client(), room.address(), Beginning(), 2) == list(range(5))
-        assert all_ids(room.client(), room.address(), AtTime(datetime(1970, 1, 1, tzinfo=UTC))) == list(
-            range(5)
-        )
 
     def test_without_a_look_at_the_log_it_is_searched_for(self, room, monkeypatch):
         monkeypatch.setattr(Log, "first_entry", lambda self: None)
@@ -242,24 +214,6 @@ class TestStarts:
         )
 
 
-class TestPartition:
-    def test_there_is_one_and_it_is_all(self, room):
-        collection = room.collection()
-        collection.insert_one({"_id": 1})
-        client = room.client()
-        (partition,) = client.list_physical_partitions(room.address())
-        assert all_ids(client, room.address(), scope=PhysicalPartition(partition)) == [1]
-        event = read(client, room.address()).events[0]
-        assert event.partition_id == partition
-
-    def test_no_page_says_that_it_has_ended(self, room):
-        room.collection().insert_one({"_id": 1})
-        client = room.client()
-        (partition,) = client.list_physical_partitions(room.address())
-        pages = list(walk(client, room.address(), scope=PhysicalPartition(partition)))
-        assert not any(page.partition_retired or page.child_partitions for page in pages)
-
-
 # -- Dropped, renamed and recreated resources
 
 
@@ -274,11 +228,6 @@ class TestRecreated:
         assert ids(*pages) == ["old"]
         room.collection().insert_one({"_id": "new"})
         return pages
-
-    def test_it_ends_with_what_was_dropped(self, room):
-        pages = self.ended(room, room.client())
-        assert told(*pages) == [Dropped, Invalidated, FeedEnded]
-        assert pages[-1].idle
 
     def test_the_same_client_starts_on_the_new_one(self, room):
         client = room.client()
@@ -317,10 +266,8 @@ class TestRecreated:
         assert seen == [1, 2, 3]
 
     def test_nor_is_it_behind_a_gap(self, room):
-        """After SkipToOldest, the oplog may still contain the end of an earlier collection.
-
-        The feed does not report it.
-        """
+        """After SkipToOldest, the oplog may still contain the end of an earlier collection."""
+        # The feed does not report it.
         room.collection().insert_one({"_id": 1})
         room.native["c"].drop()
         room.collection().insert_one({"_id": 2})
@@ -351,28 +298,6 @@ class TestRecreated:
         assert ids(*pages) == [0, 1, 2]
         assert told(*pages) == [Dropped, Invalidated]
         assert all(page.idle is False for page in pages[:-1])
-
-    def test_following_loses_nothing_between(self, room):
-        collection = room.collection()
-        client = room.client()
-        token = read(client, room.address(), Now(), provider_options=FOLLOW).continuation_token
-        expected = []
-        for life in range(4):
-            for number in range(3):
-                collection.insert_one({"_id": f"{life}.{number}"})
-                expected.append(f"{life}.{number}")
-            collection.drop()
-            collection = room.collection()
-        seen = []
-        for _ in range(60):
-            page = read(client, room.address(), token, 2, provider_options=FOLLOW)
-            seen += ids(page)
-            token = page.continuation_token
-            if len(seen) % 3 == 1:
-                client = room.client()
-            if page.idle:
-                break
-        assert seen == expected
 
     def test_the_next_collection_may_keep_images(self, room):
         collection = room.collection()
@@ -425,18 +350,6 @@ class TestRecreated:
         assert told(*pages) == [Dropped, Invalidated, FeedEnded]
         assert told(read(room.client(), room.address(), pages[-1].continuation_token)) == [FeedEnded]
 
-    def test_where_there_is_nothing_it_is_not_found(self, room):
-        room.collection("other")
-        client = room.client()
-        for start in (Now(), Beginning(), AtTime(datetime.now(UTC))):
-            refused(
-                ErrorCategory.NOT_FOUND,
-                lambda start=start: read(client, room.address(), start),
-                "allow_missing",
-            )
-        room.collection()
-        assert read(client, room.address(), Now()).idle
-
     def test_or_waited_for(self, room):
         asked = {"provider_options": MongoOptions(allow_missing=True)}
         client = room.client()
@@ -464,23 +377,6 @@ class TestPositions:
         assert names == sorted(names)
         assert len({event.event_id for event in found}) == len(found)
 
-    def test_every_position_goes_on_elsewhere(self, room):
-        collection = room.collection()
-        client = room.client()
-        token = read(client, room.address(), Now()).continuation_token
-        for key in self.KEYS:
-            collection.insert_one({"_id": key})
-        with room.server.client().start_session() as session, session.start_transaction():
-            for number in range(40):
-                collection.insert_one({"_id": 100 + number}, session=session)
-        expected = [*self.KEYS, *range(100, 140)]
-        pages = list(walk(client, room.address(), token, 3))
-        assert ids(*pages) == expected
-        other, seen = room.client(), 0
-        for page in pages:
-            seen += len(page.events)
-            assert all_ids(other, room.address(), page.continuation_token) == expected[seen:]
-
     @pytest.mark.parametrize("length", [10, 40_000, 300_000])
     def test_a_key_may_be_long(self, room, length):
         collection = room.collection()
@@ -490,16 +386,6 @@ class TestPositions:
         page = read(room.client(), room.address(), token, 1)
         assert [len(key) for key in ids(page)] == [length]
         assert all_ids(room.client(), room.address(), page.continuation_token) == [2]
-
-    def test_an_empty_page_moves_with_the_log(self, room):
-        room.collection()
-        client = room.client()
-        token = read(client, room.address(), Now()).continuation_token
-        room.native["other"].insert_one({})
-        page = read(client, room.address(), token)
-        assert page.idle
-        assert page.continuation_token != token
-        assert page.diagnostics.watermark is not None
 
 
 class TestRanges:
@@ -523,22 +409,6 @@ class TestRanges:
     def read(self, provider, feed, start, until):
         batches = read_range(provider, feed, Range("0", start, until))
         return [event.key.components["_id"] for batch in batches for event in batch.events(0, len(batch))]
-
-    def test_up_to_now(self, world):
-        room, provider = world
-        feed = self.feed(room, provider)
-        marks, expected = [self.now(feed)], [[]]
-        for number in range(4):
-            room.native["other"].insert_one({})
-            if number % 2:
-                room.native["c"].insert_many([{"_id": f"{number}.{at}"} for at in range(number)])
-            expected.append([f"{number}.{at}" for at in range(number)] if number % 2 else [])
-            marks.append(self.now(feed))
-        for _ in range(2):
-            for a, b in itertools.combinations(range(5), 2):
-                between = list(itertools.chain(*expected[a + 1 : b + 1]))
-                assert self.read(provider, feed, marks[a], marks[b]) == between
-            room.native["c"].insert_one({"_id": str(uuid4())})
 
     def test_up_to_each_change(self, world):
         room, provider = world
@@ -564,19 +434,6 @@ class TestRanges:
         assert self.read(provider, feed, start, until) == [1, 2]
         assert self.read(provider, feed, start, middle) == [1]
         assert self.read(provider, feed, middle, until) == [2]
-
-    def test_up_to_the_end(self, world):
-        room, provider = world
-        feed = self.feed(room, provider)
-        start = self.now(feed)
-        room.native["c"].insert_one({"_id": 1})
-        room.native["c"].drop()
-        with closing(feed.open("0", start)) as reader:
-            first, last = [reader.fetch(100, 1 << 20, 0.0, Deadline.after(30)) for _ in range(2)]
-        assert [type(notice) for notice in first.notices] == [Dropped]
-        assert isinstance(last.outcome, Ended)
-        for batch in (first, last):
-            assert self.read(provider, feed, start, batch.cursor_after(len(batch))) == [1]
 
 
 class TestHeadroom:
@@ -628,16 +485,6 @@ class TestHeadroom:
         seconds, _ = self.headroom(room, monkeypatch, Entry(At(int(time.time()) + 100), whole=False))
         assert seconds == [0.0] * 3
 
-    def test_it_is_looked_up_once_for_many_pages(self, room, monkeypatch):
-        collection = room.collection()
-        client = room.client()
-        token = read(client, room.address(), Now()).continuation_token
-        asked, looked = [], Log.first_entry
-        monkeypatch.setattr(Log, "first_entry", lambda self: asked.append(1) or looked(self))
-        collection.insert_many([{} for _ in range(50)])
-        assert len(all_ids(client, room.address(), token, 1)) == 50
-        assert len(asked) <= 1
-
 
 # -- Streams that stay open
 
@@ -667,33 +514,9 @@ class TestStreams:
                 page = read(client, room.address(), page.continuation_token)
             assert len(commands.opening()) <= 2
 
-    def test_a_change_ends_a_wait(self, room):
-        collection = room.collection()
-        client = room.client()
-        token = read(client, room.address(), Now()).continuation_token
-        timer = threading.Timer(0.7, collection.insert_one, [{"_id": 1}])
-        timer.start()
-        began = time.monotonic()
-        assert ids(read(client, room.address(), token, wait=20)) == [1]
-        assert time.monotonic() - began < 15
-        timer.join()
-
-    def test_threads_with_one_token_get_the_same(self, room):
-        collection = room.collection()
-        client = room.client()
-        token = read(client, room.address(), Now()).continuation_token
-        collection.insert_many([{"_id": number} for number in range(100)])
-        with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(lambda _: all_ids(client, room.address(), token, 7), range(8)))
-        assert found == [list(range(100))] * 8
-        client.close()
-        wait_until(lambda: not room.cursors())
-
     def test_a_long_look_at_the_log_is_not_begun_anew(self, room, app):
-        """A scan of the whole oplog, which a filter may need, continues from call to call.
-
-        If a call ends before the scan, the next call does not restart the scan.
-        """
+        """A scan of the whole oplog, which a filter may need, continues from call to call."""
+        # If a call ends before the scan, the next call does not restart the scan.
         collection = room.collection()
         scope = {"scope": LogicalPartition(MulticloudDbKey({"_id": 1}))}
         with watched(room.uri) as (client, commands):
@@ -756,24 +579,9 @@ class TestStreams:
         if pool > 1:  # with one connection, a poll may delay the command that would end the other polls
             wait_until(lambda: not room.cursors())
 
-    def test_what_could_not_be_closed_at_once_is_closed_at_the_end(self, room, app):
-        """A cursor that cannot be closed at once is closed at the end, because PyMongo keeps a list of such
-        cursors.
-        """
-        room.collection()
-        uri = room.server.uri(appName=app, heartbeatFrequencyMS=10_000)
-        provider = PLUGIN.connect(ClientConfig("mongo", {"url": uri}), None)
-        provider.open_feed(FeedSpec(room.address(), options=MongoOptions()), Deadline.after(30))
-        with fail_command(room.server, commands=["hello", "ismaster"], app_name=app, times=None, errorCode=2):
-            provider._client[room.database]["c"].watch()
-            provider.close()
-        wait_until(lambda: not room.cursors())
-
     def test_nothing_is_opened_any_more_once_it_is_closed(self, room):
-        """After `close`, no more streams are opened.
-
-        The application's client stays open, so a late stream would stay open too.
-        """
+        """After `close`, no more streams are opened."""
+        # The application's client stays open, so a late stream would stay open too.
         room.collection()
         deadline = Deadline.after(30)
         with MongoClient(room.uri) as own:
@@ -792,10 +600,8 @@ class TestStreams:
             assert not room.cursors()
 
     def test_closing_beside_a_server_that_hangs_says_nothing(self, room, caplog):
-        """No traceback is logged.
-
-        Without the provider, PyMongo would print a traceback for each cursor if logging is not set up.
-        """
+        """No traceback is logged."""
+        # Without the provider, PyMongo would print a traceback for each cursor if logging is not set up.
         client = room.client()
         for number in range(3):
             room.collection(f"c{number}")
@@ -838,10 +644,9 @@ ODD = {
 
 
 class TestDifferences:
-    """Tests what a runner of the unified tests counts differently for PyMongo alone.
+    """Tests what a runner of the unified tests counts differently for PyMongo alone."""
 
-    The reasons are at the end of docs/reference/mongodb-conformance.md.
-    """
+    # The reasons are at the end of docs/reference/mongodb-conformance.md.
 
     @pytest.mark.parametrize("before", [0, 2])
     def test_a_missing_image_costs_one_more_stream_which_delivers_what_comes_before(self, room, app, before):
@@ -861,15 +666,6 @@ class TestDifferences:
             refused(ErrorCategory.UNSUPPORTED_CAPABILITY, feed.read, "image")
             if not before:
                 assert len(commands.sent("aggregate")) == 1
-
-    def test_the_error_of_a_pipeline_that_removes_the_token_names_code_and_name(self, room):
-        collection = room.collection()
-        options = MongoOptions(pipeline=[{"$project": {"_id": 0}}])
-        feed = Feed(room.client(), room.address(), provider_options=options)
-        feed.read()
-        collection.insert_one({"_id": "my-document-key"})
-        error = refused(ErrorCategory.INVALID_REQUEST, feed.read, "280 ChangeStreamFatalError")
-        assert "my-document-key" not in str(error)
 
 
 class TestLargeKey:
@@ -966,12 +762,6 @@ class TestNativeClient:
         act = lambda: read(client, ResourceAddress(collection="c"))  # noqa: E731
         refused(ErrorCategory.INVALID_REQUEST, act, "ChangeFeedRequest.address", "mongodb://HOST/DATABASE")
 
-    def test_a_client_does_not_pickle_and_its_configuration_does(self, room):
-        client = room.client()
-        with pytest.raises(MulticloudDbError, match="pickled"):
-            pickle.dumps(client)
-        assert pickle.loads(pickle.dumps(client.config)).connection == client.config.connection
-
 
 class TestImages:
     def test_what_a_collection_does_not_keep_is_refused_up_front(self, room):
@@ -1002,23 +792,6 @@ class TestImages:
         assert all_ids(client, room.address(), page.continuation_token, **require | {
             "new_item_state_mode": NewItemStateMode.OMIT}) == [1, 1]  # fmt: skip
 
-    def test_both_images_of_every_change(self, room):
-        collection = room.collection(changeStreamPreAndPostImages={"enabled": True})
-        asked = {
-            "new_item_state_mode": NewItemStateMode.REQUIRE,
-            "old_item_state_mode": OldItemStateMode.INCLUDE_IF_AVAILABLE,
-        }
-        client = room.client()
-        token = read(client, room.address(), Now(), **asked).continuation_token
-        collection.insert_one({"_id": 1, "n": 1})
-        collection.update_one({"_id": 1}, {"$set": {"n": 2}})
-        collection.update_one({"_id": 1}, {"$set": {"n": 3}})
-        collection.delete_one({"_id": 1})
-        found = [event for page in walk(client, room.address(), token, **asked) for event in page.events]
-        states = [(event.old_item_state, event.new_item_state) for event in found]
-        one, two, three = ({"_id": 1, "n": number} for number in (1, 2, 3))
-        assert states == [(None, one), (one, two), (two, three), (three, None)]
-
 
 class TestFeed:
     def test_which_tokens_go_on(self, room):
@@ -1042,17 +815,6 @@ class TestFeed:
         finally:
             provider.close()
 
-    def test_the_clock_is_the_server_s(self, room):
-        provider = PLUGIN.connect(ClientConfig("mongo", {"url": room.uri}), None)
-        room.collection()
-        try:
-            feed = provider.open_feed(FeedSpec(room.address(), options=MongoOptions()), Deadline.after(30))
-            moment = feed.clock(Deadline.after(30))
-            assert abs(moment - datetime.now(UTC)) < timedelta(seconds=5)
-            assert feed.start(Now(), "1", Deadline.after(30)) == []
-        finally:
-            provider.close()
-
     def test_a_kind_that_has_no_stream_is_refused(self, room):
         room.collection()
         room.collection("view", viewOn="c", pipeline=[])
@@ -1061,18 +823,6 @@ class TestFeed:
         for name in ("view", "series"):
             act = lambda name=name: read(client, room.address(name), Now())  # noqa: E731
             refused(ErrorCategory.INVALID_REQUEST, act, name)
-
-    def test_closing_a_provider_twice_is_nothing(self, room):
-        provider = PLUGIN.connect(ClientConfig("mongo", {"url": room.uri}), None)
-        provider.close()
-        provider.close()
-
-    def test_after_closing_nothing_is_read(self, room):
-        room.collection()
-        client = room.client()
-        client.close()
-        with pytest.raises(MulticloudDbError):
-            read(client, room.address(), Now())
 
 
 def test_a_fault_is_a_fault_of_ours(room):

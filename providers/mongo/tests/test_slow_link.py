@@ -1,7 +1,6 @@
 """Tests the library's client behind a proxy that drops, delays or limits the server's answers."""
 
 import logging
-import threading
 
 import pytest
 
@@ -58,14 +57,6 @@ class TestSilence:
             proxy.forget()
             written.insert_one({"_id": "new"})
             assert consumer.until(1, at_most=10 + wait) < 4 + 2 * wait
-
-    def test_a_reader_that_waits_meanwhile_is_given_up(self, proxy, here, written, impatient):
-        with connect(url(proxy)) as client:
-            consumer = consumer_of(client, here, timeout=30, wait=20)
-            threading.Timer(0.7, proxy.forget).start()
-            threading.Timer(1.2, written.insert_one, [{"_id": "new"}]).start()
-            assert consumer.until(1, at_most=15) < 8
-            assert consumer.calls == 1
 
     def test_a_search_of_the_log_is_not_given_up_for_ever(self, proxy, here, written, impatient, one):
         """A server that searches its log sends nothing; each time that it is given up, it gets more time."""

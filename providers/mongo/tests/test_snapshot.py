@@ -15,14 +15,12 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
     Dropped,
-    EntireDatabase,
     ErrorCategory,
     FromContinuationToken,
     LogicalPartition,
     MulticloudDbError,
     MulticloudDbKey,
     NewItemStateMode,
-    Now,
     OperationOptions,
     Renamed,
     ResourceAddress,
@@ -174,15 +172,6 @@ class TestKeys:
         found = list(pages(client, address, Snapshot(segments=segments), 1))
         assert len(rows(found)) == len(set(keys(rows(found)))) == len(IDS)
 
-    def test_one_document(self, client, mixed):
-        address, _ = mixed
-        for key in (1, {"a": 1}, None, ObjectId("6b019d9fd29d1122ca89d32f")):
-            scope = LogicalPartition(MulticloudDbKey({"_id": key}))
-            (row,) = rows(pages(client, address, Snapshot(), scope=scope))
-            assert row.new_item_state["n"] == list(IDS).index(key)
-        nothing = LogicalPartition(MulticloudDbKey({"n": 4}))  # keys of changes do not contain it either
-        assert rows(pages(client, address, Snapshot(), scope=nothing)) == []
-
 
 def rest(url, database, tokens):
     """Return, for each token, the keys of the rows that a new client reads from this token on."""
@@ -247,23 +236,6 @@ class TestLoad:
             three.wait_healthy()
             assert as_text(sink.rows()) == in_source(client, address)
 
-    def test_a_second_snapshot_heals_stale_rows_and_missed_deletes(self, client, mixed):
-        address, items = mixed
-        sink = merged(pages(client, address, Snapshot()))
-        for key in IDS[:9]:
-            items.delete_one({"_id": key})
-        for key in IDS[9:15]:
-            items.replace_one({"_id": key}, {"healed": True})
-        first, *others = pages(client, address, Snapshot(segments=3), 5)
-        assert first.events == ()
-        sink.begin_again()
-        for page in others:
-            sink.apply(page.events)
-            if is_done(page):
-                sink.end_backfill()
-        assert len(sink.rows()) == len(IDS) - 9
-        assert as_text(sink.rows()) == in_source(client, address)
-
     def test_a_cursor_that_the_server_has_closed_is_opened_again(self, client, many, monkeypatch):
         monkeypatch.setattr("multiclouddb_mongo.snapshots._LEAST_BATCH", 2)
         monkeypatch.setattr("multiclouddb_mongo.snapshots._MOST_BATCH", 2)
@@ -310,21 +282,6 @@ class TestReads:
             found = rows(pages(client, address, ORDERED, new_item_state_mode=NewItemStateMode.OMIT))
             assert [event.new_item_state for event in found] == [None] * 40
             assert commands.bodies("find")[-1]["projection"] == {"_id": 1}
-
-    def test_native_rows(self, client, many):
-        address, _ = many
-        found = rows(pages(client, address, ORDERED, include_native=True))
-        assert [event.native for event in found] == [{"_id": number, "n": number} for number in range(40)]
-
-    def test_a_token_has_at_most_400_bytes_more(self, client, one, database, monkeypatch):
-        monkeypatch.setattr("multiclouddb_mongo.snapshots._LEAST_WIDTH", 10)
-        items = one.client()[database]["many"]
-        monkeypatch.setattr("multiclouddb_mongo.snapshots._MOST_WIDTH", 10)
-        items.insert_many([{"_id": ObjectId(), "n": number} for number in range(600)])
-        address = ResourceAddress(database, "many")
-        plain = client.read_changes(ChangeFeedRequest(address, Now())).continuation_token
-        found = [len(page.continuation_token) for page in pages(client, address, ORDERED, 7)]
-        assert max(found) - len(plain) <= 400, (max(found), len(plain))
 
 
 class TestAuto:
@@ -448,36 +405,6 @@ def _until_refused(client, address, seen):
     except MulticloudDbError as error:
         return error
     raise AssertionError("nothing was refused")
-
-
-class TestRefusals:
-    """Tests which requests for a snapshot are refused, and what the error says to do."""
-
-    @pytest.mark.parametrize(
-        ("options", "named"),
-        [
-            (MongoOptions(pipeline=[{"$match": {}}]), "pipeline"),
-            (MongoOptions(start_at_operation_time=Timestamp(1, 1)), "start_at_operation_time"),
-        ],
-    )
-    def test_options_of_the_stream_alone(self, client, many, options, named):
-        error = _refused(client, many[0], provider_options=options)
-        assert error.category is ErrorCategory.INVALID_REQUEST
-        assert named in error.message
-        assert "leave it out" in error.message
-
-    def test_require_holds_for_the_stream_too(self, client, many):
-        error = _refused(client, many[0], new_item_state_mode=NewItemStateMode.REQUIRE)
-        assert error.category is ErrorCategory.UNSUPPORTED_CAPABILITY
-        assert "changeStreamPreAndPostImages" in error.message
-
-    def test_a_database(self, client, database):
-        error = _refused(client, ResourceAddress(database), scope=EntireDatabase())
-        assert error.category is ErrorCategory.UNSUPPORTED_CAPABILITY
-        assert "EntireCollection()" in error.message
-
-    def test_a_collection_that_is_not_there(self, client, database):
-        assert _refused(client, ResourceAddress(database, "none")).category is ErrorCategory.NOT_FOUND
 
 
 def _refused(client, address, **settings):

@@ -50,10 +50,8 @@ def fill(world, megabytes):
 
 
 def cut(world, moment):
-    """Fill the oplog slowly until its first entry is later than a given time.
-
-    The server truncates once a second.
-    """
+    """Fill the oplog slowly until its first entry is later than a given time."""
+    # The server truncates once a second.
     while world.ends()[0] <= moment:
         fill(world, 0.1)
         world.admin.command("fsync")

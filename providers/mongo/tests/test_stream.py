@@ -10,9 +10,7 @@ from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, NetworkTimeout, OperationFailure
 
 from multiclouddb_api import (
-    EntireCluster,
     EntireCollection,
-    EntireDatabase,
     LogicalPartition,
     MulticloudDbError,
     MulticloudDbKey,
@@ -22,8 +20,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.position import After, At, ticks_at
-from multiclouddb_mongo.pymongo_internals import Closer, buffered, hushed, inner_cursor
-from multiclouddb_mongo.raw_change import RAW_CODEC
+from multiclouddb_mongo.pymongo_internals import Closer, hushed
 from multiclouddb_mongo.source import ENDINGS, Source
 from multiclouddb_spi import FeedSpec
 
@@ -89,23 +86,12 @@ class TestStages:
         assert "updateDescription" in unwanted(stage)
         assert not unwanted(stage) & (KEPT | {"fullDocument"})
 
-    def test_but_not_of_a_native_change(self, make):
-        assert make(asked=NATIVE).pipeline() == []
-        assert make(splits=True, asked=NATIVE).pipeline() == [SPLIT]
-
     def test_documents_that_nobody_wants_are_not_sent(self, make):
         (stage,) = make(asked=OMITTED).pipeline()
         assert "fullDocument" in unwanted(stage)
         assert not unwanted(stage) & KEPT
         (stage,) = make(asked=OMITTED, full_document="whenAvailable").pipeline()
         assert "fullDocument" not in unwanted(stage)
-
-    def test_the_caller_s_come_before_ours(self, make):
-        mine = [{"$match": {"a": 1}}, {"$set": {"b": 2}}]
-        *first, stage, last = make(pipeline=mine, splits=True).pipeline()
-        assert first == mine
-        assert "updateDescription" in unwanted(stage)
-        assert last == SPLIT
 
     def test_a_caller_does_not_see_our_changes_to_them(self, make):
         source = make(pipeline=[{"$match": {"a": 1}}])
@@ -183,11 +169,6 @@ class TestImages:
         _, settings = watched(make(asked=OMITTED, full_document=value, full_document_before_change=value))
         assert (settings["full_document"], settings["full_document_before_change"]) == (value, value)
 
-    def test_that_a_collection_keeps_them_by_now_can_be_told(self, make):
-        source = make()
-        source.images = True
-        assert watched(source)[1]["full_document"] == "whenAvailable"
-
     def test_a_change_that_is_only_named_has_the_same_filter_and_no_document(self, make):
         """Without documents, the filter and options stay the same, because the filter may need documents."""
         source = make(asked=REQUIRED, pipeline=[{"$match": {"fullDocument.a": 1}}], splits=True)
@@ -240,31 +221,6 @@ class TestWaiting:
             source = make(client=client)
             source.open(At(1), 100, asked)
         assert source.noted[-1][1]["max_await_time_ms"] == sent
-
-    def test_the_caller_s_time_comes_first(self, make):
-        assert watched(make(max_await_time_ms=7))[1]["max_await_time_ms"] == 7
-
-    @pytest.mark.parametrize(("comment", "sent"), [(None, "multiclouddb"), ("", ""), ({"a": 1}, {"a": 1})])
-    def test_a_comment_tells_whose_it_is(self, make, comment, sent):
-        assert watched(make(comment=comment))[1]["comment"] == sent
-
-
-class TestTarget:
-    @pytest.mark.parametrize(
-        ("scope", "address", "name"),
-        [
-            (EntireCollection(), ResourceAddress("shop", "a.b"), "shop.a.b"),
-            (EntireDatabase(), ResourceAddress("shop"), "shop"),
-            (EntireCluster(), ResourceAddress(), "admin"),
-        ],
-    )
-    def test_it_is_read_in_our_codec_whatever_the_client_has(self, lonely, scope, address, name):
-        spec = FeedSpec(address, scope=scope, options=MongoOptions())
-        target = Source(lonely, spec, address)._target()
-        assert getattr(target, "full_name" if address.collection else "name") == name
-        assert target.codec_options.document_class is RAW_CODEC.document_class
-        assert target.codec_options.tz_aware
-        assert target.read_concern.level == "majority"
 
 
 class Stubborn:
@@ -345,31 +301,6 @@ def test_of_two_clients_that_are_closed_neither_is_heard_before_both_are(caplog)
     assert caplog.messages == ["a line", "it failed"]
 
 
-class TestLooks:
-    """Tests that the provider also works with a driver that does not show some of its internals."""
-
-    def test_how_much_of_an_answer_is_left(self):
-        class Cursor:
-            _data = (1, 2, 3)
-
-        class Stream:
-            _cursor = Cursor()
-
-        assert buffered(Stream()) == 3
-        assert inner_cursor(Stream()) is Stream._cursor
-        assert buffered(object()) is None
-        assert inner_cursor(object()) is None
-
-    def test_which_server_it_is_on(self, make):
-        class Stream:
-            class _cursor:  # noqa: N801 - the driver's name
-                address = ("127.0.0.1", 1)
-
-        source = make()
-        assert source.answers(object())
-        assert not source.answers(Stream())  # no position after the change is known yet
-
-
 class TestRealServer:
     """Tests facts that only a real server can show."""
 
@@ -380,17 +311,6 @@ class TestRealServer:
             one.client()[database].create_collection("c")
             yield Source(client, FeedSpec(address, options=MongoOptions()), address)
 
-    def test_now_is_behind_what_was_written_and_before_what_will_be(self, source, one, database):
-        collection = one.client()[database]["c"]
-        for number in range(3):
-            collection.insert_one({"_id": number})
-            place = source.now()
-            collection.insert_one({"_id": f"after {number}"})
-            stream = source.open(place, 10, 10)
-            assert stream.next()["documentKey"] == {"_id": f"after {number}"}
-            source.close(stream)
-            assert place.kind == "h"
-
     def test_what_the_log_reaches(self, source):
         now = source.now()
         seconds = ticks_at(now) >> 32
@@ -400,11 +320,9 @@ class TestRealServer:
 
     @pytest.mark.parametrize(("sharded", "longest"), [(False, 50), (True, 400)], ids=["members", "mongos"])
     def test_a_mongos_may_look_for_longer(self, one, here, app, sharded, longest):
-        """A `mongos` gets a longer time limit than a member, because it must first ask the shards.
-
-        If the time limit ended the command before the shards answer, the log would seem to contain
-        everything.
-        """
+        """A `mongos` gets a longer time limit than a member, because it must first ask the shards."""
+        # If the time limit ended the command before the shards answer, the log would seem to contain
+        # everything.
         commands = Commands()
         with MongoClient(one.uri(appName=app), event_listeners=[commands]) as client:
             spec = FeedSpec(here, options=MongoOptions())
@@ -419,37 +337,3 @@ class TestRealServer:
             assert Source(client, FeedSpec(here, options=MongoOptions()), here).reaches(At(0, 1))
         (command,) = commands.bodies("aggregate")
         assert command["$readPreference"] == {"mode": "secondaryPreferred"}
-
-    def test_a_look_leaves_no_cursor(self, source, one):
-        def cursors():
-            return one.client().admin.command("serverStatus")["metrics"]["cursor"]["open"]["total"]
-
-        source.now()
-        before = cursors()
-        for _ in range(10):
-            source.now()
-            source.reaches(At(1))
-        assert cursors() <= before
-
-    def test_a_change_is_not_decoded_where_it_comes(self, source, one, database):
-        place = source.now()
-        one.client()[database]["c"].insert_one({"_id": 1, "text": "x" * 10_000})
-        stream = source.open(place, 10, 10)
-        change = stream.next()
-        assert isinstance(change.raw, bytes | memoryview)
-        assert stream.resume_token["_data"].startswith("82")
-        assert buffered(stream) == 0
-        source.close(stream)
-        assert not stream.alive
-
-    def test_a_stream_that_breaks_is_resumed_by_the_driver(self, source, one, database):
-        """The driver keeps and sends the token of a change that it has not decoded."""
-        collection = one.client()[database]["c"]
-        place = source.now()
-        collection.insert_many([{"_id": number} for number in range(4)])
-        stream = source.open(place, 2, 10)
-        seen = [stream.next()["documentKey"]["_id"] for _ in range(2)]
-        one.client()[database].command({"killCursors": "c", "cursors": [inner_cursor(stream).cursor_id]})
-        seen += [stream.next()["documentKey"]["_id"] for _ in range(2)]
-        assert seen == [0, 1, 2, 3]
-        source.close(stream)

@@ -1,8 +1,6 @@
 """Runs the cases that depend on the scope through `EntireCluster()`, on a server without other writers.
 
-A feed of a cluster is the same as a feed of a database, except for one more option of the change stream. The
-whole suite runs in test_us8_database.py: the contents of events, the sizes and the refusals are the same
-there.
+A feed of a cluster is the same as a feed of a database, except for one more option of the change stream.
 """
 
 import pytest
@@ -12,46 +10,9 @@ from multiclouddb_conformance import us8
 from multiclouddb_spi.continuation.token import decode_token
 
 from .harness import MongoHarness
-from .suite import (
-    TestAtTime,
-    TestCapabilities,
-    TestCheckpoint,
-    TestEventIdentity,
-    TestForeignTokens,
-    TestIdle,
-    TestLongPoll,
-    TestLoss,
-    TestNotices,
-    TestNow,
-    TestPoison,
-    TestRecreated,
-    TestSharing,
-    TestTransactions,
-    TestTrimmedOnTheWay,
-    TestTrouble,
-    TestWatermark,
-)
+from .suite import TestLoss, TestNotices, TestTransactions
 
-__all__ = [
-    "TestAtTime",
-    "TestBeginning",
-    "TestCapabilities",
-    "TestCheckpoint",
-    "TestEventIdentity",
-    "TestForeignTokens",
-    "TestIdle",
-    "TestLongPoll",
-    "TestLoss",
-    "TestNotices",
-    "TestNow",
-    "TestPoison",
-    "TestRecreated",
-    "TestSharing",
-    "TestTransactions",
-    "TestTrimmedOnTheWay",
-    "TestTrouble",
-    "TestWatermark",
-]
+__all__ = ["TestBeginning", "TestLoss", "TestNotices", "TestTransactions"]
 
 
 class ClusterHarness(MongoHarness):

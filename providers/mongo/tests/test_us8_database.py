@@ -1,10 +1,19 @@
-"""Runs the conformance suite through `EntireDatabase()`. Every test has its own database."""
+"""Runs the cases that depend on the scope through `EntireDatabase()`. Every test has its own database."""
 
 from multiclouddb_api import EntireDatabase
 from multiclouddb_spi.continuation.token import decode_token
 
 from .harness import MongoHarness
-from .suite import *  # noqa: F403
+from .suite import TestEventIdentity, TestForeignTokens, TestLoss, TestNotices, TestTransactions, TestTrouble
+
+__all__ = [
+    "TestEventIdentity",
+    "TestForeignTokens",
+    "TestLoss",
+    "TestNotices",
+    "TestTransactions",
+    "TestTrouble",
+]
 
 
 class DatabaseHarness(MongoHarness):

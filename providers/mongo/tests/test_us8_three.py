@@ -1,59 +1,13 @@
 """Runs the cases that depend on replication on a replica set of three nodes.
 
-These cases concern starts, positions, waiting, faults, snapshots and lost events. The whole conformance suite
+These cases concern starts, faults, snapshots and lost events. The whole conformance suite
 runs in test_us8_one.py.
 """
 
 from .harness import MongoHarness
-from .suite import (
-    TestAtTime,
-    TestBeginning,
-    TestCheckpoint,
-    TestDeadline,
-    TestEndlessTrouble,
-    TestEveryStart,
-    TestIdle,
-    TestLongPoll,
-    TestLoss,
-    TestNotices,
-    TestNow,
-    TestRecreated,
-    TestReleasing,
-    TestResnapshot,
-    TestSecrets,
-    TestSharing,
-    TestSnapshot,
-    TestSnapshotUnderLoad,
-    TestTransactions,
-    TestTrimmedOnTheWay,
-    TestTrouble,
-    TestWatermark,
-)
+from .suite import TestBeginning, TestEveryStart, TestLoss, TestNow, TestSnapshotUnderLoad, TestTrouble
 
-__all__ = [
-    "TestAtTime",
-    "TestBeginning",
-    "TestCheckpoint",
-    "TestDeadline",
-    "TestEndlessTrouble",
-    "TestEveryStart",
-    "TestIdle",
-    "TestLongPoll",
-    "TestLoss",
-    "TestNotices",
-    "TestNow",
-    "TestRecreated",
-    "TestReleasing",
-    "TestResnapshot",
-    "TestSecrets",
-    "TestSharing",
-    "TestSnapshot",
-    "TestSnapshotUnderLoad",
-    "TestTransactions",
-    "TestTrimmedOnTheWay",
-    "TestTrouble",
-    "TestWatermark",
-]
+__all__ = ["TestBeginning", "TestEveryStart", "TestLoss", "TestNow", "TestSnapshotUnderLoad", "TestTrouble"]
 
 
 class ThreeHarness(MongoHarness):

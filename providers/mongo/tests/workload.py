@@ -51,18 +51,13 @@ def seen(event):
 
 
 class Writer:
-    """Creates, replaces and deletes documents in its own thread, sometimes three in one transaction.
+    """Creates, replaces and deletes documents in its own thread, sometimes three in one transaction."""
 
-    If the answer to a write is lost, the writer checks whether the write was made, and repeats it if not. The
-    lost write may still arrive later at a busy server. Each write names the version that it changes.
-    Therefore, if a write arrives twice, its second arrival changes nothing. The writer replaces documents and
-    does not update them, because the event of a replacement contains the document at the time of the write,
-    not at the time of reading.
-
-    Attributes:
-        truth: The changes in order; all of them are acknowledged.
-        unsure: How many times an answer was lost.
-    """
+    # If the answer to a write is lost, the writer checks whether the write was made, and repeats it if not.
+    # The lost write may still arrive later at a busy server. Each write names the version that it changes.
+    # Therefore, if a write arrives twice, its second arrival changes nothing. The writer replaces documents
+    # and does not update them, because the event of a replacement contains the document at the time of the
+    # write, not at the time of reading.
 
     def __init__(self, client, database, pause=0.0):
         self.client, self.pause = client, pause
@@ -156,12 +151,7 @@ class Writer:
 
 
 class Life:
-    """One run of an application, from a token to its crash.
-
-    Attributes:
-        start: The number of changes before the application's first token.
-        events: The events that the application received.
-    """
+    """One run of an application, from a token to its crash."""
 
     def __init__(self, start):
         self.start, self.events = start, []
@@ -178,24 +168,12 @@ def pages(timeout=15.0, wait=0.2):
 
 
 class Application:
-    """Reads in its own thread. After a crash, a new client continues from an earlier token.
-
-    Attributes:
-        lives: All runs of the application.
-        tokens: Every token that the application stored, each with the number of changes before it.
-        goal: The total number of changes, as soon as it is known. The application ends after these changes.
-        failures: The retryable errors that the application received.
-        slowest: The number of seconds that the longest read took.
-    """
+    """Reads in its own thread. After a crash, a new client continues from an earlier token."""
 
     def __init__(self, name, url, request, consumer=None, deaths=0.0, far=1, tokens=None):
-        """Begin at the first of the `tokens`.
-
-        If there are no tokens, begin at `Now`, before the first change.
-
-        `deaths` is the probability of a crash after a step. After a crash, the application chooses one of its
-        last `far` tokens.
-        """
+        """Begin at the first of the `tokens`."""
+        # If there are no tokens, begin at `Now`, before the first change. `deaths` is the probability of a
+        # crash after a step. After a crash, the application chooses one of its last `far` tokens.
         self.name, self.url, self.request, self.consumer = name, url, request, consumer or pages()
         self.tokens, self.lives, self.failures = list(tokens or ()), [], []
         self.slowest, self.goal, self.error = 0.0, None, None
@@ -232,10 +210,8 @@ class Application:
                 break
 
     def resumed(self, count):
-        """Start the given number of new applications from evenly distributed tokens.
-
-        They read large pages.
-        """
+        """Start the given number of new applications from evenly distributed tokens."""
+        # They read large pages.
         last = len(self.tokens) - 1
         numbers = sorted({round(number * last / (count - 1)) for number in range(count)})
         request = attrs.evolve(self.request, max_page_size=0)

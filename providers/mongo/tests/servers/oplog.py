@@ -10,17 +10,9 @@ _SECONDS: Final = 180
 
 
 def wait_uncut(beginning: Callable[[], object]) -> None:
-    """Wait until a server has finished truncating its oplog.
-
-    During truncation, the server removes an entry of the oplog every few milliseconds. The test counts
-    requests instead of seconds, because a busy server delays both its oplog and its answers.
-
-    Args:
-        beginning: A function that returns the first entry of the server's oplog.
-
-    Raises:
-        TimeoutError: Raised if the truncation does not end.
-    """
+    """Wait until a server has finished truncating its oplog."""
+    # During truncation, the server removes an entry of the oplog every few milliseconds. The test counts
+    # requests instead of seconds, because a busy server delays both its oplog and its answers.
     found, looks, until = beginning(), 0, time.monotonic() + _SECONDS
     while looks < _LOOKS:
         if time.monotonic() > until:

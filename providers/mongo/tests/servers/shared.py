@@ -32,10 +32,8 @@ def folder() -> Path:
 
 
 def _room() -> int:
-    """Return the number of bytes that files in memory may use.
-
-    The file system itself reports a number that is too high.
-    """
+    """Return the number of bytes that files in memory may use."""
+    # The file system itself reports a number that is too high.
     found = [shutil.disk_usage(_MEMORY).free]
     available = re.search(r"^MemAvailable: +(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
     found.append(int(available[1]) << 10 if available else 0)
@@ -47,13 +45,7 @@ def _room() -> int:
 
 
 def shared(name: Hashable, members: int = 1, **options: Any) -> ReplicaSet:
-    """Return the set with this name. A test that disturbs the set must leave it in a healthy state.
-
-    Args:
-        name: The name of the replica set. The same name always returns the same replica set.
-        members: The number of members.
-        options: Other arguments of `ReplicaSet`.
-    """
+    """Return the set with this name. A test that disturbs the set must leave it in a healthy state."""
     if name not in _running:
         made = folder()
         try:

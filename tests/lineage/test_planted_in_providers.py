@@ -1,0 +1,162 @@
+"""Plants one defect at a time in what a provider states about its partitions; the explorer has to find it.
+
+Each defect has a history that shows it; without the defect, the history keeps every promise.
+"""
+
+import attrs
+import pytest
+
+from multiclouddb_conformance.explore.levels import Level
+from multiclouddb_conformance.explore.readers import READERS
+from multiclouddb_conformance.explore.world import Bounds, BrokenError
+from multiclouddb_dynamo import partitions as dynamo_partitions
+from multiclouddb_dynamo.feed import DynamoFeed
+from multiclouddb_dynamo.shards import ShardMap
+from multiclouddb_spanner.feed import SpannerFeed
+from multiclouddb_spi import PartitionState
+from multiclouddb_spi.continuation.lineage import Lineage, Loss
+
+from .services import SERVICES
+
+
+def stating(feed, *, whole=None, **changes):
+    """Return a `survey` that states something else in the given fields."""
+    right = feed.survey
+
+    def survey(self, asked, deadline, **wanted):
+        stated = right(self, asked, deadline, **wanted)
+        if not asked or whole not in (None, wanted.get("whole", True)):
+            return stated
+        return attrs.evolve(stated, **{name: change(stated) for name, change in changes.items()})
+
+    return feed, "survey", survey
+
+
+def of_dynamo(name, change):
+    right = getattr(dynamo_partitions, name)
+    return dynamo_partitions, name, lambda *given: change(right, *given)
+
+
+def begins_beside_what_is_read(self, gone, heirs):
+    """Add what may descend from lost partitions, and keep the rest: children come before their parents."""
+    losses = [Loss(name, each.cursor, tuple(heirs), everything=True) for name, each in gone.items()]
+    for name in gone:
+        self._remove(name)
+    self._add(heirs, ())
+    return losses
+
+
+def without_closed(stated):
+    return tuple(each for each in stated.present if each.state is PartitionState.OPEN)
+
+
+def without_positions(stated):
+    return tuple(attrs.evolve(each, oldest=None) for each in stated.present)
+
+
+LOST = "roll 0 | trim | roll 2 | read 0"
+SPANNER = {
+    "nothing follows what is gone": (LOST, "answers", stating(SpannerFeed, heirs=lambda stated: None)),
+    "what follows is empty": (
+        LOST,
+        "answers",
+        stating(SpannerFeed, heirs=lambda stated: () if stated.gone else None),
+    ),
+    "one partition does not follow": (
+        LOST,
+        "answers",
+        stating(SpannerFeed, heirs=lambda stated: stated.heirs and stated.heirs[:-1]),
+    ),
+    "nothing is gone": (
+        "roll 0 | trim",
+        "answers",
+        stating(SpannerFeed, gone=lambda stated: {}, heirs=lambda stated: None),
+    ),
+    "a lost position stays": ("trim", "answers", stating(SpannerFeed, present=without_positions)),
+    "nothing exists": ("trim", "answers", stating(SpannerFeed, present=lambda stated: ())),
+    # Spark's planner brought a child's rows before its parent's, both in one batch.
+    "a loss adds what follows": (
+        "roll 0 | plan only 1 | trim one | split 1 | plan only 1 | plan only 0 | plan",
+        "planner",
+        (Lineage, "_cut", begins_beside_what_is_read),
+    ),
+}
+DYNAMO = {
+    "what a listing lacks is gone": (
+        "split 0 hide | roll 1 | roll 2 | trim",
+        "answers",
+        (ShardMap, "gone", lambda self, names, deadline: set(names)),
+    ),
+    "nothing is gone": (
+        "roll 0 | roll 1 | trim",
+        "answers",
+        (ShardMap, "gone", lambda self, names, deadline: set()),
+    ),
+    "everything is covered": (
+        "roll 0 | roll 1 | trim",
+        "answers",
+        of_dynamo("_uncovered", lambda right, shards, held: {}),
+    ),
+    "nothing is covered": (
+        "roll 0 | roll 1 | trim",
+        "answers",
+        of_dynamo("_uncovered", lambda right, shards, held: dict.fromkeys(shards, 0)),
+    ),
+    "nothing has an oldest record": (
+        "roll 0 | roll 1 | trim",
+        "answers",
+        of_dynamo("_oldest", lambda right, *given: {}),
+    ),
+    "no shard has a parent": (
+        "roll 0 | roll 1 | trim one",
+        "answers",
+        of_dynamo("_parents", lambda right, shard: ()),
+    ),
+    "open shards are closed": (
+        "roll 0 | roll 1 | trim",
+        "answers",
+        of_dynamo(
+            "_partition",
+            lambda right, *given: attrs.evolve(right(*given), state=PartitionState.CLOSED),
+        ),
+    ),
+    "a child is not named": (
+        "roll 0 | roll 1 | trim one",
+        "answers",
+        stating(DynamoFeed, whole=False, present=lambda stated: stated.present[1:]),
+    ),
+    "closed shards are not listed": (
+        "split 0 hide | read 0 | roll 1 | trim",
+        "answers",
+        stating(DynamoFeed, whole=True, present=without_closed),
+    ),
+}
+PLANTED = [
+    pytest.param(service, *planted, id=f"{service}-{name}")
+    for service, table in (("spanner", SPANNER), ("dynamo", DYNAMO))
+    for name, planted in table.items()
+]
+
+
+@pytest.fixture(scope="module")
+def levels():
+    """Make a level by service and reader; one server serves all of them."""
+    made = {}
+
+    def level(name, reader):
+        if name not in made:
+            made[name] = SERVICES[name]()
+        return Level(made[name], READERS[reader](), Bounds(made[name].kind))
+
+    yield level
+    for each in made.values():
+        each.close()
+
+
+@pytest.mark.parametrize(("service", "history", "reader", "planted"), PLANTED)
+def test_a_planted_defect_is_found(levels, service, history, reader, planted, monkeypatch):
+    level, steps = levels(service, reader), history.split(" | ")
+    level.replay(steps)
+    monkeypatch.setattr(*planted)
+    with pytest.raises(BrokenError):
+        level.replay(steps)
