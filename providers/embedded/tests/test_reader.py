@@ -108,6 +108,7 @@ class TestFetch:
         reader = feed.open("p0", seed.cursor)
         assert world.fetch(reader, most=1).headroom == 50
         assert world.fetch(reader).headroom == 60
+        assert feed.headroom(seed.cursor, world.clock()) == 50
         world.store.create_collection("kept")
         other = world.feed("kept")
         assert world.fetch(other.open("p0", world.start(other)[0].cursor)).headroom is None

@@ -909,6 +909,21 @@ class TestOneStream:
         assert not server.living()
 
 
+class TestMongos:
+    def test_an_empty_answer_is_the_end_only_after_the_end_that_the_log_had(self, log):
+        server = Server(log, sharded=True)
+        server.now = lambda: After("h", mark_text(5))
+        reader = reader_of(server)
+        log.add()
+        assert keys_of(fetch(reader)) == [1]
+        # The time of the call is over, and a shard may have an earlier change.
+        batch = reader.fetch(10, 1 << 20, 0.0, Deadline.after(0.6))
+        assert (len(batch), batch.caught_up) == (0, False)
+        for _ in range(6):
+            log.add(shown=False)
+        assert fetch(reader).caught_up is None
+
+
 class TestPosition:
     def test_it_moves_without_a_change(self, log):
         log.add(shown=False)

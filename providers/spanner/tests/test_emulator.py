@@ -167,16 +167,6 @@ class TestStreamOfATable:
             message = refused(ErrorCategory.UNSUPPORTED_CAPABILITY, client, here, **REQUIRE)
             assert "SET FOR items" in message
 
-    def test_without_whole_rows_require_names_the_statement(self, made, ours):
-        table, here = made(capture=None)
-        message = refused(ErrorCategory.UNSUPPORTED_CAPABILITY, ours, here, **REQUIRE)
-        assert "ALTER CHANGE STREAM items_stream SET OPTIONS (value_capture_type" in message
-        token = page(ours, here, Now()).continuation_token
-        table.put(["a", 1, "x"])
-        table.put(["a", 2, "x"])
-        events = drained(ours, here, token)
-        assert [event.new_item_state for event in events] == [{"id": "a", "n": 1, "text": "x"}, None]
-
     def test_names_that_are_not_there(self, table, ours, still, here):
         database = table.database.database_id
         table.ddl("CREATE TABLE bare (id INT64) PRIMARY KEY (id)")
@@ -206,20 +196,6 @@ class TestStreamOfATable:
                 refused(ErrorCategory.INVALID_REQUEST, client, here, FromContinuationToken(token), **settings)
             refused(ErrorCategory.INVALID_REQUEST, client, here, scope=PhysicalPartition(partition))
             assert len(drained(client, here, Beginning())) == 1
-
-    @pytest.mark.parametrize(
-        ("option", "kinds"),
-        [("exclude_insert", ["UPDATE", "DELETE"]), ("exclude_ttl_deletes", ["CREATE", "UPDATE", "DELETE"])],
-    )
-    def test_one_that_excludes_changes_leaves_out_what_it_says(self, still, table, here, option, kinds):
-        """The emulator does not list these options in its information schema."""
-        table.ddl(f"ALTER CHANGE STREAM items_stream SET OPTIONS ({option} = true)")
-        table.insert(["a", 1, "t"])
-        table.put(["a", 2, "t"])
-        table.delete("a")
-        with connect(f"{still.url}&change_stream=items_stream") as client:
-            events = drained(client, here, Beginning())
-        assert [event.type.value for event in events] == kinds
 
 
 class TestStarts:

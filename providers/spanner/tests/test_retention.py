@@ -164,30 +164,6 @@ class TestPositions:
             assert [notice for notice in notices if isinstance(notice, Gap)]
             assert 3 in numbers(events)
 
-    def test_skipping_gets_past_a_horizon_that_moves(self):
-        with feed() as items:
-            token = items.token()
-            items.fill(3)
-            items.server.advance(2 * DAY)
-            items.fill(5, start=3)
-            events, notices = skipped(items, token, 2)
-            assert [notice for notice in notices if isinstance(notice, Gap)]
-            assert sorted(numbers(events)) == [3, 4, 5, 6, 7]
-
-    def test_what_expires_after_a_gap_is_a_gap_again(self):
-        with feed(initial_partitions=4) as items:
-            token, gaps = items.token(), 0
-            items.server.advance(2 * DAY)
-            items.fill(8)
-            for _ in range(2):
-                page = items.page(token, 1, on_expired=SkipToOldest())
-                gaps += sum(isinstance(notice, Gap) for notice in page.notices)
-                token = page.continuation_token
-                items.server.advance(2 * DAY)
-                items.restart()
-            items.refused(EXPIRED, token)
-            assert gaps
-
     def test_a_token_that_a_shorter_retention_expires_is_no_token_of_another_stream(self):
         with feed(initial_partitions=2) as items:
             items.run(KEEP.format(7))
@@ -253,14 +229,6 @@ class TestUnwatched:
             assert numbers(events) == [1, 4]
             once(events, 2)
             assert [notice for notice in notices if isinstance(notice, Gap)]
-
-    def test_an_outage_without_it_is_read_through(self):
-        with feed(initial_partitions=1) as items:
-            token = items.token()
-            for number in range(3):
-                items.put((f"k{number}", number))
-                items.server.advance(20 * MINUTE)
-            assert numbers(items.drain(token, fresh=True)) == [0, 1, 2]
 
     @pytest.mark.parametrize("limit", [None, 5])
     def test_a_bounded_read_plans_up_to_it_and_then_tells_the_loss(self, limit):

@@ -2,9 +2,6 @@
 CPU time."""
 
 import signal
-import socket
-import subprocess
-import sys
 import time
 
 import pytest
@@ -87,63 +84,3 @@ def test_a_wait_in_which_the_server_is_killed_is_not_idle(own, table, here, monk
         assert (page.events, page.idle) == ((), False)
         assert all("UNAVAILABLE" in problem for problem in page.diagnostics.partition_errors.values())
         assert page.diagnostics.partition_errors
-
-
-def test_a_server_that_comes_back_is_read_on(own, table, here):
-    with connect(own.url) as client:
-        token = client.read_changes(ChangeFeedRequest(here, Now())).continuation_token
-        request = ChangeFeedRequest(here, FromContinuationToken(token))
-        table.put(["a", 1, ""])
-        own.process.send_signal(signal.SIGSTOP)
-        failing(client, request, 1.0)
-        own.process.send_signal(signal.SIGCONT)
-        until = time.monotonic() + 60
-        while True:
-            try:
-                page = client.read_changes(request)
-            except MulticloudDbError as error:
-                assert error.retryable  # noqa: PT017
-                assert time.monotonic() < until
-                continue
-            assert len(page.events) == 1
-            break
-
-
-@pytest.mark.parametrize("listening", [False, True], ids=["nobody", "mute"])
-def test_nobody_at_the_address(listening):
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        if listening:
-            listener.listen(50)
-        host = f"localhost:{listener.getsockname()[1]}"
-        with connect(f"spanner://p/i?emulator_host={host}") as client:
-            error, _, share = failing(client, ChangeFeedRequest(ResourceAddress("d", "t"), Now()), 2.0)
-            assert error.category == ErrorCategory.TRANSIENT_FAILURE
-            assert share < 0.5
-
-
-INTERRUPTED = """
-import signal, sys
-from multiclouddb_api import ChangeFeedRequest, Now, OperationOptions, ResourceAddress, connect
-# A shell's background jobs ignore it, and whatever they start does too.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-url, database = sys.argv[1:]
-with connect(url) as client:
-    request = ChangeFeedRequest(ResourceAddress(database, "items"), Now())
-    page = client.read_changes(request)
-    print("ready", flush=True)
-    changes = client.iterate_changes(ChangeFeedRequest(ResourceAddress(database, "items"), Now()))
-    for event in changes:
-        pass
-"""
-
-
-def test_ctrl_c_ends_a_process(own, table):
-    command = [sys.executable, "-c", INTERRUPTED, own.url, table.database.database_id]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
-        try:
-            assert running.stdout.readline() == "ready\n"
-            running.send_signal(signal.SIGINT)
-            assert running.wait(timeout=20) != 0
-        finally:
-            running.kill()

@@ -13,7 +13,6 @@ from multiclouddb_api import (
     ErrorCategory,
     FromContinuationToken,
     MulticloudDbError,
-    NewItemStateMode,
     Snapshot,
     SnapshotOrder,
     connect,
@@ -196,16 +195,3 @@ class TestDropped:
             page(client, here, FromContinuationToken(token), 1)
         wanted = ErrorCategory.INVALID_REQUEST if what == "recreated" else ErrorCategory.NOT_FOUND
         assert caught.value.category == wanted
-
-    def test_whole_rows_have_to_come_from_the_stream_as_well(self, made, still):
-        settings = {"new_item_state_mode": NewItemStateMode.REQUIRE}
-        table, here = made(capture="NEW_ROW")
-        table.put(["a", 1, "x"], ["b", 1, "x"])
-        with connect(still.url) as client:
-            token = page(client, here, Snapshot(), **settings).continuation_token
-        table.ddl("ALTER CHANGE STREAM items_stream SET OPTIONS (value_capture_type = 'NEW_VALUES')")
-        for start in (Snapshot(), FromContinuationToken(token)):
-            with connect(still.url) as client, pytest.raises(MulticloudDbError) as caught:
-                page(client, here, start, **settings)
-            assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
-            assert "NEW_ROW_AND_OLD_VALUES" in caught.value.message

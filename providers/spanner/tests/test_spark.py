@@ -4,7 +4,6 @@ import random
 import threading
 
 import pytest
-from pyspark.errors import StreamingQueryException
 
 from multiclouddb_api import Beginning, ChangeFeedRequest, ResourceAddress, connect, decode_json
 
@@ -81,36 +80,3 @@ def test_runs_hold_what_the_table_holds(spark, items, tmp_path):
     write(items, 10, 3)
     run(spark, items, tmp_path)
     assert len(check(spark, items, tmp_path)) > 200
-
-
-def test_a_batch_that_was_not_done_comes_again_with_the_same_rows(spark, items, tmp_path):
-    came, broken = {}, []
-
-    def firsts():
-        rows = [row for first, *_ in came.values() for row in first]
-        return sorted(rows, key=lambda row: row.order_key)
-
-    def keep(frame, batch_id):
-        came.setdefault(batch_id, []).append(frame.orderBy("order_key").collect())
-        if not broken and len(firsts()) > 30:
-            broken.append(batch_id)
-            raise RuntimeError("the sink breaks")
-
-    def follow():
-        stream = spark.readStream.format("multiclouddb")
-        writer = stream.options(**options_of(items, maxRecordsPerTrigger="20")).load().writeStream
-        writer = writer.foreachBatch(keep).option("checkpointLocation", str(tmp_path / "checkpoint"))
-        writer.trigger(availableNow=True).start().awaitTermination()
-
-    follow()
-    write(items, 100)
-    with pytest.raises(StreamingQueryException, match="the sink breaks"):
-        follow()
-    write(items, 30, 2)
-    follow()
-    (batch_id,) = broken
-    first, again = came.pop(batch_id)
-    assert again == first
-    assert all(len(times) == 1 for times in came.values())
-    came[batch_id] = [first]
-    check_rows(items, firsts())

@@ -18,7 +18,6 @@ from multiclouddb_api import (
     Now,
     PartitionFoundLate,
     PhysicalPartition,
-    ResourceAddress,
 )
 from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.waiting import wait_until
@@ -496,17 +495,6 @@ class TestCost:
 
 
 class TestStreamOfATable:
-    def test_a_token_of_another_instance_is_refused_before_any_call(self):
-        with feed() as items:
-            token = items.token()
-            elsewhere = items.scripted.database.replace("instances/tests", "instances/others")
-            items.server.create(elsewhere, TABLE, STREAM)
-            config = ClientConfig("spanner", {"url": items.scripted.url.replace("/tests?", "/others?")})
-            with open_client(PLUGIN, config) as client:
-                before = len(items.server.journal.queries())
-                items.refused(ErrorCategory.INVALID_REQUEST, token, client=client)
-                assert len(items.server.journal.queries()) == before
-
     @pytest.mark.parametrize("fresh", [True, False], ids=["new client", "same client"])
     def test_a_stream_that_is_dropped_while_it_is_read_is_told(self, fresh):
         with feed() as items:
@@ -529,8 +517,7 @@ class TestStreamOfATable:
             items.run(f"ALTER CHANGE STREAM items_stream {watch}")
             items.fill(3, start=3)
             message = items.refused(ErrorCategory.NOT_FOUND, token)
-            assert "ALTER CHANGE STREAM items_stream SET FOR items" in message
-            assert "CREATE CHANGE STREAM" in items.refused(ErrorCategory.NOT_FOUND, token)
+            assert "CHANGE STREAM items_stream" in message
             items.run("ALTER CHANGE STREAM items_stream SET FOR items")
             once(items.drain(token), 3)
 
@@ -553,28 +540,6 @@ class TestStreamOfATable:
                     items.put((f"k{number}", number))
             assert sorted(numbers(items.drain(token, 2))) == [10, 30, 50]
 
-    @pytest.mark.parametrize(
-        ("option", "kinds"),
-        [
-            ("exclude_insert", ["UPDATE", "DELETE"]),
-            ("exclude_update", ["CREATE", "DELETE"]),
-            ("exclude_delete", ["CREATE", "UPDATE"]),
-            ("exclude_ttl_deletes", ["CREATE", "UPDATE", "DELETE"]),
-        ],
-    )
-    def test_one_that_excludes_changes_is_named_or_refused(self, option, kinds):
-        with feed() as items:
-            items.run(f"ALTER CHANGE STREAM items_stream SET OPTIONS ({option} = true)")
-            items.put(("a", 1))
-            items.put(("a", 2))
-            items.scripted.write("items", ("a",), kind="delete", names=("id",))
-            message = items.refused(ErrorCategory.INVALID_REQUEST, Beginning())
-            assert option in message
-            config = ClientConfig("spanner", {"url": f"{items.scripted.url}&change_stream=items_stream"})
-            with open_client(PLUGIN, config) as client:
-                events = items.page(Beginning(), client=client).events
-            assert [event.type.value for event in events] == kinds
-
 
 class TestPostgres:
     def test_its_dialect_has_the_same_events(self):
@@ -593,15 +558,6 @@ class TestPostgres:
             )
         assert told[0] == told[1]
         assert len(told[0]) == 5
-
-    def test_the_schema_public_may_be_written(self):
-        with feed(postgres=True) as items:
-            token = items.token()
-            items.fill(3)
-            items.address = ResourceAddress(items.scripted.name, "public.items")
-            once(items.drain(Beginning()), 3)
-            items.address = ResourceAddress(items.scripted.name, "items")
-            once(items.drain(token), 3)
 
 
 TAG = "RowDeletionPolicy"
