@@ -178,7 +178,8 @@ class Level:
         self._go(state.node)
         token, told = self._reader.step(self._at(state), name)
         world = _with(state.node.world, state.consumer)
-        world = _applied(world, told, state.node.names, self._reader.kept(self._at(state), token))
+        kept = self._reader.kept(self._at(state), token)
+        world = _applied(world, told, state.node.names, kept, copies=self._service.copies)
         return self._state(state.node, token, world.consumer)
 
     # -- Search
@@ -283,7 +284,7 @@ class Level:
         check_read(world)
 
 
-def _applied(world: World, told: Got, names: Sequence[str], kept: Collection[str]) -> World:
+def _applied(world: World, told: Got, names: Sequence[str], kept: Collection[str], *, copies: bool) -> World:
     """Return the world after a consumer was told something; `kept` are partitions that go on where they were.
 
     Raises:
@@ -305,11 +306,17 @@ def _applied(world: World, told: Got, names: Sequence[str], kept: Collection[str
         gap = set(every)
         got = tuple(last if names[i] in kept else -1 for i, last in enumerate(got))
     world = _with(world, Consumer((), got, frozenset(gap)))
-    for i in told.together:
+    for i in told.together if not copies else ():
         if above := ancestors(world, i) & set(told.together):
             raise BrokenError(f"one batch has rows of {i} and of its ancestors {sorted(above)}")
     for i, moment in told.events:
-        got = delivered(world, i, moment - 1, moment)
+        if copies:  # only what comes twice or leaves a hole is wrong
+            only = tuple(last if j == i else -1 for j, last in enumerate(got))
+            alone = _with(world, Consumer((), only, frozenset(gap)))
+            last = delivered(alone, i, moment - 1, moment)[i]
+            got = (*got[:i], last, *got[i + 1 :])
+        else:
+            got = delivered(world, i, moment - 1, moment)
         world = _with(world, Consumer((), got, frozenset(gap)))
     if told.idle and all(part.shown for part in world.parts):
         check_read(world)
