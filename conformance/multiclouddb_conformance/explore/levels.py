@@ -94,8 +94,7 @@ class Level:
         node = state.node
         for name, world in self._moves(node.world):
             if self._can(node, name, world):
-                after = self._move(node, name, world)
-                yield name, self._state(after, state.token, widened(state.consumer, after.world))
+                yield name, self._moved(state, name, world)
         if not state.consumer.over:
             for name in self._reader.steps(self._at(state)):
                 yield name, self._read(state, name)
@@ -174,6 +173,10 @@ class Level:
         mark = None if consumer.over else self._reader.mark(at)
         return State(node, token, consumer, mark)
 
+    def _moved(self, state: State, name: str, world: World) -> State:
+        after = self._move(state.node, name, world)
+        return self._state(after, state.token, widened(state.consumer, after.world))
+
     def _read(self, state: State, name: str) -> State:
         self._go(state.node)
         token, told = self._reader.step(self._at(state), name)
@@ -231,13 +234,22 @@ class Level:
         """
         state = self.begin()
         for name in history:
-            offered = dict(self.steps(state))
-            if name != NEXT:
-                if name not in offered:
-                    raise LookupError(f"{name!r} is not possible here, but {sorted(offered)}")
-                state = offered[name]
+            if name == NEXT:
+                list(self.steps(state))
+            else:
+                state = self._next(state, name)
         self.settle(state, set())
         return state
+
+    def _next(self, state: State, name: str) -> State:
+        """Make one step."""
+        moved = dict(self._moves(state.node.world))
+        if name in moved and self._can(state.node, name, moved[name]):
+            return self._moved(state, name, moved[name])
+        read = [] if state.consumer.over else self._reader.steps(self._at(state))
+        if name not in read:
+            raise LookupError(f"{name!r} is not possible here, but {sorted([*moved, *read])}")
+        return self._read(state, name)
 
     def settle(self, state: State, good: set[int]) -> None:
         """Read on while the service is silent, and check that nothing is missing at the end.
