@@ -2,7 +2,14 @@
 
 import pytest
 
-from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedIterator,
+    ChangeFeedRequest,
+    ErrorCategory,
+    FromContinuationToken,
+    MulticloudDbError,
+)
 from multiclouddb_conformance.simulation import ThrottledError
 
 
@@ -76,3 +83,13 @@ class TestRetryAfter:
             error = bench.refused(ErrorCategory.THROTTLED, Beginning())
             assert error.detail.retry_after_seconds == 60.0
         assert bench.calls.fetches["p0"] == 1
+
+    def test_an_iterator_delivers_others_and_asks_it_in_time(self, throttled):
+        """The iterator reads a page at once after each page with events."""
+        bench, token = throttled
+        request = ChangeFeedRequest(bench.sim.address, FromContinuationToken(token), max_page_size=5)
+        with ChangeFeedIterator(bench.engine, request, until_idle=True, wait_seconds=0.5) as changes:
+            events = iter(changes)
+            first = [next(events) for _ in range(15)]
+            assert bench.calls.fetches["p1"] == 1
+            assert len([*first, *events]) == 20

@@ -226,6 +226,7 @@ class TestStarts:
             items.store.put("items", number, {"n": number})
             if number == 12:
                 assert items.drain(reader)[0] == []
+                assert feed.heads({"p0": seed.cursor}, None, items.deadline())["p0"].records == 0
                 items.store.split("items", "p0")
             items.clock.tick(seconds=1.5)
         _, last = items.drain(reader)
