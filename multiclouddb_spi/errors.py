@@ -51,10 +51,6 @@ def classified(classify: Callable[[Exception], Fault], error: Exception) -> Faul
     """Return the classification of a vendor's error.
 
     `classify` is called only once per error, because the result is stored in the error.
-
-    Args:
-        classify: `Provider.classify`, or a function that calls it.
-        error: The vendor's error.
     """
     facts = vars(error)
     if _CLASSIFIED not in facts:
@@ -79,15 +75,7 @@ def to_error(
     *,
     oldest_position: str | None = None,
 ) -> MulticloudDbError:
-    """Make the user's error for a fault; its detail contains the facts about the vendor's exception.
-
-    Args:
-        provider_id: The provider's id.
-        operation: The name of the call that failed.
-        fault: The failure.
-        cause: The vendor's exception, or None; the caller raises the error `from` this exception.
-        oldest_position: The oldest position that the service still keeps, for `CHECKPOINT_EXPIRED`.
-    """
+    """Make the user's error for a fault; its detail contains the facts about the vendor's exception."""
     if isinstance(cause, MulticloudDbError):
         return cause
     ours = isinstance(cause, ProviderFault | InvalidCursor | RecordFault)
@@ -111,12 +99,7 @@ def to_error(
 
 @contextmanager
 def user_errors(provider: Provider, operation: str) -> Iterator[None]:
-    """Convert any failure inside the block to the error that the user receives.
-
-    Args:
-        provider: Classifies failures.
-        operation: The name of the call, for `ErrorDetail.operation`.
-    """
+    """Convert any failure inside the block to the error that the user receives."""
     try:
         yield
     except MulticloudDbError:

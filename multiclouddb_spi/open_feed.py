@@ -86,16 +86,7 @@ class OpenFeed:
         return self._acquire()[0]
 
     def call(self, operation: str, ask: Callable[[Deadline], T]) -> T:
-        """Call the provider or the feed, with retries.
-
-        Args:
-            operation: The name of the call, used in errors.
-            ask: The function to call; it receives the deadline and may be called several times.
-
-        Raises:
-            MulticloudDbError: An error with a category, if `limit` is a number of seconds.
-            Exception: Otherwise the error of the last attempt is raised unchanged.
-        """
+        """Call the provider or the feed, with retries."""
         limit = self._limit
         if isinstance(limit, Deadline):
             return self._make(lambda: ask(limit), limit)
@@ -113,14 +104,6 @@ class OpenFeed:
 
         A feed that was opened before this call is opened again in two cases: the feed does not
         match the token, or the feed's resource is not found.
-
-        Args:
-            begin: The function to call; it is called again if the feed is opened again.
-            check: A function that raises a `MulticloudDbError` if the feed belongs to another resource.
-            made_by: The incarnation, field and way out for `check_resumes`.
-
-        Raises:
-            Exception: The error that `begin` or opening the feed raised.
         """
 
         def checked(feed: Feed) -> Feed:
@@ -155,23 +138,11 @@ class OpenFeed:
         """Refuse a token or an id from another incarnation of the resource.
 
         `Feed.resumes` decides whether the feed accepts the incarnation.
-
-        Args:
-            incarnation: The incarnation of the token or id.
-            field: The caller's name for the token or id, used in the error.
-            way_out: What the user can do instead.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the resource was deleted and created again.
         """
         self.use(lambda _: None, made_by=(incarnation, field, way_out))
 
     def check_start(self, position: FeedStart | Snapshot) -> None:
-        """Refuse a start position that the provider does not support.
-
-        Raises:
-            MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that says what to do instead.
-        """
+        """Refuse a start position that the provider does not support."""
         require_start(self.provider, position, self.spec.options, "start")
 
     def renew(self) -> None:
@@ -307,16 +278,7 @@ class FeedCache:
         self._close(old)
 
     def now(self, feed: Feed, deadline: Deadline, patience: float = math.inf) -> datetime | None:
-        """Return the service's time, computed from an answer that is at most one minute old.
-
-        Args:
-            feed: The feed, which must be in use.
-            deadline: The time limit of the call.
-            patience: The number of seconds that the service may take to answer.
-
-        Returns:
-            None if the service does not report its time.
-        """
+        """Return the service's time, computed from an answer that is at most one minute old."""
         asked, answer = self._open[id(feed)].clock
         if time.monotonic() - asked >= _CLOCK_SECONDS:
             asked, answer = self._ask(feed, deadline.sooner(patience))
@@ -332,13 +294,7 @@ class FeedCache:
         return self.soon(feed, deadline, fresh=True)
 
     def soon(self, feed: Feed, deadline: Deadline, *, fresh: bool = False) -> datetime | None:
-        """Return the service's time; None, for the next minute too, if the service does not answer quickly.
-
-        Args:
-            feed: The feed, which must be in use.
-            deadline: The time limit of the call.
-            fresh: True to ask the service even if this process could compute the time, as `asked_now` does.
-        """
+        """Return the service's time; None, for the next minute too, if it does not answer quickly."""
         opened, now = self._open[id(feed)], time.monotonic()
         if now >= deadline.at or now - opened.mute_at < _CLOCK_SECONDS:
             return None

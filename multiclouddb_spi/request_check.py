@@ -59,11 +59,7 @@ _NEEDS: Final[dict[type, Capability]] = {
 def require(
     provider: Provider, capability: Capability, options: ProviderOptions | None, operation: str
 ) -> None:
-    """Accept a capability that is native, or that is emulated if the caller has opted in.
-
-    Raises:
-        MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that names an alternative.
-    """
+    """Accept a capability that is native, or that is emulated if the caller has opted in."""
     note = provider.capabilities()[capability]
     if note.support is Support.NATIVE:
         return
@@ -83,22 +79,14 @@ def require(
 def require_start(
     provider: Provider, position: FeedStart | Snapshot, options: ProviderOptions | None, operation: str
 ) -> None:
-    """Raise an error if the provider does not support a start position, as `require` does for a capability.
-
-    Raises:
-        MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that names an alternative.
-    """
+    """Raise an error if the provider does not support a start position, as `require` does."""
     for kind, capability in _NEEDS.items():
         if isinstance(position, kind):
             require(provider, capability, options, operation)
 
 
 def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> FeedSpec:
-    """Check whether the provider supports a request, and return the spec of the feed to open.
-
-    Raises:
-        MulticloudDbError: `UNSUPPORTED_CAPABILITY` or `INVALID_REQUEST`.
-    """
+    """Check whether the provider supports a request, and return the spec of the feed to open."""
     kind, options = provider.options_type, request.provider_options
     if options is None and kind is not None:
         options = kind()
@@ -130,13 +118,7 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
 
 
 def check_planned(position: StartPosition) -> None:
-    """Refuse a snapshot that cannot be distributed over several processes.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if a snapshot's order is not `INTERLEAVED`. In another
-            order, a process would have to hold its changes until the other processes have read
-            their rows.
-    """
+    """Refuse a snapshot that cannot be distributed over several processes."""
     if isinstance(position, Snapshot) and position.order is not SnapshotOrder.INTERLEAVED:
         raise _holding("Snapshot.order", f"is {position.order.name}")
 
@@ -145,9 +127,6 @@ def check_plan(plan: Plan | None) -> None:
     """Refuse to distribute a feed over several processes while its changes wait for the rows of a scan.
 
     The scan may come from a token, or from `Beginning()` on a service that emulates this start.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST`, because no token would contain the waiting partitions.
     """
     if plan is not None and plan.holds:
         raise _holding(

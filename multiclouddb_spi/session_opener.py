@@ -67,12 +67,7 @@ class SessionOpener:
     def open(
         self, request: ChangeFeedRequest, spec: FeedSpec, deadline: Deadline
     ) -> Iterator[Session | Finished]:
-        """Open a feed for the duration of a call, and determine the state from which to continue.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a token or partition id of another resource.
-            Exception: The error that the provider raised.
-        """
+        """Open a feed for the duration of a call, and determine the state from which to continue."""
         physical = None
         if isinstance(request.scope, PhysicalPartition):
             name = request.scope.partition_id
@@ -131,9 +126,6 @@ class SessionOpener:
         """Refuse the token of a feed that has ended because its resource was deleted and created again.
 
         If the resource does not exist now, or the service does not answer, nothing is refused.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` if another resource has the name now.
         """
         if (incarnation := feed.identity.incarnation) is None:
             return
@@ -147,16 +139,7 @@ class SessionOpener:
             raise recreated(feed, "continuation_token", _RECREATED)
 
     def snapshot(self, feed: Feed, wanted: Snapshot, deadline: Deadline) -> Lineage:
-        """Start a snapshot.
-
-        Args:
-            feed: The feed.
-            wanted: The requested snapshot.
-            deadline: The time by which the call must end.
-
-        Raises:
-            Exception: The error that the provider raised.
-        """
+        """Start a snapshot."""
         asked = feed.for_one_call()
         has_own_floors = isinstance(asked, SupportsBackfill)
         if not isinstance(asked, SupportsSnapshot):
@@ -174,16 +157,7 @@ class SessionOpener:
         )
 
     def segment_lineages(self, feed: Feed, lineage: Lineage, deadline: Deadline) -> list[tuple[str, Lineage]]:
-        """Return the segments of the scan, each with a new lineage that reads only this segment.
-
-        Args:
-            feed: The feed of the lineage.
-            lineage: The lineage, with or without a scan.
-            deadline: The time by which the call must end.
-
-        Raises:
-            Exception: The error that the provider raised.
-        """
+        """Return the segments of the scan, each with a new lineage that reads only this segment."""
         plan = lineage.plan
         if plan is None or not isinstance(feed, SupportsSnapshot):
             return []

@@ -329,26 +329,27 @@ class Lineage:
         if gone and survey.heirs is not None:
             return self._cut(gone, survey.heirs)
         tops = self._uncovered(survey, gone) if gone else None
-        follows = dict[str, tuple[str, ...]]()
-        if tops is not None and self.root is not None and self.rules.names_late:
-            follows = _followers(survey, gone)
-            if not all(follows.values()):
-                if tops.hidden:
-                    return []  # what follows may be listed soon
-                raise NotProvableError
+        late = tops is not None and self.rules.names_late
+        follows = _followers(survey, gone) if late else {}
+        if tops is not None and self.root is not None and not all(follows.values()):
+            if tops.hidden:
+                return []  # what follows may be listed soon
+            raise NotProvableError
         losses = self._move(survey, expired)
         if tops is None:
             return losses
         for name in gone:
             self._remove(name)
         added = self._add(tops.seeds, tops.unread)
-        if self.rules.names_late and not follows and (tops.hidden or not self.listed()):
-            # 1. What follows the lost ones is not known yet; one of them stays, so that the search goes on.
-            stays = next(iter(gone.values()))
-            known = dict.fromkeys(one for each in gone.values() for one in each.children)
-            self._put(Entry(stays.partition_id, _END, (), children=tuple(known)))
-        for name, children in follows.items():  # nothing but a look finds a child that is listed later
-            self._put(Entry(name, _END, (), children=children))
+        # 1. What follows a lost one may be listed later: it stays, so that a look or the search finds it.
+        proved = not any(one in survey.gone and one not in gone for seed in added for one in seed.parents)
+        if not proved and self.root is None:
+            self._forget_lost()
+        for name, children in follows.items():
+            if self.root is not None:
+                self._put(Entry(name, _END, (), children=children))
+            elif not len(self) or (proved and not any(one in self for one in children)):
+                self._put(Entry(name, _END, ()))
         # 2. A wait for a lost partition would never end.
         for name in [name for name in self._waiting_for if name in survey.gone]:
             self.release(name)
@@ -390,18 +391,16 @@ class Lineage:
         begin = []
         for seed in heirs:
             entry = self._entries.get(seed.partition_id)
-            if not isinstance(entry, Entry) or entry.stage is _END:
-                begin.append(seed)
-                continue
-            position = self.rules.join(seed.partition_id, entry.said)
-            order = self.rules.compare(position, seed.cursor)
-            if order == -1:
-                losses.append(Loss(seed.partition_id, position, (seed,)))
-            stands = entry.stage is _READ and order in (0, 1)
-            begin.append(attrs.evolve(seed, cursor=position) if stands else seed)
+            if isinstance(entry, Entry):
+                position = self.rules.join(seed.partition_id, entry.said)
+                order = self.rules.compare(position, seed.cursor)
+                if order == -1:
+                    losses.append(Loss(seed.partition_id, position, (seed,)))
+                elif order is not None:
+                    seed = attrs.evolve(seed, cursor=position)
+            begin.append(seed)
         for each in self.listed():
             self._remove(each.partition_id)
-        self._waiting_for.clear()
         self._add(begin, frozenset())
         return losses
 
@@ -410,22 +409,26 @@ class Lineage:
     def found(self, survey: Survey, *, skips: bool = True) -> tuple[list[Seed], list[Loss]]:
         """Add the partitions that no entry leads to; the caller applies losses first."""
         tops = self._uncovered(survey, {})
-        told = {end.partition_id for end in self.ends() if _is_lost(end)}
+        lost = {end.partition_id for end in self.ends() if _is_lost(end)}
         stranded = dict.fromkeys(
             parent
             for seed in tops.seeds
             for parent in seed.parents
-            if parent in survey.gone and parent not in told
+            if parent in survey.gone and parent not in lost and parent not in tops.read
         )
         losses = [Loss(name, None, tuple(tops.seeds)) for name in stranded]
         if losses and not skips:
             return [], losses
         added = self._add(tops.seeds, tops.unread)
-        if not tops.hidden and any(not _is_lost(each) for each in self.listed()):
-            for end in self.ends():
-                if _is_lost(end):
-                    self._remove(end.partition_id)
+        if losses:
+            self._forget_lost()
         return added, losses
+
+    def _forget_lost(self) -> None:
+        """Forget lost partitions, after a partition was added that may follow any of them."""
+        for end in self.ends():
+            if _is_lost(end):
+                self._remove(end.partition_id)
 
     def looked(self, survey: Survey, asked: Iterable[str], most: int) -> tuple[list[Child], list[str]]:
         """Add the children of ended partitions, after the service was asked for more of them."""
@@ -447,7 +450,8 @@ class Lineage:
             fresh = self.fresh(name, named.get(name, ()))
             looks = end.looks + (name in counted)
             self._put(attrs.evolve(end, looks=looks))
-            over = bool(end.children) and not fresh and looks >= most
+            alone = len(self) == 1  # the last entry leaves only for a child
+            over = (bool(end.children) or (_is_lost(end) and not alone)) and not fresh and looks >= most
             added += fresh
             if fresh or over:
                 started += self.ended(name, fresh, complete=over)
@@ -459,7 +463,7 @@ class Lineage:
         held = {each.partition_id: each for each in self.listed() if not _is_lost(each)}
         held = {name: each for name, each in held.items() if name not in lost}
         read = self._read_by(held, parents)
-        found = _Tops()
+        found = _Tops(read=read)
         # An open partition was not read to its end; nor was a parent for which an entry waits.
         pending = [each.partition_id for each in survey.present if each.state is PartitionState.OPEN]
         pending += [one for each in held.values() for one in each.waits if one in parents]
@@ -751,10 +755,12 @@ class _Tops:
 
     Attributes:
         seeds: They, with all their parents.
+        read: What was read, or was lost and told.
         unread: Every listed partition that was not read and is no entry.
         hidden: True if a parent is not listed although it may exist.
     """
 
+    read: set[str]
     seeds: list[Seed] = attrs.field(factory=list)
     unread: set[str] = attrs.field(factory=set)
     hidden: bool = False

@@ -46,10 +46,9 @@ from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import RecordFault
-from multiclouddb_spi.planning.heads import added, clip, is_news, records_before, within
 from multiclouddb_spi.planning.ranges import read_head
 from multiclouddb_spi.planning.scan_step import plan_snapshot, scan_beside, scan_step, stream_limit
-from multiclouddb_spi.planning.step import Step, Target
+from multiclouddb_spi.planning.step import Step, Target, added, clip, is_news, records_before, within
 from multiclouddb_spi.retry import MOST_SKIPS, Call, directly
 
 __all__ = ["Planner"]

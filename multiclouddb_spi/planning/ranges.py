@@ -201,15 +201,7 @@ class RangeReading:
         return until is not None and self._feed.compare(self._position, until) in (-1, None)
 
     def fetch(self, max_records: int, deadline: Deadline) -> Batch:
-        """Return the next records; there may be none.
-
-        Args:
-            max_records: The hard limit of `len(batch)`.
-            deadline: The time limit; no attempt starts after it.
-
-        Raises:
-            Exception: The error that the last attempt raised.
-        """
+        """Return the next records; there may be none."""
         batch = self._tries.call(lambda: self._once(max_records, deadline), deadline)
         self._position = batch.cursor_after(len(batch))
         return batch
@@ -267,18 +259,7 @@ def read_head(
     *,
     skip_poison: bool = False,
 ) -> Head:
-    """Find a partition's head by reading, if the feed offers no cheaper way.
-
-    Args:
-        provider: Classifies failures.
-        feed: The opened feed.
-        name: The partition.
-        cursor: The position from which to read.
-        most: The maximum number of records; None means up to the current end.
-        deadline: The time limit. If records arrive faster than they are read, the head is the
-            position that was reached shortly before the deadline.
-        skip_poison: True to continue after a record that cannot be fetched; the record counts.
-    """
+    """Find a partition's head by reading, if the feed offers no cheaper way."""
     reading = RangeReading(provider, feed, Range(name, cursor, None))
     start, count, outcome, answer = cursor, 0, Continue(), Answer()
     try:

@@ -37,18 +37,7 @@ _LONG: Final = 1e12
 
 
 def plan_snapshot(feed: Feed, call: Call, wanted: Snapshot, deadline: Deadline) -> Lineage:
-    """Start a snapshot.
-
-    Args:
-        feed: The opened feed.
-        call: The function that sends requests to the service.
-        wanted: The snapshot.
-        deadline: The time limit.
-
-    Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` for `INTERLEAVED` if rows have no floor; `TRANSIENT_FAILURE`
-            if the service names no partition of the stream.
-    """
+    """Start a snapshot."""
     has_own_floors = isinstance(feed, SupportsBackfill)
     if not isinstance(feed, SupportsSnapshot):
         raise unwritten(type(feed), "snapshot", "how to scan its collection")
@@ -66,20 +55,7 @@ def plan_snapshot(feed: Feed, call: Call, wanted: Snapshot, deadline: Deadline) 
 
 
 def scan_step(feed: Feed, call: Call, before: Lineage, max_records: int | None, deadline: Deadline) -> Step:
-    """Return the next step of a lineage in which the change stream waits for the scan.
-
-    Args:
-        feed: The opened feed.
-        call: The function that sends requests to the service.
-        before: The lineage at which the step starts; it is not changed.
-        max_records: The approximate maximum number of rows in a step, rounded to whole segments, and at least
-            one segment; None means as many segments as useful.
-        deadline: The time limit.
-
-    Returns:
-        A step that reads every segment of `before` completely. A step that reads nothing only defines
-        segments or ends the scan.
-    """
+    """Return the next step of a lineage in which the change stream waits for the scan."""
     after = before.copy()
     _scan(feed, call, before, after, max_records, deadline)
     if after.plan is not None and after.plan.auto and _is_worn(feed, call, after, deadline):
@@ -88,12 +64,7 @@ def scan_step(feed: Feed, call: Call, before: Lineage, max_records: int | None, 
 
 
 def stream_limit(before: Lineage, max_records: int | None) -> int | None:
-    """Return how many changes a step may read in addition to the segments of the scan.
-
-    Args:
-        before: The lineage before the step. In this lineage, the stream does not wait for the scan.
-        max_records: The limit on the records of the step.
-    """
+    """Return how many changes a step may read in addition to the segments of the scan."""
     plan = before.plan
     if max_records is None or plan is None or not before.segment_count:
         return max_records
@@ -104,21 +75,7 @@ def stream_limit(before: Lineage, max_records: int | None) -> int | None:
 
 
 def scan_beside(feed: Feed, call: Call, step: Step, max_records: int | None, deadline: Deadline) -> Step:
-    """Add segments of the scan to a step of the stream.
-
-    Args:
-        feed: The opened feed.
-        call: The function that sends requests to the service.
-        step: A step of a stream that does not wait for the scan. The step's `after` is changed in
-            place.
-        max_records: The limit as in `scan_step`, for changes and rows together.
-        deadline: The time limit.
-
-    Returns:
-        The step, which now also reads all segments of `step.before` to their ends. No more segments
-        are defined while two conditions hold: the stream fills its limit, and half of the retention
-        time of a stream position has passed.
-    """
+    """Add segments of the scan to a step of the stream."""
     used = step.records
     limit = stream_limit(step.before, max_records)
     most = max_records

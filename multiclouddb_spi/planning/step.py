@@ -1,19 +1,35 @@
-"""Represents one planned step, and the target up to which a run may read."""
+"""Represents one planned step, the target up to which a run may read, and the heads up to which it reads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import attrs
 
 from multiclouddb_api import PartitionFoundLate
-from multiclouddb_spi.abilities import Answer
+from multiclouddb_spi.abilities import Answer, Head
+from multiclouddb_spi.batch import Continue, goes_on
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.planning.ranges import Range
 
-__all__ = ["Step", "Target", "ranges_between"]
+__all__ = [
+    "Step",
+    "Target",
+    "added",
+    "check_kept",
+    "clip",
+    "is_news",
+    "ranges_between",
+    "records_before",
+    "within",
+]
+
+_BYTES: Final = 1 << 20
 
 
 @attrs.frozen
@@ -93,3 +109,74 @@ def ranges_between(before: Lineage, after: Lineage, ends: Mapping[str, Cursor]) 
         if entry.partition_id in until or not entry.listed
     ]
     return [part for part in parts if part.until != part.start]
+
+
+def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str, Head]:
+    """Return the heads; if a head is or may be after the target, return the target instead."""
+    if target is None:
+        return heads
+    clipped = {}
+    for name, head in heads.items():
+        if name in target.cursors:
+            bound = target.cursors[name]
+            order = feed.compare(head.cursor, bound)
+            if order != -1:
+                # An end exactly at the target is also left for a later step, because its children lie after
+                # the target.
+                head = Head(bound, None if order != 0 and head.records else head.records, Continue())
+        clipped[name] = head
+    return clipped
+
+
+def is_news(head: Head, moved: bool) -> bool:
+    """Return True if there may be records or an end; False if only the position has moved."""
+    return bool(head.records) or (head.records is None and moved) or not goes_on(head.outcome)
+
+
+def records_before(head: Head, asked: Cursor, share: int) -> int:
+    """Return the maximum number of records before a head."""
+    if head.records is not None:
+        return head.records
+    return 0 if head.cursor == asked else share
+
+
+def added(before: Head | None, head: Head) -> Head:
+    """Combine two heads of one partition that were requested one after the other."""
+    if before is None or before.records is None or head.records is None:
+        return head if before is None else attrs.evolve(head, records=None)
+    return attrs.evolve(head, records=before.records + head.records)
+
+
+def within(feed: Feed, entry: Entry, target: Target | None) -> bool:
+    """Return True if a partition may have records between its position and the target."""
+    if target is None:
+        return True
+    if entry.partition_id not in target.cursors:
+        return target.passed is None or entry.partition_id in target.passed
+    bound = target.cursors[entry.partition_id]
+    order = feed.compare(entry.cursor, bound)
+    # If both positions are the same, only different hints matter, because they record what was already
+    # scanned.
+    return order in (-1, None) or (order == 0 and entry.cursor != bound and _hints(feed, entry.cursor, bound))
+
+
+def _hints(feed: Feed, a: Cursor, b: Cursor) -> bool:
+    """Return whether two cursors stand for the same position and differ only in their hints."""
+    return bool(feed.without_hints(a) == feed.without_hints(b))
+
+
+def check_kept(feed: Feed, lineage: Lineage, deadline: Deadline, *, surely: bool = False) -> None:
+    """Read from every position that may be older than the service's retention.
+
+    A provider may plan up to the current end without reading. Without this check, a loss would be
+    found only when the range is read. When the range is read, it is too late to plan another start.
+    """
+    now = feed.clock(deadline)
+    for entry in lineage.active():
+        left = feed.headroom(entry.cursor, now) if entry.listed and now is not None else None
+        if entry.listed and (surely or (left is not None and left <= 0)):
+            reader = feed.open(entry.partition_id, entry.cursor)
+            try:
+                reader.fetch(1, _BYTES, 0.0, deadline)
+            finally:
+                reader.close()

@@ -58,17 +58,7 @@ class Answers:
         )  # fmt: skip
 
     def finish(self, turn: Turn, batch: Batch, asked_at: float) -> list[str] | None:
-        """Apply a batch's outcome, after all records of the batch are returned.
-
-        Args:
-            turn: The partition.
-            batch: The batch.
-            asked_at: The monotonic time at which the read of the batch began.
-
-        Returns:
-            The ids of the partitions that start as a result; None while there is more to read in the
-            partition.
-        """
+        """Apply a batch's outcome, after all records of the batch are returned."""
         turn.watermark = batch.watermark
         turn.likely_read_until = batch.likely_read_until or turn.likely_read_until
         if batch.caught_up is True and type(batch.outcome) is Continue:
@@ -218,11 +208,6 @@ class Answers:
         """Compare the lineage with the service's listing.
 
         The next call reads the partitions that were not covered.
-
-        Args:
-            every: The number of seconds from one audit to the next.
-            meanwhile: A function that is called before the audit, to send read requests. The
-                service can answer these requests during the audit.
         """
         if self._single or not is_search_due(self._lineage.audited, every):
             return

@@ -91,26 +91,12 @@ class Fetcher:
     def start(
         self, live: PartitionReader, records: int, nbytes: int, wait: float, deadline: Deadline
     ) -> None:
-        """Start a fetch, for which the reader holds bytes already; its future is `live.future`.
-
-        Args:
-            live: The reader.
-            records: The hard limit on the number of records.
-            nbytes: The target for the size in bytes.
-            wait: How many seconds the fetch may block if there are no records.
-            deadline: The time limit.
-        """
+        """Start a fetch, for which the reader holds bytes already; its future is `live.future`."""
         live.asked_at, live.arrival = time.monotonic(), None
         live.future = self._submit(self._fetch, live, records, nbytes, wait, deadline)
 
     def call(self, operation: Callable[[], T], deadline: Deadline) -> T:
-        """Run a control call with retries; stop waiting for its answer at the deadline.
-
-        Raises:
-            Exception: The last error that the provider raised.
-            ProviderFault: `TRANSIENT_FAILURE` if the call did not return in time and no attempt
-                had failed.
-        """
+        """Run a control call with retries; stop waiting for its answer at the deadline."""
         failures: list[Exception] = []
         tries = self._tries(lambda _attempt, _seconds, error: failures.append(error))
         future: Future[T] = self._submit(self._bounded, tries, operation, deadline)
@@ -201,20 +187,11 @@ class ScanRates:
         self._lock = threading.Lock()
 
     def not_before(self, plan_id: str) -> float:
-        """Return the monotonic time before which a scan reads nothing.
-
-        Args:
-            plan_id: The id under which the lineage contains the scan's plan.
-        """
+        """Return the monotonic time before which a scan reads nothing."""
         return self._not_before.get(plan_id, 0.0)
 
     def spend(self, plan_id: str, seconds: float) -> None:
-        """Postpone the next read of a scan; `not_before` returns the new time of this read.
-
-        Args:
-            plan_id: The id under which the lineage contains the scan's plan.
-            seconds: The number of seconds to add; negative if a read was cheaper than expected.
-        """
+        """Postpone the next read of a scan; `not_before` returns the new time of this read."""
         with self._lock:
             last = self._not_before.get(plan_id, 0.0)
             self._not_before[plan_id] = max(last, time.monotonic() if seconds > 0 else 0.0) + seconds
@@ -253,12 +230,7 @@ class ReadContext:
     looks: Looks = attrs.field(factory=Looks)
 
     def pause(self, seconds: float) -> None:
-        """Wait until the time has passed.
-
-        Raises:
-            ProviderFault: Raised if the client was closed.
-            Stopped: Raised if the iterator that reads was stopped.
-        """
+        """Wait until the time has passed."""
         until = time.monotonic() + seconds
         while True:
             check_stopped()

@@ -139,15 +139,7 @@ class Pages:
     def begun_again(
         self, session: Session, lineage: Lineage, fresh: Lineage, result: PollResult[Any], *, whole: bool
     ) -> PollResult[Any]:
-        """Return the result of a call that starts a snapshot because a position has expired.
-
-        Args:
-            session: The feed.
-            lineage: The lineage whose position has expired.
-            fresh: The snapshot's lineage, which is changed in place.
-            result: The result of the call.
-            whole: True if the snapshot delivers every row of the collection.
-        """
+        """Return the result of a call that starts a snapshot because a position has expired."""
         assert result.failure is not None
         gap = lost(session.feed, lineage, result.failure[0])
         self._observing.gap(session.feed.spec.address, gap)

@@ -118,11 +118,7 @@ class Poll(Generic[T]):
         return self._make_answers()
 
     def run(self) -> PollResult[T]:
-        """Read one page.
-
-        Raises:
-            Exception: An error from the provider in a call that does not belong to a single partition.
-        """
+        """Read one page."""
         result, turns = self._result, self._turns
         try:
             started = self._answers.discover() if self._has_ends else []
@@ -230,8 +226,12 @@ class Poll(Generic[T]):
             if scanning is not None:
                 not_before = max(not_before, scanning.not_before(turn))
             if starts and not_before > now:
-                turns.pace(turn, not_before)
-                self._context.cache.put(reader)
+                if reader.trouble is None:
+                    turns.pace(turn, not_before)
+                else:  # the service is throttling it: the call does not wait for it
+                    turns.fail(turn, reader.trouble)
+                    turns.move(turn, Stage.ANSWERED)
+                cache.put(reader)
                 self._has_had_turn(turn, answered=False)
                 continue
             slow = reader.future is not None and now - reader.asked_at > HEAD_SECONDS
@@ -340,7 +340,14 @@ class Poll(Generic[T]):
             self._result.poison = (turn.partition_id, fault)
         except Exception as error:  # noqa: BLE001 - classified by the provider
             reader.discard()
-            if reader.asked_at < self._waiting.began:
+            if (seconds := self._context.fetcher.fault(error).retry_after) is not None:
+                context = self._context
+                rests = PartitionReader(
+                    self._feed, turn.partition_id, reader.cursor, context.budget, context.observing
+                )
+                rests.not_before, rests.trouble = time.monotonic() + seconds, error
+                context.cache.put(rests)
+            elif reader.asked_at < self._waiting.began:
                 self._turns.ask([turn.partition_id])  # an earlier call's fetch: a new one may succeed
                 return
             self._has_had_turn(turn)
@@ -469,11 +476,7 @@ class Waiting:
         self._lingering: float | None = None
 
     def of_fetch(self, longest: float) -> float:
-        """Return how long a read may block for new records; the first round does not call this method.
-
-        Args:
-            longest: The number of seconds that one fetch may wait.
-        """
+        """Return how long a read may block for new records; the first round does not call this method."""
         return max(0.0, min(longest, self.until - time.monotonic()))
 
     def for_head(self) -> float:
@@ -598,14 +601,7 @@ class Fetches:
         self._sorted = False
 
     def launch(self, turn: Turn, reader: PartitionReader, wait: float, most: int | None = None) -> None:
-        """Start a fetch of a partition; it is finished at once if the reader still has records.
-
-        Args:
-            turn: The partition.
-            reader: The reader at the partition's position.
-            wait: The number of seconds that the service may wait for new records.
-            most: The largest number of records to request, or None.
-        """
+        """Start a fetch of a partition; it is finished at once if the reader still has records."""
         turn.reader, turn.awaited, turn.silent = reader, turn.silent and wait > 0, False
         turn.stage, self._turns.asked[turn.partition_id] = Stage.ASKED, turn
         del self._turns.due[turn.partition_id]
@@ -625,11 +621,7 @@ class Fetches:
         reader.future.add_done_callback(arrived)
 
     def land(self, patience: float) -> Turn | None:
-        """Return the next partition that has answered; None if none answers within `patience` seconds.
-
-        Raises:
-            ProviderFault: Raised if the client was closed.
-        """
+        """Return the next partition that has answered; None if none answers within `patience` seconds."""
         until = time.monotonic() + patience
         while True:
             landed = bool(self._landed)  # read before `closed`: closing cancels fetches, which then arrive
@@ -665,11 +657,7 @@ class Fetches:
                 time.sleep(_SEND_SECONDS)
 
     def park(self) -> dict[str, Exception | None]:
-        """Leave running fetches to the next call, except those that have been running for too long.
-
-        Returns:
-            The partitions whose answers are late, each with the last failure of its fetch.
-        """
+        """Leave running fetches to the next call, except those that have been running for too long."""
         passed = time.monotonic() >= self._deadline.at
         late: dict[str, Exception | None] = {}
         for turn in self._turns.asked.values():

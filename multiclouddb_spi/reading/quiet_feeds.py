@@ -87,14 +87,7 @@ class QuietFeeds:
     def check(
         self, request: ChangeFeedRequest, spec: FeedSpec, wait: float, deadline: Deadline
     ) -> Check | None:
-        """Find out whether the previous page can be returned again; None if nothing is known of it.
-
-        Args:
-            request: The request.
-            spec: The spec of the request's feed.
-            wait: The number of seconds to wait for a first event.
-            deadline: The time limit of the call.
-        """
+        """Find out whether the previous page can be returned again; None if nothing is known of it."""
         known = self._known(request, spec)
         if known is None:
             return None
@@ -122,11 +115,7 @@ class QuietFeeds:
                 waiting.begin_round()
 
     def may_stay(self, lineage: Lineage) -> bool:
-        """Return whether a call may leave this state as it is.
-
-        Args:
-            lineage: The state after an idle page.
-        """
+        """Return whether a call may leave this state as it is."""
         if len(lineage) <= self._context.width:
             return False
         # In every other state, each call has something to do: a scan, a search for children, or a partition
@@ -144,16 +133,7 @@ class QuietFeeds:
         page: ChangeFeedPage,
         check: Check | None,
     ) -> None:
-        """Remember an idle page if the next page may be equal to it.
-
-        Args:
-            request: The request.
-            feed: The feed.
-            audited: The audit data of the state that the page's token contains; `may_stay` is True for this
-                state.
-            page: The page.
-            check: The result of the check before the partitions were read.
-        """
+        """Remember an idle page if the next page may be equal to it."""
         if page.notices or page.diagnostics.partition_errors or not isinstance(feed, SupportsChangeMark):
             return
         mark = check.mark if check is not None and check.feed is feed else None

@@ -68,7 +68,8 @@ class PartitionReader:
         asked_at: The monotonic time at which the last fetch started. The answer does not show what happened
             after this time.
         retries: The number of retries of the last fetch.
-        trouble: The reason for the last retry of the running fetch, or None.
+        trouble: The reason for the last retry of the running fetch, or, without a fetch, the reason for
+            `not_before`; else None.
         waiting: True while the running fetch waits for new records, because there were none when it started.
         arrival: The limits on the answers of the running fetch; None until its thread has begun.
         cancelled: True if no call needs the result of the running fetch any longer.
@@ -125,13 +126,7 @@ class PartitionReader:
         self._budget, self._observing, self._held_ask, self._held_batch = budget, observing, 0, 0
 
     def hold(self, ask: int | None = None, batch: int | None = None) -> None:
-        """Change the number of bytes that this reader holds in the budget; None keeps the previous value.
-
-        Args:
-            ask: The bytes that are reserved for the running fetch or, after its answer has arrived, the size
-                of the answer.
-            batch: The size of the fetched batch in bytes.
-        """
+        """Change the number of bytes that this reader holds in the budget; None keeps the previous value."""
         with self._budget.lock:
             before = self._held_ask + self._held_batch
             self._held_ask = self._held_ask if ask is None else ask
@@ -175,11 +170,7 @@ class PartitionReader:
             self._observing.reader_closed(self.feed.spec.address, self.feed.public_id(self.partition_id))
 
     def land(self) -> Batch:
-        """Take over the batch from the finished fetch.
-
-        Raises:
-            Exception: The error with which the fetch ended.
-        """
+        """Take over the batch from the finished fetch."""
         assert self.future is not None
         future, self.future = self.future, None
         self.batch, self.taken = future.result(), 0
@@ -335,9 +326,6 @@ class ReaderCache:
 
         Readers that are `in_use` are never evicted. Readers that another consumer has just used are never
         evicted either. Otherwise, the consumers would have to fetch the records of these readers again.
-
-        Returns:
-            True if the budget now has room for the bytes.
         """
         missing, gone = self._budget.over(nbytes), list[PartitionReader]()
         with self._lock:

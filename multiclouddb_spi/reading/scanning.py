@@ -108,12 +108,7 @@ class Scanning:
     # -- Places on the page
 
     def places(self, turn: Turn, places: int) -> int:
-        """Return how many of the page's places a partition or segment may take.
-
-        Args:
-            turn: The turn of the partition or segment.
-            places: The number of places that are left on the page.
-        """
+        """Return how many of the page's places a partition or segment may take."""
         if self._lineage.plan is None:
             return places
         kept = max(0, self._kept - self._rows)
@@ -145,9 +140,6 @@ class Scanning:
         """Return how many seconds to wait for the reads that have reserved places on the page.
 
         After this time, the caller checks these reads again.
-
-        Args:
-            longest: The longest wait that this method may return, in seconds.
         """
         return 0.0 if self.is_stuck() else min(_LOOK_SECONDS, longest)
 
@@ -192,12 +184,7 @@ class Scanning:
         return most
 
     def landed(self, turn: Turn, batch: Batch) -> None:
-        """Count the cost of a batch toward the rate limit of the scan.
-
-        Args:
-            turn: The turn of the partition or segment.
-            batch: The batch that was read.
-        """
+        """Count the cost of a batch toward the rate limit of the scan."""
         plan = self._lineage.plan
         if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
             return
@@ -215,12 +202,7 @@ class Scanning:
     # -- The scan
 
     def takes(self, turn: Turn, count: int) -> None:
-        """Record that the page returns records of a partition or segment.
-
-        Args:
-            turn: The turn of the partition or segment.
-            count: The number of returned records.
-        """
+        """Record that the page returns records of a partition or segment."""
         plan = self._lineage.plan
         if plan is not None and count and self._lineage.is_segment(turn.partition_id):
             self._rows += count
@@ -288,11 +270,6 @@ def announced(feed: Feed, lineage: Lineage, *, whole: bool) -> PollResult[Any] |
     """Return the result of a call that only reports that a snapshot begins.
 
     Return None if there is no snapshot to report.
-
-    Args:
-        feed: The feed of the lineage.
-        lineage: The lineage, which is changed in place so that the start is reported only once.
-        whole: True if the snapshot delivers every row of the collection.
     """
     plan = lineage.plan
     if plan is None or plan.announced:
@@ -306,13 +283,7 @@ def announced(feed: Feed, lineage: Lineage, *, whole: bool) -> PollResult[Any] |
 
 
 def lost(feed: Feed, lineage: Lineage, name: str) -> Gap:
-    """Make the notice for a position that is older than the retention; a new snapshot replaces the position.
-
-    Args:
-        feed: The feed of the lineage.
-        lineage: The lineage that contains the expired position.
-        name: The partition.
-    """
+    """Make the notice for a position that is older than the retention; a new snapshot replaces it."""
     position = "its position"
     entry = next((entry for entry in lineage.active() if entry.partition_id == name), None)
     if entry is not None and entry.listed:

@@ -251,13 +251,7 @@ class PollResult(Generic[T]):
         return bool(self.count or self.notices)
 
     def tell(self, notice: Notice, *partition_ids: str) -> None:
-        """Add a notice to the page; further events of the given partitions are left for a later page.
-
-        Args:
-            notice: The notice.
-            partition_ids: The partition to which the notice belongs, and the partitions that are read because
-                of the notice.
-        """
+        """Add a notice to the page; further events of the given partitions are left for a later page."""
         self.notices.append(notice)
         for name in partition_ids:
             self.turns.of(name).noticed = True

@@ -80,15 +80,6 @@ def kill_executors(queries):
     (queries.folder / "go").touch()
 
 
-def test_local_cluster_loses_executors_in_a_task(databases, start_queries):
-    queries = start_queries(list(databases("local", *DATABASES)), master="local-cluster[2,2,1024]")
-    queries.start("task")
-    queries.write()
-    kill_executors(queries)
-    queries.end()
-    queries.check()
-
-
 def test_standalone_cluster_loses_executors_a_worker_and_the_driver(
     databases, start_queries, processes, tmp_path
 ):

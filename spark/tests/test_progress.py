@@ -63,6 +63,12 @@ class Database:
     def describe(self, cursor):
         return Position("a place", None if cursor is None else NOON + timedelta(seconds=cursor))
 
+    def public_id(self, partition_id):
+        return partition_id
+
+    def compare(self, one, other):
+        return None if one is None or other is None else (one > other) - (one < other)
+
     def headroom(self, cursor, now):
         if cursor is None or self.kept is None:
             return None
@@ -98,6 +104,12 @@ class TestReport:
     def test_until_is_unknown_if_the_time_of_a_partition_is_unknown(self, database):
         found = report(database, ["p0", 20], ["p1", None])
         assert (found["readUntil"], found["lagSeconds"]) == (None, None)
+
+    def test_until_never_goes_back_in_a_run(self, database):
+        reports = Reports()
+        assert report(database, ["p0", 20], reports=reports)["readUntil"] == "2026-01-31T12:00:20Z"
+        for entries in ([["p0", 20], ["p1", None]], [["p0", 5]]):
+            assert report(database, *entries, reports=reports)["readUntil"] == "2026-01-31T12:00:20Z"
 
     def test_lag_is_never_negative(self, database):
         assert report(database, ["p0", 20])["lagSeconds"] == 0.0

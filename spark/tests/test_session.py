@@ -1,6 +1,6 @@
 """Tests the local session: it uses this Python, UTC and the caller's settings.
 
-`test_bounded.py` checks that the session prints nothing.
+`test_versions.py` checks that the session prints nothing.
 """
 
 import sys

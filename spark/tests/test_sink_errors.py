@@ -54,20 +54,21 @@ class TestRefused:
         batch = batch.set_column(batch.column_names.index(name), name, pa.array([7]))
         refused(path, batch, f"column {name}: is int64")
 
-    @pytest.mark.parametrize("name", ["key", "order_key", "type"])
-    def test_row_without_a_value_that_is_needed(self, path, name):
-        batch = rows(GOOD, LATER)
-        values = batch[name].to_pylist()
-        column = pa.array([values[0], None])
-        batch = batch.set_column(batch.column_names.index(name), name, column)
-        refused(path, batch, "has rows without key, order_key or type")
-
-    @pytest.mark.parametrize("values", [["car", "van"], [7, 8]])
-    def test_type_that_was_replaced_with_one_of_the_documents(self, path, values):
-        """Otherwise a delete would look like a document."""
+    @pytest.mark.parametrize(
+        ("name", "values", "problem"),
+        [
+            ("key", ["a", None], "has rows without key, order_key or type"),
+            ("order_key", ["1", None], "has rows without key, order_key or type"),
+            ("type", ["CREATE", None], "has rows without key, order_key or type"),
+            # Otherwise a delete would look like a document.
+            ("type", ["car", "van"], "whose type is not CREATE, UPDATE or DELETE"),
+            ("type", [7, 8], "whose type is not CREATE, UPDATE or DELETE"),
+        ],
+    )
+    def test_row_without_a_valid_value(self, path, name, values, problem):
         batch = rows(GOOD, ("b", 1, None))
-        batch = batch.set_column(batch.column_names.index("type"), "type", pa.array(values))
-        refused(path, batch, "whose type is not CREATE, UPDATE or DELETE", "give other names to columns")
+        batch = batch.set_column(batch.column_names.index(name), name, pa.array(values))
+        refused(path, batch, problem, "give other names to columns")
 
     def test_clash_of_types(self, path):
         merge_into_delta(with_column(rows(GOOD), "n", [1]), 0, path, "app")

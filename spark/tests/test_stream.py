@@ -23,8 +23,10 @@ from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_spi import Planner
+from multiclouddb_spi.continuation.lineage import Lineage
 from pyspark_multiclouddb import connection, micro_batches, progress
 from pyspark_multiclouddb.errors import SourceError
+from pyspark_multiclouddb.offsets import offset_from_json
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.stream import ChangeFeedStreamReader
 
@@ -483,6 +485,24 @@ class TestManyPartitions:
         assert len(rows(reader, pinned, reader.latestOffset(pinned, ALL))) == 1
 
 
+def test_each_offset_is_parsed_once(simulation, monkeypatch):
+    """Spark passes it as the end of a step, as the start of the next step, and twice to `partitions`."""
+    parsed, built, from_json = [], [], Lineage.from_json
+    monkeypatch.setattr(
+        micro_batches, "offset_from_json", lambda *given: parsed.append(given) or offset_from_json(*given)
+    )
+    monkeypatch.setattr(Lineage, "from_json", lambda *given: built.append(given) or from_json(*given))
+    reader = simulated()
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    for number in range(5):
+        simulation.write("a", {"n": number})
+        end = json.loads(json.dumps(reader.latestOffset(json.loads(json.dumps(start)), ALL)))
+        assert len(rows(reader, start, end)) == 1
+        start = end
+    assert len(parsed) == 7, "the symbolic start, and the end of each of six steps"
+    assert len(built) == 6
+
+
 class TestReport:
     def test_loss_without_a_later_change_is_saved_and_told_once(self, source):
         source.write(20)
@@ -542,6 +562,35 @@ class TestReport:
             assert report["readUntil"] > until
             assert report["readUntilEstimated"] is False
             until = report["readUntil"]
+
+    @pytest.mark.parametrize("heads", [True, False])
+    def test_step_that_ends_at_its_limit_has_not_read_until_now(self, simulation, monkeypatch, heads):
+        monkeypatch.setattr(SimulationFeed, "visible_after", lambda self: 0.0)
+        if not heads:
+            monkeypatch.setattr(SimulationFeed, "heads", lambda self, *_: {})
+        simulation.behaviour = ServiceBehaviour(watermarks=False, heartbeats=False)
+        monkeypatch.setattr(progress, "_CLOCK_SECONDS", 0.0)
+        reader = simulated(startingPosition="now")
+        here = reader.latestOffset(reader.initialOffset(), ALL)
+        for number in range(9):
+            simulation.write("a", {"n": number})
+        simulation.advance(100)
+        for limit, is_behind in ((ReadMaxRows(4), True), (ReadMaxRows(4), True), (ReadMaxRows(9), False)):
+            here = reader.latestOffset(here, limit)
+            assert (reader.reportLatestOffset()["lagSeconds"] > 90) is is_behind
+
+    def test_answer_that_may_be_followed_proves_nothing(self, simulation, monkeypatch):
+        monkeypatch.setattr(SimulationFeed, "visible_after", lambda self: 0.0)
+        monkeypatch.setattr(SimulationFeed, "heads", lambda self, *_: {})
+        monkeypatch.setattr(progress, "_CLOCK_SECONDS", 0.0)
+        simulation.behaviour = ServiceBehaviour(
+            watermarks=False, heartbeats=False, caught_up=CaughtUp.UNKNOWN
+        )
+        reader = simulated(startingPosition="now")
+        here = reader.latestOffset(reader.initialOffset(), ALL)
+        simulation.advance(100)
+        reader.latestOffset(here, ALL)
+        assert reader.reportLatestOffset()["readUntil"] is None
 
     def test_moment_that_is_only_likely_is_marked(self, simulation, monkeypatch):
         fetch = SimulationReader.fetch

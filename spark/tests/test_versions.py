@@ -55,6 +55,8 @@ class Life:
             check=False,
         )
         assert ran.returncode == status, ran.stdout + ran.stderr
+        noise = [line for line in ran.stderr.splitlines() if not line.startswith("WARNING: ")]
+        assert noise == [], "a session prints nothing; only Java's launcher does"
         facts = self.folder / "facts"
         return dict(fact for line in facts.read_text().splitlines() for fact in json.loads(line).items())
 

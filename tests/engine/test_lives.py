@@ -13,7 +13,7 @@ import pytest
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, SkipToOldest
 from multiclouddb_conformance.simulation import CorruptError, DeniedError, Listing, ServiceBehaviour
 
-LIVES = int(os.environ.get("MULTICLOUDDB_HARD_LIVES", "60"))
+LIVES = int(os.environ.get("MULTICLOUDDB_HARD_LIVES", "12"))
 
 
 class HardLife:
@@ -151,11 +151,11 @@ def run(make_bench, seed, *, threads, form=Listing.ALL):
 
 @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
 @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
-@pytest.mark.parametrize("block", range(6))
-def test_nothing_is_lost_whatever_happens(make_bench, looks_at_once, block, threads, form):
+@pytest.mark.parametrize("lives", [LIVES, pytest.param(100 * LIVES, marks=pytest.mark.soak)])
+def test_nothing_is_lost_whatever_happens(make_bench, looks_at_once, lives, threads, form):
     fewer = (1 + threads) * (1 + (form is not Listing.ALL))
-    for number in range(LIVES // (6 * fewer)):
-        run(make_bench, 1000 * block + number + 500 * threads, threads=threads, form=form)
+    for number in range(lives // fewer):
+        run(make_bench, number + 500_000 * threads, threads=threads, form=form)
 
 
 @pytest.mark.parametrize("seed", [424, 1259, 3162])

@@ -28,7 +28,7 @@ from multiclouddb_spi import Engine, InlineExecutor
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.token import decode_token
 
-LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "80"))
+LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "20"))
 BYTES = 65536
 OPTIONS = OperationOptions(timeout_seconds=20)
 PAGE_SIZES = st.sampled_from([0, 1, 2, 7, 50])
@@ -210,5 +210,18 @@ class Life(RuleBasedStateMachine):
 PHASES = (
     tuple(Phase) if "MULTICLOUDDB_SHRINK" in os.environ else (Phase.explicit, Phase.reuse, Phase.generate)
 )
-Life.TestCase.settings = settings(max_examples=LIVES, stateful_step_count=30, deadline=None, phases=PHASES)
-TestLife = pytest.mark.usefixtures("looks_at_once")(Life.TestCase)
+
+
+class ManyLives(Life):
+    """A hundred times as many."""
+
+
+def _tests(life, count):
+    life.TestCase.settings = settings(
+        max_examples=count, stateful_step_count=30, deadline=None, phases=PHASES
+    )
+    return pytest.mark.usefixtures("looks_at_once")(life.TestCase)
+
+
+TestLife = _tests(Life, LIVES)
+TestManyLives = pytest.mark.soak(_tests(ManyLives, 100 * LIVES))

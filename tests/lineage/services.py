@@ -15,10 +15,16 @@ def _dynamo():
     return DynamoService()
 
 
+def _cosmos():
+    from .service_cosmos import CosmosService
+
+    return CosmosService()
+
+
 def _spanner():
     from .service_spanner import SpannerService
 
     return SpannerService()
 
 
-SERVICES = {**SIMULATED, "embedded": _embedded, "dynamo": _dynamo, "spanner": _spanner}
+SERVICES = {**SIMULATED, "embedded": _embedded, "cosmos": _cosmos, "dynamo": _dynamo, "spanner": _spanner}

@@ -11,6 +11,12 @@ KEPT = [
     (Bounds(Kind.ALIVE), "roll 1 | roll 0 | read 0 | read 3 | trim | roll 2 | roll 3 | read 3"),
     # A partition that was hidden until its descendants were read was lost without a notice.
     (Bounds(Kind.LATE), "split 1 hide | search | trim | read 0 | roll 3 | roll 4 | show 3 | trim"),
+    # A position moved forward over records without a notice of its own.
+    (Bounds(Kind.ALIVE), "split 0 | trim | read 0"),
+    # A loss was told again when a second child of the lost partition was listed.
+    (Bounds(Kind.LATE), "split 0 hide | trim | read 0"),
+    # A lost partition stayed for ever after what may follow it was read because of another loss.
+    (Bounds(Kind.LATE), "trim | roll 0 | split 1 | roll 2 hide | read 0 | trim"),
     # A token from before a loss was used again while the middle of a chain was hidden.
     (
         Bounds(Kind.LATE, crash=True, cut=True, empty=True),

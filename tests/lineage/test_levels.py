@@ -20,6 +20,7 @@ DEPTHS = {
     ("embedded", "answers"): 2,
     ("embedded", "pages"): 1,
     ("embedded", "planner"): 2,
+    ("cosmos", "answers"): 1,
     ("dynamo", "answers"): 1,
     ("spanner", "answers"): 1,
 }

@@ -83,7 +83,7 @@ SPANNER = {
 }
 DYNAMO = {
     "what a listing lacks is gone": (
-        "split 0 hide | roll 1 | roll 2 | trim",
+        "split 0 hide | roll 1 | roll 2 | next",
         "answers",
         (ShardMap, "gone", lambda self, names, deadline: set(names)),
     ),

@@ -94,8 +94,7 @@ class Level:
         node = state.node
         for name, world in self._moves(node.world):
             if self._can(node, name, world):
-                after = self._move(node, name, world)
-                yield name, self._state(after, state.token, widened(state.consumer, after.world))
+                yield name, self._moved(state, name, world)
         if not state.consumer.over:
             for name in self._reader.steps(self._at(state)):
                 yield name, self._read(state, name)
@@ -174,11 +173,16 @@ class Level:
         mark = None if consumer.over else self._reader.mark(at)
         return State(node, token, consumer, mark)
 
+    def _moved(self, state: State, name: str, world: World) -> State:
+        after = self._move(state.node, name, world)
+        return self._state(after, state.token, widened(state.consumer, after.world))
+
     def _read(self, state: State, name: str) -> State:
         self._go(state.node)
         token, told = self._reader.step(self._at(state), name)
         world = _with(state.node.world, state.consumer)
-        world = _applied(world, told, state.node.names, self._reader.kept(self._at(state), token))
+        kept = self._reader.kept(self._at(state), token)
+        world = _applied(world, told, state.node.names, kept, copies=self._service.copies)
         return self._state(state.node, token, world.consumer)
 
     # -- Search
@@ -230,13 +234,22 @@ class Level:
         """
         state = self.begin()
         for name in history:
-            offered = dict(self.steps(state))
-            if name != NEXT:
-                if name not in offered:
-                    raise LookupError(f"{name!r} is not possible here, but {sorted(offered)}")
-                state = offered[name]
+            if name == NEXT:
+                list(self.steps(state))
+            else:
+                state = self._next(state, name)
         self.settle(state, set())
         return state
+
+    def _next(self, state: State, name: str) -> State:
+        """Make one step."""
+        moved = dict(self._moves(state.node.world))
+        if name in moved and self._can(state.node, name, moved[name]):
+            return self._moved(state, name, moved[name])
+        read = [] if state.consumer.over else self._reader.steps(self._at(state))
+        if name not in read:
+            raise LookupError(f"{name!r} is not possible here, but {sorted([*moved, *read])}")
+        return self._read(state, name)
 
     def settle(self, state: State, good: set[int]) -> None:
         """Read on while the service is silent, and check that nothing is missing at the end.
@@ -283,7 +296,7 @@ class Level:
         check_read(world)
 
 
-def _applied(world: World, told: Got, names: Sequence[str], kept: Collection[str]) -> World:
+def _applied(world: World, told: Got, names: Sequence[str], kept: Collection[str], *, copies: bool) -> World:
     """Return the world after a consumer was told something; `kept` are partitions that go on where they were.
 
     Raises:
@@ -305,11 +318,17 @@ def _applied(world: World, told: Got, names: Sequence[str], kept: Collection[str
         gap = set(every)
         got = tuple(last if names[i] in kept else -1 for i, last in enumerate(got))
     world = _with(world, Consumer((), got, frozenset(gap)))
-    for i in told.together:
+    for i in told.together if not copies else ():
         if above := ancestors(world, i) & set(told.together):
             raise BrokenError(f"one batch has rows of {i} and of its ancestors {sorted(above)}")
     for i, moment in told.events:
-        got = delivered(world, i, moment - 1, moment)
+        if copies:  # only what comes twice or leaves a hole is wrong
+            only = tuple(last if j == i else -1 for j, last in enumerate(got))
+            alone = _with(world, Consumer((), only, frozenset(gap)))
+            last = delivered(alone, i, moment - 1, moment)[i]
+            got = (*got[:i], last, *got[i + 1 :])
+        else:
+            got = delivered(world, i, moment - 1, moment)
         world = _with(world, Consumer((), got, frozenset(gap)))
     if told.idle and all(part.shown for part in world.parts):
         check_read(world)

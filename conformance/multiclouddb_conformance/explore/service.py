@@ -25,6 +25,7 @@ class Service(ABC):
         rolls: True if a partition can be replaced by one other.
         roots: The number of partitions at the start.
         trims_open: True if retention removes records of an open partition.
+        copies: True if what was not read of a partition comes with the records of its children.
         empty_answers: How many answers without records may come before the next record.
     """
 
@@ -34,6 +35,7 @@ class Service(ABC):
     rolls: ClassVar[bool] = True
     roots: ClassVar[int] = 2
     trims_open: ClassVar[bool] = True
+    copies: ClassVar[bool] = False
     empty_answers: ClassVar[int] = 0
 
     @abstractmethod

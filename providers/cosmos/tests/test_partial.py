@@ -5,13 +5,13 @@ from datetime import UTC, datetime
 import attrs
 import pytest
 
-from multiclouddb_api import Beginning, LogicalPartition, MulticloudDbKey, Now
+from multiclouddb_api import Beginning, LogicalPartition, MulticloudDbKey, Now, Snapshot
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos.client import Calls
 from multiclouddb_cosmos_emulator import documents
 from multiclouddb_cosmos_emulator.feed import read_feed
 
-from .world import soon
+from .world import markers, soon
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
@@ -54,6 +54,17 @@ class TestPartialPages:
         written = world.fill(30)
         consumer = world.consumer(Beginning(), provider_options=BACKFILL)
         assert sorted(consumer.until_idle()) == written
+
+
+def test_an_item_that_is_changed_during_a_scan_is_no_row(make_world):
+    world = make_world(1)
+    world.put("a", "b", "c")
+    consumer = world.consumer(Snapshot(), max_page_size=1)
+    consumer.read()
+    changed = world.put("a")
+    consumer.until_idle()
+    assert markers(event for event in consumer.events if event.backfilled) == [2, 3]
+    assert markers(event for event in consumer.events if not event.backfilled) == changed
 
 
 class TestLateAnswers:

@@ -1,5 +1,7 @@
 """Tests positions, ranges and the order of changes within one LSN (logical sequence number)."""
 
+from datetime import UTC, datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,8 +9,8 @@ from hypothesis import strategies as st
 from multiclouddb_api import ResourceAddress
 from multiclouddb_cosmos.position import KeyRange, Place, RangeMap, compare, cursor_of, place_of, range_of
 from multiclouddb_cosmos.records import View, place_after, records_of
-from multiclouddb_cosmos.snapshots import Scan, cut_segments, is_scan, scan_of
-from multiclouddb_spi import InvalidCursor
+from multiclouddb_cosmos.snapshots import Scan, cut_segments, is_scan, plan_scan, scan_of
+from multiclouddb_spi import InvalidCursor, Seed
 
 lsns = st.integers(0, 2**62 - 1)
 inners = st.text("0123456789abcdef", min_size=24, max_size=32)
@@ -94,6 +96,10 @@ class TestScans:
     def test_a_plan_that_nobody_made_is_refused(self, cursor):
         with pytest.raises(InvalidCursor):
             cut_segments(cursor, 1)
+
+    def test_a_scan_is_as_old_as_its_oldest_start(self):
+        plan = plan_scan([Seed("-1F", (), [7, 9]), Seed("1F-FF", (), [8, 5])], None)
+        assert plan.moment == datetime.fromtimestamp(5, UTC)
 
     def test_a_plan_is_cut_repeatably(self):
         plan = ["abc", 5, None, [["-1F", 7], ["1F-FF", 9]]]

@@ -13,8 +13,6 @@ from multiclouddb_api import ClientConfig, invalid_request
 from multiclouddb_api.config import settled
 from multiclouddb_spi.connection import check_names, merged, parse_location, split_url
 
-__all__ = ["DynamoClients", "DynamoConfig"]
-
 _OPTIONS: Final = ("config", "endpoint_url", "region", "session", "url")
 _URL: Final = "write dynamo://REGION or dynamo://REGION?endpoint_url=http://localhost:8000"
 _CREDENTIALS: Final = "credentials come from boto3's own chain"
@@ -64,10 +62,7 @@ class DynamoConfig:
 
     @property
     def own_retries(self) -> bool:
-        """Return True if the application's `Config` tells botocore to retry failed calls.
-
-        For such a `Config`, the library adds no retries.
-        """
+        """Return True if the application's `Config` tells botocore to retry; then the library does not."""
         return getattr(self.config, "retries", None) is not None
 
     def clients(self, concurrency: int) -> DynamoClients:

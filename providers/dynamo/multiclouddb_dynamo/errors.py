@@ -36,18 +36,6 @@ from multiclouddb_spi.error_table import (
 )
 from multiclouddb_spi.faults import START_AGAIN
 
-__all__ = [
-    "BROKEN",
-    "EXPIRED_ITERATOR",
-    "GONE",
-    "MISSING",
-    "PROVIDER_ID",
-    "REJECTED",
-    "classify",
-    "code_of",
-    "expired_records",
-]
-
 PROVIDER_ID: Final = "dynamo"
 
 EXPIRED_ITERATOR: Final = "ExpiredIteratorException"

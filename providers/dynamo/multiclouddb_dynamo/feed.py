@@ -39,8 +39,6 @@ from multiclouddb_spi import (
     plan_id_of,
 )
 
-__all__ = ["DynamoFeed"]
-
 
 @attrs.define
 class _Learned:

@@ -20,18 +20,6 @@ from multiclouddb_spi import Cursor, Mapper, RecordFault
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "DynamoMapper",
-    "Record",
-    "View",
-    "order_key",
-    "place_after",
-    "seconds_of",
-    "seq_of",
-    "to_arrow",
-    "to_events",
-]
-
 Record: TypeAlias = Mapping[str, Any]
 
 _TYPES: Final = {"INSERT": ChangeType.CREATE, "MODIFY": ChangeType.UPDATE, "REMOVE": ChangeType.DELETE}
@@ -218,10 +206,9 @@ def _first_fault(
 
 
 def _fault(records: Sequence[Record], index: int, reason: str) -> RecordFault:
-    seq = seq_of(records[index])
-    seconds = seconds_of(records[index])
-    where = cursor_of(After(seq, None if seconds is None else int(seconds)))
-    return RecordFault(index, f"sequence {seq}", f"it cannot be decoded as a stream record ({reason})", where)
+    place = place_after(records[index])
+    why = f"it cannot be decoded as a stream record ({reason})"
+    return RecordFault(index, f"sequence {place.seq}", why, cursor_of(place))
 
 
 def place_after(record: Record) -> After:

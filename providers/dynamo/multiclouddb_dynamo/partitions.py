@@ -53,24 +53,6 @@ from multiclouddb_spi import (
 )
 from multiclouddb_spi.faults import START_ANEW
 
-__all__ = [
-    "LIFE_SECONDS",
-    "Resolution",
-    "check_table",
-    "end_of",
-    "find_table",
-    "gone",
-    "headroom",
-    "replaced",
-    "seed_at_end",
-    "seeds_at_oldest",
-    "seeds_of_late",
-    "start_of",
-    "survey_of_children",
-    "survey_of_listing",
-    "with_children",
-]
-
 _WITH_NEW: Final = frozenset({"NEW_IMAGE", "NEW_AND_OLD_IMAGES"})
 _WITH_OLD: Final = frozenset({"OLD_IMAGE", "NEW_AND_OLD_IMAGES"})
 _ENABLE: Final = (
@@ -94,11 +76,7 @@ def end_of(children: Iterable[Shard], place: Place) -> Outcome:
 
 
 def start_of(shard: Shard, place: Place) -> Place:
-    """Return the start position of a shard.
-
-    The records of the shard cannot be older than the position of its parent. The records of an open shard are
-    also never older than `LIFE_SECONDS`.
-    """
+    """Return the start of a shard: nothing in it is older than the parent's position or a shard's life."""
     ages = [seconds for seconds in (seconds_at(place), _age(shard)) if seconds is not None]
     if isinstance(place, Horizon) and not ages:
         # If the parent is at `Beginning` and has no record, no time is known. Its iterator cannot be used for
@@ -137,29 +115,17 @@ def seed_at_end(shard: Shard, since: int | None, *, ended: bool = False) -> Seed
     return Seed(shard.shard_id, (), cursor_of(Latest(since, None, shard.last)), ended)
 
 
-def with_children(shards: Mapping[str, Shard], most: int) -> dict[str, tuple[str, ...]]:
-    """Map ended shards to their listed children. The service may list another child of such a shard later."""
-    parents = {
-        name: (shard.parent,) if shard.parent in shards and shard.parent is not None else ()
-        for name, shard in shards.items()
-    }
-    heights, children = _heights(parents), by_parent(shards.values())
-    ended = [name for name, shard in shards.items() if shard.last is not None and name in children]
-    nearest = sorted(ended, key=lambda name: heights[name])[:most]
-    return {name: tuple(child.shard_id for child in children[name]) for name in nearest}
-
-
-def _heights(parents: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Count the generations of descendants of each shard."""
-    heights = dict.fromkeys(parents, 0)
-    pending = list(parents)
+def with_children(shards: Mapping[str, Shard], most: int) -> list[str]:
+    """Return ended shards with a listed child; those with the fewest generations below them come first."""
+    heights, pending = dict.fromkeys(shards, 0), list(shards)
     while pending:
         name = pending.pop()
-        for parent in parents[name]:
-            if heights[parent] <= heights[name]:
-                heights[parent] = heights[name] + 1
-                pending.append(parent)
-    return heights
+        parent = shards[name].parent
+        if parent in heights and heights[parent] <= heights[name]:
+            heights[parent] = heights[name] + 1
+            pending.append(parent)
+    ended = [name for name, shard in shards.items() if shard.last is not None and heights[name]]
+    return sorted(ended, key=lambda name: heights[name])[:most]
 
 
 def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, Shard]) -> bool:
@@ -261,13 +227,7 @@ _LATEST_AT_ONCE: Final = 16
 
 
 class Resolution:
-    """Resolves one start, across all attempts of the engine.
-
-    A start takes one call per hundred shards and, for `Now`, one call per open shard. An attempt reuses the
-    results of earlier attempts, so a throttled call costs only one more call, not a new start. Every request
-    is made during the call of the application. Therefore no start position is later than the end of the
-    application's call.
-    """
+    """Resolves one start; an attempt of the engine reuses the results of the attempts before it."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -277,13 +237,7 @@ class Resolution:
         self._iterators: dict[str, str] = {}
 
     def seeds(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Return the seeds (start positions) from which to read.
-
-        The seeds of `Now` include each ended shard whose children are not listed yet. Without the seed of the
-        ended shard, the feed would not find its children. If the stream has at most `MOST_ITERATORS` open
-        shards, the seeds also include up to as many ended shards with listed children. The service may later
-        list another child of an ended shard.
-        """
+        """Return the seeds; for `Now` also ended shards that may have unlisted children."""
         self._source.shards.read(deadline, self._first)
         shards: Mapping[str, Shard] = self._first.shards
         if not self._begun:
@@ -327,7 +281,7 @@ class Resolution:
             for shard in shards.values()
             if shard.last is not None and (alone or shard.shard_id not in parents)
         ]
-        watched = with_children(shards, MOST_ITERATORS) if len(live) <= MOST_ITERATORS else {}
+        watched = with_children(shards, MOST_ITERATORS) if len(live) <= MOST_ITERATORS else []
         self._ask([shard for shard in live if shard.shard_id not in self._iterators], deadline)
         iterators = {shard.shard_id: self._iterators[shard.shard_id] for shard in live}
         # If the service gives no time, nothing else shows where a shard has ended.

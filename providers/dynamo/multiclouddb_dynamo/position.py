@@ -30,27 +30,6 @@ import attrs
 
 from multiclouddb_spi import Cursor, InvalidCursor, Position
 
-__all__ = [
-    "EARLY_SECONDS",
-    "MOST_LOOKS",
-    "MOST_SECONDS",
-    "After",
-    "Horizon",
-    "Latest",
-    "Place",
-    "Start",
-    "Trail",
-    "compare",
-    "cursor_of",
-    "describe",
-    "join",
-    "looks_at",
-    "place_of",
-    "seconds_at",
-    "without_iterator",
-    "without_trail",
-]
-
 EARLY_SECONDS: Final = 120
 """If the iterator of a `Now` start has expired, records are omitted that are older than the start by at least
 this many seconds.

@@ -25,8 +25,6 @@ from multiclouddb_dynamo.source import DELAY_SECONDS, EMPTY_ANSWERS, Source
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 from multiclouddb_spi.connection import checked_native
 
-__all__ = ["CAPABILITIES", "PLUGIN", "DynamoPlugin", "DynamoProvider"]
-
 _NATIVE, _UNSUPPORTED = Support.NATIVE, Support.UNSUPPORTED
 _NO_WIDER: Final = "a stream covers one table; read each table with EntireCollection()"
 
@@ -116,11 +114,7 @@ class DynamoPlugin(ProviderPlugin):
         return CAPABILITIES
 
     def check(self, config: ClientConfig) -> None:
-        """Check the names and the values in `connection`.
-
-        Args:
-            config: The client's configuration, which is later passed to `connect`.
-        """
+        """Check the names and the values in `connection`."""
         DynamoConfig.from_client(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> DynamoProvider:

@@ -57,8 +57,6 @@ from multiclouddb_spi import (
     cancelled,
 )
 
-__all__ = ["DynamoReader"]
-
 _MOST_RECORDS: Final = 1000  # the service's maximum for Limit
 _RETENTION_SECONDS: Final = 24 * 3600
 # An answer without records may be followed by an answer with records. Therefore a new reader immediately
@@ -182,10 +180,7 @@ class DynamoReader(Reader):
                     raise ours from error
 
     def _may_appear(self, attempts: int, deadline: Deadline) -> bool:
-        """Wait, and return True to try again, if the service lists a shard that it says is missing.
-
-        The server that answers may lag behind the server that listed the shard.
-        """
+        """Wait, and return True to try again, if the service lists a shard that it says is missing."""
         shard_id, source = self._view.shard_id, self._source
         if attempts == _MISSING_ATTEMPTS or source.shard(shard_id, deadline) is None:
             return False
@@ -243,10 +238,7 @@ class DynamoReader(Reader):
         return self._source.calls.iterator(self._source.arn, shard_id, kind, seq)
 
     def _is_old(self, place: Place) -> bool:
-        """Return True if the oldest records since this position may have been trimmed.
-
-        The service reports trimmed records only if the position has a sequence number.
-        """
+        """Return True if the oldest records since a position without a number may have been trimmed."""
         match place:
             case After():
                 return False

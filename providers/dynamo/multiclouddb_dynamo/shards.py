@@ -19,8 +19,6 @@ from multiclouddb_dynamo.client import Calls, Series
 from multiclouddb_dynamo.errors import GONE, REJECTED, code_of
 from multiclouddb_spi import Deadline, ProviderFault
 
-__all__ = ["Listing", "Shard", "ShardMap", "by_parent"]
-
 _LISTINGS: Final = 3
 # The maximum number of calls per second that look for children, on average, and the maximum number of such
 # calls at once after a pause. The service allows ten calls per second for a stream, for all clients together.
@@ -71,13 +69,7 @@ class Listing:
 
 
 class Looks:
-    """Chooses the ended shards whose children are requested now.
-
-    The choice limits the number of calls to a stream. When a shard ends, its children are requested
-    immediately. If the shard has no children yet, the request is repeated after pauses that become longer.
-    When another shard ends, the pauses are short again. One rate limit applies to all repeated calls
-    together.
-    """
+    """Chooses the ended shards whose children are requested now, within the rate limit of the stream."""
 
     def __init__(self) -> None:
         self._asked: OrderedDict[str, None] = OrderedDict()  # sorted by the time of the request

@@ -50,21 +50,6 @@ from multiclouddb_spi import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "FLOOR",
-    "MOST_SEGMENTS",
-    "Item",
-    "Part",
-    "RowMapper",
-    "SameTable",
-    "SegmentReader",
-    "cut",
-    "is_segment",
-    "moment_of",
-    "plan_scan",
-    "segments_of",
-]
-
 FLOOR: Final = "00"
 """The floor of a snapshot.
 
@@ -318,10 +303,7 @@ class SameTable:
         self._proved_at = -1.0
 
     def check(self) -> None:
-        """Check that the table is still the same.
-
-        If another thread starts a check after this call has begun, this call uses the result of that check.
-        """
+        """Check that the table is still the same; a check that another thread began later counts too."""
         since = time.monotonic()
         with self._lock:
             if self._proved_at >= since:

@@ -17,17 +17,6 @@ from multiclouddb_dynamo.client import Calls, Table
 from multiclouddb_dynamo.shards import Shard, ShardMap
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader
 
-__all__ = [
-    "DELAY_SECONDS",
-    "EMPTY_ANSWERS",
-    "MOST_ITERATORS",
-    "START_SECONDS",
-    "EmptyAnswers",
-    "KeptAnswers",
-    "KeptIterators",
-    "Source",
-]
-
 EMPTY_ANSWERS: Final = 16
 """How many answers without records in a row show that an open shard was read to its end."""
 DELAY_SECONDS: Final = 30.0

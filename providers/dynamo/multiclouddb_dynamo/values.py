@@ -12,8 +12,6 @@ import orjson
 from multiclouddb_api import encode_json
 from multiclouddb_api.codec import JsonValue
 
-__all__ = ["decode", "decode_map", "json_map"]
-
 _INT64: Final = 2**63
 # DynamoDB's numbers have up to 38 digits and powers of ten from -130 to 125. A number far outside this range
 # is damaged, and converting it to an int may take almost forever.

@@ -135,7 +135,8 @@ def test_so_does_a_plan():
         assert hidden in {native(name) for name, _ in plan}
 
 
-def test_a_process_that_slept_for_a_day_tells_of_what_was_trimmed_meanwhile():
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_process_that_slept_for_a_day_tells_of_what_was_trimmed_meanwhile(left):
     """Trimmed records are reported even if the client's clock stands still: the service sends the time."""
     with World(shards=2) as world:
         read, unread = world.open()
@@ -145,6 +146,8 @@ def test_a_process_that_slept_for_a_day_tells_of_what_was_trimmed_meanwhile():
         consumer.until_found(world.put_in(read), at_most=5)
         trouble.end()
         world.script.advance(25 * HOUR)
+        if left:
+            world.put_in(unread)
         with pytest.raises(MulticloudDbError, match="CHECKPOINT_EXPIRED"):
             consumer.until_idle()
 

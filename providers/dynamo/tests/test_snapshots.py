@@ -21,7 +21,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_dynamo import DynamoClients
-from multiclouddb_dynamo.client import Table
+from multiclouddb_dynamo.client import Calls, Table
 from multiclouddb_dynamo.provider import PLUGIN
 from multiclouddb_dynamo.snapshots import FLOOR, Part, cut, is_segment, segments_of
 from multiclouddb_spi import FeedSpec, InvalidCursor, Scanned, plan_id_of, snapshot_event_id
@@ -344,6 +344,22 @@ class TestPlans:
 
 
 class TestReading:
+    def test_a_page_without_items_is_not_the_end_of_a_segment(self, world, monkeypatch):
+        source, scan, asked = Source(world), Calls.scan, set()
+        source.fill(6)
+
+        def examined(self, name, part, after, limit, *, native):
+            """Return no item the first time, as if the service had examined others."""
+            if after is None or str(after) in asked:
+                return scan(self, name, part, after, limit, native=native)
+            asked.add(str(after))
+            return {"Items": [], "LastEvaluatedKey": after}
+
+        monkeypatch.setattr(Calls, "scan", examined)
+        with world.client() as client:
+            assert keys_of(walk(client, Snapshot(segments=1), 2)) == sorted(source.items)
+        assert asked
+
     def test_a_key_of_an_item_that_was_deleted_is_a_position(self, world):
         source = Source(world)
         source.fill(20)

@@ -108,6 +108,7 @@ class TestFetch:
         reader = feed.open("p0", seed.cursor)
         assert world.fetch(reader, most=1).headroom == 50
         assert world.fetch(reader).headroom == 60
+        assert feed.headroom(seed.cursor, world.clock()) == 50
         world.store.create_collection("kept")
         other = world.feed("kept")
         assert world.fetch(other.open("p0", world.start(other)[0].cursor)).headroom is None
@@ -225,6 +226,7 @@ class TestStarts:
             items.store.put("items", number, {"n": number})
             if number == 12:
                 assert items.drain(reader)[0] == []
+                assert feed.heads({"p0": seed.cursor}, None, items.deadline())["p0"].records == 0
                 items.store.split("items", "p0")
             items.clock.tick(seconds=1.5)
         _, last = items.drain(reader)

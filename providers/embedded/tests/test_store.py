@@ -329,6 +329,7 @@ class TestTrim:
         assert store.trim("items", **bounds, **before) == 10 - left
         assert self.left(store) == [*range(11 - left, 11)]
         assert store.trim("items", **bounds, **before) == 0
+        assert store.trim("items", max_count=1) == left - 1
 
     def test_the_retention_of_the_collection_is_the_default(self, store, clock):
         self.fill(store, clock)

@@ -15,6 +15,7 @@ from google.cloud.spanner_v1 import PartialResultSet, Session
 from google.protobuf import json_format
 
 from multiclouddb_api import Beginning, PhysicalPartition, Snapshot, connect
+from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spanner import forks
 from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spi import Deadline, ProviderFault
@@ -375,3 +376,28 @@ def test_no_call_waits_forever_for_a_fork(monkeypatch):
 def entered():
     with forks.calling():
         return True
+
+
+def test_a_fork_that_begins_while_a_call_is_being_started_interrupts_that_call(monkeypatch):
+    transport = FakeTransport()
+    client = DatabaseClient("d", transport, ours=False)
+    threads, real = [], forks.calling
+
+    def fork():
+        forks._before_fork()
+        forks._after_fork_in_parent()
+
+    @contextmanager
+    def calling():
+        with real() as value:
+            before = forks.count()
+            threads.append(threading.Thread(target=fork))
+            if len(threads) in {1, 3}:  # the first call of each method
+                threads[-1].start()
+                wait_until(lambda: forks.count() > before)
+            yield value
+
+    monkeypatch.setattr(forks, "calling", calling)
+    rows = client.rows("SELECT 'x'", 1, CancelScope(Deadline.after(SECONDS)))
+    assert rows == [["x"]]
+    assert [method.calls for method in transport.methods] == [2, 2]

@@ -372,6 +372,10 @@ class TestBounded:
             assert None in {head.records for head in heads.values()}
             found = [bounded(made, name, starts[name], heads[name].cursor, 10) for name in starts]
             assert sum(map(len, found)) == 1
+            name = next(name for name, each in zip(starts, found, strict=True) if each)
+            batch = made.feed.open(name, starts[name]).fetch(10, 1 << 20, 0.0, made.soon())
+            delivered = {name: batch.cursor_after(1)}
+            assert made.feed.heads(delivered, None, made.soon())[name].records == 0
             segment = made.feed.segments(made.feed.snapshot(None, made.soon()).cursor, 1, made.soon())[0][0]
             assert made.feed.compare(segment.cursor, segment.cursor) == 0
             assert made.feed.compare(segment.cursor, starts[next(iter(starts))]) is None

@@ -1,6 +1,7 @@
 """Tests what a survey states, and how a feed goes on after a loss: all that is left, once, in order."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,11 +16,12 @@ from multiclouddb_api import (
     SkipToOldest,
 )
 from multiclouddb_spanner.client import CancelScope
+from multiclouddb_spanner.feed import SpannerFeed
 from multiclouddb_spanner.partitions import survey_of
 from multiclouddb_spanner.position import Place, cursor_of
-from multiclouddb_spi import Deadline, PartitionState, Planner, Seed, read_range
+from multiclouddb_spi import Deadline, FeedSpec, PartitionState, Planner, Seed, read_range
 
-from .fake import ORIGIN
+from .fake import ADDRESS, ORIGIN
 from .feeds import DAY, Opened, feed, in_order, numbers, once
 
 NOW = ORIGIN + 100
@@ -150,6 +152,16 @@ class TestCalls:
             assert [each.partition_id for each in survey.present] == items.open_partitions()
             assert {each.state for each in survey.present} == {PartitionState.OPEN}
             assert len(items.server.journal.queries()) == 1
+
+
+def test_now_begins_in_the_microsecond_after_the_service_s_time():
+    """A change that is acknowledged may have been committed in the microsecond that the service names."""
+    source = FakeSource(p=(-5, 200))
+    source.client = SimpleNamespace(name="d", now=lambda scope: NOW)
+    source.info = SimpleNamespace(stream="s")
+    made = SpannerFeed(source, FeedSpec(ADDRESS))
+    (seed,) = made.start(Now(), None, Deadline.after(5))
+    assert made.moment(seed.cursor) == NOW + 1
 
 
 def test_the_moment_of_a_position_is_the_earliest_commit_time_after_it():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
 from multiclouddb_cosmos_emulator.account import Account
@@ -103,6 +104,21 @@ class Commands:
     def effective_key(*key: Any, kind: str = "Hash", version: int = 2) -> str:
         """Return the effective partition key of a partition key's components."""
         return KeyDefinition(tuple(("k",) for _ in key), kind, version).of_values(key).epk
+
+    # -- Earlier states
+
+    def save(self) -> Any:
+        """Return the state of all databases for `restore`."""
+        with self._lock:
+            return self._copied((self._account.databases, self._account.offers))
+
+    def restore(self, saved: Any) -> None:
+        """Go back to a state that `save` has returned; this may be done more than once."""
+        with self._lock:
+            self._account.databases, self._account.offers = self._copied(saved)
+
+    def _copied(self, state: Any) -> Any:
+        return deepcopy(state, {id(self._account.clock): self._account.clock})
 
     # -- Time and retention
 
