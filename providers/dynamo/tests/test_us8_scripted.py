@@ -23,7 +23,6 @@ from multiclouddb_conformance.us8 import (  # noqa: F401
     TestFollowing,
     TestLateChildren,
     TestLateSiblings,
-    TestLoss,
     TestNotices,
     TestPoison,
     TestPropagation,
