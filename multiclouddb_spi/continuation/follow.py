@@ -65,6 +65,7 @@ class Found:
         gaps: What was lost; each with the partitions that are read because of it.
         late: Partitions that the feed did not cover.
         over: Ended partitions that will have no more children, each with what the service says about the end.
+        left: What follows lost partitions, and is read from now on.
     """
 
     started: tuple[str, ...] = ()
@@ -72,6 +73,7 @@ class Found:
     gaps: tuple[tuple[Gap, tuple[str, ...]], ...] = ()
     late: tuple[PartitionFoundLate, ...] = ()
     over: tuple[tuple[str, Ended], ...] = ()
+    left: tuple[Seed, ...] = ()
 
 
 def apply_end(lineage: Lineage, name: str, outcome: Outcome, *, names_late: bool = True) -> Ending | None:
@@ -149,7 +151,7 @@ def _pause_after(looks: int) -> float:
 
 
 def most_looks(seconds: float) -> int:
-    """Return after how many looks a search has lasted so many seconds: fourteen for ten minutes."""
+    """Return after how many looks a search has lasted at least so many seconds."""
     looks, lasted = 1, _FIRST_PAUSE
     while lasted < seconds:
         lasted += min(_MOST_PAUSE, _FIRST_PAUSE * 2.0**looks)
@@ -254,9 +256,8 @@ class Follow:
         if gone := lineage.gone(survey):
             self._refuse(gone)
             losses = self.lost(())
-            return Found(
-                tuple(seed.partition_id for loss in losses for seed in loss.left), gaps=self.told(losses)
-            )
+            left = {seed.partition_id: seed for loss in losses for seed in loss.left}
+            return Found(tuple(left), gaps=self.told(losses), left=tuple(left.values()))
         counted = [
             end.partition_id
             for end in ends
@@ -275,7 +276,7 @@ class Follow:
             if (end := lineage.ending(name)) is not None:
                 started += lineage.ended(name, (), complete=True)
                 over.append((name, Ended(None if end.children else notice)))
-        return Found(tuple(started), tuple(children), over=tuple(over))
+        return Found(tuple(started), tuple(children), over=tuple(over), left=tuple(proved))
 
     # -- Uncovered partitions
 

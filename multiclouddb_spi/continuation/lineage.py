@@ -6,13 +6,13 @@ A lineage is the part of a token that changes. Each partition of the service in 
     WAIT   a parent was not read to its end yet
     END    it was read to its end, and may have more children than are known (only where naming can be late)
 
-Four transitions change it, and after each of them a child starts if nothing is left to wait for:
+Four transitions change it. A child starts as soon as nothing is left to wait for:
 
     took, ended   records of a partition were delivered, or all of them
     lost          retention has removed partitions or positions: all of them leave or move at once
     found         partitions exist that no entry leads to; or an ended partition has more children
     start         a child waits only for parents that nobody has named, and every other entry has passed the
-                  moment at which the child began: such a parent can no longer appear
+                  moment at which the child began: such a parent can no longer appear (asked once a call)
 
 Nothing is decided from what the lineage has forgotten. A partition that is read to its end leaves, and its
 children are entries; so a partition was read if and only if it is an ancestor of an entry, through parents
@@ -448,7 +448,8 @@ class Lineage:
                     self.audited = attrs.evolve(self.audited, at=0, retired=True)  # search at once
                 continue
             fresh = self.fresh(name, named.get(name, ()))
-            looks = end.looks + (name in counted)
+            # A child that comes late begins the watch for its siblings.
+            looks = 0 if fresh else end.looks + (name in counted)
             self._put(attrs.evolve(end, looks=looks))
             alone = len(self) == 1  # the last entry leaves only for a child
             over = (bool(end.children) or (_is_lost(end) and not alone)) and not fresh and looks >= most

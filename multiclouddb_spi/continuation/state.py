@@ -132,7 +132,8 @@ def _watch(partition_id: str, children: tuple[Child, ...], value: Any) -> Entry 
             type(looks) is int and 0 <= looks < 2**53 and all(isinstance(other, str) for other in others)
         ):
             named = (*others, *(child.partition_id for child in children))
-            return Entry(partition_id, Stage.END, (cursor,), children=named, looks=looks)
+            said = () if cursor is None else (cursor,)  # it was lost
+            return Entry(partition_id, Stage.END, said, children=named, looks=looks)
         case _:
             raise InvalidCursor("the search for children is unreadable")
 

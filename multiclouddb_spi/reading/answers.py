@@ -11,6 +11,7 @@ import attrs
 
 from multiclouddb_api import ErrorCategory, Fail, FeedEnded, Gap, Invalidated, OnExpired, SkipToOldest
 from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Outcome
+from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.follow import Ending, Follow, Found, apply_end, is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import FeedOver, Retired, Session, retired
@@ -95,10 +96,11 @@ class Answers:
             return []
         # A look that finds no child must not hide the fact that no read has succeeded.
         self._result.moved = self._result.moved or bool(found.children or found.gaps or found.over)
-        if self._single and found.children:
+        if self._single and (children := _children(found)):
             (name,) = (end.partition_id for end in ends)
-            self._result.retired = Retired(name, found.children, self._lineage.ending(name))
-            self._tell_retired(name, found.children)
+            self._result.retired = Retired(name, children, self._lineage.ending(name))
+            self._apply(found)
+            self._tell_retired(name, children)
             return []
         for child in found.children:
             for parent in child.parents:
@@ -269,6 +271,12 @@ def _undecided(where: str) -> ProviderFault:
     )
 
 
+def _children(found: Found) -> tuple[Child, ...]:
+    """Return what follows the only partition that is read."""
+    left = (Child(seed.partition_id, seed.parents, seed.cursor) for seed in found.left)
+    return (*found.children, *left)
+
+
 @attrs.frozen
 class Look:
     """What is known about an ended partition after a call has looked for its children.
@@ -291,7 +299,8 @@ def look_again(session: Session, state: Retired, context: ReadContext, deadline:
     """
     if state.watch is None:
         return Look(state)
-    lineage = Lineage([state.watch], session.feed, root=state.partition_id)
+    known = [Entry.read(child.partition_id, child.cursor) for child in state.children]
+    lineage = Lineage([state.watch, *known], session.feed, root=state.partition_id)
     follow = Follow(
         session.feed, lineage, context.fetcher.call, deadline, Fail(), context.looks, context.watch_seconds
     )
@@ -301,5 +310,5 @@ def look_again(session: Session, state: Retired, context: ReadContext, deadline:
         found = follow.look(due)
     except Exception as error:  # noqa: BLE001 - the known facts are reported again anyway
         return Look(state, 1, context.fetcher.fault(error).message)
-    children = (*state.children, *found.children)
+    children = (*state.children, *_children(found))
     return Look(Retired(state.partition_id, children, lineage.ending(state.partition_id)), 1)

@@ -51,7 +51,6 @@ from multiclouddb_spi.reading.turns import PollResult, Turn
 __all__ = ["Pages", "Reading", "finished"]
 
 T = TypeVar("T")
-_MOST_KNOWN: Final = 100_000
 _WARNING_SECONDS: Final = 60.0
 _REOPEN: Final = (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST, ErrorCategory.CHECKPOINT_EXPIRED)
 

@@ -53,3 +53,11 @@ def test_an_end_that_is_gone_makes_the_search_due():
     bench = Lineage([Entry.read("1", 5), ENDED], RULES, Audited(None, 4711, retired=False))
     bench.looked(Survey((), {"0": None}), ["0"], 14)
     assert (list(bench), bench.audited) == ([Entry.read("1", 5)], Audited(None, 0, retired=True))
+
+
+def test_a_child_that_comes_late_begins_the_watch_for_its_siblings():
+    first, second = (Partition(name, ("0",), PartitionState.OPEN, 7) for name in "12")
+    lineage = Lineage([Entry("0", Stage.END, (5,), looks=15), Entry.read("9", 5)], RULES)
+    for present in ((first,), (first,), (first, second)):
+        lineage.looked(Survey(present, {}), ["0"], 14)
+    assert sorted(entry.partition_id for entry in lineage) == ["0", "1", "2", "9"]

@@ -158,7 +158,7 @@ def find_table(calls: Calls, address: ResourceAddress) -> tuple[Table, str]:
             "address.database", f"is {address.database!r}", "leave it out, because DynamoDB has no databases"
         )
     name = address.collection
-    assert name is not None  # `gate` has already checked the name
+    assert name is not None  # `spec_of` has already checked the name
     try:
         table = calls.describe_table(name)
     except ClientError as error:
