@@ -217,6 +217,7 @@ def merge_into_delta(
             # No row has changed, for example because no change could be decoded.
             if not target.exists:
                 target.prepare(_stored_schema(batch))
+            _begin(target, scan, None, is_told=is_told)
             target.note(done)
     _end(target, ended)
     return merged

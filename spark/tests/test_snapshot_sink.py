@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from multiclouddb_api import MulticloudDbError
 from multiclouddb_embedded import EmbeddedStore
-from pyspark_multiclouddb import drop_tombstones, merge_into_delta
+from pyspark_multiclouddb import drop_tombstones, merge_into_delta, sinks
 from pyspark_multiclouddb.connection import close_connections
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
@@ -266,6 +266,24 @@ class TestAnotherSnapshot:
         assert found == {"c": "000009", "e": "00", "gone": "00"}
         [gone] = [row for row in DeltaTable(table).to_pyarrow_table().to_pylist() if "gone" in row["key"]]
         assert gone["new_item_state"] is None
+
+    def test_death_after_a_first_batch_of_which_no_change_can_be_decoded(self, tmp_path, monkeypatch):
+        checkpoint, table = tmp_path / "checkpoint", tmp_path / "table"
+        (checkpoint / "offsets").mkdir(parents=True)
+        snapshot = {"plan": "p", "floor": "00", "over": False, "whole": True}
+        poison = {"count": 1, "first": []}
+        offset = {"v": 1, "src": "x", "c": {}, "inc": None, "s": snapshot, "poison": poison}
+        (checkpoint / "offsets" / "0").write_text("\n".join(["v1", "{}", json.dumps(offset)]))
+
+        def dies(*_):
+            raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sinks, "_end", dies)
+            with pytest.raises(Killed):
+                merge_into_delta(rows(), 0, table, "second", checkpoint=checkpoint)
+        assert not merge_into_delta(rows(), 0, table, "second", checkpoint=checkpoint)
+        assert DeltaTable(table).transaction_version("multiclouddb-snapshot:p") == 0
 
 
 class TestRefusals:

@@ -184,10 +184,10 @@ class SpannerFeed(Feed):
         for name, cursor in cursors.items():
             place = place_of(cursor)
             if name in alive and place.first <= now:
-                lost_at = self._source.check_watched(place.cut.at, CancelScope(deadline))
-                last = now if lost_at is None else lost_at - 1
-                found = found or self._has_change(name, place, last, deadline)
-                end = cursor_of(Place.at(last + 1, place.since))
+                if self._source.check_watched(place.cut.at, CancelScope(deadline)) is not None:
+                    continue  # it can be read only up to lost changes, which is not its end
+                found = found or self._has_change(name, place, now, deadline)
+                end = cursor_of(Place.at(now + 1, place.since))
                 heads[name] = Head(end, None if found else 0, Continue())
         return heads
 

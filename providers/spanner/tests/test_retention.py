@@ -16,6 +16,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_spanner_emulator.partition import HASHES, place_of
 from multiclouddb_spi import Planner, ProviderFault, read_range
+from multiclouddb_spi.continuation.standings import Standings
 
 from .feeds import DAY, MINUTE, STREAM, TABLE, Opened, feed, numbers, once
 from .scripted import READ
@@ -235,10 +236,13 @@ class TestUnwatched:
         with feed(initial_partitions=2) as items:
             with Opened(items) as early:
                 start = Planner(early.provider, early.feed).start(Now(), early.soon())
-            away_and_back(items)
+            moment = away_and_back(items)
             with Opened(items) as late:
                 planner = Planner(late.provider, late.feed)
                 step = planner.advance(start, limit, late.soon(), allow_empty=True)
+                now = late.feed.clock(late.soon())
+                told = Standings().measure(late.feed, step.after, step.answers, now)
+                assert told.read_until < moment + timedelta(seconds=5 * MINUTE), "the loss is not read yet"
                 rows = [
                     event
                     for part in step.ranges()
