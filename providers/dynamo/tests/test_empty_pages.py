@@ -72,6 +72,7 @@ class TestRuns:
             assert sorted(calls)[len(calls) // 2] <= 20
             assert sum(calls) / len(calls) <= 150
 
+    @pytest.mark.soak
     def test_many_shards_cost_little_each_time(self):
         shards = MOST_ITERATORS + 36
         with World(shards=shards) as world:

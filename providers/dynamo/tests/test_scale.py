@@ -68,6 +68,7 @@ class TestActiveShards:
         assert thousand.journal.count("GetRecords") <= 4 * ACTIVE + 10
         assert thousand.journal.count("DescribeStream") == 0
 
+    @pytest.mark.soak
     def test_memory_is_bounded(self):
         """The memory in use is bounded. This test reads fewer shards, because tracing memory is slow."""
         with World(shards=TRACED) as world:
@@ -82,6 +83,7 @@ class TestActiveShards:
         assert size < TRACED * 40_000
 
 
+@pytest.mark.soak
 def test_a_long_history_is_read_parents_first():
     """The history has fifteen hundred shards on fifty pages, and sixty of the shards are open."""
     with World(shards_per_page=1500 // PAGES) as world:

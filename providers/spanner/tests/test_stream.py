@@ -257,6 +257,7 @@ class TestPartitions:
             with pytest.raises(ProviderFault, match="does not belong to change stream 'items_stream'"):
                 opened.feed.open("another", cursor).fetch(10, 1 << 20, 0.0, opened.soon())
 
+    @pytest.mark.soak
     def test_a_thousand_partitions(self):
         with feed(initial_partitions=1000) as items:
             token = items.page(items.token(), timeout=60).continuation_token
