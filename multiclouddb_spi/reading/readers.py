@@ -358,11 +358,14 @@ class ReaderCache:
 
     def _taken(self, reader: PartitionReader) -> PartitionReader:
         """Remove a reader from the cache."""
-        partition = self._resident.pop(reader, None) or self._passing.pop(reader)
-        crowd = self._crowds[partition]
-        del crowd[reader]
+        partition = (id(reader.feed), reader.partition_id)
+        # An interrupt between two of these lines, or in `put`, may leave the reader in one of the places only.
+        self._resident.pop(reader, None)
+        self._passing.pop(reader, None)
+        crowd = self._crowds.get(partition, {})
+        crowd.pop(reader, None)
         if not crowd:
-            del self._crowds[partition]
+            self._crowds.pop(partition, None)
         return reader
 
     def _unused_since(self, moment: float) -> list[PartitionReader]:

@@ -1,5 +1,8 @@
 """Tests what is kept between calls, and for how long: readers, their records and feeds."""
 
+import sys
+from functools import partial
+from linecache import getline
 from types import SimpleNamespace
 
 import pytest
@@ -75,6 +78,52 @@ class TestReaders:
         clock.now += 1.0
         cache.make_room(50, lambda reader: False)
         assert len(cache) == 0
+
+    def test_an_interrupt_at_any_line_of_the_cache_leaves_it_usable(self, feed, budget):
+        """Ctrl-C may come between any two lines in which a reader is put into the cache or taken out."""
+        line = 1
+        while True:
+            cache, here = ReaderCache(budget, 16), [self.reader(feed, budget, 0) for _ in range(2)]
+            calls = [partial(put_and_pop, cache, feed, reader) for reader in here]
+            if not interrupted_at(line, calls):
+                break
+            for _ in here:
+                cache.pop(feed, "p0", 1)
+            assert not cache.holds(feed, "p0", 1)
+            assert len(cache) == 0
+            line += 1
+        assert line > 20
+
+
+def put_and_pop(cache, feed, reader):
+    cache.put(reader)
+    cache.pop(feed, "p0", 1)
+
+
+def interrupted_at(line, calls):
+    """Make the calls, and interrupt them in a line of the cache; return whether there were as many lines."""
+    left = line
+
+    def trace(frame, event, argument):
+        nonlocal left
+        if frame.f_code.co_filename != readers.__file__:
+            return None
+        # Python delivers no interrupt between a lock and its `with`.
+        if event == "line" and not getline(readers.__file__, frame.f_lineno).strip().startswith("with "):
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        for call in calls:
+            call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
 
 
 def test_a_feed_that_nobody_uses_is_closed_also_when_it_is_the_only_one(bench, monkeypatch):
