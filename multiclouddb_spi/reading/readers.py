@@ -359,7 +359,7 @@ class ReaderCache:
     def _taken(self, reader: PartitionReader) -> PartitionReader:
         """Remove a reader from the cache."""
         partition = (id(reader.feed), reader.partition_id)
-        # An interrupt between two of these lines, or in `put`, may leave the reader in one of the places only.
+        # An interrupt between two of these lines, or in `put`, may leave the reader in one of them only.
         self._resident.pop(reader, None)
         self._passing.pop(reader, None)
         crowd = self._crowds.get(partition, {})

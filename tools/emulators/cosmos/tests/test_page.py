@@ -11,7 +11,7 @@ from azure.cosmos import ContainerProxy, CosmosClient, DatabaseProxy, ScriptsPro
 from multiclouddb_cosmos_emulator.routing import OPERATIONS
 
 TESTS = Path(__file__).parent
-PAGE = (TESTS.parents[2] / "docs/how-to/cosmos-emulator.md").read_text(encoding="utf-8")
+PAGE = (TESTS.parents[3] / "docs/how-to/cosmos-emulator.md").read_text(encoding="utf-8")
 TABLE = dict(re.findall(r"^\| `(\w+Proxy\.\w+|CosmosClient\.\w+)` \| (.+) \|$", PAGE, re.MULTILINE))
 
 
