@@ -13,7 +13,7 @@ from multiclouddb_api import (
     connect,
 )
 
-from .servers.local import shared
+from .servers.local import LocalDynamo
 from .servers.moto import MotoDynamo
 from .servers.server import REGION
 
@@ -37,8 +37,8 @@ def read(client, table, count):
 
 class TestTimeToLive:
     def test_a_delete_by_the_service_says_so_and_one_by_hand_does_not(self):
-        server = shared()
-        with client_of(server) as client:
+        # A server of its own: one with the tables of other tests takes minutes until it deletes.
+        with LocalDynamo() as server, client_of(server) as client:
             server.create_table("mortal")
             past = {"N": str(int(time.time()) - 60)}
             for key in ("by hand", "by time"):
