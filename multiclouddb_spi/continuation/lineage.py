@@ -24,6 +24,7 @@ The three sentences that make this possible are C1, C2 and C3 in `multiclouddb_s
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, Protocol
 
 import attrs
@@ -328,9 +329,8 @@ class Lineage:
             raise NotProvableError  # an heir may descend from somebody else's partition
         if gone and survey.heirs is not None:
             return self._cut(gone, survey.heirs)
-        tops = self._uncovered(survey, gone) if gone else None
-        late = tops is not None and self.rules.names_late
-        follows = _followers(survey, gone) if late else {}
+        follows = _followers(survey, gone) if self.rules.names_late else {}
+        tops = self._uncovered(survey, gone, chain.from_iterable(follows.values())) if gone else None
         if tops is not None and self.root is not None and not all(follows.values()):
             if tops.hidden:
                 return []  # what follows may be listed soon
@@ -458,7 +458,7 @@ class Lineage:
                 started += self.ended(name, fresh, complete=over)
         return added, started
 
-    def _uncovered(self, survey: Survey, lost: Mapping[str, Entry]) -> _Tops:
+    def _uncovered(self, survey: Survey, lost: Mapping[str, Entry], below: Iterable[str] = ()) -> _Tops:
         """Walk from each open partition up by parents, to what the lineage holds, has read or has lost."""
         parents = {each.partition_id: each.parents for each in survey.present}
         held = {each.partition_id: each for each in self.listed() if not _is_lost(each)}
@@ -468,6 +468,7 @@ class Lineage:
         # An open partition was not read to its end; nor was a parent for which an entry waits.
         pending = [each.partition_id for each in survey.present if each.state is PartitionState.OPEN]
         pending += [one for each in held.values() for one in each.waits if one in parents]
+        pending += below
         tops, undecided = dict[str, None](), set[str]()
         while pending:
             name = pending.pop()

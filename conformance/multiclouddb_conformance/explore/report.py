@@ -21,6 +21,8 @@ GROUPS: Final[Mapping[str, Mapping[str, Any]]] = {
     "scan": {"scan": True, "released": True},
     "cut": {"cut": True, "crash": True},
     "empty": {"empty": True},
+    "told": {"told": True, "scope": Scope.DESCENDANTS},
+    "reduced": {"open": 2, "partitions": 9, "ahead": False, "symmetric": True},
 }
 """The bounds of each group; the steps of `base` belong to all of them."""
 

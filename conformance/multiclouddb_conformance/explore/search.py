@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import attrs
 
-from multiclouddb_conformance.explore.world import Bounds, BrokenError, World, begin, settle, steps
+from multiclouddb_conformance.explore.world import Bounds, BrokenError, World, begin, mark_of, settle, steps
 
 __all__ = ["NEXT", "Result", "Violation", "explore", "replay", "shortened", "wander"]
 
@@ -66,7 +66,7 @@ def explore(bounds: Bounds, depth: int, *, seconds: float | None = None, most: i
     """
     began = time.process_time()
     first = begin(bounds)
-    visited, good = {hash(first)}, set[int]()
+    visited, good = {mark_of(first)}, set[int]()
     level: list[tuple[World, _Way]] = [(first, None)]
     violations = list[Violation]()
     transitions = 0
@@ -79,7 +79,7 @@ def explore(bounds: Bounds, depth: int, *, seconds: float | None = None, most: i
             try:
                 for name, after in steps(world):
                     transitions += 1
-                    mark = hash(after)
+                    mark = mark_of(after)
                     if mark in visited:
                         continue
                     visited.add(mark)

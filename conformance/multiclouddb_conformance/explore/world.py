@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
-from itertools import combinations
+from itertools import chain, combinations, permutations, product
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import attrs
@@ -35,6 +35,7 @@ __all__ = [
     "check_read",
     "delivered",
     "is_gone",
+    "mark_of",
     "moves",
     "settle",
     "steps",
@@ -86,6 +87,8 @@ class Bounds:
         released: True if the stream may be released before the scan ends.
         cut: True if a page may end inside a partition.
         empty: True if a partition may end without a record.
+        told: True if a late listing tells the parents of what is gone.
+        symmetric: True if histories that differ only in the numbers of the partitions are explored once.
     """
 
     kind: Kind
@@ -99,6 +102,8 @@ class Bounds:
     released: bool = False
     cut: bool = False
     empty: bool = False
+    told: bool = False
+    symmetric: bool = False
 
 
 class Part(NamedTuple):
@@ -149,6 +154,50 @@ class World(NamedTuple):
     consumer: Consumer
     fetched: frozenset[tuple[int, int, int, bool, tuple[int, ...]]] = frozenset()
     token: Consumer | None = None
+
+
+def mark_of(world: World) -> int:
+    """Return the same number for worlds that are to be explored once."""
+    return min(map(hash, _twins(world))) if world.bounds.symmetric else hash(world)
+
+
+def _twins(world: World) -> Iterator[World]:
+    """Yield the world under every numbering of the partitions that began together."""
+    alike = dict[tuple[tuple[int, ...], int], list[int]]()
+    for i, part in enumerate(world.parts):
+        alike.setdefault((part.parents, part.born), []).append(i)
+    for orders in product(*(permutations(group) for group in alike.values())):
+        to = dict(zip(chain(*alike.values()), chain(*orders), strict=True))
+        yield world if all(i == j for i, j in to.items()) else _renumbered(world, to)
+
+
+def _renumbered(world: World, to: Mapping[int, int]) -> World:
+    back = sorted(to, key=to.__getitem__)
+    names = {str(i): str(j) for i, j in to.items()}
+
+    def entry(each: AnyEntry) -> AnyEntry:
+        if isinstance(each, Plan):
+            return each
+        waits, children = (tuple(names.get(one, one) for one in ids) for ids in (each.waits, each.children))
+        return attrs.evolve(each, partition_id=names[each.partition_id], waits=waits, children=children)
+
+    def consumer(old: Consumer) -> Consumer:
+        entries = tuple(sorted(map(entry, old.entries), key=lambda each: each.partition_id))
+        got = tuple(old.got[i] for i in back if i < len(old.got))
+        gap, told = (frozenset(to[i] for i in ids) for ids in (old.gap, old.told))
+        return Consumer(entries, got, gap, told, old.over)
+
+    def part(i: int) -> Part:
+        old = world.parts[i]
+        return old._replace(parents=tuple(sorted(to[parent] for parent in old.parents)))
+
+    fetched = frozenset(
+        (to[i], *rest, tuple(sorted(map(to.__getitem__, kids)))) for i, *rest, kids in world.fetched
+    )
+    token = None if world.token is None else consumer(world.token)
+    return world._replace(
+        parts=tuple(map(part, back)), consumer=consumer(world.consumer), fetched=fetched, token=token
+    )
 
 
 def _at(cursor: Cursor) -> int:
@@ -335,8 +384,8 @@ def _survey(world: World, asked: Mapping[str, Cursor]) -> Survey:
         )
     wanted = range(len(parts)) if world.bounds.scope is not Scope.KEY else _held_by_key(world)
     present = tuple(_present(world, i, asked) for i in wanted if i not in gone and parts[i].shown)
-    if kind is Kind.LISTED:
-        return Survey(present, {str(i): _parents(world, i) for i in gone})
+    if kind is Kind.LISTED or world.bounds.told:
+        return Survey(present, {str(i): _parents(world, i) for i in gone if parts[i].shown})
     unlisted = {parent for each in present for parent in each.parents} | set(asked)
     return Survey(present, {name: None for name in unlisted if int(name) in gone})
 
@@ -495,7 +544,8 @@ def _lost(world: World, expired: Collection[str]) -> World:
     try:
         losses = lineage.lost(survey, expired)
     except NotProvableError:
-        if world.bounds.kind is Kind.LISTED:
+        bounds = world.bounds
+        if bounds.kind is Kind.LISTED or (bounds.kind is Kind.LATE and bounds.told and not _hides(world)):
             raise BrokenError("all parents are listed, and it says that an heir cannot be proved") from None
         return world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
     if not losses and world.bounds.scope is Scope.DESCENDANTS and _hides(world):
@@ -651,6 +701,25 @@ def check_settled(world: World) -> None:
     check_read(world)
 
 
+def check_idle(world: World) -> None:
+    """Check that a world that says that it is idle is so.
+
+    Raises:
+        BrokenError: Raised if something is left to read. A partition that is named late may be.
+    """
+    lineage, parts = _lineage(world), world.parts
+    if world.consumer.over:
+        return
+    active = lineage.active()
+    done = {each.partition_id for each in active if _at(each.cursor) == world.now}
+    if not lineage.is_quiet({name for name in done if parts[int(name)].closed is None}):
+        return
+    if world.bounds.kind is not Kind.LATE:
+        check_read(world)
+    elif not active and any(part.closed is None for part in parts):
+        raise BrokenError("idle, and reads nothing")
+
+
 def check_read(world: World) -> None:
     """Check that every record was delivered, or was removed with a notice.
 
@@ -680,6 +749,7 @@ def settle(world: World, known: set[int]) -> None:
     Raises:
         BrokenError: Raised if a promise does not hold.
     """
+    check_idle(world)
     way = list[int]()
     for _ in range(200):
         mark = hash(world)
