@@ -15,7 +15,8 @@ from multiclouddb_conformance.delegating import (
     WrappedProvider,
     WrappedReader,
 )
-from multiclouddb_spi import Feed, Mapper, Provider, ProviderPlugin, Reader, abilities, scan
+from multiclouddb_spi import Feed, Mapper, Provider, ProviderPlugin, Reader, abilities
+from multiclouddb_spi.scan import contract as scan
 
 CONTRACT = (Mapper, Reader, Feed, Provider, ProviderPlugin)
 PROTOCOLS = [
