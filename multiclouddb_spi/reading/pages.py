@@ -26,7 +26,6 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi.batch import Child
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.standings import Standings
 from multiclouddb_spi.continuation.state import (
     FeedOver,
     FeedState,
@@ -46,6 +45,7 @@ from multiclouddb_spi.fetching.turns import PollResult, Turn
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import FeedCache
 from multiclouddb_spi.reading.answers import Look
+from multiclouddb_spi.reading.watermark import Standings
 from multiclouddb_spi.scan.start import announced, lost
 
 __all__ = ["Pages", "Reading", "finished"]
