@@ -138,7 +138,7 @@ class Lineage:
     ) -> Lineage:
         """Build the lineage of a start; a parent that is not a seed no longer exists."""
         made = cls((), rules, audited, root)
-        made._add(seeds, {seed.partition_id for seed in seeds})
+        made._add(seeds)
         return made
 
     @classmethod
@@ -304,8 +304,7 @@ class Lineage:
     def _name(self, parent: Entry, child: Child) -> None:
         entry = self._entries.get(child.partition_id)
         if entry is None:
-            # An ended parent stays only for more children; nobody waits for it.
-            others = (one for one in child.parents if one != parent.partition_id and one not in self._ends)
+            others = (one for one in child.parents if one != parent.partition_id)
             waits = (*others, parent.partition_id)
             self._put(Entry(child.partition_id, _WAIT, (child.cursor,), waits, listed=parent.listed))
         elif isinstance(entry, Entry) and entry.stage is _WAIT and child.cursor not in entry.said:
@@ -340,8 +339,8 @@ class Lineage:
             return losses
         for name in gone:
             self._remove(name)
-        added = self._add(tops.seeds, tops.unread)
-        # 1. What follows a lost one may be listed later: it stays, so that a look or the search finds it.
+        added = self._add(tops.seeds)
+        # What follows a lost one may be listed later: it stays, so that a look or the search finds it.
         proved = not any(one in survey.gone and one not in gone for seed in added for one in seed.parents)
         if not proved and self.root is None:
             self._forget_lost()
@@ -350,9 +349,6 @@ class Lineage:
                 self._put(Entry(name, _END, (), children=children))
             elif not len(self) or (proved and not any(one in self for one in children)):
                 self._put(Entry(name, _END, ()))
-        # 2. A wait for a lost partition would never end.
-        for name in [name for name in self._waiting_for if name in survey.gone]:
-            self.release(name)
         left = tuple(added)
         return losses + [Loss(each.partition_id, each.cursor, left) for each in gone.values()]
 
@@ -371,7 +367,7 @@ class Lineage:
             NotProvableError: Raised before anything changes.
         """
         tops = self._uncovered(survey, {end.partition_id: end for end in self.ends() if _is_lost(end)})
-        return self._add(tops.seeds, tops.unread)
+        return self._add(tops.seeds)
 
     def _move(self, survey: Survey, expired: Collection[str]) -> list[Loss]:
         losses = []
@@ -401,7 +397,7 @@ class Lineage:
             begin.append(seed)
         for each in self.listed():
             self._remove(each.partition_id)
-        self._add(begin, frozenset())
+        self._add(begin)
         return losses
 
     # -- Transition 3: found
@@ -419,7 +415,7 @@ class Lineage:
         losses = [Loss(name, None, tuple(tops.seeds)) for name in stranded]
         if losses and not skips:
             return [], losses
-        added = self._add(tops.seeds, tops.unread)
+        added = self._add(tops.seeds)
         if losses:
             self._forget_lost()
         return added, losses
@@ -469,12 +465,12 @@ class Lineage:
         pending = [each.partition_id for each in survey.present if each.state is PartitionState.OPEN]
         pending += [one for each in held.values() for one in each.waits if one in parents]
         pending += below
-        tops, undecided = dict[str, None](), set[str]()
+        tops, undecided, unread = dict[str, None](), set[str](), set[str]()
         while pending:
             name = pending.pop()
-            if name in found.unread or name in held or name in read:
+            if name in unread or name in held or name in read:
                 continue
-            found.unread.add(name)
+            unread.add(name)
             if not parents[name]:
                 tops[name] = None
             for parent in parents[name]:
@@ -598,8 +594,8 @@ class Lineage:
 
     # -- Entries
 
-    def _add(self, seeds: Sequence[Seed], unread: Container[str]) -> list[Seed]:
-        """Add partitions; each waits for those of its parents that are entries or will be read (`unread`)."""
+    def _add(self, seeds: Sequence[Seed]) -> list[Seed]:
+        """Add partitions; each waits for those of its parents that are entries."""
         fresh = [seed for seed in seeds if seed.partition_id not in self._entries]
         new = {seed.partition_id for seed in fresh}
         ended = {seed.partition_id for seed in fresh if seed.ended}
@@ -609,15 +605,11 @@ class Lineage:
                 children = tuple(one.partition_id for one in fresh if name in one.parents)
                 self._put(Entry(name, _END, (seed.cursor,), children=children))
                 continue
-            for parent in seed.parents:
-                end = self.ending(parent)
-                if end is not None and name not in end.children:
-                    self._put(attrs.evolve(end, children=(*end.children, name)))
             waits = tuple(
                 one
                 for one in seed.parents
-                if one != name and one not in self._ends and one not in ended
-                if one in self._entries or one in new or one in unread
+                if one not in self._ends and one not in ended
+                if one in self._entries or one in new
             )
             entry = Entry(name, _WAIT, (seed.cursor,), waits)
             self._put(entry if waits else Entry.read(name, seed.cursor))
@@ -758,13 +750,11 @@ class _Tops:
     Attributes:
         seeds: They, with all their parents.
         read: What was read, or was lost and told.
-        unread: Every listed partition that was not read and is no entry.
         hidden: True if a parent is not listed although it may exist.
     """
 
     read: set[str]
     seeds: list[Seed] = attrs.field(factory=list)
-    unread: set[str] = attrs.field(factory=set)
     hidden: bool = False
 
 

@@ -22,6 +22,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Any]]] = {
     "cut": {"cut": True, "crash": True},
     "empty": {"empty": True},
     "told": {"told": True, "scope": Scope.DESCENDANTS},
+    "watched": {"watched": True},
     "reduced": {"open": 2, "partitions": 9, "ahead": False, "symmetric": True},
 }
 """The bounds of each group; the steps of `base` belong to all of them."""

@@ -88,6 +88,7 @@ class Bounds:
         cut: True if a page may end inside a partition.
         empty: True if a partition may end without a record.
         told: True if a late listing tells the parents of what is gone.
+        watched: True if the feed begins after the end of a partition that may have more children.
         symmetric: True if histories that differ only in the numbers of the partitions are explored once.
     """
 
@@ -103,6 +104,7 @@ class Bounds:
     cut: bool = False
     empty: bool = False
     told: bool = False
+    watched: bool = False
     symmetric: bool = False
 
 
@@ -213,7 +215,7 @@ class Rules:
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         """See `Feed.join`."""
-        return max(map(_at, cursors))
+        return min(map(_at, cursors))
 
     def compare(self, a: Cursor, b: Cursor) -> int:
         """See `Feed.compare`."""
@@ -235,11 +237,21 @@ def begin(bounds: Bounds, roots: int = 2) -> World:
     parts = tuple(Part((), 0) for _ in range(roots))
     mine = range(roots) if bounds.scope is Scope.ALL else range(1)
     seeds = [Seed(str(i), (), 0) for i in mine]
+    got, now = (-1,) * roots, 1
+    if bounds.watched and bounds.kind is Kind.LATE:
+        n, now = len(parts), 2
+        parts = (*parts, Part((), 0, 1), Part((n,), 1))
+        seeds = [
+            *(attrs.evolve(seed, cursor=1) for seed in seeds),
+            Seed(str(n), (), 1, ended=True),
+            Seed(str(n + 1), (str(n),), 1),
+        ]
+        got = (*(1 for _ in range(roots + 1)), -1)
     lineage = Lineage.from_seeds(seeds, _RULES[bounds.kind], root=_root(bounds))
     if bounds.scan:
         lineage.begin_scan(attrs.evolve(_PLAN, holds=True))
-    consumer = Consumer(_entries(lineage), (-1,) * roots)
-    return World(bounds, parts, 1, 0, consumer, token=consumer if bounds.crash else None)
+    consumer = Consumer(_entries(lineage), got)
+    return World(bounds, parts, now, 0, consumer, token=consumer if bounds.crash else None)
 
 
 def steps(world: World) -> Iterator[tuple[str, World]]:
@@ -500,9 +512,16 @@ def _took(world: World, i: int, position: int, end: int, is_end: bool, children:
     lineage = _lineage(world)
     lineage.took(str(i), end)
     if is_end:
-        named = [Child(str(j), _parents(world, j), world.parts[j].born) for j in children]
+        named = [Child(str(j), _parents(world, j), _said(world, i, j)) for j in children]
         lineage.ended(str(i), named, complete=world.bounds.kind is not Kind.LATE)
     return _with(world, lineage, got=got)
+
+
+def _said(world: World, parent: int, child: int) -> int:
+    """Return where a child starts, as one of its parents says; they differ, and the first of them is right."""
+    part = world.parts[child]
+    is_wrong = parent != min(part.parents) and world.bounds.scope is Scope.ALL
+    return part.born + (is_wrong and part.born < world.now)
 
 
 def delivered(world: World, i: int, position: int, end: int) -> tuple[int, ...]:
