@@ -9,9 +9,10 @@ import pytest
 import typer
 
 from multiclouddb_api import ErrorCategory, event_from_json
+from multiclouddb_api.codec import plain_value
 from multiclouddb_cli.arguments import to_moment
 from multiclouddb_cli.failure import on_the_command_line
-from multiclouddb_cli.rendering import Template, plain_value
+from multiclouddb_cli.rendering import Template
 from multiclouddb_conformance.command_line import apart_from_silence
 from multiclouddb_embedded import EmbeddedStore
 
