@@ -114,7 +114,7 @@ GOOD_FOR = {
     "MulticloudDbKey.partition_components": 1,
     "CapabilitySet.notes": {},
     "connect.source": "embedded:///tmp/none.db",
-    "follow.source": "embedded:///tmp/none.db",
+    "follow.source": "mongodb://127.0.0.1:1",
     "merge.a": "p0",
     "merge_into_delta.batch": api.ChangeFeedPage((), "token"),
     "pages_to_dataframe.spark": Duck(),

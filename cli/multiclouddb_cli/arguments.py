@@ -182,6 +182,10 @@ def to_checkpoint(path: Path | None) -> Path | None:
         raise _wrong("--checkpoint", f"the folder {path.parent} does not exist: make it first")
     if not path.name.removesuffix(".checkpoint.json").strip("."):
         raise _wrong("--checkpoint", f"{str(path)!r} names no file")
+    try:
+        Bookmark(path).check()
+    except MulticloudDbError as error:
+        raise _wrong("--checkpoint", error.message) from error
     return path
 
 

@@ -345,6 +345,8 @@ class TestDeadHost:
             out, err = process.communicate(timeout=60)
         warning, error = apart_from_silence(err).splitlines()
         assert warning.startswith("warning: nobody at ")
+        assert "--wait" in warning
+        assert "until it works" not in warning.partition("--wait")[0]
         assert error.startswith("error: [TRANSIENT_FAILURE] nobody at ")
         assert (process.returncode, out, "a-hidden-key" in err) == (8, "", False)
 
