@@ -88,7 +88,7 @@ wheels: $(BUILDER)/.ready ## build a wheel of every distribution into dist/; nee
 $(BUILDER)/.ready: requirements.txt
 	rm -rf $(BUILDER)
 	$(PYTHON) -m venv $(BUILDER)
-	@awk '/^[a-z]/ { wanted = /^(hatchling|packaging|pathspec|pluggy|trove-classifiers)==/ } wanted' \
+	@awk '/^[a-z]/ { wanted = /^(hatchling|packaging|pathspec|pluggy|tomlkit|trove-classifiers)==/ } wanted' \
 		requirements.txt > $(BUILDER)/requirements.txt
 	$(BUILDER)/bin/python -m pip --disable-pip-version-check install -q --require-hashes -r $(BUILDER)/requirements.txt
 	@touch $@
