@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import Any, Protocol, TypeAlias, get_args
 
 import attrs
 
@@ -17,9 +17,6 @@ from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.snapshot import Resnapshot, Snapshot
 from multiclouddb_api.validators import at_least, check_type, is_a, not_blank, to_utc, utf8
-
-if TYPE_CHECKING:
-    from multiclouddb_api.page import ChangeFeedPage
 
 __all__ = [
     "AtTime",
@@ -444,6 +441,15 @@ def _expiry_advice(value: object) -> str:
     return "write Fail(), SkipToOldest() or Resnapshot()"
 
 
+class HasToken(Protocol):
+    """A page, or anything else from which a read can continue."""
+
+    @property
+    def continuation_token(self) -> str:
+        """The position to resume from."""
+        ...
+
+
 @attrs.frozen
 class ChangeFeedRequest:
     """Describes one read of a change feed.
@@ -479,7 +485,7 @@ class ChangeFeedRequest:
     )
     """The options of one provider, or None. If they belong to another provider, the request is refused."""
 
-    def after(self, position: ChangeFeedPage | str) -> ChangeFeedRequest:
+    def after(self, position: HasToken | str) -> ChangeFeedRequest:
         """Return the request that continues after a page; everything else in it stays the same.
 
         Args:
