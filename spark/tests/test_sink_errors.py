@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -39,6 +40,10 @@ def with_column(batch, name, values, kind=None):
 class TestRefused:
     def test_missing_table(self, path):
         refused(path, rows(GOOD), "there is no Delta table", category=ErrorCategory.NOT_FOUND, create=False)
+
+    def test_folder_that_cannot_be_written(self):
+        nowhere = Path("/proc/self/table")  # not even root can write there
+        refused(nowhere, rows(GOOD), str(nowhere), category=ErrorCategory.PERMANENT_FAILURE)
 
     def test_table_without_the_columns_of_the_sink(self, path):
         DeltaTable.create(path, pa.schema([("id", pa.string()), ("order_key", pa.string())]))
