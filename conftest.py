@@ -126,7 +126,6 @@ LONG = (
     "providers/dynamo/tests/test_scale.py",
     "providers/embedded/tests/test_command_line.py",
     "providers/embedded/tests/test_fork.py",
-    "providers/embedded/tests/test_loss.py",
     "providers/embedded/tests/test_processes.py",
     "providers/embedded/tests/test_snapshot.py",
     "tests/engine/test_scale.py",
