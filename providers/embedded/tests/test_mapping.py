@@ -18,6 +18,7 @@ from multiclouddb_api import (
     encode_json,
 )
 from multiclouddb_embedded.mapping import (
+    Records,
     View,
     cursor_of,
     from_micros,
@@ -26,7 +27,6 @@ from multiclouddb_embedded.mapping import (
     to_events,
     to_micros,
 )
-from multiclouddb_embedded.records import Records
 from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
 
 patiently = settings(deadline=None, max_examples=50)  # a slow machine must not fail the test

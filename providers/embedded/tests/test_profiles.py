@@ -28,7 +28,7 @@ from multiclouddb_conformance.refusals import refused
 from multiclouddb_embedded import EmbeddedOptions, Put
 from multiclouddb_embedded.profile import PLAIN, PROFILES
 from multiclouddb_embedded.provider import EmbeddedPlugin
-from multiclouddb_embedded.store.layout import partition_hash, partition_identity
+from multiclouddb_embedded.store.collection import partition_hash, partition_identity
 from multiclouddb_spi import ProviderFault
 
 NATIVE, EMULATED, UNSUPPORTED = Support.NATIVE, Support.EMULATED, Support.UNSUPPORTED

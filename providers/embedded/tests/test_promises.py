@@ -9,8 +9,7 @@ import pytest
 
 from multiclouddb_api import ErrorCategory, FileCheckpointStore, MulticloudDbError, ResourceAddress, connect
 from multiclouddb_embedded import EmbeddedStore, SqliteCheckpointStore
-from multiclouddb_embedded.store.connection import ConnectionPool
-from multiclouddb_embedded.store.schema import check_store
+from multiclouddb_embedded.store.connection import ConnectionPool, check_store
 from multiclouddb_spi import Deadline
 
 LONE = "\ud800"

@@ -26,7 +26,7 @@ from multiclouddb_api import (
 from multiclouddb_embedded import EmbeddedStore, Put
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_embedded.reader import EmbeddedReader
-from multiclouddb_embedded.store.layout import partition_hash, partition_identity
+from multiclouddb_embedded.store.collection import partition_hash, partition_identity
 from multiclouddb_spi import Deadline, Fault, ProviderFault
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import WrittenTokens

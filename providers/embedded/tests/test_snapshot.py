@@ -27,7 +27,8 @@ from multiclouddb_embedded import EmbeddedStore
 ORDERS = (SnapshotOrder.AUTO, SnapshotOrder.INTERLEAVED, SnapshotOrder.ORDERED)
 ORDERED = Snapshot(SnapshotOrder.ORDERED)
 KEYS = 200
-LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "2"))
+LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
+SOAKED = [pytest.param(seed, marks=pytest.mark.soak) for seed in range(1000, 1100)]
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def pages(client, address, start, size=0, **settings):
 
 
 class TestSeveralProcesses:
-    @pytest.mark.parametrize("seed", range(LIVES))
+    @pytest.mark.parametrize("seed", [*range(LIVES), *SOAKED])
     def test_writers_restarts_and_lost_tokens(self, path, store, seed):
         address, order = fill(store), ORDERS[seed % 3]
         spawn = multiprocessing.get_context("spawn")

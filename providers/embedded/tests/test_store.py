@@ -14,8 +14,8 @@ import pytest
 from multiclouddb_api import ChangeType, ErrorCategory, MulticloudDbError, MulticloudDbKey, ResourceAddress
 from multiclouddb_conformance.refusals import refused
 from multiclouddb_embedded import MAX_DOCUMENT_BYTES, Delete, EmbeddedStore, Put
-from multiclouddb_embedded.store.layout import HASH_END
-from multiclouddb_embedded.store.schema import enter_wal_mode
+from multiclouddb_embedded.store.collection import HASH_END
+from multiclouddb_embedded.store.connection import enter_wal_mode
 
 PRECIOUS = {
     "decimal": Decimal("1.50"),

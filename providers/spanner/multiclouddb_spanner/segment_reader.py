@@ -129,7 +129,7 @@ class _Mapper(Mapper):
     columns: _Columns
 
     def cursor_after(self, records: _Rows, count: int) -> Cursor:
-        return attrs.evolve(self.span, after=records.part(0, count).last_key(self.view)).cursor()
+        return attrs.evolve(self.span, after=records.part(count - 1, count).last_key(self.view)).cursor()
 
     def events(self, records: _Rows, start: int, stop: int) -> list[ChangeEvent]:
         try:

@@ -12,7 +12,7 @@ from multiclouddb_conformance.harness import Harness, Kind
 from multiclouddb_conformance.values import KEYS, VALUES
 from multiclouddb_spanner.provider import CAPABILITIES, PLUGIN
 
-from .servers.emulator import HASTY, RESTLESS, STILL, shared
+from .servers.emulator import HASTY, STILL, shared
 
 # Maps each field to the type of its column. All other fields of a document share one further column.
 COLUMNS = {
@@ -106,15 +106,8 @@ class SpannerHarness(Harness):
         self.run([f"DROP CHANGE STREAM {name}_stream", f"DROP TABLE {name}", *self.statements])
 
 
-class RestlessHarness(SpannerHarness):
-    """A harness with the emulator's default settings: partitions live for 20 to 40 seconds."""
-
-    flags = RESTLESS
-    can_still = can_key_order = False  # the changes of a key can go to any partition
-
-
 class HastyHarness(SpannerHarness):
     """A harness with the emulator's fastest settings: partitions live for 3 to 6 seconds."""
 
     flags = HASTY
-    can_still = can_key_order = False
+    can_still = can_key_order = False  # the changes of a key can go to any partition
