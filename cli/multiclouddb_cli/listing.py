@@ -41,27 +41,10 @@ from multiclouddb_spi import Deadline, Partition, PartitionState, SupportsCollec
 from multiclouddb_spi.errors import user_errors
 from multiclouddb_spi.retry import Tries
 
-__all__ = [
-    "Family",
-    "TellsCapabilities",
-    "capabilities",
-    "collections",
-    "known_collections",
-    "partitions",
-    "providers",
-]
-
 
 @attrs.frozen
 class Installed:
-    """One installed provider.
-
-    Attributes:
-        provider: The provider's id.
-        distribution: The name of the provider's package in pip.
-        version: The version of the installed package.
-        problem: The reason why the provider cannot be imported, or None.
-    """
+    """One installed provider."""
 
     provider: str
     distribution: str
@@ -125,13 +108,7 @@ class TellsCapabilities(Protocol):
 
 @attrs.frozen
 class Column:
-    """A column of the matrix; each column describes one provider.
-
-    Attributes:
-        provider: The provider's id.
-        known: The capabilities of the provider, or None if they are unknown.
-        problem: The reason why the capabilities are not known.
-    """
+    """A column of the matrix; each column describes one provider."""
 
     provider: str
     known: CapabilitySet | None
@@ -204,14 +181,7 @@ _COLOURS: Final = {PartitionState.OPEN: "green", PartitionState.CLOSED: "bright_
 
 @attrs.frozen
 class Branch:
-    """One partition in the printed tree.
-
-    Attributes:
-        partition: The partition.
-        lead: The text that indents the line of the partition: spaces or connecting lines.
-        again: True if this partition and its descendants were already printed above, below another
-            of its parents.
-    """
+    """One partition in the printed tree."""
 
     partition: Partition
     lead: str

@@ -16,18 +16,6 @@ from multiclouddb_api import ChangeEvent, ChangeType, Notice, encode_json, event
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_cli.screen import is_terminal, printable, shorter, width, with_colour
 
-__all__ = [
-    "Renderer",
-    "Template",
-    "event_line",
-    "key_text",
-    "notice_line",
-    "plain_event",
-    "plain_json",
-    "plain_value",
-    "renderer",
-]
-
 
 def plain_value(value: Any) -> Any:
     """Convert a value of a document to a value that consists only of JSON's types."""
