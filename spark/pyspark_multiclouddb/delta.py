@@ -128,12 +128,9 @@ class Target:
         known = {field.name: field for field in self._table.schema().fields}
         for name, field in wanted.items():
             if name in known and _kind(known[name].type) != _kind(field.type):
-                raise invalid_request(
-                    f"column {name}",
-                    f"is {_json(field.type).strip('"')} in the batch and "
-                    f"{_json(known[name].type).strip('"')} in {self._where}",
-                    "cast it, or give it another name",
-                )
+                ours, theirs = (_json(each.type).strip('"') for each in (field, known[name]))
+                problem = f"is {ours} in the batch and {theirs} in {self._where}"
+                raise invalid_request(f"column {name}", problem, "cast it, or give it another name")
         for name in _TEXT:
             if name not in known:
                 raise _foreign(self._where, name)

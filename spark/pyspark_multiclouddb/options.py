@@ -396,7 +396,8 @@ def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, tuple[str, str]],
                 raise invalid_request(
                     name,
                     "would show a secret: Spark prints this option in plain text",
-                    "provide it with the vendor's environment variable or credential chain, or put it into url",
+                    "provide it with the vendor's environment variable or credential chain, or put it into "
+                    "url",
                 )
             connection[lower] = str(value)
             continue
