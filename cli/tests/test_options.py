@@ -254,59 +254,12 @@ class TestWait:
         assert warning.startswith("warning: there is no store at ")
 
 
-DEAD = """
-import random
-
-from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ErrorCategory, Support
-from multiclouddb_spi import Fault, Provider, ProviderFault, ProviderPlugin
-
-KNOWN = CapabilitySet({each: CapabilityNote(Support.NATIVE) for each in Capability})
-
-# Each wait between two attempts is random. The longest ones leave time for the report of the outage.
-random.uniform = max
-
-
-class Dead(Provider):
-    provider_id = "fake"
-
-    def __init__(self, tried_again):
-        self.tried_again = tried_again
-
-    def capabilities(self):
-        return KNOWN
-
-    def open_feed(self, spec, deadline):
-        raise ConnectionError("nobody at mongodb://me:a-hidden-key@host/")
-
-    def classify(self, error):
-        return Fault(ErrorCategory.TRANSIENT_FAILURE, f"{error}; check the host", retryable=True,
-                     vendor_retried=self.tried_again)
-
-    def close(self):
-        pass
-
-
-class Plugin(ProviderPlugin):
-    provider_id = "fake"
-
-    def connect(self, config, native_client):
-        return Dead(config.connection["url"].endswith("/once"))
-
-    def capabilities(self):
-        return KNOWN
-
-
-PLUGIN = Plugin()
-"""
-
-
 class TestDeadHost:
     """Tests a host that refuses connections; the engine keeps trying for three seconds."""
 
-    def follow(self, fake, tmp_path, *words, command="tail"):
-        (tmp_path / "site" / "fake_provider.py").write_text(DEAD)
+    def follow(self, fake, tmp_path, *words, command="tail", kind="DEAD"):
         return subprocess.Popen(
-            [*PROGRAM, command, fake, "orders", *words],
+            [*PROGRAM, command, f"{fake}/{kind}", "orders", *words],
             env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "site")},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -328,13 +281,13 @@ class TestDeadHost:
         assert (process.returncode, out, apart_from_silence(err)) == (143, "", "")
 
     def test_ends_a_top_too(self, fake, tmp_path):
-        with self.follow(f"{fake}/once", tmp_path, command="top") as process:
+        with self.follow(fake, tmp_path, command="top", kind="DEAD-ONCE") as process:
             out, err = process.communicate(timeout=60)
         assert (process.returncode, out) == (8, "")
         assert err.startswith("error: [TRANSIENT_FAILURE] nobody at ")
 
     def test_of_a_run_that_ends_is_its_error_alone(self, fake, tmp_path):
-        with self.follow(f"{fake}/once", tmp_path, "--until-idle") as process:
+        with self.follow(fake, tmp_path, "--until-idle", kind="DEAD-ONCE") as process:
             _, err = process.communicate(timeout=60)
         assert err.startswith("error: [TRANSIENT_FAILURE] ")
         assert err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Tests the table that shows a query's progress."""
+"""Tests the table that shows a query's progress; `test_source.py` prints one."""
 
 import io
 import json
@@ -6,10 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from multiclouddb_conformance.waiting import wait_until
 from pyspark_multiclouddb import ProgressTable
-
-from .test_source import follow
 
 REPORT = {
     "events": 3,
@@ -48,17 +45,3 @@ def test_lines_have_what_the_source_reports():
     assert skipped[-4:] == place.split()
     assert {"4,", "p1"} <= set(poison)
     assert late[-1] == "1"
-
-
-def test_in_a_session(spark, source, tmp_path):
-    out = io.StringIO()
-    listener = ProgressTable(out)
-    source.write(20)
-    spark.streams.addListener(listener)
-    try:
-        follow(spark, source, tmp_path / "checkpoint")
-        wait_until(lambda: " ended" in out.getvalue())
-    finally:
-        spark.streams.removeListener(listener)
-    (line,) = (line.split() for line in out.getvalue().splitlines() if line.split()[1:3] == ["1", "20"])
-    assert line[3] == "20"

@@ -49,18 +49,6 @@ def number_of_tasks(query):
 
 
 class TestBothStreams:
-    @pytest.mark.parametrize("limit", [{}, {"maxRecordsPerTrigger": "1"}, {"maxRecordsPerTrigger": "30"}])
-    def test_rows_then_changes(self, source, is_plain, limit):
-        source.fill(ROWS)
-        query, sink = Query(source, is_plain=is_plain, **SEGMENTS, **limit), Sink()
-        sink.apply(query.step())
-        source.write(40)
-        source.split()
-        sink.drain(query)
-        assert sink.documents() == source.documents
-        assert sink.kinds == sorted(sink.kinds, reverse=True)
-        assert sink.kinds.count(True) >= ROWS - 40
-
     def test_restart_after_every_batch_and_a_replay_of_each(self, source, is_plain):
         """A replayed batch has the same rows, even in a new process, which knows nothing about earlier
         batches."""
@@ -172,7 +160,7 @@ def test_database_without_snapshots_is_refused(source):
         query.plan()
 
 
-@pytest.mark.parametrize("order", ["interleaved", "auto"])
+@pytest.mark.parametrize("order", ["auto", pytest.param("interleaved", marks=pytest.mark.soak)])
 def test_spark_reads_a_snapshot_into_delta_and_a_batch_that_failed_comes_again(
     spark, source, path, tmp_path, order
 ):

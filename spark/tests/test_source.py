@@ -1,5 +1,6 @@
 """Tests the source inside Spark: batches, streams, restarts, errors, and what is imported when."""
 
+import io
 import json
 import os
 import subprocess
@@ -19,7 +20,8 @@ from multiclouddb_api import (
     connect,
     encode_json,
 )
-from pyspark_multiclouddb import error_from_query, local_session
+from multiclouddb_conformance.waiting import wait_until
+from pyspark_multiclouddb import ProgressTable, error_from_query, local_session
 from pyspark_multiclouddb.errors import no_pyspark
 from pyspark_multiclouddb.rows import SPARK_SCHEMA
 
@@ -127,16 +129,22 @@ class TestBatch:
 
 class TestStream:
     def test_every_event_once_through_splits_merges_and_restarts(self, spark, source, tmp_path):
-        runs = []
-        for turn in range(3):
+        runs, out = [], io.StringIO()
+        listener = ProgressTable(out)
+        spark.streams.addListener(listener)
+        for turn in range(2):
             source.write(60, seed=turn)
             source.split(turn)
             source.write(20, seed=turn)
             source.merge(turn)
             source.write(20, seed=turn)
-            runs.append(follow(spark, source, tmp_path / "checkpoint", maxRecordsPerTrigger=45))
+            runs.append(follow(spark, source, tmp_path / "checkpoint", maxRecordsPerTrigger=65))
+        wait_until(lambda: out.getvalue().count(" ended") == 2)
+        spark.streams.removeListener(listener)
         assert without_sequence(row for run in runs for row in run.all()) == through_the_client(source)
-        assert max(size for run in runs for size in run.sizes()) == 45
+        assert max(size for run in runs for size in run.sizes()) == 65
+        shown = [line.split()[2:4] for line in out.getvalue().splitlines()]
+        assert ["65", "65"] in shown, "rows and events of a batch"
         last = {}
         for batch in (batch for run in runs for batch in run.in_order()):
             for row in sorted(batch, key=lambda row: row["order_key"]):
@@ -148,15 +156,13 @@ class TestStream:
         source.store.create_collection("others")
         source.write(5)
         assert follow(spark, source, checkpoint).sizes() == [0, 5]
-        for night in range(2, 4):
-            source.store.put("others", "k", {"n": night})
-            assert follow(spark, source, checkpoint).sizes() == [0]
-            end, before = (offset_of(checkpoint, number) for number in (night, night - 1))
-            assert end["c"] != before["c"]
-            assert end["empty"] is True
-        assert follow(spark, source, checkpoint).sizes() == []
+        source.store.put("others", "k", {"n": 1})
+        assert follow(spark, source, checkpoint).sizes() == [0]
+        end, before = (offset_of(checkpoint, number) for number in (2, 1))
+        assert end["c"] != before["c"]
+        assert end["empty"] is True
         # The driver crashes in this batch: the batch is planned but not finished.
-        for name in ("3", ".3.crc"):
+        for name in ("2", ".2.crc"):
             (checkpoint / "commits" / name).unlink()
         source.write(2)
         again = follow(spark, source, checkpoint)

@@ -14,12 +14,10 @@ from multiclouddb_conformance.simulation import (
     Simulation,
     SimulationFeed,
     SimulationProvider,
-    ThrottledError,
     capabilities_without,
 )
 from multiclouddb_conformance.simulation.reader import SimulationReader
 from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
-from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_spi import Planner
 from multiclouddb_spi.continuation.lineage import Lineage
@@ -53,12 +51,6 @@ class TestStart:
         query.restart(startingPosition=other)
         assert query.read(0) == []
         assert len(query.drain()) == count
-
-    def test_time_is_inclusive(self, source):
-        source.write(10)
-        everything = sorted(Query(source).drain(), key=lambda row: row["order_key"])
-        sixth = everything[5]["timestamp"].isoformat()
-        assert len(Query(source, startingPosition=sixth).drain()) == 5
 
     def test_first_listing_without_partitions_is_not_the_end_of_the_feed(self, simulation):
         """A service may list a partition late. An offset without partitions could never be read from."""
@@ -129,13 +121,6 @@ class TestIdle:
         simulation.write("a", {"n": 2})
         query.log = later.log
         assert [row["new_item_state"] for row in query.step("all") and query.step("all")] == ['{"n":2}']
-
-    def test_new_rows_come_after_the_interval(self, source):
-        query = Query(source, pollInterval="50 ms")
-        query.drain()
-        assert not query.plan()
-        source.write(1)
-        wait_until(query.plan)
 
 
 class Clock:
@@ -628,19 +613,6 @@ class TestTroubles:
         simulation.write("a", {"n": 1})
         simulation.fail_next(None, ServerError("503"), times=30, operation=operation)
         assert len(Query(simulation).drain()) == 1
-
-    def test_throttled_read_is_tried_again(self, simulation):
-        simulation.write("a", {"n": 1})
-        query = Query(simulation)
-        query.step()
-        assert query.plan()
-        simulation.fail_next(None, ThrottledError("slow down", 0.0), times=3)
-        assert len(query.read()) == 1
-
-    def test_poison_is_told_with_its_position(self, simulation):
-        simulation.write("a", {"n": 1}, poison=True)
-        with pytest.raises(SourceError, match=r"^\[MULTICLOUDDB:PROVIDER_ERROR\] \S+: record at commit 1"):
-            Query(simulation).drain()
 
     def test_expired_position_names_the_way_out(self, source):
         source.write(20)
