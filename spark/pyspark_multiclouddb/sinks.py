@@ -437,8 +437,7 @@ def _pieces(
     if any(batch[name].null_count for name in _NEEDED) or pc.any(pc.invert(known)).as_py():
         raise incomplete_rows()
     if batch.num_rows:
-        first = pc.index(batch["backfilled"], True).as_py() if tells_plan else -1
-        found = None if first < 0 else plan_id_of(batch["event_id"][first].as_py() or "") or None
+        found = _plan_in(batch) if tells_plan else None
         rows = _in_utc(latest_by_key(batch.select(kept)))
         lacking = rows.filter(lacks_state(rows))
         if lacking.num_rows and missing_state == "refuse":
@@ -455,6 +454,12 @@ def _stored_schema(batch: DataFrame | pa.Table | ChangeFeedPage) -> pa.Schema:
     if not isinstance(batch, pa.Table):
         batch = cast("pa.Table", batch.selectExpr(*map(in_backticks, kept)).limit(0).toArrow())
     return _in_utc(batch.select(kept)).schema
+
+
+def _plan_in(events: pa.Table) -> str | None:
+    """Return the id of the snapshot to which rows of `events` belong, or None."""
+    where = pc.index(events["backfilled"], True).as_py()
+    return None if where < 0 else plan_id_of(events["event_id"][where].as_py() or "") or None
 
 
 def _last_of_each(events: pa.Table) -> pa.Array:
