@@ -38,8 +38,8 @@ from multiclouddb_cli.screen import (
     rich_table,
 )
 from multiclouddb_cli.session import Interrupt, Session, until_signal
-from multiclouddb_cli.tokens import Standing, read_standings
 from multiclouddb_spi.continuation.token import decode_token
+from multiclouddb_spi.token_report import Standing, read_standings
 
 _COLUMNS: Final = ("partition", "state", "events", "events/s", "position", "time", "kept for", "trouble")
 _SPARE: Final = ("time", "position", "kept for", "state")

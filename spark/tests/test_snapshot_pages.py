@@ -25,7 +25,7 @@ from multiclouddb_api import (
     SnapshotStarted,
     connect,
 )
-from multiclouddb_spi.arrow import events_to_arrow
+from multiclouddb_api.arrow import events_to_arrow
 from pyspark_multiclouddb import merge_into_delta
 
 from .conftest import COLLECTION
