@@ -57,7 +57,6 @@ JVM_TESTS_APART = (
     "providers/mongo/tests/test_spark_delta.py",
     "spark/tests/test_cluster.py",
     "spark/tests/test_connect.py",
-    "spark/tests/test_databases.py",
     "spark/tests/test_versions.py",
     # This test does not start a JVM, but it shares the wheels with the other test of this group.
     "tests/test_wheels.py",
@@ -125,7 +124,6 @@ LONG = (
     "providers/dynamo/tests/test_scale.py",
     "providers/embedded/tests/test_command_line.py",
     "providers/embedded/tests/test_fork.py",
-    "providers/embedded/tests/test_loss.py",
     "providers/embedded/tests/test_processes.py",
     "providers/embedded/tests/test_snapshot.py",
     "tests/engine/test_scale.py",
