@@ -18,8 +18,9 @@ from multiclouddb_embedded import EmbeddedStore
 
 _HEAD: Final = """# The command line at work
 
-Install the command with `pip install "multiclouddb[embedded,cli]"`, or with the extra of your database instead
-of `embedded`. `URL` is a URL that `connect` accepts, or the path of a [TOML file](../configuration.md#connect).
+Install the command with `pip install "multiclouddb[embedded,cli]"`, or with the extra of your database
+instead of `embedded`. `URL` is a URL that `connect` accepts, or the path of a
+[TOML file](../configuration.md#connect).
 Other users of the machine can see the arguments of a command, so let a TOML file read the password from the
 environment. [All options](#all-options) are at the end of the page, and [Errors](errors.md) says what to do
 about each exit code.
