@@ -1,9 +1,13 @@
 """Tests bounded reads of a service that answers late, ends early, or has no more records."""
 
+from typing import get_args
+
 import attrs
 import pytest
 
-from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, SkipToOldest
+from multiclouddb_api import Beginning, ErrorCategory, FeedEnded, MulticloudDbError, SkipToOldest
+from multiclouddb_conformance.delegating import WrappedFeed, WrappedProvider
+from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import (
     ServerError,
     ServiceBehaviour,
@@ -11,21 +15,37 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
     TrimmedError,
 )
+from multiclouddb_conformance.simulation.view import View
 from multiclouddb_spi import (
+    Awaiting,
     Batch,
+    Child,
+    Continue,
     Deadline,
+    Drained,
+    Ended,
+    Feed,
     FeedSpec,
+    Head,
     Partition,
     PartitionState,
     Planner,
+    Reached,
     Reader,
+    Scanned,
     Survey,
+    Target,
     deadline,
     read_range,
 )
 from multiclouddb_spi.arrival import current
+from multiclouddb_spi.batch import Outcome, children_of, goes_on
+from multiclouddb_spi.continuation.entry import Entry, Plan, Stage
+from multiclouddb_spi.continuation.follow import Ending, apply_end
+from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.planning import ranges
 from multiclouddb_spi.planning.ranges import read_head
+from multiclouddb_spi.planning.step import clip
 
 
 def nothing(cursor, poll_after):
@@ -139,20 +159,6 @@ def test_who_stays_behind_is_given_up_in_words_that_help(clock):
     assert 119 < sum(clock.pauses) < 121
 
 
-def test_who_moves_and_cannot_be_said_to_come_nearer_is_not_waited_for_without_end(clock, monkeypatch):
-    world = World(clock)
-    monkeypatch.setattr(type(world.feed), "compare", lambda *_: None)
-    with pytest.raises(MulticloudDbError, match="nothing more for 120 s"):
-        list(world.read(Lagging(world.feed, world.places[:2] * 2000)))
-
-
-def test_who_has_brought_records_comes_nearer(clock, monkeypatch):
-    world = World(clock, page_limit=1)
-    monkeypatch.setattr(type(world.feed), "compare", lambda *_: None)
-    lagging = Lagging(world.feed, [*[None] * 50, ..., *[None] * 50], 2.0)
-    assert list(world.read(lagging)) == world.names[:3]
-
-
 def test_a_partition_that_ends_early_is_told_behind_what_came_before(clock):
     world = World(clock, drop_notice=True, page_limit=1)
     rows = world.read()
@@ -194,14 +200,6 @@ class TestSkips:
     def read(self, world, part=None):
         batches = read_range(world.provider, world.feed, part or world.part, SkipToOldest())
         return [event.event_id for batch in batches for event in batch.events(0, len(batch))]
-
-    def test_a_position_that_is_the_oldest_one_is_read_again(self, clock, monkeypatch):
-        """For example, the oldest record may expire between two requests, or a replica may be late."""
-        world = World(clock)
-        part = attrs.evolve(world.part, start=world.places[1])
-        stated(monkeypatch, world, Partition("p0", (), OPEN, world.places[1]))
-        world.sim.fail_next("p0", TrimmedError("too old"))
-        assert self.read(world, part) == world.names[1:3]
 
     def test_a_position_that_stays_expired_is_an_error(self, clock, monkeypatch):
         world = World(clock)
@@ -273,3 +271,132 @@ def test_a_request_becomes_smaller_while_the_link_is_cut(clock, monkeypatch, rea
     assert cut.asked[again:] == [625] * len(cut.asked[again:]), (
         "the next range of the feed asks for as little"
     )
+
+
+class Vague(WrappedFeed):
+    """A feed that cannot compare two different positions."""
+
+    def compare(self, a, b):
+        return 0 if a == b else None
+
+
+class VagueProvider(WrappedProvider):
+    def open_feed(self, spec, deadline):
+        return Vague(self.inner.open_feed(spec, deadline), self)
+
+
+class VagueWorld:
+    """One partition with five changes, and the positions before and after each change."""
+
+    def __init__(self, behaviour=None, on_expired=None, partitions=1):
+        self.sim = Simulation(partitions, behaviour or ServiceBehaviour())
+        self.provider = VagueProvider(SimulationProvider(self.sim))
+        self.soon = Deadline.after(60)
+        self.feed = self.provider.open_feed(FeedSpec(self.sim.address), self.soon)
+        self.planner = Planner(self.provider, self.feed, on_expired)
+        self.start = self.planner.start(Beginning(), self.soon)
+        self.names = []
+
+    def fill(self, count):
+        self.names += [self.sim.write(f"k{n}", {"n": n}).event_id for n in range(count)]
+
+    def read(self, *parts, on_expired=None):
+        found = []
+        for part in parts:
+            for batch in read_range(self.provider, self.feed, part, on_expired):
+                found += [event.event_id for event in batch.events(0, len(batch))]
+        return found
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch):
+    monkeypatch.setattr(ranges, "_sleep", lambda seconds: None)
+
+
+def places(world):
+    """Return the start position and the current end position."""
+    target = world.planner.target(world.start, world.soon)
+    return world.start.cursor("p0"), target.cursors["p0"], target
+
+
+def test_what_lies_before_a_target_is_read_and_nothing_behind_it():
+    world = VagueWorld()
+    world.fill(5)
+    *_, target = places(world)
+    first = list(world.names)
+    world.fill(3)
+    assert [name for step in world.planner.steps(world.start, world.soon, target)
+            for name in world.read(*step.ranges())] == first  # fmt: skip
+
+
+def test_a_head_that_may_lie_behind_a_target_is_put_at_it():
+    world = VagueWorld()
+    heads = {"p0": Head(8, 3, Ended(None)), "p1": Head(8, 3, Continue())}
+    expected = {"p0": Head(5, None, Continue()), "p1": Head(8, 3, Continue())}
+    assert clip(world.feed, heads, Target({"p0": 5, "p2": 7}, frozenset())) == expected
+
+
+def test_each_position_is_asked_alone_where_the_order_does_not_show_which_has_expired():
+    world = VagueWorld(on_expired=SkipToOldest())
+    world.fill(5)
+    world.sim.trim(upto=3)
+    step = world.planner.advance(world.start, None, world.soon)
+    assert [
+        name for part in step.ranges() for name in world.read(part, on_expired=SkipToOldest())
+    ] == world.names[3:]
+
+
+class TestDefaults:
+    """Tests the defaults of `discover` and `join` in a feed whose partitions have no children."""
+
+    def ask(self, feed, cursors):
+        return Feed.join(feed, "c", cursors)
+
+    @pytest.mark.parametrize("cursors", [[3, 5, 4], [5, 4, 3], [4, 3, 5]])
+    def test_of_several_it_is_the_one_before_all_others(self, cursors):
+        assert self.ask(VagueWorld().feed.inner, cursors) == 3
+
+
+class TestOutcomes:
+    NAMED = Drained((Child("b", ("a",), 1),))
+    ALL = (Continue(), Reached(), NAMED, Awaiting(), Ended(None), Ended(FeedEnded("over")), Scanned())
+
+    def test_every_outcome_is_told_apart(self):
+        assert {type(outcome) for outcome in self.ALL} == set(get_args(Outcome))
+        assert [goes_on(outcome) for outcome in self.ALL] == [True] + [False] * 6
+        assert [len(children_of(outcome)) for outcome in self.ALL] == [0, 0, 1, 0, 0, 0, 0]
+
+    @pytest.mark.parametrize("question", [goes_on, children_of])
+    def test_what_is_no_outcome_is_refused(self, question):
+        with pytest.raises(AssertionError):
+            question("over")
+
+    def test_a_dropped_collection_ends_the_scan_and_starts_the_stream(self):
+        plan = Plan("plan", [1], "f", 5, holds=True)
+        segments = [Entry.read(name, 1, listed=False) for name in ("part-1", "part-2")]
+        made = Lineage([plan, *segments, Entry("p0", Stage.WAIT, (1,), ("plan",))], RULES)
+        assert apply_end(made, "part-1", Ended(FeedEnded("over"))) == Ending((), ("p0",))
+        assert [entry.partition_id for entry in made] == ["p0"]
+
+    def test_a_page_tells_nothing_of_it_but_the_end_of_all(self, make_bench, monkeypatch, ended):
+        bench = make_bench(2)
+        bench.connect(coverage_audit_seconds=1e9)
+        bench.fill(6)
+        plain = View.ending
+
+        def ending(view, partition_id, *, asked):
+            outcome = plain(view, partition_id, asked=asked)
+            return Ended(None) if isinstance(outcome, Drained) else outcome
+
+        monkeypatch.setattr(View, "ending", ending)
+        _, token = bench.drain()
+        bench.sim.roll("p0")
+        page = bench.page(token)
+        token = page.continuation_token
+        assert page.idle
+        assert page.notices == ()
+        bench.sim.roll("p1")
+        page = bench.page(token)
+        assert [type(notice) for notice in page.notices] == [FeedEnded]
+        assert ended(page)
+        assert page.idle

@@ -25,7 +25,6 @@ from multiclouddb_api import (
     SnapshotStarted,
 )
 from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
-from multiclouddb_conformance.simulation.documents import place_in_scan
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_spi import Engine, InlineExecutor
 
@@ -85,10 +84,7 @@ class Life:
         return self.engine.read_changes(request, OPTIONS)
 
     def run(self, on_expired=None, drop_at_done=False, quiet_after=400):
-        """Read to the end of the snapshot, then until no more changes arrive.
-
-        Applications write in the meantime.
-        """
+        """Read to the end of the snapshot, then until no more changes arrive."""
         self.restart()
         self.stored = Snapshot(self.order)
         self.done = False
@@ -163,31 +159,6 @@ class TestEqual:
 class TestTombstones:
     def test_interleaved_without_them_differs(self):
         assert len(differing(LIVES, INTERLEAVED, tombstones=False, point_in_time=True)) > LIVES / 2
-
-    @pytest.mark.parametrize("early", [False, True], ids=["in time", "too early"])
-    def test_dropped_before_a_later_token_is_stored_they_are_missing(self, early):
-        life = Life(1, INTERLEAVED)
-        life.sim = Simulation(1, ServiceBehaviour(segments=1, point_in_time=True))
-        for number in range(9):
-            life.sim.write(f"k{number}", {"n": number})
-        life.size = 3
-        life.restart()
-        life.stored, life.done = None, False
-        position = FromContinuationToken(life.read(Snapshot(INTERLEAVED)).continuation_token)
-        last = max(life.sim.documents(), key=place_in_scan)
-        life.sim.write(last, None)
-        page = life.read(position)  # the page contains the delete, but not yet the row
-        life.apply(page, early)
-        stored = position = FromContinuationToken(page.continuation_token)
-        while not life.done:
-            page = life.read(position)
-            life.apply(page, early)
-            position = FromContinuationToken(page.continuation_token)
-        life.restart()  # the token after `BackfillDone` is lost
-        while not (page := life.read(stored)).idle:
-            life.apply(page, early)
-            stored = FromContinuationToken(page.continuation_token)
-        assert life.is_equal() is not early
 
 
 class TestLongScan:
