@@ -43,18 +43,18 @@ from multiclouddb_spi.continuation.state import Finished, Retired, Session, Writ
 from multiclouddb_spi.contract import Feed, PartitionState, Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import user_errors
+from multiclouddb_spi.fetching.fetcher import Fetcher, ReadContext
+from multiclouddb_spi.fetching.readers import Budget, ReaderCache
+from multiclouddb_spi.fetching.turns import PollResult
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import FeedCache
 from multiclouddb_spi.reading.answers import Look, look_again
-from multiclouddb_spi.reading.fetcher import Fetcher, ReadContext
 from multiclouddb_spi.reading.pages import Pages, Reading, finished
 from multiclouddb_spi.reading.poll import Poll
 from multiclouddb_spi.reading.quiet_feeds import Check, QuietFeeds
-from multiclouddb_spi.reading.readers import Budget, ReaderCache
-from multiclouddb_spi.reading.scanning import announced
-from multiclouddb_spi.reading.turns import PollResult
 from multiclouddb_spi.request_check import check_plan, check_planned, require, spec_of
 from multiclouddb_spi.retry import ATTEMPTS
+from multiclouddb_spi.scan.start import announced, segment_lineages
 from multiclouddb_spi.session_opener import SessionOpener
 
 __all__ = ["Engine"]
@@ -276,7 +276,7 @@ class Engine:
             if isinstance(session, Finished) or not isinstance(session.state, Lineage):
                 return ()
             check_plan(session.state.plan)
-            segments = self._opener.segment_lineages(session.feed, session.state, deadline)
+            segments = segment_lineages(session.feed, session.state, self._fetcher.call, deadline)
             parts = [
                 (each.partition_id, session.alone(each))
                 for each in session.state.listed()

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from multiclouddb_api import Beginning
-from multiclouddb_spi.reading import poll, readers
-from multiclouddb_spi.reading.readers import Budget, PartitionReader, ReaderCache
+from multiclouddb_spi.fetching import readers
+from multiclouddb_spi.fetching.readers import Budget, PartitionReader, ReaderCache
+from multiclouddb_spi.reading import poll
 
 # A page is read by these functions; the rest of a call holds no reader outside a turn, the hand or the cache.
 READING = ("_launch", "launch", "land", "park", "pop", "put")

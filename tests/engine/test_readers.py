@@ -17,9 +17,9 @@ from multiclouddb_conformance.simulation import (
     SimulationReader,
 )
 from multiclouddb_spi import Deadline, FeedSpec
+from multiclouddb_spi.fetching import readers
+from multiclouddb_spi.fetching.readers import Budget, PartitionReader
 from multiclouddb_spi.observing import Observing
-from multiclouddb_spi.reading import readers
-from multiclouddb_spi.reading.readers import Budget, PartitionReader
 
 BEGINNING = Beginning()
 
@@ -251,7 +251,7 @@ class TestLive:
         self, threaded, monkeypatch, eventually
     ):
         """Nothing cancels such a reader, so a read would block until the service answers."""
-        monkeypatch.setattr("multiclouddb_spi.reading.readers.ANSWER_SECONDS", -60.0)
+        monkeypatch.setattr("multiclouddb_spi.fetching.readers.ANSWER_SECONDS", -60.0)
         bench = threaded()
         bench.page()
         bench.fill(1)

@@ -29,9 +29,9 @@ from multiclouddb_conformance.waiting import assert_prompt
 from multiclouddb_spi import Deadline
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.fetching.turns import Turns
 from multiclouddb_spi.reading import poll
 from multiclouddb_spi.reading.poll import Fetches
-from multiclouddb_spi.reading.turns import Turns
 
 BEGINNING = Beginning()
 FOREVER = None
@@ -112,8 +112,8 @@ class TestSlowPartitions:
     @pytest.fixture(autouse=True)
     def shorter_turns(self, monkeypatch):
         """Shorten the time for which a call waits only for the first partition in the queue."""
-        for module in ("poll", "scanning"):
-            monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", 1.0)
+        for module in ("reading.poll", "scan.scanning"):
+            monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", 1.0)
 
     def test_slow_head_of_the_queue_holds_up_the_others_once(self, threaded, ids):
         bench = threaded(3)
@@ -503,8 +503,8 @@ class TestNewsBesideOthers:
         bench.sim.release("p0")
 
     def test_of_a_partition_that_never_answers(self, reading, ids, monkeypatch):
-        for module in ("poll", "scanning"):
-            monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", 0.2)
+        for module in ("reading.poll", "scan.scanning"):
+            monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", 0.2)
         bench, token, begin, pages = reading
         bench.connect(threads=True)
         bench.sim.hold("p0")
@@ -561,8 +561,8 @@ class TestRounds:
         """The service keeps the poll of `p0` open for the whole call, but the engine does not treat `p0` as
         slow.
         """
-        for module in ("poll",):
-            monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", LONG)
+        for module in ("reading.poll",):
+            monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", LONG)
         bench = make_bench(2)
         bench.connect(threads=True)
         token = bench.page(Now()).continuation_token

@@ -234,6 +234,22 @@ class KeepsParentsOfWhatIsGone(Mutant):
         return attrs.evolve(survey, present=(*survey.present, *more), gone=gone)
 
 
+class TakesEndedForGone(Mutant):
+    """A partition that has ended counts as gone, although its changes can still be read."""
+
+    caught_by = ("TestFollowing::test_what_can_be_read_is_not_gone",)
+
+    def stated(
+        self, survey: Survey, asked: Mapping[str, Cursor], expired: Collection[str], *, whole: bool
+    ) -> Survey:
+        """State that every partition is gone that has ended; so are its ancestors (C2)."""
+        del asked, expired, whole
+        ended = {each.partition_id: each for each in survey.present if each.state is PartitionState.CLOSED}
+        present = tuple(each for each in survey.present if each.partition_id not in ended)
+        gone = {**survey.gone, **{name: each.parents for name, each in ended.items()}}
+        return attrs.evolve(survey, present=present, gone=gone)
+
+
 class RoundsMoments(Mutant):
     """The moment of a position is rounded, so that positions before and after a change have the same."""
 
