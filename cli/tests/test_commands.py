@@ -451,6 +451,7 @@ def drain(terminal: int) -> None:
     os.close(terminal)
 
 
+@pytest.mark.slow
 class TestProgram:
     def test_tells_its_version(self, run):
         assert run("--version").stdout == f"multiclouddb {version('multiclouddb-cli')}\n"

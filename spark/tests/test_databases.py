@@ -17,6 +17,8 @@ from .environments import environment
 from .foreign import install
 from .jvm_settings import environment_of
 
+pytestmark = pytest.mark.xdist_group("jvm apart")
+
 PROGRAM = Path(__file__).with_name("database_life.py")
 SECONDS = 400
 

@@ -20,6 +20,8 @@ from .foreign import install
 from .jvm_settings import environment_of
 from .test_source import through_the_client
 
+pytestmark = pytest.mark.xdist_group("jvm apart")
+
 PROGRAM = Path(__file__).with_name("life.py")
 SECONDS = 400
 OLDEST, *OTHERS = DIGESTS

@@ -128,12 +128,6 @@ def test_a_partition_without_a_scan_cannot_be_started(bench, feed):
         )
 
 
-def test_a_scan_without_a_stream_is_tried_again(bench, feed):
-    feed.plan = lambda plan: attrs.evolve(plan, seeds=())
-    error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, match="names no partition to read")
-    assert error.retryable
-
-
 def test_a_time_in_the_future_is_refused_before_a_scan_is_planned(bench, feed):
     late = AtTime(bench.sim.now + timedelta(seconds=61))
     bench.refused(ErrorCategory.INVALID_REQUEST, late, match=r"AtTime\.utc.*61 s ahead")

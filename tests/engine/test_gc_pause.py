@@ -76,6 +76,12 @@ class TestPause:
 
 
 class TestThreads:
+    def test_threads_that_come_one_after_another_do_not_keep_it_out_for_ever(self):
+        first, second = Elsewhere(), Elsewhere()
+        first.leave()
+        assert gc.isenabled()
+        second.leave()
+
     def test_a_child_of_a_fork_has_it(self):
         ran = subprocess.run(
             [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK],

@@ -13,18 +13,13 @@ import pytest
 from multiclouddb_api import (
     AtTime,
     Beginning,
-    ChangeFeedRequest,
-    ClientConfig,
     Dropped,
     FeedEnded,
-    FromContinuationToken,
     LogicalPartition,
     MulticloudDbKey,
     Now,
     Observer,
-    OperationOptions,
     PartitionFoundLate,
-    PhysicalPartition,
     Renamed,
     SkipToOldest,
 )
@@ -32,12 +27,11 @@ from multiclouddb_conformance.delegating import WrappedProvider
 from multiclouddb_conformance.simulation import (
     ServerError,
     ServiceBehaviour,
-    Simulation,
     SimulationProvider,
     SimulationReader,
 )
 from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
-from multiclouddb_spi import Drained, Ended, Engine, InlineExecutor
+from multiclouddb_spi import Drained, Ended
 from multiclouddb_spi.continuation.token import decode_token
 
 
@@ -81,17 +75,6 @@ class TestSize:
         assert bench.page(size=1).diagnostics.native_charge <= 3
 
 
-class TestTokenMoves:
-    def test_record_out_of_scope_moves_the_token(self, bench):
-        bench.fill(3)
-        scope = LogicalPartition(MulticloudDbKey({"id": "nobody"}))
-        before = bench.page(Now(), scope=scope)
-        bench.fill(3)
-        after = bench.page(before.continuation_token, scope=scope)
-        assert not after.events
-        assert decode_token(after.continuation_token).state != decode_token(before.continuation_token).state
-
-
 class TestIdle:
     def test_filter_that_still_scans_is_not_idle(self, make_bench, ids):
         """The first answers are empty because of the filter, and the engine continues to read."""
@@ -130,6 +113,16 @@ class TestIdle:
         assert fetches.count("p1") > 1
         assert not page.idle
         assert list(page.diagnostics.partition_errors) == [bench.sim.public_id("p1")]
+
+    def test_a_prefetched_nothing_from_before_a_write_is_no_proof(self, make_bench, ids):
+        bench = make_bench(behaviour=ServiceBehaviour(caught_up=CaughtUp.WHEN_EMPTY))
+        bench.connect(page_records=2)
+        bench.fill(4)
+        token = bench.page(bench.page(size=2).continuation_token, 2).continuation_token
+        assert bench.calls.fetches["p0"] == 3, "the second page should have started a read ahead"
+        late = bench.fill_partition("p0")
+        page = bench.page(token)
+        assert (ids(page), page.idle) == (late, False)
 
     def test_answer_to_an_earlier_call_is_no_proof(self, make_bench, eventually, ids):
         """After the call has ended, p1 answers that it has no more changes; then a change is written."""
@@ -289,33 +282,6 @@ class TestDiagnostics:
         assert asked.count("clock") <= 6
 
 
-def test_a_prefetched_nothing_from_before_a_write_does_not_make_the_next_page_idle() -> None:
-    """The prefetch found nothing before the write. Only an answer received during the current call proves
-    that the partition is idle.
-    """
-    sim = Simulation(partitions=1)
-    sim.behaviour = ServiceBehaviour(caught_up=CaughtUp.WHEN_EMPTY)
-    for number in range(4):
-        sim.write(f"k{number}", {"n": number})
-    provider = SimulationProvider(sim, page_records=2)
-    engine = Engine(provider, ClientConfig("simulation"), executor=InlineExecutor())
-    position: Beginning | FromContinuationToken = Beginning()
-    for _ in range(2):
-        page = engine.read_changes(
-            ChangeFeedRequest(sim.address, position, max_page_size=2), OperationOptions()
-        )
-        position = FromContinuationToken(page.continuation_token)
-        assert len(page.events) == 2
-    assert provider.calls.fetches["p0"] == 3, "the second page should have started a read ahead"
-    sim.write("late", {"n": 4})
-
-    page = engine.read_changes(ChangeFeedRequest(sim.address, position), OperationOptions())
-
-    assert [event.new_item_state for event in page.events] == [{"n": 4}]
-    assert not page.idle
-    engine.close()
-
-
 def test_a_partition_whose_time_comes_is_asked_again_in_the_same_call(make_bench):
     bench = make_bench(behaviour=ServiceBehaviour(poll_after=0.2))
     bench.connect(threads=True)
@@ -323,16 +289,6 @@ def test_a_partition_whose_time_comes_is_asked_again_in_the_same_call(make_bench
     bench.fill(3)
     page = bench.page(token, timeout=25)
     assert [event.event_id for event in page.events] == bench.written()
-
-
-def test_the_page_of_a_retired_partition_is_never_idle(bench):
-    bench.fill(2)
-    scope = PhysicalPartition(bench.sim.public_id("p0"))
-    bench.sim.split("p0")
-    page = list(bench.walk(scope=scope))[-1]
-    for _ in range(2):
-        assert (page.partition_retired, page.idle) == (True, False)
-        page = bench.page(page.continuation_token, scope=scope)
 
 
 class SwitchedOff(WrappedProvider):

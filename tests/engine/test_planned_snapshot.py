@@ -89,12 +89,6 @@ def test_a_limit_counts_estimated_rows_in_whole_segments():
     assert set(sizes[1:-1]) == {5}
 
 
-def test_an_empty_collection_is_over_at_once():
-    plan = Plan(0)
-    assert [plan.events(step) for step in plan.run()] == [[]] * 2
-    assert plan.lineage.plan is None
-
-
 INTERLEAVED, AUTO = SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
 
 

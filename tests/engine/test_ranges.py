@@ -26,15 +26,13 @@ from multiclouddb_spi import (
     Ended,
     Feed,
     FeedSpec,
-    Head,
     Partition,
     PartitionState,
     Planner,
+    ProviderFault,
     Reached,
-    Reader,
     Scanned,
     Survey,
-    Target,
     deadline,
     read_range,
 )
@@ -45,7 +43,6 @@ from multiclouddb_spi.continuation.follow import Ending, apply_end
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.planning import ranges
 from multiclouddb_spi.planning.ranges import read_head
-from multiclouddb_spi.planning.step import clip
 
 
 def nothing(cursor, poll_after):
@@ -86,22 +83,15 @@ class Lagging:
         return getattr(self.feed, name)
 
     def open(self, partition_id, cursor, until=None):
-        reader, lagging = self.feed.open(partition_id, cursor, until), self
+        reader = self.feed.open(partition_id, cursor, until)
+        fetch = reader.fetch
 
-        class Late(Reader):
-            def fetch(self, *asked):
-                answer = lagging.cursors.pop(0) if lagging.cursors else ...
-                if answer is ...:
-                    return reader.fetch(*asked)
-                return nothing(answer or cursor, lagging.poll_after)
+        def late(*asked):
+            answer = self.cursors.pop(0) if self.cursors else ...
+            return fetch(*asked) if answer is ... else nothing(answer or cursor, self.poll_after)
 
-            def cancel(self):
-                reader.cancel()
-
-            def close(self):
-                reader.close()
-
-        return Late()
+        reader.fetch = late
+        return reader
 
 
 class World:
@@ -237,23 +227,18 @@ class Cut:
         return getattr(self._feed, name)
 
     def open(self, partition_id, cursor, until=None):
-        reader, cut = self._feed.open(partition_id, cursor, until), self
+        reader = self._feed.open(partition_id, cursor, until)
+        fetch = reader.fetch
 
-        class Broken(Reader):
-            def fetch(self, max_records, *rest):
-                cut.asked.append(max_records)
-                current().heard(50_000)
-                if max_records > cut.most:
-                    raise ServerError("the connection was cut")
-                return reader.fetch(max_records, *rest)
+        def broken(max_records, *rest):
+            self.asked.append(max_records)
+            current().heard(50_000)
+            if max_records > self.most:
+                raise ServerError("the connection was cut")
+            return fetch(max_records, *rest)
 
-            def cancel(self):
-                reader.cancel()
-
-            def close(self):
-                reader.close()
-
-        return Broken()
+        reader.fetch = broken
+        return reader
 
 
 @pytest.mark.parametrize("read", ["range", "head"])
@@ -285,76 +270,44 @@ class VagueProvider(WrappedProvider):
         return Vague(self.inner.open_feed(spec, deadline), self)
 
 
-class VagueWorld:
-    """One partition with five changes, and the positions before and after each change."""
+class TestVague:
+    """Where the order of positions is unknown, no event may be left out."""
 
-    def __init__(self, behaviour=None, on_expired=None, partitions=1):
-        self.sim = Simulation(partitions, behaviour or ServiceBehaviour())
-        self.provider = VagueProvider(SimulationProvider(self.sim))
-        self.soon = Deadline.after(60)
-        self.feed = self.provider.open_feed(FeedSpec(self.sim.address), self.soon)
-        self.planner = Planner(self.provider, self.feed, on_expired)
-        self.start = self.planner.start(Beginning(), self.soon)
-        self.names = []
+    @pytest.fixture
+    def consumer(self, clock):
+        sim = Simulation()
+        provider, soon = VagueProvider(SimulationProvider(sim)), Deadline.after(60)
+        feed = provider.open_feed(FeedSpec(sim.address), soon)
+        planner = Planner(provider, feed, SkipToOldest())
+        at = planner.start(Beginning(), soon)
+        names = [sim.write(f"k{number}", {"n": number}).event_id for number in range(5)]
 
-    def fill(self, count):
-        self.names += [self.sim.write(f"k{n}", {"n": n}).event_id for n in range(count)]
+        def read(step):
+            batches = [
+                each for part in step.ranges() for each in read_range(provider, feed, part, SkipToOldest())
+            ]
+            return [event.event_id for batch in batches for event in batch.events(0, len(batch))]
 
-    def read(self, *parts, on_expired=None):
-        found = []
-        for part in parts:
-            for batch in read_range(self.provider, self.feed, part, on_expired):
-                found += [event.event_id for event in batch.events(0, len(batch))]
-        return found
+        return sim, planner, at, soon, names, read
 
+    def test_what_lies_before_a_target_is_read_and_nothing_behind_it(self, consumer):
+        sim, planner, at, soon, names, read = consumer
+        target = planner.target(at, soon)
+        sim.write("k", {"n": 5})
+        assert [name for step in planner.steps(at, soon, target) for name in read(step)] == names
 
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch):
-    monkeypatch.setattr(ranges, "_sleep", lambda seconds: None)
-
-
-def places(world):
-    """Return the start position and the current end position."""
-    target = world.planner.target(world.start, world.soon)
-    return world.start.cursor("p0"), target.cursors["p0"], target
-
-
-def test_what_lies_before_a_target_is_read_and_nothing_behind_it():
-    world = VagueWorld()
-    world.fill(5)
-    *_, target = places(world)
-    first = list(world.names)
-    world.fill(3)
-    assert [name for step in world.planner.steps(world.start, world.soon, target)
-            for name in world.read(*step.ranges())] == first  # fmt: skip
-
-
-def test_a_head_that_may_lie_behind_a_target_is_put_at_it():
-    world = VagueWorld()
-    heads = {"p0": Head(8, 3, Ended(None)), "p1": Head(8, 3, Continue())}
-    expected = {"p0": Head(5, None, Continue()), "p1": Head(8, 3, Continue())}
-    assert clip(world.feed, heads, Target({"p0": 5, "p2": 7}, frozenset())) == expected
-
-
-def test_each_position_is_asked_alone_where_the_order_does_not_show_which_has_expired():
-    world = VagueWorld(on_expired=SkipToOldest())
-    world.fill(5)
-    world.sim.trim(upto=3)
-    step = world.planner.advance(world.start, None, world.soon)
-    assert [
-        name for part in step.ranges() for name in world.read(part, on_expired=SkipToOldest())
-    ] == world.names[3:]
-
-
-class TestDefaults:
-    """Tests the defaults of `discover` and `join` in a feed whose partitions have no children."""
-
-    def ask(self, feed, cursors):
-        return Feed.join(feed, "c", cursors)
+    def test_each_position_is_asked_alone_because_the_order_does_not_show_which_has_expired(self, consumer):
+        sim, planner, at, soon, names, read = consumer
+        sim.trim(upto=3)
+        assert read(planner.advance(at, None, soon)) == names[3:]
 
     @pytest.mark.parametrize("cursors", [[3, 5, 4], [5, 4, 3], [4, 3, 5]])
-    def test_of_several_it_is_the_one_before_all_others(self, cursors):
-        assert self.ask(VagueWorld().feed.inner, cursors) == 3
+    def test_a_child_starts_at_the_position_before_all_others(self, cursors):
+        sim = Simulation()
+        feed = SimulationProvider(sim).open_feed(FeedSpec(sim.address), Deadline.after(60))
+        assert Feed.join(feed, "c", cursors) == 3
+        with pytest.raises(ProviderFault, match=r"does not say where c starts.*implement `join`"):
+            Feed.join(VagueProvider(SimulationProvider(sim)).open_feed(feed.spec, None), "c", cursors)
 
 
 class TestOutcomes:

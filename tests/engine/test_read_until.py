@@ -16,7 +16,7 @@ DELAY = timedelta(seconds=5)
 SLACK = timedelta(seconds=4)  # the test may run slowly, and the engine's clock goes on
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def current_time(monkeypatch):
     """Let every call ask the service for its time."""
     monkeypatch.setattr("multiclouddb_spi.open_feed._CLOCK_SECONDS", 0.0)
@@ -34,6 +34,7 @@ def quiet(make_bench, partitions, caught_up=CaughtUp.EXACT):
     return make_bench(partitions, behaviour=behaviour)
 
 
+@pytest.mark.usefixtures("current_time")
 class TestProof:
     """A moment and the watermark move only by a record, a heartbeat or an answer that nothing follows."""
 
@@ -75,14 +76,8 @@ class TestProof:
         assert after.partitions_read_until[good] > bench.sim.now - DELAY - SLACK
         assert after.partitions_read_until[bad] < bench.sim.now - timedelta(seconds=50)
 
-    def test_a_watermark_of_the_service_is_enough(self, make_bench):
-        bench = make_bench(3)
-        bench.fill(9)
-        bench.sim.advance(60)
-        *_, page = bench.walk()
-        assert page.diagnostics.read_until == page.diagnostics.watermark == bench.sim.now
 
-
+@pytest.mark.usefixtures("current_time")
 class TestMemory:
     """What is known of a partition is kept while other partitions are read, and in the token."""
 
@@ -107,6 +102,7 @@ class TestMemory:
         assert pages[-1].diagnostics.read_until is not None
 
 
+@pytest.mark.usefixtures("current_time")
 class TestEstimate:
     """A provider whose service proves nothing tells a likely moment, and the page says so."""
 

@@ -12,7 +12,6 @@ from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now
 from multiclouddb_conformance.simulation import (
     ServerError,
     ServiceBehaviour,
-    SimulationFeed,
     SimulationProvider,
     SimulationReader,
 )
@@ -125,18 +124,6 @@ class TestReaders:
 
 
 class TestBuffers:
-    @pytest.mark.parametrize("size", [1, 7, 0])
-    @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
-    def test_small_documents_stay_within_the_bound(self, make_bench, monkeypatch, size, threads):
-        bench = make_bench(60)
-        bound = 65_536
-        bench.connect(threads=threads, max_buffered_bytes=bound, max_concurrency=8)
-        bench.fill(2000, keys=400)
-        most = watch_bytes(bench, monkeypatch)
-        came = bench.drain(size=size)[0]
-        assert len(came) == 2000
-        assert max(most) <= bound + 4096
-
     @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
     def test_documents_larger_than_the_bound_are_read_one_at_a_time_or_nearly(
         self, make_bench, monkeypatch, threads
@@ -247,30 +234,6 @@ class TestLive:
         assert live.feed.calls.open_readers == 0
         assert live._budget.used == 0
 
-    def test_fetch_that_was_discarded_while_its_reader_was_opened_does_not_read(
-        self, threaded, monkeypatch, eventually
-    ):
-        """Nothing cancels such a reader, so a read would block until the service answers."""
-        monkeypatch.setattr("multiclouddb_spi.fetching.readers.ANSWER_SECONDS", -60.0)
-        bench = threaded()
-        bench.page()
-        bench.fill(1)
-        opening, go = threading.Event(), threading.Event()
-        open_reader = SimulationFeed.open
-
-        def slowly(self, *args):
-            opening.set()
-            go.wait(30)
-            return open_reader(self, *args)
-
-        monkeypatch.setattr(SimulationFeed, "open", slowly)
-        fetches = bench.calls.total_fetches
-        while not opening.is_set():  # tries again if no thread was free in time
-            bench.refused(ErrorCategory.TRANSIENT_FAILURE, Now(), timeout=1)
-        go.set()
-        eventually(lambda: bench.engine.buffered_bytes == 0)
-        assert bench.calls.total_fetches == fetches
-
 
 def test_the_expected_size_grows_only_with_answers_that_are_larger_than_asked():
     budget = Budget(100)
@@ -325,14 +288,6 @@ def test_one_consumer_too_many_does_not_cost_the_others_theirs(crowd, count, bou
     turns(bench, tokens, rounds=10)
     assert turns(bench, tokens, rounds=10) <= 10 * 0.4 * count
     assert bench.calls.open_readers <= bound
-
-
-def test_consumers_at_one_position_get_a_reader_each(crowd):
-    bench = crowd()
-    bench.fill(2000)
-    tokens = [bench.page(size=1).continuation_token] * 20
-    turns(bench, tokens, rounds=20)
-    assert turns(bench, tokens, rounds=5) == 0
 
 
 def test_a_page_that_is_read_again_and_again_leaves_one_reader(crowd):

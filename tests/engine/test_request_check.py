@@ -217,12 +217,6 @@ class TestFields:
         match = rf"ChangeFeedRequest\.provider_options.*ForeignOptions.*pass {way_out}"
         assert refused(bench, provider, match, provider_options=ForeignOptions()).category == INVALID
 
-    def test_no_options_are_the_default_options(self, bench):
-        bench.fill(3)
-        token = bench.page(size=1).continuation_token
-        assert len(bench.page(token, provider_options=SimulationOptions()).events) == 2
-        assert bench.calls.feeds == 1
-
 
 @pytest.fixture
 def token(bench):

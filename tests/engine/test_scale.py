@@ -11,6 +11,8 @@ import pytest
 from multiclouddb_api import Beginning, Now
 from multiclouddb_spi.continuation.token import decode_token
 
+pytestmark = pytest.mark.slow
+
 BEGINNING = Beginning()
 LONG = 300  # seconds, for one call on a slow machine
 log = logging.getLogger("multiclouddb.tests")

@@ -195,11 +195,6 @@ class TestAuto:
         sim.advance(55)
         assert consumer.page().diagnostics.snapshot.order is INTERLEAVED
 
-    def test_a_position_that_is_kept_for_less_than_a_second_is_no_worn_one(self):
-        consumer = Consumer(filled(40, retention=0.45), AUTO, size=4)
-        consumer.page()
-        assert consumer.page().diagnostics.snapshot.order is ORDERED
-
 
 def test_what_an_audit_finds_waits_for_the_scan():
     sim = filled(20, partitions=2)
@@ -352,12 +347,6 @@ class TestCutting:
         assert [(page.idle, page.notices) for page in (consumer.page() for _ in range(3))] == [
             (False, ())
         ] * 3
-
-    def test_a_plan_without_any_segment_is_done_at_once(self, monkeypatch):
-        consumer = Consumer(filled(5))
-        consumer.page()
-        self.segments(monkeypatch, lambda cursor: ([], None))
-        assert [type(notice) for notice in consumer.page().notices] == [BackfillDone]
 
     def test_every_segment_and_row_is_counted(self):
         consumer, rows = Consumer(filled(40), ORDERED, 4, segments=10), 0

@@ -24,6 +24,8 @@ from multiclouddb_spi import Engine, InlineExecutor
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.token import decode_token
 
+pytestmark = pytest.mark.slow
+
 LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "20"))
 BYTES = 65536
 OPTIONS = OperationOptions(timeout_seconds=20)

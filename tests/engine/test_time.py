@@ -33,6 +33,8 @@ from multiclouddb_spi.fetching.turns import Turns
 from multiclouddb_spi.reading import poll
 from multiclouddb_spi.reading.poll import Fetches
 
+pytestmark = pytest.mark.slow
+
 BEGINNING = Beginning()
 FOREVER = None
 # The number of seconds that an action may take; a defect would make it take 20 or more.
@@ -159,18 +161,6 @@ class TestSlowPartitions:
             page = bench.page(timeout=20)
         assert ids(page) == events
 
-    def test_suspect_that_hangs_does_not_block_the_others(self, threaded, ids):
-        bench = threaded(3)
-        first = bench.fill_partition("p0", 3)
-        bench.sim.fail_next("p2", CorruptError("broken"), times=1)
-        page = bench.page(size=50)
-        assert ids(page) == first
-        more = bench.fill_partition("p0", 3)
-        bench.sim.hold("p2")
-        with within(SOON):
-            page = bench.page(page.continuation_token, timeout=20)
-        assert ids(page) == more
-
     def test_long_polls_of_others_do_not_keep_a_call_waiting(self, threaded, ids):
         bench = threaded(8, max_concurrency=8)
         token = bench.page(Now()).continuation_token
@@ -200,15 +190,6 @@ class TestWait:
             events = bench.fill_partition(child)
         assert ids(outcome[0]) == events
 
-    def test_children_named_late_are_found_while_waiting(self, threaded, ids):
-        bench = threaded(1)
-        token = bench.page(Now()).continuation_token
-        bench.sim.delay_children("p0", 4)
-        child = bench.sim.split("p0")[0]
-        events = bench.fill_partition(child)
-        with within(SOON):
-            assert ids(bench.page(token, wait=20)) == events
-
 
 class TestPacing:
     def test_partition_is_not_asked_again_before_its_time(self, threaded):
@@ -229,49 +210,40 @@ class TestPacing:
         assert bench.calls.fetches["p0"] == 1
 
 
-def _held(bench):
-    bench.sim.hold("p0")
-    return {}
-
-
-def _polling(bench):
-    return {"wait": 20}
-
-
-def _throttled(bench):
-    bench.sim.fail_next("p0", ThrottledError("slow down", retry_after=20), times=FOREVER)
-    return {}
-
-
-def _paced(bench):
+def paced(bench):
     bench.sim.behaviour = ServiceBehaviour(poll_after=20)
     bench.page(bench.token)
-    return {}
 
 
-def _awaiting(bench):
+def awaiting(bench):
     bench.sim.delay_children("p0", 10**6)
     bench.sim.split("p0")
-    return {"wait": 20}
 
 
-def _silent(bench):
+def silent(bench):
     bench.sim.behaviour = ServiceBehaviour(silent=1.0, faults_in_row=10**6)
-    return {}
+
+
+STATES = {
+    "held": (lambda bench: bench.sim.hold("p0"), 0),
+    "polling": (lambda bench: None, 20),
+    "throttled": (lambda bench: bench.sim.fail_next("p0", ThrottledError("slow", 20), times=FOREVER), 0),
+    "paced": (paced, 0),
+    "awaiting": (awaiting, 20),
+    "silent": (silent, 0),
+}
 
 
 class TestClose:
-    @pytest.mark.parametrize(
-        ("state", "attempts"),
-        [(state, 6) for state in (_held, _polling, _throttled, _paced, _awaiting, _silent)]
-        + [(state, 1) for state in (_held, _polling, _silent)],
-    )
-    def test_call_in_flight_ends_within_a_second_and_says_why(self, threaded, state, attempts):
+    @pytest.mark.parametrize("state", STATES)
+    def test_call_in_flight_ends_within_a_second_and_says_why(self, threaded, state):
+        begin, wait = STATES[state]
+
         def attempt():
-            bench = threaded(attempts=attempts)
+            bench = threaded()
             bench.token = bench.page(Now()).continuation_token
-            settings = state(bench)
-            with aside(lambda: bench.page(bench.token, **settings)) as outcome:
+            begin(bench)
+            with aside(lambda: bench.page(bench.token, wait=wait)) as outcome:
                 time.sleep(0.4)
                 assert not outcome
                 closed_at = time.monotonic()
@@ -317,19 +289,14 @@ INTERRUPTED = """
     request = ChangeFeedRequest(sim.address, Now())
     page = engine.read_changes(request, OperationOptions())
     request = ChangeFeedRequest(sim.address, FromContinuationToken(page.continuation_token))
-    wait = 0
     match state:
         case "held":
             sim.hold("p1")
-        case "polling":
-            wait = 30
         case "throttled":
             sim.fail_next(None, ThrottledError("slow down", retry_after=20), times=None)
-        case "silent":
-            sim.behaviour = ServiceBehaviour(silent=1.0, faults_in_row=10**6)
     try:
         print("ready", flush=True)
-        engine.read_changes(request, OperationOptions(60, wait))
+        engine.read_changes(request, OperationOptions(60))
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     finally:
@@ -338,7 +305,7 @@ INTERRUPTED = """
 """
 
 
-@pytest.mark.parametrize("state", ["held", "polling", "throttled", "silent"])
+@pytest.mark.parametrize("state", ["held", "throttled"])
 def test_ctrl_c_ends_a_call_and_the_process(state):
     command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED), state]
 
@@ -477,42 +444,6 @@ def test_one_fetch_waits_as_long_as_the_feed_allows(threaded, monkeypatch, longe
     assert [event.new_item_state for event in page.events] == [{"n": 1}]
     bound = 1.0 if longest is None else longest
     assert bound * 0.9 < max(asked) <= bound
-
-
-class TestNewsBesideOthers:
-    """Tests that a partition that does not answer, or waits for events, does not delay the events of other
-    partitions.
-    """
-
-    @pytest.fixture
-    def reading(self, threaded):
-        """In another thread, start a call that waits for events."""
-        bench = threaded(2)
-        token = bench.page(Now()).continuation_token
-        pages = []
-
-        def begin(token):
-            before = bench.calls.fetches["p1"]
-            call = threading.Thread(target=lambda: pages.append(bench.page(token, wait=300, timeout=300)))
-            call.start()
-            while bench.calls.fetches["p1"] == before:
-                call.join(0.01)
-            return call
-
-        yield bench, token, begin, pages
-        bench.sim.release("p0")
-
-    def test_of_a_partition_that_never_answers(self, reading, ids, monkeypatch):
-        for module in ("reading.poll", "scan.scanning"):
-            monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", 0.2)
-        bench, token, begin, pages = reading
-        bench.connect(threads=True)
-        bench.sim.hold("p0")
-        call = begin(token)
-        call.join(1)  # the call has requested events of both partitions and is waiting
-        news = bench.fill_partition("p1", 1)
-        call.join(60)
-        assert [ids(page) for page in pages] == [news]
 
 
 LONG = 1000.0

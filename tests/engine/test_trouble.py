@@ -20,7 +20,6 @@ from multiclouddb_conformance.simulation import (
     ConnectionDroppedError,
     CorruptError,
     DeniedError,
-    IteratorExpiredError,
     ServerError,
     ServiceBehaviour,
     Simulation,
@@ -30,7 +29,7 @@ from multiclouddb_conformance.simulation import (
     SimulationReader,
     ThrottledError,
 )
-from multiclouddb_spi import Deadline, Fault, FeedSpec, Partition, PartitionState, Survey
+from multiclouddb_spi import Deadline, Fault, FeedSpec, Survey
 from multiclouddb_spi.arrival import AnswerSizes, Arrival
 from multiclouddb_spi.errors import fault_of, user_errors
 from multiclouddb_spi.open_feed import OpenFeed
@@ -66,13 +65,6 @@ class TestRetry:
         assert ids(page) == bench.written()
         assert page.diagnostics.retries == 3
         assert page.diagnostics.partition_errors == {}
-
-    def test_reader_that_failed_is_not_used_again(self, bench):
-        bench.fill(5)
-        bench.sim.fail_next("p0", IteratorExpiredError("too old"), times=2)
-        bench.page()
-        assert bench.calls.opens["p0"] == 3
-        assert not bench.calls.violations
 
     def test_answer_that_was_lost_on_its_way_is_read_again(self, bench, ids):
         """The service's iterator had advanced, but the next reader starts at the engine's own position."""
@@ -189,24 +181,6 @@ class TestPartialTrouble:
         error = stopped(bench, pages=20, restart=restart)
         assert "broken" in error.message
 
-    def test_partition_that_is_mended_is_read_like_the_others(self, make_bench, ids):
-        bench = make_bench(partitions=3)
-        bench.fill(30, keys=30)
-        bench.sim.fail_next("p1", CorruptError("broken"), times=5)
-        place, came, errors = BEGINNING, [], 0
-        for _ in range(200):
-            try:
-                page = bench.page(place, size=2)
-            except MulticloudDbError:
-                errors += 1
-                continue
-            came += ids(page)
-            place = page.continuation_token
-            if page.idle:
-                break
-        assert errors
-        assert sorted(came) == sorted(bench.written())
-
     def test_notices_are_handed_out_before_what_stops_the_feed(self, make_bench):
         bench = make_bench(partitions=2)
         bench.sim.announce("p0", Renamed("a", "b"))
@@ -243,14 +217,6 @@ class TestPoison:
             assert positions[-1] in error.message
         assert len(set(positions)) == 3
         assert ids(bench.page(place)) == bench.written()[3:]
-
-    @pytest.mark.parametrize("restart", [False, True], ids=["one engine", "an engine a page"])
-    def test_it_is_raised_though_others_are_always_busy(self, poisoned, restart):
-        bench = poisoned(partitions=8)
-        bench.fill(20)
-        bench.sim.write("bad", {"n": 0}, poison=True)
-        error = stopped(bench, pages=150, restart=restart)
-        assert error.category == ErrorCategory.PROVIDER_ERROR
 
 
 class TestExpiry:
@@ -297,20 +263,6 @@ class TestExpiry:
         page = bench.page(token, on_expired=SkipToOldest())
         assert ids(page) == events
         assert bench.sim.public_id("p1") in page.diagnostics.partition_errors
-
-    def test_oldest_that_is_always_too_old_ends_in_the_error(self, bench, monkeypatch):
-        bench.fill(5)
-        token = bench.page(size=1).continuation_token
-        bench.sim.trim()
-        old = Survey((Partition("p0", (), PartitionState.OPEN, 1),))
-        monkeypatch.setattr(SimulationFeed, "survey", lambda *_, **__: old)
-        place, errors = token, []
-        for _ in range(5):
-            try:
-                place = bench.page(place, on_expired=SkipToOldest()).continuation_token
-            except MulticloudDbError as error:
-                errors.append(error.category)
-        assert ErrorCategory.CHECKPOINT_EXPIRED in errors
 
 
 class TestErrors:

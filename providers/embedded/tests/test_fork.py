@@ -11,6 +11,8 @@ import pytest
 
 from multiclouddb_embedded import EmbeddedStore
 
+pytestmark = pytest.mark.slow
+
 PRELUDE = """
 import multiprocessing, os, signal, sys, threading, traceback, warnings
 from multiclouddb_api import *

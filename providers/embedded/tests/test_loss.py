@@ -29,6 +29,8 @@ from multiclouddb_conformance.loss import (
 )
 from multiclouddb_embedded import Delete, EmbeddedStore, Put
 
+pytestmark = pytest.mark.slow
+
 ADDRESS = ResourceAddress("main", "items")
 
 

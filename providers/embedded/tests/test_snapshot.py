@@ -23,6 +23,8 @@ from multiclouddb_api import (
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_embedded import EmbeddedStore
 
+pytestmark = pytest.mark.slow
+
 ORDERS = list(SnapshotOrder)
 ORDERED = Snapshot(SnapshotOrder.ORDERED)
 KEYS = 200
