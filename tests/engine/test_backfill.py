@@ -5,11 +5,20 @@ from datetime import timedelta
 import attrs
 import pytest
 
-from multiclouddb_api import AtTime, BackfillDone, Beginning, ErrorCategory, Now, PhysicalPartition
+from multiclouddb_api import (
+    AtTime,
+    BackfillDone,
+    Beginning,
+    ErrorCategory,
+    Now,
+    PhysicalPartition,
+    Snapshot,
+    SnapshotOrder,
+)
 from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import ServiceBehaviour, SimulationProvider
 from multiclouddb_conformance.simulation.feed import SimulationFeed
-from multiclouddb_spi import FeedSpec
+from multiclouddb_spi import Deadline, FeedSpec, Planner, ProviderFault
 from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import decode_token, to_micros
 
@@ -134,3 +143,27 @@ def test_a_time_in_the_future_is_refused_before_a_scan_is_planned(bench, feed):
     assert feed.asked == []
     bench.page(AtTime(bench.sim.now + timedelta(seconds=60)))
     assert len(feed.asked) == 1
+
+
+def test_only_a_scan_of_every_row_is_whole(bench):
+    bench.fill(3)
+    beginning, moment = starts(bench)
+    alone = PhysicalPartition(bench.partitions()[1])
+    asked = [(beginning, {}), (moment, {}), (beginning, {"scope": alone})]
+    started = [bench.page(position, 3, **more).notices[0].whole for position, more in asked]
+    assert started == [True, False, False]
+
+
+def test_rows_without_a_common_floor_cannot_be_read_among_changes(bench, feed):
+    wanted = Snapshot(SnapshotOrder.INTERLEAVED)
+    bench.refused(ErrorCategory.UNSUPPORTED_CAPABILITY, wanted, match="ORDERED or AUTO")
+    planner, soon = Planner(bench.provider, feed), Deadline.after(30)
+    with pytest.raises(ProviderFault, match="ORDERED or AUTO"):
+        planner.start(wanted, soon)
+    assert planner.start(Snapshot(SnapshotOrder.ORDERED), soon).plan.holds
+
+
+def test_a_scan_without_a_stream_is_tried_again(bench, feed):
+    feed.plan = lambda plan: attrs.evolve(plan, seeds=())
+    error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, match="names no partition to read")
+    assert error.retryable

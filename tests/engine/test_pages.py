@@ -142,6 +142,22 @@ class TestIdle:
         assert ids(page) == late
         assert bench.calls.fetches["p1"] >= fetches
 
+    def test_child_that_waits_keeps_the_page_from_idle_and_the_watermark_back(self, make_bench):
+        bench = make_bench(partitions=2)
+        token = bench.page(Now()).continuation_token
+        bench.sim.merge("p0", "p1")
+        bound = bench.sim.now
+        bench.sim.fail_next("p1", ServerError("503"), times=None)
+        bench.sim.advance(60)
+        bench.fill(3)
+        page = bench.page(token)
+        assert page.diagnostics.watermark <= bound
+        assert not page.idle
+        bench.sim.forgive()
+        events, token = bench.drain(page.continuation_token)
+        assert len(events) == 3
+        assert bench.page(token).idle
+
 
 class TestAtTime:
     def test_a_minute_ahead_is_taken_for_now(self, bench, ids):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, SkipToOldest
+from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, Renamed, SkipToOldest
 from multiclouddb_conformance.simulation import (
     CorruptError,
     Listing,
@@ -533,3 +533,14 @@ def test_what_was_read_shortly_before_the_deadline_is_a_step():
     consumer = Consumer(sim, heads="none")
     step = consumer.planner.advance(consumer.at, None, Deadline.after(20))
     assert len(consumer.read(step.ranges())) == 10
+
+
+@both
+def test_a_notice_inside_a_range_does_not_end_it(heads):
+    sim = Simulation()
+    consumer = Consumer(sim, heads=heads)
+    for number in range(3):
+        sim.write("k", {"n": number})
+        sim.announce("p0", Renamed("a", "b"))
+    consumer.drain()
+    consumer.check_all()

@@ -31,6 +31,7 @@ KINDS = [pytest.param(kind, id=kind.value) for kind in Kind]
 SECONDS = int(os.environ.get("MULTICLOUDDB_WANDER_SECONDS", "3600"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [0, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("kind", KINDS)
