@@ -42,7 +42,7 @@ from multiclouddb_conformance.simulation import (
 from multiclouddb_spi import SupportsCommands, encode_partition_id
 
 INVALID, UNSUPPORTED = ErrorCategory.INVALID_REQUEST, ErrorCategory.UNSUPPORTED_CAPABILITY
-HERE, DATABASE = ResourceAddress("sim", "items"), ResourceAddress("sim")
+HERE, DATABASE = ResourceAddress("sim", "items"), ResourceAddress(database="sim")
 MOMENT = AtTime(Simulation().now)
 KEY = LogicalPartition(MulticloudDbKey({"id": "k1"}))
 NEEDS = {
