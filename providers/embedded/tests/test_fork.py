@@ -8,6 +8,8 @@ import subprocess
 import sys
 from contextlib import closing, suppress
 
+import pytest
+
 from multiclouddb_embedded import EmbeddedStore
 
 pytestmark = pytest.mark.slow
