@@ -1,0 +1,409 @@
+"""`multiclouddb token inspect` shows the content of a token; `token check` shows whether it can be resumed.
+
+Cursors are opaque without their provider, and may contain a document's key. So `inspect` shows only the
+size and a digest of each cursor, which are enough to see whether two tokens have the same position. `check`
+first reads one event from the whole token, as a reader would, without its document. Then it reads each
+partition separately, because events of one partition can hide that another partition has expired.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any, Final
+
+import attrs
+import orjson
+import typer
+
+from multiclouddb_api import (
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    ClientConfig,
+    EntireCollection,
+    ErrorCategory,
+    FeedScope,
+    FromContinuationToken,
+    MulticloudDbError,
+    MulticloudDbKey,
+    NewItemStateMode,
+    PhysicalPartition,
+    ProviderOptions,
+)
+from multiclouddb_api.redaction import rfc3339
+from multiclouddb_cli.exits import NOT_COVERED
+from multiclouddb_cli.failure import scrub
+from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table
+from multiclouddb_cli.session import Session
+from multiclouddb_spi.continuation.token import VERSION, Envelope, decode_token, scope_text
+from multiclouddb_spi.token_report import (
+    Standing,
+    check_provider,
+    ending,
+    issued_at,
+    lineage_of,
+    one_partition,
+    read_standings,
+    scope_of,
+    watermark_of,
+)
+
+
+def inspect(token: str, *, as_json: bool) -> None:
+    """Print the token's feed, its age, and what it covers."""
+    envelope = decode_token(token)
+    standings = read_standings(envelope)
+    if as_json:
+        typer.echo(orjson.dumps(_facts(token, envelope, standings)))
+        return
+    print_fields(_fields(token, envelope, standings))
+    if standings:
+        typer.echo()
+        print_table(
+            ["partition", "state", "position", "waits for"],
+            [
+                [_name(envelope, item), item.state, _position(item), ", ".join(item.parents)]
+                for item in standings
+            ],
+        )
+
+
+def ago(time_then: datetime) -> str:
+    """Return a time, and how long ago it was according to this machine's clock."""
+    return f"{moment(time_then)} ({duration(time.time() - time_then.timestamp())} ago)"
+
+
+def _fields(token: str, envelope: Envelope, standings: list[Standing]) -> list[tuple[str, str]]:
+    issued, watermark, end = issued_at(envelope), watermark_of(envelope), ending(envelope)
+    fields = [
+        ("provider", envelope.provider_id),
+        ("resource", str(envelope.address) or "the whole cluster"),
+        ("incarnation", envelope.incarnation or "the service names none"),
+        ("scope", envelope.scope),
+        ("issued", "-" if issued is None else ago(issued)),
+        ("watermark", "-" if watermark is None else ago(watermark)),
+        ("version", str(VERSION)),
+        ("size", f"{len(token)} characters"),
+        ("options", f"digest {envelope.options_digest}" if envelope.options_digest else "none that matter"),
+        ("partitions", _count(standings)),
+    ]
+    if envelope.skipped:
+        fields.append(("skipped", f"{len(envelope.skipped)} records that could not be decoded"))
+    if end is not None:
+        fields.append(("ended", end))
+    return fields
+
+
+def _count(standings: list[Standing]) -> str:
+    states = [item.state for item in standings]
+    parts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    return f"{len(states)} ({parts})" if states else "0"
+
+
+def _facts(token: str, envelope: Envelope, standings: list[Standing]) -> dict[str, Any]:
+    issued, watermark = issued_at(envelope), watermark_of(envelope)
+    return {
+        "provider": envelope.provider_id,
+        "database": envelope.address.database,
+        "collection": envelope.address.collection,
+        "incarnation": envelope.incarnation,
+        "scope": envelope.scope,
+        "issued": None if issued is None else rfc3339(issued),
+        "watermark": None if watermark is None else rfc3339(watermark),
+        "version": VERSION,
+        "size": len(token),
+        "options_digest": envelope.options_digest,
+        "skipped_records": len(envelope.skipped),
+        "ended": ending(envelope),
+        "partitions": [
+            {
+                "partition": _name(envelope, item),
+                "state": item.state,
+                "position": _position(item),
+                "waits_for": list(item.parents),
+            }
+            for item in standings
+        ],
+    }
+
+
+def _name(envelope: Envelope, standing: Standing) -> str:
+    """Return the partition's name, or a digest if the name may be a document's key."""
+    if not envelope.scope.startswith("key:"):
+        return standing.partition_id
+    return f"#{_digest(standing.partition_id.encode())}"
+
+
+def _position(standing: Standing) -> str:
+    text = orjson.dumps(list(standing.cursors))
+    return f"{len(text)} bytes, #{_digest(text)}"
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:8]
+
+
+_AT_ONCE: Final = 8
+
+
+@attrs.frozen
+class Answer:
+    """The service's answer for one partition in the token."""
+
+    standing: Standing
+    page: ChangeFeedPage | None = None
+    error: MulticloudDbError | None = None
+
+    @property
+    def text(self) -> str:
+        """The answer in a few words, for a cell of a table."""
+        if self.error is not None:
+            return str(self.error.category)
+        if self.page is None:
+            return "not asked"
+        return "has changes" if self.page.events else "nothing new"
+
+    @property
+    def headroom(self) -> float | None:
+        """The number of seconds until the partition's position expires, if the service reports it."""
+        return None if self.page is None else self.page.diagnostics.retention_headroom_seconds
+
+
+@attrs.frozen
+class Verdict:
+    """The result of checking a token."""
+
+    envelope: Envelope
+    whole: ChangeFeedPage | MulticloudDbError
+    answers: list[Answer]
+    missed: list[str] | None
+
+    @property
+    def page(self) -> ChangeFeedPage | None:
+        """The page, or None if the read did not return a page."""
+        return self.whole if isinstance(self.whole, ChangeFeedPage) else None
+
+    @property
+    def error(self) -> MulticloudDbError | None:
+        """The reason why the token cannot be resumed, or None if it can be resumed."""
+        if isinstance(self.whole, MulticloudDbError):
+            return self.whole
+        return next((answer.error for answer in self.answers if answer.error is not None), None)
+
+    @property
+    def watermark(self) -> datetime | None:
+        """The watermark of the page, or of the token if there is no page."""
+        return watermark_of(self.envelope) if self.page is None else self.page.diagnostics.watermark
+
+    @property
+    def lag(self) -> float | None:
+        """The number of seconds by which the watermark lags behind the service's clock."""
+        return None if self.page is None else self.page.diagnostics.lag_seconds
+
+    @property
+    def changes(self) -> str:
+        """True if there are changes to read after the token."""
+        if self.page is None:
+            return "lost to retention"
+        return "waiting" if self.page.events else "none at present" if self.page.idle else "maybe"
+
+    @property
+    def covers(self) -> str:
+        """True if the token covers every open partition of the service."""
+        if self.missed is None:
+            return "unknown"
+        return f"no, {len(self.missed)} missed: {', '.join(self.missed[:3])}" if self.missed else "yes"
+
+    @property
+    def headroom(self) -> float | None:
+        """The number of seconds until the token's oldest position expires, if the service reports it."""
+        headrooms = [answer.headroom for answer in self.answers]
+        if self.page is not None:
+            headrooms.append(self.page.diagnostics.retention_headroom_seconds)
+        return min((seconds for seconds in headrooms if seconds is not None), default=None)
+
+
+def check(
+    config: ClientConfig,
+    token: str,
+    key: MulticloudDbKey | None,
+    options: ProviderOptions | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print whether the token can be resumed."""
+    envelope = decode_token(token)
+    _check_provider(config, envelope, options)
+    request = ChangeFeedRequest(
+        envelope.address,
+        FromContinuationToken(token),
+        _scope(envelope, key),
+        new_item_state_mode=NewItemStateMode.OMIT,
+        max_page_size=1,
+        provider_options=options,
+    )
+    with Session(config, request) as session:
+        whole = _read(session, request)
+        answers = _ask_each(session, request, envelope, whole)
+        missed = _missed(session, envelope) if isinstance(whole, ChangeFeedPage) else None
+        verdict = Verdict(envelope, whole, answers, missed)
+        (_print_json if as_json else _print)(session, verdict)
+    if verdict.error is not None:
+        raise verdict.error
+    if verdict.missed:
+        typer.echo(
+            "error: [NOT_COVERED] the token does not lead to every open partition; a consumer that "
+            "continues from it starts the missing partitions after its next search, with a "
+            "PartitionFoundLate notice",
+            err=True,
+        )
+        raise typer.Exit(NOT_COVERED)
+
+
+def _missed(session: Session, envelope: Envelope) -> list[str] | None:
+    """Return the partitions that the token does not cover."""
+    lineage, feed = lineage_of(envelope), session.feed
+    if lineage is None or scope_text(EntireCollection()) != envelope.scope or not feed.lists_parents:
+        return None
+    asked = {each.partition_id: each.cursor for each in lineage.listed()}
+    survey = session.opened.call("survey", lambda deadline: feed.survey(asked, deadline))
+    if lineage.gone(survey):
+        return None
+    lineage.rules = feed
+    return [seed.partition_id for seed in lineage.found(survey)[0]]
+
+
+def _scope(envelope: Envelope, key: MulticloudDbKey | None) -> FeedScope:
+    """Return the scope for which the token was made."""
+    try:
+        scope = scope_of(envelope, key)
+    except MulticloudDbError as error:
+        raise typer.BadParameter("the token belongs to another partition key", param_hint="--key") from error
+    if scope is None:
+        raise typer.BadParameter("the token belongs to one partition key: give that key", param_hint="--key")
+    return scope
+
+
+def _check_provider(config: ClientConfig, envelope: Envelope, options: ProviderOptions | None) -> None:
+    check_provider(config.provider, envelope)
+    if envelope.options_digest and options is None:
+        raise typer.BadParameter(
+            "the token was made with provider options that change positions: give the same options",
+            param_hint="--option NAME=VALUE",
+        )
+
+
+def _read(session: Session, request: ChangeFeedRequest) -> ChangeFeedPage | MulticloudDbError:
+    try:
+        return session.read(request)
+    except MulticloudDbError as error:
+        if error.category != ErrorCategory.CHECKPOINT_EXPIRED:
+            raise
+        return error
+
+
+def _ask_each(
+    session: Session,
+    request: ChangeFeedRequest,
+    envelope: Envelope,
+    whole: ChangeFeedPage | MulticloudDbError,
+) -> list[Answer]:
+    standings = read_standings(envelope)
+    active = [item for item in standings if item.state == "active"]
+    one = isinstance(request.scope, PhysicalPartition) and not request.scope.with_descendants
+    if one or len(standings) == len(active) == 1:
+        return [_answer(item, whole) if item.state == "active" else Answer(item) for item in standings]
+    if not isinstance(request.scope, EntireCollection | PhysicalPartition):
+        return [Answer(item) for item in standings]
+
+    feed = session.feed  # opened once here, not in every thread
+
+    def ask(item: Standing) -> Answer:
+        if item.state != "active":
+            return Answer(item)
+        part = attrs.evolve(
+            request,
+            scope=PhysicalPartition(feed.public_id(item.partition_id)),
+            start_position=FromContinuationToken(one_partition(envelope, item)),
+        )
+        try:
+            return _answer(item, session.read(part))
+        except MulticloudDbError as error:
+            return _answer(item, error)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(ask, standings))
+
+
+def _answer(standing: Standing, result: ChangeFeedPage | MulticloudDbError) -> Answer:
+    if isinstance(result, ChangeFeedPage):
+        return Answer(standing, result)
+    return Answer(standing, error=result)
+
+
+def _print(session: Session, verdict: Verdict) -> None:
+    watermark, headroom, end = verdict.watermark, verdict.headroom, ending(verdict.envelope)
+    fields = [
+        ("resumes", "yes" if verdict.error is None else "no"),
+        ("changes", verdict.changes),
+        ("covers", verdict.covers),
+        ("watermark", "-" if watermark is None else ago(watermark)),
+        ("lag", duration(verdict.lag)),
+        ("kept for", "the service does not say" if headroom is None else duration(headroom)),
+    ]
+    if end is not None:
+        fields.append(("ended", scrub(end)))
+    print_fields(fields)
+    if verdict.answers:
+        typer.echo()
+        print_table(
+            ["partition", "state", "position", "time", "kept for", "answer"],
+            [_row(session, answer) for answer in verdict.answers],
+            spare=["time"],
+        )
+
+
+def _row(session: Session, answer: Answer) -> list[Cell]:
+    standing = answer.standing
+    text, time = standing.describe(session.feed)
+    return [
+        standing.partition_id,
+        standing.state,
+        text,
+        moment(time),
+        duration(answer.headroom),
+        (answer.text, "" if answer.error is None else "red"),
+    ]
+
+
+def _print_json(session: Session, verdict: Verdict) -> None:
+    watermark, page, public_id = verdict.watermark, verdict.page, session.feed.public_id
+    facts: dict[str, Any] = {
+        "resumes": verdict.error is None,
+        "error": None if verdict.error is None else str(verdict.error.category),
+        "changes_waiting": page is not None and bool(page.events),
+        "idle": page is not None and page.idle,
+        "covers": None if verdict.missed is None else not verdict.missed,
+        "missed": None if verdict.missed is None else [public_id(name) for name in verdict.missed],
+        "open_watches": sum(answer.standing.state == "watched" for answer in verdict.answers),
+        "watermark": None if watermark is None else rfc3339(watermark),
+        "lag_seconds": verdict.lag,
+        "retention_headroom_seconds": verdict.headroom,
+        "ended": ending(verdict.envelope),
+        "partitions": [_answer_facts(session, answer) for answer in verdict.answers],
+    }
+    typer.echo(orjson.dumps(facts))
+
+
+def _answer_facts(session: Session, answer: Answer) -> dict[str, Any]:
+    text, time = answer.standing.describe(session.feed)
+    return {
+        "partition_id": session.feed.public_id(answer.standing.partition_id),
+        "state": answer.standing.state,
+        "position": text,
+        "time": None if time is None else rfc3339(time),
+        "retention_headroom_seconds": answer.headroom,
+        "error": None if answer.error is None else str(answer.error.category),
+    }
