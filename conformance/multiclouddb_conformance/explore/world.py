@@ -175,7 +175,8 @@ def _renumbered(world: World, to: Mapping[int, int]) -> World:
         return old._replace(parents=tuple(sorted(to[parent] for parent in old.parents)))
 
     fetched = frozenset(
-        (to[i], *rest, tuple(sorted(map(to.__getitem__, kids)))) for i, *rest, kids in world.fetched
+        (to[i], position, end, closed, tuple(sorted(to[child] for child in named)))
+        for i, position, end, closed, named in world.fetched
     )
     token = None if world.token is None else consumer(world.token)
     return world._replace(
