@@ -229,10 +229,6 @@ class Lineage:
         entry = self._entries.get(partition_id)
         return entry if isinstance(entry, Entry) and entry.stage is _READ else None
 
-    def reads(self, partition_id: str) -> bool:
-        """Return whether a partition or segment is read."""
-        return self.reading(partition_id) is not None
-
     def is_quiet(self, quiet: Collection[str]) -> bool:
         """Return whether nothing is left to read: every partition is `quiet`, nothing waits, all is named."""
         if self._plan_id is not None or any(not end.children for end in self.ends()) or self.waiting():
@@ -339,7 +335,7 @@ class Lineage:
             return losses
         for name in gone:
             self._remove(name)
-        added = self._add(tops.seeds)
+        added = self._add(tops.seeds, tops.unread)
         # What follows a lost one may be listed later: it stays, so that a look or the search finds it.
         proved = not any(one in survey.gone and one not in gone for seed in added for one in seed.parents)
         if not proved and self.root is None:
@@ -360,14 +356,11 @@ class Lineage:
     def prove(self, survey: Survey) -> list[Seed]:
         """Add what follows the lost partitions of a feed of one partition, and was not listed before.
 
-        Args:
-            survey: What exists now.
-
         Raises:
             NotProvableError: Raised before anything changes.
         """
         tops = self._uncovered(survey, {end.partition_id: end for end in self.ends() if _is_lost(end)})
-        return self._add(tops.seeds)
+        return self._add(tops.seeds, tops.unread)
 
     def _move(self, survey: Survey, expired: Collection[str]) -> list[Loss]:
         losses = []
@@ -415,7 +408,7 @@ class Lineage:
         losses = [Loss(name, None, tuple(tops.seeds)) for name in stranded]
         if losses and not skips:
             return [], losses
-        added = self._add(tops.seeds)
+        added = self._add(tops.seeds, tops.unread)
         if losses:
             self._forget_lost()
         return added, losses
@@ -465,12 +458,12 @@ class Lineage:
         pending = [each.partition_id for each in survey.present if each.state is PartitionState.OPEN]
         pending += [one for each in held.values() for one in each.waits if one in parents]
         pending += below
-        tops, undecided, unread = dict[str, None](), set[str](), set[str]()
+        tops, undecided = dict[str, None](), set[str]()
         while pending:
             name = pending.pop()
-            if name in unread or name in held or name in read:
+            if name in found.unread or name in held or name in read:
                 continue
-            unread.add(name)
+            found.unread.add(name)
             if not parents[name]:
                 tops[name] = None
             for parent in parents[name]:
@@ -515,12 +508,10 @@ class Lineage:
         lost: Mapping[str, Entry],
         read: Container[str],
     ) -> bool:
-        """Return whether a partition that nobody covers belongs to the scope.
-
-        If the root no longer exists, none of its ancestors does (C2), so what was read lies below it.
-        """
+        """Return whether a partition that nobody covers belongs to the scope."""
         if self.root is None:
             return True
+        # If the root no longer exists, none of its ancestors does (C2): what was read lies below it.
         seen, pending = set[str](), [name]
         unknown = False
         while pending:
@@ -594,8 +585,8 @@ class Lineage:
 
     # -- Entries
 
-    def _add(self, seeds: Sequence[Seed]) -> list[Seed]:
-        """Add partitions; each waits for those of its parents that are entries."""
+    def _add(self, seeds: Sequence[Seed], unread: Container[str] = ()) -> list[Seed]:
+        """Add partitions; each waits for those of its parents that are entries or will be read (`unread`)."""
         fresh = [seed for seed in seeds if seed.partition_id not in self._entries]
         new = {seed.partition_id for seed in fresh}
         ended = {seed.partition_id for seed in fresh if seed.ended}
@@ -609,7 +600,7 @@ class Lineage:
                 one
                 for one in seed.parents
                 if one not in self._ends and one not in ended
-                if one in self._entries or one in new
+                if one in self._entries or one in new or one in unread
             )
             entry = Entry(name, _WAIT, (seed.cursor,), waits)
             self._put(entry if waits else Entry.read(name, seed.cursor))
@@ -749,12 +740,14 @@ class _Tops:
 
     Attributes:
         seeds: They, with all their parents.
+        unread: Every listed partition that was not read and is no entry.
         read: What was read, or was lost and told.
         hidden: True if a parent is not listed although it may exist.
     """
 
     read: set[str]
     seeds: list[Seed] = attrs.field(factory=list)
+    unread: set[str] = attrs.field(factory=set)
     hidden: bool = False
 
 
