@@ -133,7 +133,7 @@ def _unified() -> str:
         f"operation that PyMongo does not have. {passed - less} of them pass through this library, and these "
         f"{less} do not:"
     )
-    return "\n".join([text, "", *(f"- {why} ({count} cases)" for why, count in different)])
+    return "\n".join([text, "", *(f"- {why} ({count} case{'s' * (count > 1)})" for why, count in different)])
 
 
 def page() -> str:

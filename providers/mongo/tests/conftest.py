@@ -43,6 +43,12 @@ def proxied():
     return shared("proxied", 3, proxied=True, election_ms=QUICK_ELECTION_MS, parameters=soon)
 
 
+@pytest.fixture(scope="session")
+def small():
+    """Provide a server whose oplog contains one megabyte."""
+    return shared("small", oplog_mb=1)
+
+
 def dropped(server, name):
     """Drop the database. Retry if another member is now the primary, because the driver does not retry."""
     try:

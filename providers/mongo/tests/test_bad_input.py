@@ -20,7 +20,6 @@ from multiclouddb_api import (
     EntireDatabase,
     ErrorCategory,
     FromContinuationToken,
-    LogicalPartition,
     MulticloudDbError,
     MulticloudDbKey,
     NewItemStateMode,
@@ -49,7 +48,6 @@ SECRETS = (
 )
 INVALID = ErrorCategory.INVALID_REQUEST
 # The time limit for addresses without a server. A real server may take longer.
-QUICK = {"serverSelectionTimeoutMS": 300, "connectTimeoutMS": 300}
 MOST = 60
 
 
@@ -115,16 +113,6 @@ def guarded():
 class TestTheWay:
     """Tests failures of connections to the server."""
 
-    def test_nobody_listens(self):
-        with client_of("mongodb://127.0.0.1:9/?serverSelectionTimeoutMS=300") as client:
-            error = refused(
-                ErrorCategory.TRANSIENT_FAILURE,
-                reading(client, ResourceAddress("a", "b")),
-                "127.0.0.1:9",
-                "hosts",
-            )
-            assert error.retryable
-
     def test_what_answers_is_no_mongodb(self):
         """The client connects to another kind of server, for example a web server."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -146,10 +134,6 @@ class TestTheWay:
                 refused(ErrorCategory.TRANSIENT_FAILURE, reading(client, ResourceAddress("a", "b")), "hosts")
             listener.shutdown(socket.SHUT_RDWR)
             thread.join(10)
-
-    def test_the_set_has_another_name(self, one):
-        with client_of(one.uri(replicaSet="other", **QUICK)) as client:
-            refused(ErrorCategory.TRANSIENT_FAILURE, reading(client, ResourceAddress("a", "b")), "replicaSet")
 
 
 class TestTheIdentity:
@@ -177,15 +161,6 @@ class TestTheIdentity:
                 ErrorCategory.AUTHENTICATION_FAILED, reading(client, ResourceAddress("mine", "c")), "password"
             )
             assert not error.retryable
-
-    def test_a_password_that_is_not_escaped(self, guarded):
-        hosts = self.url(guarded)[len("mongodb://") :]
-        refused(
-            INVALID,
-            lambda: client_of(f"mongodb://{READER}:{READER_PASSWORD}@{hosts}"),
-            "connection.url",
-            "percent-encode",
-        )
 
     def test_who_may_read_a_database_reads_it_from_its_beginning(self, guarded):
         with self.reader(guarded) as client:
@@ -244,13 +219,12 @@ class TestTheIdentity:
 
 
 class TestNames:
-    @pytest.mark.parametrize("allowed", [False, True])
     @pytest.mark.parametrize("database", ["a.b", "a b", "$a", "a/b", "a\\b", 'a"b', "a\0b", "x" * 64])
     @pytest.mark.parametrize("scope", [None, EntireDatabase()], ids=["collection", "database"])
-    def test_a_database_that_cannot_be(self, client, database, scope, allowed):
+    def test_a_database_that_cannot_be(self, client, database, scope):
         address = ResourceAddress(database, None if scope else "c")
         asked = {"scope": scope} if scope else {}
-        options = MongoOptions(allow_missing=allowed)
+        options = MongoOptions(allow_missing=scope is None)
         refused(INVALID, reading(client, address, Now(), provider_options=options, **asked))
 
     @pytest.mark.parametrize("name", ["$a", "a..b", "a.", ".a", "a\0b"])
@@ -285,18 +259,12 @@ class TestNames:
 
 
 WRONG = [
-    {"full_document": "nonsense"},
-    {"full_document": ""},
-    {"full_document_before_change": "nonsense"},
     {"collation": {"locale": "nonsense"}},
     {"collation": {"strength": 1}},
     {"comment": object()},
     {"max_await_time_ms": 2**40},
-    {"pipeline": [{"$nonsense": 1}]},
-    {"pipeline": [{"$group": {"_id": 1}}]},
     {"pipeline": [{"$out": "x"}]},
     {"pipeline": [{"$match": {"$where": "1"}}]},
-    {"pipeline": [{"$changeStream": {}}]},
     {"pipeline": [{"$match": {}, "$project": {"a": 1}}]},
     {"pipeline": [{}]},
     {"pipeline": [{"$project": {"a": "$$nonsense"}}]},
@@ -371,9 +339,9 @@ class TestPipelines:
             category = error.category
             assert category in (INVALID, ErrorCategory.PROVIDER_ERROR)
 
-    @pytest.mark.parametrize("ending", ["drop", "rename"])
     @pytest.mark.parametrize(
-        "stage", [{"$match": {"operationType": "insert"}}, {"$redact": "$$PRUNE"}], ids=str
+        ("ending", "stage"),
+        [("drop", {"$match": {"operationType": "insert"}}), ("rename", {"$redact": "$$PRUNE"})],
     )
     def test_none_hides_how_a_feed_ends(self, client, here, native, stage, ending):
         asked = {"provider_options": MongoOptions(pipeline=[stage])}
@@ -398,11 +366,9 @@ class TestTokens:
         ("asked", "address"),
         [
             ({"scope": EntireDatabase()}, lambda here: ResourceAddress(here.database)),
-            ({"scope": LogicalPartition(MulticloudDbKey({"_id": 1}))}, lambda here: here),
-            ({"provider_options": MongoOptions(pipeline=[{"$match": {}}])}, lambda here: here),
             ({"provider_options": MongoOptions(show_expanded_events=True)}, lambda here: here),
         ],
-        ids=["database", "key", "pipeline", "expanded"],
+        ids=["database", "expanded"],
     )
     def test_of_another_stream(self, client, here, asked, address):
         refused(
@@ -424,17 +390,11 @@ class TestTokens:
         "cursor",
         [
             ["e", "nonsense"],
-            ["e", "82"],
             ["e", "82FF"],
-            ["h", "A" * 1000],
             ["i", "8269"],
             ["e", "b:BQAAAAA="],
-            ["x", "82"],
             ["t", -1, 0],
-            ["e"],
-            [],
             None,
-            {"_data": "82"},
         ],
         ids=repr,
     )
@@ -473,7 +433,7 @@ class TestPoison:
                 return seen, skipped
         return pytest.fail("not idle")
 
-    @pytest.mark.parametrize("size", [0, 1, 7, 100, 101])
+    @pytest.mark.parametrize("size", [0, 7, 101])
     def test_what_is_before_and_behind_it_is_delivered(self, client, here, native, size):
         collection = native["c"]
         token = read(client, here, Now()).continuation_token

@@ -94,13 +94,6 @@ class TestToken:
         assert re.search(r"^changes +waiting$", out, re.MULTILINE)
         assert "a document" not in out
 
-    def test_of_a_collection_that_was_made_anew_is_refused(self, orders, where, token):
-        orders.drop()
-        orders.database.create_collection("orders")
-        ran = run("token", "check", where[0], token)
-        assert ran.returncode == 3
-        assert "recreated" in ran.stderr
-
 
 NOBODY = "mongodb://127.0.0.1:9/?serverSelectionTimeoutMS=300"
 FAILURES = {

@@ -15,7 +15,7 @@ def rows(spark, folder):
     return [(row.key, row.type) for row in frame.collect()]
 
 
-@pytest.mark.parametrize("bound", [{}, {"maxRecordsPerTrigger": "1"}], ids=["unbounded", "bounded"])
+@pytest.mark.parametrize("bound", [{"maxRecordsPerTrigger": "1"}], ids=["bounded"])
 def test_last_changes_of_a_dropped_collection_come_and_then_its_end(
     spark, one, here, written, tmp_path, bound
 ):

@@ -5,7 +5,7 @@ import time
 
 import pymongo
 import pytest
-from bson import Decimal128, ObjectId, Timestamp
+from bson import Decimal128, Timestamp
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, NetworkTimeout, OperationFailure
 
@@ -93,14 +93,7 @@ class TestStages:
         (stage,) = make(asked=OMITTED, full_document="whenAvailable").pipeline()
         assert "fullDocument" not in unwanted(stage)
 
-    def test_a_caller_does_not_see_our_changes_to_them(self, make):
-        source = make(pipeline=[{"$match": {"a": 1}}])
-        assert source.pipeline() is not source.pipeline()
-        assert source.options.pipeline == ({"$match": {"a": 1}},)
-
-    @pytest.mark.parametrize(
-        "key", [1, "a", None, {"a": 1, "b": [2]}, ObjectId("65f0a1b2c3d4e5f60718293a"), {"$gt": ""}], ids=repr
-    )
+    @pytest.mark.parametrize("key", [None, {"a": 1, "b": [2]}, {"$gt": ""}], ids=repr)
     def test_a_key_is_matched_as_it_is_and_an_ending_always(self, make, key):
         stage = make(LogicalPartition(MulticloudDbKey({"_id": key}))).pipeline()[0]
         ending = {"operationType": {"$in": list(ENDINGS)}}
@@ -136,9 +129,6 @@ class TestStages:
         source = make(LogicalPartition(MulticloudDbKey({"_id": 2**70})))
         with pytest.raises(MulticloudDbError, match="64 bits"):
             source.pipeline()
-
-    def test_the_endings_are_those_behind_which_the_server_closes_a_stream(self):
-        assert set(ENDINGS) == {"invalidate", "drop", "rename", "dropDatabase"}
 
 
 class TestImages:
@@ -259,13 +249,6 @@ class TestCloser:
         Closer().close(stream, reachable=False)
         assert stream.closed == 1
         assert stream.allowed[0] < 0.1
-
-    def test_one_that_refuses_at_once_does_not_make_it_deaf(self):
-        closer = Closer()
-        for _ in range(3):
-            stream = Stubborn(error=OperationFailure("no", 13))
-            closer.close(stream, reachable=True)
-            assert stream.allowed[0] > 0.3
 
     def test_after_a_while_it_speaks_again(self, monkeypatch):
         clock = [1000.0]
