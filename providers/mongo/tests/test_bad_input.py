@@ -1,9 +1,6 @@
 """Tests mistakes of users and failures of networks: every error says what to do and shows no secret."""
 
-import contextlib
 import functools
-import socket
-import threading
 from urllib.parse import quote
 
 import attrs
@@ -108,32 +105,6 @@ def guarded():
     admin["mine"].command("dropUser", READER)
     for name in ("mine", "theirs"):
         admin.drop_database(name)
-
-
-class TestTheWay:
-    """Tests failures of connections to the server."""
-
-    def test_what_answers_is_no_mongodb(self):
-        """The client connects to another kind of server, for example a web server."""
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-
-            def serve():
-                while True:
-                    try:
-                        near, _ = listener.accept()
-                    except OSError:
-                        return
-                    with near, contextlib.suppress(OSError):  # the client may have gone away
-                        near.recv(1000)
-                        near.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"x" * 100)
-
-            thread = threading.Thread(target=serve, daemon=True)
-            thread.start()
-            url = f"mongodb://127.0.0.1:{listener.getsockname()[1]}/?serverSelectionTimeoutMS=300"
-            with client_of(url) as client:
-                refused(ErrorCategory.TRANSIENT_FAILURE, reading(client, ResourceAddress("a", "b")), "hosts")
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join(10)
 
 
 class TestTheIdentity:
@@ -362,22 +333,6 @@ class TestTokens:
     def token(self, client, address, **asked):
         return read(client, address, Now(), **asked).continuation_token
 
-    @pytest.mark.parametrize(
-        ("asked", "address"),
-        [
-            ({"scope": EntireDatabase()}, lambda here: ResourceAddress(here.database)),
-            ({"provider_options": MongoOptions(show_expanded_events=True)}, lambda here: here),
-        ],
-        ids=["database", "expanded"],
-    )
-    def test_of_another_stream(self, client, here, asked, address):
-        refused(
-            INVALID, reading(client, here, self.token(client, address(here), **asked)), "continuation_token"
-        )
-        refused(
-            INVALID, reading(client, address(here), self.token(client, here), **asked), "continuation_token"
-        )
-
     def test_documents_may_come_or_not_from_page_to_page(self, client, here, native):
         token = self.token(client, here)
         native["c"].insert_one({"_id": 1})
@@ -432,18 +387,6 @@ class TestPoison:
             if page.idle:
                 return seen, skipped
         return pytest.fail("not idle")
-
-    @pytest.mark.parametrize("size", [0, 7, 101])
-    def test_what_is_before_and_behind_it_is_delivered(self, client, here, native, size):
-        collection = native["c"]
-        token = read(client, here, Now()).continuation_token
-        collection.insert_many([{"_id": number} for number in range(100)])
-        for number in range(3):
-            self.damaged(collection, {"_id": f"bad {number}", "text": "damaged"})
-        collection.insert_many([{"_id": number} for number in range(100, 200)])
-        seen, skipped = self.walk(client, here, token, size)
-        assert seen == [*range(100), None, None, None, *range(100, 200)]
-        assert skipped == 3
 
     @pytest.mark.parametrize(
         "document",

@@ -52,10 +52,7 @@ class TestNaming:
         ("url", "database"),
         [
             ("mongodb://localhost", None),
-            ("mongodb://localhost/", None),
             ("mongodb://a:27017,b:27018,[::1]:27019/shop?replicaSet=rs", "shop"),
-            ("mongodb://localhost?replicaSet=rs", None),
-            ("mongodb://localhost/shop.orders", "shop"),
             ("mongodb://localhost/sh%C3%B6p", "shöp"),
             ("mongodb://user:p%40ss%3Aw@localhost/shop?authSource=admin", "shop"),
             ("mongodb://%2Ftmp%2Fmongodb-27017.sock/shop", "shop"),

@@ -181,15 +181,6 @@ class TestCost:
 
 
 class TestHead:
-    @pytest.mark.parametrize("scope", [EntireCollection(), EntireCluster()], ids=["collection", "cluster"])
-    def test_changes_are_the_end_of_the_log(self, make, scope):
-        world = make(scope=scope)
-        cursor = world.start()
-        world.write(1, 2)
-        (head,) = world.heads(cursor).values()
-        assert (head.records, head.outcome, place_of(head.cursor).kind) == (None, Continue(), "h")
-        assert world.read([Range("0", cursor, head.cursor)]) == [1, 2]
-
     def test_a_pipeline_of_the_caller_decides_what_is_a_change(self, make):
         world = make(options=MongoOptions(pipeline=[{"$match": {"fullDocument._id": {"$gte": 40}}}]))
         cursor = world.start()

@@ -2,7 +2,6 @@
 
 import itertools
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
 from uuid import uuid4
@@ -33,18 +32,16 @@ from multiclouddb_api import (
     MulticloudDbKey,
     NewItemStateMode,
     Now,
-    OldItemStateMode,
     OperationOptions,
     ResourceAddress,
     connect,
 )
 from multiclouddb_conformance.refusals import refusal as refused
-from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.position import At
 from multiclouddb_mongo.provider import PLUGIN
 from multiclouddb_mongo.source import Entry, Log
-from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Range, read_range
+from multiclouddb_spi import Deadline, FeedSpec, ProviderFault
 
 from .monitor import Commands, Feed, keys, patient, watched
 from .native import hanging, native
@@ -276,41 +273,6 @@ class TestPositions:
         assert all_ids(room.client(), room.address(), page.continuation_token) == [2]
 
 
-class TestRanges:
-    """The range between two positions always gives the same events, even during writes."""
-
-    @pytest.fixture
-    def world(self, room):
-        room.collection()
-        provider = PLUGIN.connect(ClientConfig("mongo", {"url": room.uri}), None)
-        yield room, provider
-        provider.close()
-
-    def feed(self, room, provider, options=None):
-        spec = FeedSpec(room.address(), options=options or MongoOptions())
-        return provider.open_feed(spec, Deadline.after(30))
-
-    def now(self, feed):
-        (seed,) = feed.start(Now(), None, Deadline.after(30))
-        return seed.cursor
-
-    def read(self, provider, feed, start, until):
-        batches = read_range(provider, feed, Range("0", start, until))
-        return [event.key.components["_id"] for batch in batches for event in batch.events(0, len(batch))]
-
-    def test_up_to_each_change(self, world):
-        room, provider = world
-        feed = self.feed(room, provider)
-        start, keys = self.now(feed), [0.5, 1, 2.5, "x", 7.25]
-        for key in keys:
-            room.native["c"].insert_one({"_id": key})
-        batch = feed.open("0", start).fetch(100, 1 << 20, 0.0, Deadline.after(30))
-        ends = [batch.cursor_after(count) for count in range(1, len(keys) + 1)]
-        room.native["c"].insert_one({"_id": "later"})
-        for a, b in itertools.combinations(range(len(keys) + 1), 2):
-            assert self.read(provider, feed, [start, *ends][a], ends[b - 1]) == keys[a:b]
-
-
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
@@ -395,17 +357,6 @@ def test_a_key_that_is_too_large_for_an_answer_can_be_stepped_over(room, size, f
 
 
 class TestStreams:
-    def test_a_hundred_pages_by_token_cost_one(self, room):
-        collection = room.collection()
-        with watched(room.uri) as (client, commands):
-            token = read(client, room.address(), Now()).continuation_token
-            collection.insert_many([{"_id": number} for number in range(200)])
-            commands.clear()
-            assert all_ids(client, room.address(), token, 2) == list(range(200))
-            assert len(commands.opening()) == 0
-            assert len(room.cursors()) == 1
-        wait_until(lambda: not room.cursors())
-
     def test_an_idle_feed_is_asked_little(self, room):
         room.collection()
         with watched(room.uri) as (client, commands):
@@ -440,31 +391,6 @@ class TestStreams:
             assert late >= 2
             assert len(commands.sent("getMore")) <= 2
             assert not commands.opening()
-
-    @pytest.mark.parametrize("pool", [1, 100])
-    def test_closing_ends_long_polls_in_a_second_and_leaves_nothing(self, room, pool):
-        for number in range(3):
-            room.collection(f"c{number}")
-        uri = room.server.uri(appName="closing", maxPoolSize=pool)
-        client = connect(ClientConfig("mongo", {"url": uri}))
-        tokens = [read(client, room.address(f"c{number}"), Now()).continuation_token for number in range(3)]
-
-        def poll(number):
-            try:
-                read(client, room.address(f"c{number}"), tokens[number], wait=20)
-            except MulticloudDbError as error:
-                return error.category
-            return None
-
-        with ThreadPoolExecutor(3) as threads:
-            polls = [threads.submit(poll, number) for number in range(3)]
-            wait_until(lambda: len(room.cursors()) == 3)
-            began = time.monotonic()
-            client.close()
-            assert time.monotonic() - began < 10  # out of 20 polls; the conformance suite is stricter
-            assert [each.result(10) for each in polls] == [ErrorCategory.TRANSIENT_FAILURE] * 3
-        if pool > 1:  # with one connection, a poll may delay the command that would end the other polls
-            wait_until(lambda: not room.cursors())
 
     def test_nothing_is_opened_any_more_once_it_is_closed(self, room):
         """After `close`, no more streams are opened."""
@@ -582,16 +508,6 @@ class TestNativeClient:
 
 
 class TestImages:
-    def test_what_a_collection_does_not_keep_is_refused_up_front(self, room):
-        room.collection()
-        client = room.client()
-        for asked in (
-            {"new_item_state_mode": NewItemStateMode.REQUIRE},
-            {"old_item_state_mode": OldItemStateMode.REQUIRE},
-        ):
-            act = lambda asked=asked: read(client, room.address(), Now(), **asked)  # noqa: E731
-            refused(ErrorCategory.UNSUPPORTED_CAPABILITY, act, "changeStreamPreAndPostImages", "collMod")
-
     def test_a_change_from_before_they_were_kept_is_named_and_can_be_read_without(self, room):
         collection = room.collection()
         token = read(room.client(), room.address(), Now()).continuation_token
@@ -609,29 +525,6 @@ class TestImages:
         assert all_ids(client, room.address(), page.continuation_token) == [1, 1]
         assert all_ids(client, room.address(), page.continuation_token, **require | {
             "new_item_state_mode": NewItemStateMode.OMIT}) == [1, 1]  # fmt: skip
-
-
-class TestFeed:
-    def test_which_tokens_go_on(self, room):
-        provider = PLUGIN.connect(ClientConfig("mongo", {"url": room.uri}), None)
-
-        def resumes(options=None):
-            spec = FeedSpec(room.address(), options=options or MongoOptions())
-            feed = provider.open_feed(spec, Deadline.after(30))
-            return [feed.resumes(each) for each in (None, feed.identity.incarnation, "another")]
-
-        try:
-            assert resumes() == [
-                True,
-                True,
-                True,
-            ]  # the collection no longer exists, but its changes in the oplog are still read
-            room.collection()
-            assert resumes() == [True, True, False]
-            assert resumes(FOLLOW) == [True, True, True]
-            assert resumes(MongoOptions(allow_missing=True)) == [True, True, True]
-        finally:
-            provider.close()
 
 
 def test_commands_of_a_feed_are_few(room):

@@ -105,32 +105,6 @@ def expired(client, request):
     return caught.value
 
 
-class TestStoredToken:
-    """Tests a token that expired while nothing was read."""
-
-    @pytest.fixture
-    def token(self, world):
-        with world.connect() as client:
-            found = client.read_changes(world.request()).continuation_token
-        world.write(1)
-        world.roll_over()
-        world.write(2, 3)
-        return found
-
-    def test_has_expired_and_says_where_the_log_begins(self, world, token):
-        with world.connect() as client:
-            before = world.ends()[0].time
-            error = expired(client, world.request(token))
-            after = world.ends()[0].time
-            assert "oplog" in str(error)
-            assert any(
-                time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(oldest)) in error.detail.oldest_position
-                for oldest in range(before, after + 1)
-            )
-            # The error is raised again at the next read, and there is no silent jump.
-            expired(client, world.request(token))
-
-
 class TestLiveReader:
     """Tests an open stream whose position is no longer in the oplog."""
 
@@ -170,13 +144,6 @@ class TestLiveReader:
         # its token.
         failed = [(event.command_name, event.failure["code"]) for event in commands.events("failed")]
         assert failed[:2] == [("getMore", 136), ("aggregate", 286)]
-
-    def test_goes_on_with_the_oldest_there_is_when_asked_to(self, world):
-        with world.connect() as client:
-            request, found = self.overtaken(world, client, on_expired=SkipToOldest()), []
-            self.to_the_end(client, request, found)
-        assert [each for each in found if not isinstance(each, Gap)] == [3, 4, 5, 6, 7, 8]
-        assert [place for place, each in enumerate(found) if isinstance(each, Gap)] == [4]
 
     @pytest.mark.soak
     def test_that_is_too_slow_never_jumps_in_silence(self, world):

@@ -20,7 +20,7 @@ from bson import Binary, Code, Decimal128, Int64, ObjectId, Regex, Timestamp
 from bson.raw_bson import RawBSONDocument
 from bson.son import SON
 from pymongo import MongoClient, ReadPreference, WriteConcern
-from pymongo.errors import ConfigurationError, ServerSelectionTimeoutError
+from pymongo.errors import ServerSelectionTimeoutError
 from pymongo.read_preferences import Nearest, Secondary
 from pymongo.server_api import ServerApi
 
@@ -46,7 +46,6 @@ from multiclouddb_mongo.commands import Commands as RunningCommands
 from .harness import SMALL
 from .monitor import Commands, Feed, keys, patient, watched
 from .native import hanging, native, refused
-from .old_server import OldServer
 from .servers.failpoint import fail_command
 from .servers.shared import shared
 from .standalone import standalone
@@ -213,15 +212,6 @@ def test_rr_06_no_command_has_the_switch(ours, option):
     assert refused(ours[0].run_command, "admin", {"ping": 1}, **{option: False}).category == INVALID
     for kind in (ChangeFeedRequest, OperationOptions, MongoOptions):
         assert [field.name for field in attrs.fields(kind) if "retr" in field.name.lower()] == []
-
-
-@pytest.mark.parametrize("wire", [5, 8])
-def test_cs_01_rr_08_an_older_server_is_not_talked_to(wire):
-    with OldServer(wire) as server, watched(server.uri) as (client, commands):
-        error = refused(Feed(client, ResourceAddress("shop", "orders")).read)
-        assert isinstance(error.__cause__, ConfigurationError)
-        assert server.greeted
-    assert commands.names() == []
 
 
 def test_rr_16_no_server_for_the_first_try():

@@ -5,7 +5,7 @@ import time
 
 import pymongo
 import pytest
-from bson import Decimal128, Timestamp
+from bson import Decimal128
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, NetworkTimeout, OperationFailure
 
@@ -19,7 +19,7 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_mongo.position import After, At, ticks_at
+from multiclouddb_mongo.position import At, ticks_at
 from multiclouddb_mongo.pymongo_internals import Closer, hushed
 from multiclouddb_mongo.source import ENDINGS, Source
 from multiclouddb_spi import FeedSpec
@@ -168,28 +168,6 @@ class TestImages:
         assert stages[-1]["$project"]["_id"] == 1
         assert SPLIT not in stages
         assert settings["full_document"] == settings["full_document_before_change"] == "whenAvailable"
-
-
-class TestStart:
-    """Tests that only one start option is sent, because the driver would silently drop one of two."""
-
-    @pytest.mark.parametrize(
-        ("place", "expected"),
-        [
-            (At(5, 6), {"start_at_operation_time": Timestamp(5, 6)}),
-            (After("e", TOKEN), {"resume_after": {"_data": TOKEN}}),
-            (After("h", TOKEN + ".40"), {"resume_after": {"_data": TOKEN, "_typeBits": b"\x40"}}),
-            (After("r", TOKEN), {"resume_after": {"_data": TOKEN}}),
-            (After("i", TOKEN), {"start_after": {"_data": TOKEN}}),
-        ],
-    )
-    def test_each_kind_of_position_has_its_own(self, make, place, expected):
-        # The feed resolves native starts of the options; a stream only gets a position.
-        source = make(resume_after={"_data": "82FF"})
-        _, settings = watched(source, place)
-        assert {
-            name: settings[name] for name in settings if name.startswith(("start_", "resume_"))
-        } == expected
 
 
 class TestWaiting:
