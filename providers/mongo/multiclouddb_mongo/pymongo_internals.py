@@ -196,16 +196,10 @@ class _Collated:
         return options if collation is None else {**options, "collation": collation}
 
 
-class _CollectionStream(_Collated, CollectionChangeStream[RawChange]):
-    pass
-
-
-class _DatabaseStream(_Collated, DatabaseChangeStream[RawChange]):
-    pass
-
-
-class _ClusterStream(_Collated, ClusterChangeStream[RawChange]):
-    pass
+_COLLATED: Final = {
+    kind: type(f"Collated{kind.__name__}", (_Collated, kind), {})
+    for kind in (CollectionChangeStream, DatabaseChangeStream, ClusterChangeStream)
+}
 
 
 def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
@@ -303,16 +297,10 @@ def watch_otherwise(
     settings: Mapping[str, Any],
 ) -> Stream:
     """Open a stream like `watch`, but with the library's own stream classes."""
-    kind: type[ChangeStream[RawChange]]
-    match scope:
-        case EntireCluster():
-            kind = _ClusterStream
-        case EntireDatabase():
-            kind = _DatabaseStream
-        case _:
-            kind = _CollectionStream
+    wider: dict[type, type] = {EntireCluster: ClusterChangeStream, EntireDatabase: DatabaseChangeStream}
+    kind: Any = _COLLATED[wider.get(type(scope), CollectionChangeStream)]
     given = {"resume_after": None, "start_after": None, "start_at_operation_time": None, **settings}
-    stream = kind(target, list(stages), session=None, **given)
+    stream: Stream = kind(target, list(stages), session=None, **given)
     stream._initialize_cursor()
     return stream
 

@@ -3,7 +3,6 @@
 import functools
 from urllib.parse import quote
 
-import attrs
 import bson
 import pytest
 from bson import DatetimeMS
@@ -29,7 +28,6 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_spi.continuation.token import decode_token, encode_token
 
 from .harness import SMALL
 from .servers.mongod import PASSWORD
@@ -340,26 +338,6 @@ class TestTokens:
             for old in (OldItemStateMode.OMIT, OldItemStateMode.INCLUDE_IF_AVAILABLE):
                 asked = {"new_item_state_mode": mode, "old_item_state_mode": old, "include_native": True}
                 assert ids(read(client, here, token, **asked)) == [1]
-
-    @pytest.mark.parametrize(
-        "cursor",
-        [
-            ["e", "nonsense"],
-            ["e", "82FF"],
-            ["i", "8269"],
-            ["e", "b:BQAAAAA="],
-            ["t", -1, 0],
-            None,
-        ],
-        ids=repr,
-    )
-    def test_with_a_position_that_is_none(self, client, here, cursor):
-        envelope = decode_token(self.token(client, here))
-        (entry,) = envelope.state["p"]
-        place = next(at for at, item in enumerate(entry) if isinstance(item, list))
-        forged = [*entry[:place], cursor, *entry[place + 1 :]]
-        token = encode_token(attrs.evolve(envelope, state={"p": [forged]}))
-        refused(INVALID, reading(client, here, token))
 
 
 class TestPoison:

@@ -344,12 +344,11 @@ def test_a_key_that_is_too_large_for_an_answer_can_be_stepped_over(room, size, f
             collection.insert_one({"_id": 2})
             followed = True
     assert (seen, skipped) == ([1, 2], 1)
-    act = lambda: all_ids(client, address, start)  # noqa: E731
-    error = refused(ErrorCategory.PROVIDER_ERROR, act)
-    assert error.detail.skip_token is not None
-    assert key[:9] not in str(error)
-    without = {"new_item_state_mode": NewItemStateMode.OMIT}
     if size > 4_000_000:
+        error = refused(ErrorCategory.PROVIDER_ERROR, lambda: all_ids(client, address, start))
+        assert error.detail.skip_token is not None
+        assert key[:9] not in str(error)
+        without = {"new_item_state_mode": NewItemStateMode.OMIT}
         assert all_ids(client, address, start, **without) == [1, key, 2]
 
 

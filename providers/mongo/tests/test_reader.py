@@ -17,27 +17,14 @@ from bson.timestamp import Timestamp
 from hypothesis import strategies as st
 from pymongo.errors import AutoReconnect, OperationFailure
 
-from multiclouddb_api import (
-    Dropped,
-    ErrorCategory,
-    Invalidated,
-    Renamed,
-    ResourceAddress,
-)
+from multiclouddb_api import Dropped, ErrorCategory, Invalidated, Renamed, ResourceAddress
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.mapping import View
 from multiclouddb_mongo.position import After, At, compare, place_of, ticks_at, token_text
 from multiclouddb_mongo.raw_change import RawChange
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.values import CODEC
-from multiclouddb_spi import (
-    Continue,
-    Deadline,
-    Ended,
-    ProviderFault,
-    Reached,
-    RecordFault,
-)
+from multiclouddb_spi import Continue, Deadline, Ended, ProviderFault, Reached, RecordFault
 
 from .fuzz import fuzzed
 
