@@ -135,7 +135,7 @@ class TestTheIdentity:
         with self.reader(guarded) as client:
             for asked, address in (
                 ({}, ResourceAddress("mine", "c")),
-                ({"scope": EntireDatabase()}, ResourceAddress("mine")),
+                ({"scope": EntireDatabase()}, ResourceAddress(database="mine")),
             ):
                 assert read(client, address, Now(), **asked).idle
                 guarded.client()["mine"]["c"].update_one({}, {"$inc": {"n": 1}})
@@ -173,7 +173,7 @@ class TestTheIdentity:
         ("address", "asked"),
         [
             (ResourceAddress("theirs", "c"), {}),
-            (ResourceAddress("theirs"), {"scope": EntireDatabase()}),
+            (ResourceAddress(database="theirs"), {"scope": EntireDatabase()}),
             (ResourceAddress(), {"scope": EntireCluster()}),
             (ResourceAddress("theirs", "c"), {"provider_options": MongoOptions(allow_missing=True)}),
         ],
@@ -207,9 +207,9 @@ class TestNames:
         [
             ResourceAddress("local", "oplog.rs"),
             ResourceAddress("admin", "system.version"),
-            ResourceAddress("admin"),
-            ResourceAddress("local"),
-            ResourceAddress("config"),
+            ResourceAddress(database="admin"),
+            ResourceAddress(database="local"),
+            ResourceAddress(database="config"),
         ],
         ids=str,
     )
@@ -218,7 +218,7 @@ class TestNames:
         refused(INVALID, reading(client, address, Now(), **asked), "admin, local or config")
 
     def test_an_address_beside_a_cluster(self, client, here):
-        for address in (here, ResourceAddress(here.database)):
+        for address in (here, ResourceAddress(database=here.database)):
             refused(
                 INVALID,
                 reading(client, address, Now(), scope=EntireCluster()),

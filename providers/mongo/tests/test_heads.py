@@ -50,9 +50,10 @@ class World:
         with mock.patch.object(config, "MongoClient", listening):
             self.provider = PLUGIN.connect(ClientConfig("mongo", {"url": uri or server.uri()}), None)
         self.native = server.client()[database]
-        names = {EntireDatabase: (database,), EntireCluster: ()}.get(type(scope), (database, "c"))
+        names = {"database": database, "collection": "c"}
+        names = {EntireDatabase: {"database": database}, EntireCluster: {}}.get(type(scope), names)
         self.spec = FeedSpec(
-            ResourceAddress(*names), scope or EntireCollection(), options=options or MongoOptions()
+            ResourceAddress(**names), scope or EntireCollection(), options=options or MongoOptions()
         )
         self.feed = self.provider.open_feed(self.spec, soon())
         self.planner = Planner(self.provider, self.feed, on_expired)

@@ -78,7 +78,9 @@ def check_every_token(reading, pages):
 )
 class TestDatabase:
     def reading(self, one, database, size, scope):
-        address = ResourceAddress(database) if isinstance(scope, EntireDatabase) else ResourceAddress()
+        address = (
+            ResourceAddress(database=database) if isinstance(scope, EntireDatabase) else ResourceAddress()
+        )
         return Reading(one.uri(), address, size, scope=scope)
 
     def test_each_of_several_facts_keeps_its_place(self, one, database, size, restart, scope):
@@ -108,7 +110,7 @@ class TestPlanned:
         native.create_collection("c")
         provider = PLUGIN.connect(ClientConfig("mongo", {"url": one.uri()}), None)
         try:
-            spec = FeedSpec(ResourceAddress(database), EntireDatabase(), options=MongoOptions())
+            spec = FeedSpec(ResourceAddress(database=database), EntireDatabase(), options=MongoOptions())
             feed = provider.open_feed(spec, Deadline.after(60))
             planner = Planner(provider, feed)
             at = planner.start(Now(), Deadline.after(60))

@@ -65,14 +65,17 @@ class Stream:
     def __init__(self, client, sent, target, pipeline=(), **options):
         match target:
             case Collection():
-                scope, names = EntireCollection(), (target.database.name, target.name)
+                scope, names = (
+                    EntireCollection(),
+                    {"database": target.database.name, "collection": target.name},
+                )
             case Database():
-                scope, names = EntireDatabase(), (target.name,)
+                scope, names = EntireDatabase(), {"database": target.name}
             case _:
-                scope, names = EntireCluster(), ()
+                scope, names = EntireCluster(), {}
         self._client, self._events = client, []
         self._request = ChangeFeedRequest(
-            ResourceAddress(*names),
+            ResourceAddress(**names),
             Now(),
             scope,
             NewItemStateMode.OMIT,
