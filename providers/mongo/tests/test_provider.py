@@ -32,6 +32,7 @@ from multiclouddb_api import (
     MulticloudDbKey,
     NewItemStateMode,
     Now,
+    OldItemStateMode,
     OperationOptions,
     ResourceAddress,
     connect,
@@ -507,6 +508,13 @@ class TestNativeClient:
 
 
 class TestImages:
+    @pytest.mark.parametrize("mode", [NewItemStateMode.REQUIRE, OldItemStateMode.REQUIRE])
+    def test_what_a_collection_does_not_keep_is_refused_up_front(self, room, mode):
+        room.collection()
+        name = "new_item_state_mode" if isinstance(mode, NewItemStateMode) else "old_item_state_mode"
+        act = lambda: read(room.client(), room.address(), Now(), **{name: mode})  # noqa: E731
+        refused(ErrorCategory.UNSUPPORTED_CAPABILITY, act, name, "changeStreamPreAndPostImages", "collMod")
+
     def test_a_change_from_before_they_were_kept_is_named_and_can_be_read_without(self, room):
         collection = room.collection()
         token = read(room.client(), room.address(), Now()).continuation_token
