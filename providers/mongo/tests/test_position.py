@@ -77,6 +77,7 @@ def test_a_position_is_read_back(place, start):
     assert json.loads(json.dumps(cursor)) == cursor
     ahead = start is not None and (ticks_at(place) or 0) < start
     assert start_of(cursor) == (start if ahead else None)
+    assert start_of(cursor_of(place, ticks_at(place) or 0)) is None
 
 
 @fuzzed(anything)

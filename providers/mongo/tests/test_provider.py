@@ -508,7 +508,7 @@ class TestNativeClient:
 
 
 class TestImages:
-    @pytest.mark.parametrize("mode", [NewItemStateMode.REQUIRE, OldItemStateMode.REQUIRE])
+    @pytest.mark.parametrize("mode", [NewItemStateMode.REQUIRE, OldItemStateMode.REQUIRE], ids=repr)
     def test_what_a_collection_does_not_keep_is_refused_up_front(self, room, mode):
         room.collection()
         name = "new_item_state_mode" if isinstance(mode, NewItemStateMode) else "old_item_state_mode"
