@@ -11,6 +11,8 @@ from pyspark_multiclouddb import error_from_query
 
 from .test_rollover import NOTE, World
 
+pytestmark = pytest.mark.xdist_group("jvm")
+
 
 @pytest.fixture
 def world(small, database):
