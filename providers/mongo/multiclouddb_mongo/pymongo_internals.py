@@ -196,10 +196,16 @@ class _Collated:
         return options if collation is None else {**options, "collation": collation}
 
 
-_COLLATED: Final = {
-    kind: type(f"Collated{kind.__name__}", (_Collated, kind), {})
-    for kind in (CollectionChangeStream, DatabaseChangeStream, ClusterChangeStream)
-}
+class _CollectionStream(_Collated, CollectionChangeStream[RawChange]):
+    pass
+
+
+class _DatabaseStream(_Collated, DatabaseChangeStream[RawChange]):
+    pass
+
+
+class _ClusterStream(_Collated, ClusterChangeStream[RawChange]):
+    pass
 
 
 def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
@@ -297,10 +303,16 @@ def watch_otherwise(
     settings: Mapping[str, Any],
 ) -> Stream:
     """Open a stream like `watch`, but with the library's own stream classes."""
-    wider: dict[type, type] = {EntireCluster: ClusterChangeStream, EntireDatabase: DatabaseChangeStream}
-    kind: Any = _COLLATED[wider.get(type(scope), CollectionChangeStream)]
+    kind: type[ChangeStream[RawChange]]
+    match scope:
+        case EntireCluster():
+            kind = _ClusterStream
+        case EntireDatabase():
+            kind = _DatabaseStream
+        case _:
+            kind = _CollectionStream
     given = {"resume_after": None, "start_after": None, "start_at_operation_time": None, **settings}
-    stream: Stream = kind(target, list(stages), session=None, **given)
+    stream = kind(target, list(stages), session=None, **given)
     stream._initialize_cursor()
     return stream
 

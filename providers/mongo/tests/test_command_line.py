@@ -21,15 +21,11 @@ def where(one, orders):
     return one.uri(), f"{orders.database.name}/orders"
 
 
-def tail_of(where, folder, start="now"):
-    return Tail(*where, "--from", start, "--checkpoint", folder / "position")
-
-
 class TestTail:
     def test_killed_again_and_again_it_misses_nothing(self, one, orders, where, tmp_path):
         """During writes, the command is killed seven times: at its start, in a page, and after failures."""
         orders.insert_one({"_id": "before"})
-        tail = tail_of(where, tmp_path)
+        tail = Tail(*where, "--checkpoint", tmp_path / "position")
         writer = Writer(lambda key: orders.insert_one({"_id": key, "secret": "a document"}), pause=0.003)
 
         def forget_cursors():
