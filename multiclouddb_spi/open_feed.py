@@ -15,11 +15,11 @@ import attrs
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, Snapshot, invalid_request
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, fault_of, user_errors
 from multiclouddb_spi.faults import ProviderFault
 from multiclouddb_spi.request_check import require_start
 from multiclouddb_spi.retry import Call
+from multiclouddb_spi.time_limits import Deadline
 
 __all__ = ["FeedCache", "Keeper", "OpenFeed", "recreated"]
 

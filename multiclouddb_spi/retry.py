@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import attrs
 
-from multiclouddb_spi.arrival import CALL_SILENT_SECONDS, Arrival, arriving, current
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
+from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, Arrival, Deadline, arriving, current
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState, Retrying

@@ -30,13 +30,13 @@ from multiclouddb_spi.continuation.state import (
 )
 from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import START_ANEW
 from multiclouddb_spi.fetching.fetcher import Fetcher
 from multiclouddb_spi.open_feed import FeedCache, OpenFeed, recreated
 from multiclouddb_spi.partition import decode_partition_id
 from multiclouddb_spi.scan.contract import SupportsBackfill
 from multiclouddb_spi.scan.start import resolve_backfill, resolve_snapshot
+from multiclouddb_spi.time_limits import Deadline
 
 __all__ = ["SessionOpener"]
 

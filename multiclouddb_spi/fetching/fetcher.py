@@ -13,16 +13,15 @@ import attrs
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.pacing import answered, check_stopped, still_waiting
-from multiclouddb_spi.arrival import AnswerSizes, Arrival, arriving
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.continuation.follow import Looks
 from multiclouddb_spi.contract import Provider
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import Fault, ProviderFault
 from multiclouddb_spi.fetching.readers import Budget, PartitionReader, ReaderCache
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.retry import ATTEMPTS, Tries
+from multiclouddb_spi.time_limits import AnswerSizes, Arrival, Deadline, arriving
 
 __all__ = [
     "Fetcher",

@@ -16,11 +16,11 @@ from contextlib import suppress
 from random import Random
 from typing import Final, TypeAlias
 
-from multiclouddb_spi.arrival import ANSWER_SECONDS, SILENT_SECONDS, Arrival
 from multiclouddb_spi.batch import Batch, Continue
 from multiclouddb_spi.contract import Feed, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.observing import Observing
+from multiclouddb_spi.time_limits import ANSWER_SECONDS, SILENT_SECONDS, Arrival
 
 __all__ = ["Budget", "PartitionReader", "ReaderCache"]
 

@@ -12,7 +12,6 @@ import attrs
 
 from multiclouddb_api import ErrorCategory, Fail, OnExpired, SkipToOldest
 from multiclouddb_spi.abilities import Answer, Head
-from multiclouddb_spi.arrival import AnswerSizes, current
 from multiclouddb_spi.batch import (
     Awaiting,
     Batch,
@@ -26,11 +25,11 @@ from multiclouddb_spi.batch import (
 )
 from multiclouddb_spi.contract import Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, fault_of, to_error, user_errors
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault
 from multiclouddb_spi.retry import MOST_SKIPS, Tries
 from multiclouddb_spi.scan.contract import plan_id_of
+from multiclouddb_spi.time_limits import AnswerSizes, Deadline, current
 
 __all__ = ["Range", "RangeReading", "read_head", "read_range"]
 

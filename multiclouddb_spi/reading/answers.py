@@ -16,11 +16,11 @@ from multiclouddb_spi.continuation.follow import Ending, Follow, Found, apply_en
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import FeedOver, Retired, Session, retired
 from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import ProviderFault
 from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.fetching.turns import PollResult, Turn
 from multiclouddb_spi.retry import MOST_SKIPS
+from multiclouddb_spi.time_limits import Deadline
 
 __all__ = ["Answers", "Look", "look_again"]
 

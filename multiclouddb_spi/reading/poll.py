@@ -35,13 +35,13 @@ from multiclouddb_api.pacing import Wakeup, answered, still_waiting
 from multiclouddb_spi.batch import Batch, collector_paused
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.fetching.fetcher import ReadContext, closed_fault, late_fault
 from multiclouddb_spi.fetching.readers import PartitionReader
 from multiclouddb_spi.fetching.turns import HEAD_SECONDS, PollResult, Stage, Turn, Turns
 from multiclouddb_spi.reading.answers import Answers
 from multiclouddb_spi.scan.scanning import Clock, Scanning
+from multiclouddb_spi.time_limits import Deadline
 
 __all__ = ["Poll", "Waiting"]
 

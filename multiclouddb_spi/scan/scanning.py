@@ -22,13 +22,12 @@ from multiclouddb_spi.continuation.entry import Entry, Plan
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import Retired
 from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.faults import InvalidCursor
+from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.fetching.turns import HEAD_SECONDS, PollResult, Turn
 from multiclouddb_spi.scan.contract import SupportsSnapshot
 from multiclouddb_spi.scan.start import stream_headroom
+from multiclouddb_spi.time_limits import Deadline
 
 __all__ = ["Clock", "Scanning"]
 

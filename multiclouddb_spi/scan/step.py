@@ -18,11 +18,11 @@ from typing import Final
 from multiclouddb_spi.continuation.entry import Plan
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import unwritten
 from multiclouddb_spi.retry import Call
 from multiclouddb_spi.scan.contract import SupportsSnapshot
 from multiclouddb_spi.scan.start import stream_headroom
+from multiclouddb_spi.time_limits import Deadline
 
 __all__ = ["scan_beside", "scan_step", "stream_limit"]
 

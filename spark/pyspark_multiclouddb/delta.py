@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_spi.arrow import DOCUMENT, STALE_SINCE, lacks_state
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
-from multiclouddb_spi.missing_state import DOCUMENT, STALE_SINCE, lacks_state
 from pyspark_multiclouddb.errors import REPAIR
 
 if TYPE_CHECKING:

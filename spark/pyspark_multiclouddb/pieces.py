@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from multiclouddb_api import ChangeType, MulticloudDbError, invalid_request
-from multiclouddb_spi.missing_state import DOCUMENT, LACKS_STATE, MissingState, missing_state_error
+from multiclouddb_spi.arrow import DOCUMENT, LACKS_STATE, MissingState, missing_state_error
 from pyspark_multiclouddb.delta import in_backticks
 
 if TYPE_CHECKING:

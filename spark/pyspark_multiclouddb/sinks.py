@@ -26,8 +26,13 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_api.validators import check_type, local_path, type_name
-from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
-from multiclouddb_spi.missing_state import MissingState, lacks_state, missing_state_error
+from multiclouddb_spi.arrow import (
+    EVENT_SCHEMA,
+    MissingState,
+    events_to_arrow,
+    lacks_state,
+    missing_state_error,
+)
 from multiclouddb_spi.scan.contract import plan_id_of
 from pyspark_multiclouddb.checkpoint import Checkpoint, Scan, query_of
 from pyspark_multiclouddb.delta import (

@@ -16,7 +16,7 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
-from multiclouddb_spi.missing_state import LACKS_STATE, lacks_state
+from multiclouddb_spi.arrow import LACKS_STATE, lacks_state
 from pyspark_multiclouddb import live_rows, merge_into_delta
 from pyspark_multiclouddb.rows import ROW_SCHEMA
 

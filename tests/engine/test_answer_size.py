@@ -4,8 +4,7 @@ import pytest
 
 from multiclouddb_conformance.simulation import Simulation, SimulationProvider
 from multiclouddb_spi import FeedSpec
-from multiclouddb_spi.arrival import AnswerSizes, Arrival
-from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.time_limits import AnswerSizes, Arrival, Deadline
 
 LARGE = 100_000
 

@@ -5,9 +5,16 @@ import pytest
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_conformance.simulation import Simulation, SimulationProvider, ThrottledError
 from multiclouddb_spi import Fault, InvalidCursor, ProviderFault, RecordFault, cancelled, expired
-from multiclouddb_spi.error_table import THROTTLED, UNAVAILABLE, Row, one_line, row_of_status, unexpected
 from multiclouddb_spi.errors import fault_of, to_error
-from multiclouddb_spi.faults import AFTER_AN_OUTAGE
+from multiclouddb_spi.faults import (
+    AFTER_AN_OUTAGE,
+    THROTTLED,
+    UNAVAILABLE,
+    Row,
+    one_line,
+    row_of_status,
+    unexpected,
+)
 
 INVALID, TRANSIENT = ErrorCategory.INVALID_REQUEST, ErrorCategory.TRANSIENT_FAILURE
 

@@ -26,7 +26,7 @@ from multiclouddb_spi import (
     read_range,
 )
 from multiclouddb_spi.planning import ranges
-from multiclouddb_spi.planning.step import clip
+from multiclouddb_spi.planning.planner import clip
 
 
 class Vague(WrappedFeed):

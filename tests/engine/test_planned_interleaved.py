@@ -9,7 +9,7 @@ from multiclouddb_conformance.simulation import ServiceBehaviour
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_spi import Deadline
 from multiclouddb_spi.errors import fault_of
-from multiclouddb_spi.planning.step import check_kept
+from multiclouddb_spi.planning.planner import check_kept
 
 from .test_planned_snapshot import SOON, Plan
 from .test_planner_bounds import Asked

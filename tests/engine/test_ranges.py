@@ -23,9 +23,9 @@ from multiclouddb_spi import (
     deadline,
     read_range,
 )
-from multiclouddb_spi.arrival import current
 from multiclouddb_spi.planning import ranges
 from multiclouddb_spi.planning.ranges import read_head
+from multiclouddb_spi.time_limits import current
 
 
 def nothing(cursor, poll_after):

@@ -50,7 +50,8 @@ from multiclouddb_spi.continuation.entry import Entry, Plan, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import decode_token
-from multiclouddb_spi.faults import Fault, InvalidCursor, ProviderFault
+from multiclouddb_spi.cursor import InvalidCursor
+from multiclouddb_spi.faults import Fault, ProviderFault
 from multiclouddb_spi.fetching.turns import PollResult, Turns
 from multiclouddb_spi.scan.scanning import Scanning
 

@@ -8,7 +8,7 @@ from multiclouddb_api import MulticloudDbError, Now
 from multiclouddb_spi.continuation import token
 from multiclouddb_spi.continuation.entry import Audited, audited_from_json
 from multiclouddb_spi.continuation.token import MAX_BYTES
-from multiclouddb_spi.faults import InvalidCursor
+from multiclouddb_spi.cursor import InvalidCursor
 
 
 def test_a_token_of_exactly_the_bound_is_read(bench, monkeypatch):

@@ -32,9 +32,8 @@ from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.fetching.fetcher import InlineExecutor
 from multiclouddb_spi.partition import decode_partition_id
-from multiclouddb_spi.planning.planner import Planner
+from multiclouddb_spi.planning.planner import Planner, Target
 from multiclouddb_spi.planning.ranges import Range, read_range
-from multiclouddb_spi.planning.step import Target
 from multiclouddb_spi.retry import directly
 
 __all__ = ["READERS", "Answers", "Pages", "Planned", "Reader"]

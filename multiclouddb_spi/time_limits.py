@@ -1,7 +1,8 @@
-"""Gives up an answer of the service that does not arrive, or arrives too slowly, and then requests less.
+"""Defines the time limit of a call, and gives up an answer that does not arrive or arrives too slowly.
 
-A socket's own timeout is not sufficient, because it begins again with each byte. The socket's owner asks
-`current` for the limits of the thread, so that no limit has to be passed through the vendor's client.
+After an answer was given up, less is requested. A socket's own timeout is not sufficient, because it begins
+again with each byte. The socket's owner asks `current` for the limits of the thread, so that no limit has to
+be passed through the vendor's client. How long a call waits for a first event: `Waiting` in `reading.poll`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from multiclouddb_spi.deadline import Deadline
+import attrs
 
 __all__ = [
     "ANSWER_SECONDS",
@@ -22,11 +23,49 @@ __all__ = [
     "AnswerSize",
     "AnswerSizes",
     "Arrival",
+    "Deadline",
     "TooSlow",
     "answer_deadline",
     "arriving",
     "current",
 ]
+
+
+@attrs.frozen
+class Deadline:
+    """The time by which a call must end, on the monotonic clock; all parts of the call share the deadline.
+
+    Attributes:
+        at: The value of `time.monotonic()` by which the call must end.
+    """
+
+    at: float
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        """Return a deadline this many seconds from now.
+
+        Args:
+            seconds: The number of seconds.
+        """
+        return cls(time.monotonic() + seconds)
+
+    def remaining(self) -> float:
+        """Return the number of seconds that are left, which is never negative."""
+        return max(0.0, self.at - time.monotonic())
+
+    def passed(self) -> bool:
+        """Return True if no time is left."""
+        return time.monotonic() >= self.at
+
+    def sooner(self, seconds: float) -> Deadline:
+        """Return this deadline, or a deadline `seconds` from now if that is earlier.
+
+        Args:
+            seconds: The number of seconds from now.
+        """
+        return Deadline(min(self.at, time.monotonic() + seconds))
+
 
 ANSWER_SECONDS: Final = 60.0
 """How long a whole answer may take, from the request to the last byte."""

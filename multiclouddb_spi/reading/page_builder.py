@@ -1,4 +1,4 @@
-"""Builds the page or the error from the result of a call: how far it was read, lag, headroom and cost."""
+"""Builds the page or the error of a call from its result: how far it was read, lag, headroom and cost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ from multiclouddb_spi.continuation.state import (
 )
 from multiclouddb_spi.continuation.token import ReadUntil, encode_token, to_micros
 from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, to_error
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, no_partition_named
 from multiclouddb_spi.fetching.fetcher import Fetcher, late_fault
@@ -47,8 +46,9 @@ from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import FeedCache
 from multiclouddb_spi.reading.answers import Look
 from multiclouddb_spi.scan.start import announced, lost
+from multiclouddb_spi.time_limits import Deadline
 
-__all__ = ["Pages", "Reading", "finished"]
+__all__ = ["PageBuilder", "Reading", "finished"]
 
 T = TypeVar("T")
 _WARNING_SECONDS: Final = 60.0
@@ -68,7 +68,7 @@ class Reading(Generic[T]):
     page: ChangeFeedPage
 
 
-class Pages:
+class PageBuilder:
     """Builds pages and errors for one engine.
 
     Args:
