@@ -94,23 +94,14 @@ LACKS_STATE: Final = f"type <> 'DELETE' AND {DOCUMENT} IS NULL"
 
 
 def lacks_state(rows: pa.Table) -> pa.ChunkedArray:
-    """Return for each row whether it is a change without its document.
-
-    Args:
-        rows: Rows with the column `type`, at most one row for each key.
-    """
+    """Return for each row whether it is a change without its document; at most one row for each key."""
     if DOCUMENT not in rows.column_names:
         return pa.chunked_array([pa.repeat(False, rows.num_rows)])
     return pc.and_(pc.not_equal(rows["type"].cast(pa.string()), "DELETE"), pc.is_null(rows[DOCUMENT]))
 
 
 def missing_state_error(key: str, count: int) -> MulticloudDbError:
-    """Make the error for a batch that is refused.
-
-    Args:
-        key: The key of one of the changes, as the column `key` contains it.
-        count: The number of changes without their documents.
-    """
+    """Make the error for a batch with `count` changes without their documents, one of them of `key`."""
     return invalid_request(
         "batch",
         f"contains {count} changes without their documents, for example of the key {key}; the service did "

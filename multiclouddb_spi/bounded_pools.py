@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from multiclouddb_spi.time_limits import Arrival, current
 
-__all__ = ["bounded_pools"]
-
 _LOOK_SECONDS: Final = 0.25
 
 

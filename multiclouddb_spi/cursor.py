@@ -56,37 +56,24 @@ class Cut:
     delivered: Mapping[str, Mark] = attrs.field(factory=dict)
 
     def has(self, at: int, name: str, mark: Mark = ()) -> bool:
-        """Return whether a change was delivered.
-
-        Args:
-            at: The commit of the change.
-            name: The name of the order (sequence) that contains the change; if there is no order, the name of
-                the change itself.
-            mark: The place of the change in the order.
-        """
+        """Return whether a change of the commit `at` was delivered; `name` and `mark` as in `advanced`."""
         if at != self.at:
             return at < self.at
         last = self.delivered.get(name)
         return last is not None and mark <= last
 
     def advanced(self, at: int, name: str, mark: Mark = ()) -> Cut:
-        """Return the position after the next delivered change.
+        """Return the position after the next delivered change, of the commit `at` or a later one.
 
-        Args:
-            at: The commit of the change; it is not before the commit of this position.
-            name: The name of the order that contains the change; if there is no order, the name of
-                the change itself.
-            mark: The place of the change in the order, after the marks of all delivered changes.
+        `name` is the order that contains the change; if there is no order, the change itself. `mark` is its
+        place in the order, after the marks of all delivered changes.
         """
         return Cut(at, {**(self.delivered if at == self.at else {}), name: mark})
 
     def compare(self, other: Cut) -> int | None:
-        """Return -1, 0 or 1 if this position lies before, at or after another.
+        """Return -1, 0 or 1 if this position lies before, at or after another of the same partition.
 
         Return None if each position includes delivered changes that the other position does not include.
-
-        Args:
-            other: Another position of the same partition.
         """
         if self.at != other.at:
             return -1 if self.at < other.at else 1
@@ -103,14 +90,7 @@ class Cut:
 
     @classmethod
     def from_json(cls, cursor: Cursor) -> Cut:
-        """Return the position that `to_json` has converted.
-
-        Args:
-            cursor: A value from a token that may be damaged.
-
-        Raises:
-            InvalidCursor: Raised if `to_json` cannot have made the value.
-        """
+        """Return the position that `to_json` has converted; `InvalidCursor` for any other value."""
         match cursor:
             case [int() as at] if _is_position(at):
                 return cls(at)

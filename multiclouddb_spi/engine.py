@@ -52,8 +52,6 @@ from multiclouddb_spi.scan.start import announced, segment_lineages
 from multiclouddb_spi.session_opener import SessionOpener
 from multiclouddb_spi.time_limits import Deadline
 
-__all__ = ["Engine"]
-
 T = TypeVar("T")
 _MOST_READERS: Final = 16384
 

@@ -13,8 +13,6 @@ from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, unexpecte
 if TYPE_CHECKING:
     from multiclouddb_spi.contract import Provider
 
-__all__ = ["cause_of", "classified", "fault_of", "to_error", "user_errors"]
-
 _CLASSIFIED: Final = "_multiclouddb_fault"
 
 

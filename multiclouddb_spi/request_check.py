@@ -37,8 +37,6 @@ from multiclouddb_api import (
 from multiclouddb_spi.continuation.entry import Plan
 from multiclouddb_spi.contract import FeedSpec, FeedStart, Provider
 
-__all__ = ["check_plan", "check_planned", "require", "require_start", "spec_of"]
-
 _TITLES = {
     Capability.CHANGE_FEED: "a change feed",
     Capability.CHANGE_FEED_BEGINNING: "Beginning()",

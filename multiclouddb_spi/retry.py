@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import attrs
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState, Retrying
 
     from multiclouddb_spi.contract import Provider
-
-__all__ = ["ATTEMPTS", "MOST_SKIPS", "Call", "Tries", "directly"]
 
 T = TypeVar("T")
 
@@ -38,15 +36,7 @@ class Call(Protocol):
     """A function that makes a call to a provider or its feed: `Tries.call`, `Fetcher.call` or `directly`."""
 
     def __call__(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
-        """Make the call.
-
-        Args:
-            ask: The function to call; it may be called several times.
-            deadline: The time limit of all attempts.
-
-        Raises:
-            Exception: The error that the last attempt raised.
-        """
+        """Make the call."""
         ...
 
 
@@ -81,7 +71,7 @@ class Tries:
 
     provider: Provider
     attempts: int = ATTEMPTS
-    pause: Callable[[float], object] = _pause
+    pause: Callable[[float], Any] = _pause
     on_retry: Callable[[int, float, Exception], None] = _untold
 
     def call(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
@@ -118,7 +108,7 @@ class Tries:
             retry=retry_if_exception(self._may_pass),
             wait=self._wait,
             stop=stop_after_attempt(self.attempts) | stop_before_delay(deadline.remaining()),
-            sleep=self._sleep,
+            sleep=self.pause,
             before_sleep=self._tell,
             reraise=True,
         )
@@ -135,9 +125,6 @@ class Tries:
         asked = fault_of(self.provider, _failure(state)).retry_after
         jitter = wait_random_exponential(multiplier=0.1, max=2.0)(state)
         return asked + jitter / 4 if asked else jitter
-
-    def _sleep(self, seconds: float) -> None:
-        self.pause(seconds)
 
     def _tell(self, state: RetryCallState) -> None:
         self.on_retry(state.attempt_number, state.upcoming_sleep, _failure(state))

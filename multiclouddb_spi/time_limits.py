@@ -93,12 +93,7 @@ class Arrival:
     An answer is given up in four cases: nothing arrives for `silence` seconds, fewer than 1024 bytes arrive
     in four seconds, the whole answer takes longer than `ANSWER_SECONDS`, or another thread has called
     `cancel` or closed the client. After that, every further answer is given up too, until `begin_call`.
-
-    Args:
-        closed: An event that is set when the client is closed, or None.
-
-    Attributes:
-        received: The number of bytes that have arrived of the longest answer in this call.
+    `received` is the number of bytes that have arrived of the longest answer in this call.
     """
 
     def __init__(self, closed: threading.Event | None = None) -> None:
@@ -107,12 +102,7 @@ class Arrival:
         self.begin_call()
 
     def begin_call(self, wait: float = 0.0, silence: float | None = None) -> None:
-        """Begin a call, which may receive several answers.
-
-        Args:
-            wait: How many seconds the service may wait for new records before it answers.
-            silence: How long the service may send nothing, or None for `SILENT_SECONDS`.
-        """
+        """Begin a call, in which the service may `wait` for new records and then send nothing for `silence`."""
         self._wait, self._silence, self._over = wait, SILENT_SECONDS if silence is None else silence, None
         self.received = 0
         self.begin()
@@ -144,11 +134,7 @@ class Arrival:
         self.received = max(self.received, self._answer)
 
     def check(self) -> None:
-        """Check the limits.
-
-        Raises:
-            TooSlow: Raised if the answer is given up.
-        """
+        """Raise `TooSlow` if the answer is given up."""
         if self._over is None:
             self._over = self._reason(time.monotonic())
         if self._over is not None:
@@ -167,11 +153,7 @@ class Arrival:
 
 
 def answer_deadline(deadline: Deadline) -> Deadline:
-    """Return the time by which an answer must arrive that is requested now, before the call's `deadline`.
-
-    Args:
-        deadline: The time limit of the call. The answer may arrive later, for the next call.
-    """
+    """Return the time by which an answer must arrive that is requested now; it may be for the next call."""
     return Deadline(max(deadline.at, time.monotonic() + ANSWER_SECONDS))
 
 

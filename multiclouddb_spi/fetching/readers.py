@@ -16,13 +16,13 @@ from contextlib import suppress
 from random import Random
 from typing import Final, TypeAlias
 
+import attrs
+
 from multiclouddb_spi.batch import Batch, Continue
 from multiclouddb_spi.contract import Feed, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.time_limits import ANSWER_SECONDS, SILENT_SECONDS, Arrival
-
-__all__ = ["Budget", "PartitionReader", "ReaderCache"]
 
 
 class Budget:
@@ -53,6 +53,7 @@ class Budget:
         return self.used + more - self.limit
 
 
+@attrs.define(eq=False, repr=False)
 class PartitionReader:
     """The reader of one partition, with at most one batch of its records and at most one running fetch.
 
@@ -77,53 +78,30 @@ class PartitionReader:
         proven: True after a later call has used this reader again.
     """
 
-    __slots__ = (
-        "_budget",
-        "_held_ask",
-        "_held_batch",
-        "_observing",
-        "arrival",
-        "asked_at",
-        "batch",
-        "call",
-        "cancelled",
-        "cursor",
-        "feed",
-        "fetches",
-        "future",
-        "not_before",
-        "partition_id",
-        "position",
-        "proven",
-        "reader",
-        "retries",
-        "taken",
-        "trouble",
-        "used_at",
-        "waiting",
-        "window",
-    )
-
-    def __init__(
-        self, feed: Feed, partition_id: str, cursor: Cursor, budget: Budget, observing: Observing
-    ) -> None:
-        self.feed = feed
-        self.partition_id = partition_id
-        self.cursor = self.position = cursor
-        self.reader: Reader | None = None
-        self.batch: Batch | None = None
-        self.taken = 0
-        self.future: Future[Batch] | None = None
-        self.window = 0
-        self.not_before = self.asked_at = self.used_at = 0.0
-        self.retries = 0
-        self.trouble: Exception | None = None
-        self.arrival: Arrival | None = None
-        self.cancelled = self.waiting = False
-        self.fetches = 0
-        self.call: object = None
-        self.proven = False
-        self._budget, self._observing, self._held_ask, self._held_batch = budget, observing, 0, 0
+    feed: Feed
+    partition_id: str
+    cursor: Cursor
+    _budget: Budget
+    _observing: Observing
+    position: Cursor = attrs.Factory(lambda self: self.cursor, takes_self=True)
+    reader: Reader | None = None
+    batch: Batch | None = None
+    taken: int = 0
+    future: Future[Batch] | None = None
+    fetches: int = 0
+    window: int = 0
+    not_before: float = 0.0
+    asked_at: float = 0.0
+    used_at: float = 0.0
+    retries: int = 0
+    trouble: Exception | None = None
+    waiting: bool = False
+    arrival: Arrival | None = None
+    cancelled: bool = False
+    call: object = None
+    proven: bool = False
+    _held_ask: int = 0
+    _held_batch: int = 0
 
     def hold(self, ask: int | None = None, batch: int | None = None) -> None:
         """Change the number of bytes that this reader holds in the budget; None keeps the previous value."""
@@ -238,11 +216,6 @@ class ReaderCache:
     next needs the reader that has been unused for the longest time. Therefore, a full cache keeps its old
     readers, and new readers go into a small part of the cache. A new reader is kept only if a consumer uses
     this reader again before the cache closes it.
-
-    Args:
-        budget: The memory budget; it counts the bytes that the readers hold.
-        capacity: The maximum number of readers.
-        most_of_one: The maximum number of readers of one partition.
     """
 
     def __init__(self, budget: Budget, capacity: int, most_of_one: int = 64) -> None:
@@ -269,12 +242,7 @@ class ReaderCache:
             return here is not None and not here.empty()
 
     def put(self, reader: PartitionReader) -> None:
-        """Keep a reader for the next call.
-
-        A reader that is already cached at the same position is closed if no consumer has used either of the
-        two readers a second time. Otherwise, the two readers belong to different consumers, and both are
-        kept.
-        """
+        """Keep a reader for the next call."""
         reader.used_at, gone = time.monotonic(), list[PartitionReader]()
         partition = (id(reader.feed), reader.partition_id)
         with self._lock:
@@ -285,6 +253,7 @@ class ReaderCache:
             if crowd is None:
                 crowd = self._crowds[partition] = {}
             elif not reader.proven:
+                # Two readers at one position belong to two consumers only if one was used a second time.
                 gone += [twin for twin in crowd if not twin.proven and _are_equal(twin, reader.cursor)]
             crowd[reader] = None  # before the twins are removed, because a crowd without readers is forgotten
             stays = reader.proven or len(self._resident) < self._residents
@@ -303,17 +272,13 @@ class ReaderCache:
             old.discard()
 
     def tidy(self, in_use: Callable[[PartitionReader], bool]) -> None:
-        """Discard readers that were unused for a minute, and records that exceed the budget.
-
-        For a reader that is `in_use`, the unused time starts again at zero, because one round over many
-        partitions takes longer than a minute.
-        """
+        """Discard readers that were unused for a minute, and records that exceed the budget."""
         if self._budget.used > self._budget.limit:
             self.make_room(0, in_use)
         now, gone = time.monotonic(), list[PartitionReader]()
         with self._lock:
             for reader in self._unused_since(now - _IDLE_SECONDS / 2):
-                if in_use(reader):
+                if in_use(reader):  # one round over many partitions takes longer than a minute
                     reader.used_at = now
                     (self._resident if reader in self._resident else self._passing).move_to_end(reader)
                 elif reader.used_at < now - _IDLE_SECONDS:
@@ -322,14 +287,11 @@ class ReaderCache:
             old.discard()
 
     def make_room(self, nbytes: int, in_use: Callable[[PartitionReader], bool]) -> bool:
-        """Evict records of other readers until `nbytes` fit, in the order of `_unused_since`.
-
-        Readers that are `in_use` are never evicted. Readers that another consumer has just used are never
-        evicted either. Otherwise, the consumers would have to fetch the records of these readers again.
-        """
+        """Evict records of other readers until `nbytes` fit, in the order of `_unused_since`."""
         missing, gone = self._budget.over(nbytes), list[PartitionReader]()
         with self._lock:
             for reader in self._unused_since(time.monotonic() - _RESTING_SECONDS):
+                # Another consumer that has just used its reader would have to fetch the records again.
                 if missing > 0 and not reader.empty() and not in_use(reader):
                     missing -= reader.nbytes()
                     gone.append(self._taken(reader))
@@ -393,14 +355,11 @@ def _are_equal(reader: PartitionReader, cursor: Cursor) -> bool:
 
 
 def _surplus(crowd: dict[PartitionReader, None], most: int) -> PartitionReader:
-    """Return the reader to close, of the cached readers of one partition, the oldest first.
-
-    Each of these readers belongs to an active consumer or to a consumer that has left. A reader is called
-    proven once its consumer has used it a second time. A consumer that continues in another process never
-    uses its old reader again. Therefore, the cache first closes a random reader that is not proven. If the
-    cache closed the oldest reader first, consumers that take turns would always find that their reader had
-    just been closed. At most seven eighths of the readers count as proven, the newest first, so there is room
-    for new consumers when old consumers have stopped.
-    """
+    """Return the reader to close, of the cached readers of one partition, the oldest first."""
+    # A reader is proven once its consumer has used it a second time. A consumer that continues in another
+    # process never uses its old reader again. Therefore, the cache first closes a random reader that is not
+    # proven. If it closed the oldest one first, consumers that take turns would always find that their reader
+    # had just been closed. At most seven eighths count as proven, the newest first, so there is room for new
+    # consumers when old ones have stopped.
     proven = [reader for reader in reversed(crowd) if reader.proven]
     return _dice.choice([*(reader for reader in crowd if not reader.proven), *proven[most * 7 // 8 :]])

@@ -51,19 +51,6 @@ from multiclouddb_spi.scan.start import resolve_snapshot
 from multiclouddb_spi.scan.step import scan_beside, scan_step, stream_limit
 from multiclouddb_spi.time_limits import Deadline
 
-__all__ = [
-    "Planner",
-    "Step",
-    "Target",
-    "added",
-    "check_kept",
-    "clip",
-    "is_news",
-    "ranges_between",
-    "records_before",
-    "within",
-]
-
 _BYTES: Final = 1 << 20
 
 
@@ -163,25 +150,6 @@ def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str,
     return clipped
 
 
-def is_news(head: Head, moved: bool) -> bool:
-    """Return True if there may be records or an end; False if only the position has moved."""
-    return bool(head.records) or (head.records is None and moved) or not goes_on(head.outcome)
-
-
-def records_before(head: Head, asked: Cursor, share: int) -> int:
-    """Return the maximum number of records before a head."""
-    if head.records is not None:
-        return head.records
-    return 0 if head.cursor == asked else share
-
-
-def added(before: Head | None, head: Head) -> Head:
-    """Combine two heads of one partition that were requested one after the other."""
-    if before is None or before.records is None or head.records is None:
-        return head if before is None else attrs.evolve(head, records=None)
-    return attrs.evolve(head, records=before.records + head.records)
-
-
 def within(feed: Feed, entry: Entry, target: Target | None) -> bool:
     """Return True if a partition may have records between its position and the target."""
     if target is None:
@@ -190,22 +158,16 @@ def within(feed: Feed, entry: Entry, target: Target | None) -> bool:
         return target.passed is None or entry.partition_id in target.passed
     bound = target.cursors[entry.partition_id]
     order = feed.compare(entry.cursor, bound)
-    # If both positions are the same, only different hints matter, because they record what was already
-    # scanned.
-    return order in (-1, None) or (order == 0 and entry.cursor != bound and _hints(feed, entry.cursor, bound))
-
-
-def _hints(feed: Feed, a: Cursor, b: Cursor) -> bool:
-    """Return whether two cursors stand for the same position and differ only in their hints."""
-    return bool(feed.without_hints(a) == feed.without_hints(b))
+    if order != 0 or entry.cursor == bound:
+        return order in (-1, None)
+    # At the same position, only different hints matter, because they record what was already scanned.
+    return bool(feed.without_hints(entry.cursor) == feed.without_hints(bound))
 
 
 def check_kept(feed: Feed, lineage: Lineage, deadline: Deadline, *, surely: bool = False) -> None:
-    """Read from every position that may be older than the service's retention.
-
-    A provider may plan up to the current end without reading. Without this check, a loss would be
-    found only when the range is read. When the range is read, it is too late to plan another start.
-    """
+    """Read from every position that may be older than the service's retention."""
+    # A provider may plan up to the current end without reading. When a range is read, it is too late to plan
+    # another start.
     now = feed.clock(deadline)
     for entry in lineage.active():
         left = feed.headroom(entry.cursor, now) if entry.listed and now is not None else None
@@ -416,7 +378,12 @@ class Planner:
         }
         heads = self._heads(follow, after, wanted, max_records, deadline, target)
         moved = {name: head for name, head in heads.items() if head.cursor != after.cursor(name)}
-        news = frozenset(name for name, head in heads.items() if is_news(head, name in moved))
+        # A partition may have records or an end, or only its position has moved.
+        news = frozenset(
+            name
+            for name, head in heads.items()
+            if head.records or (head.records is None and name in moved) or not goes_on(head.outcome)
+        )
         empty = allow_empty and not news and bool(moved)
         if news or empty:
             for name, head in heads.items():
@@ -436,19 +403,16 @@ class Planner:
         try:
             found = follow.search(deadline.sooner(_AUDIT_SECONDS))
         except Exception as error:
-            if fault_of(self._provider, error).category == ErrorCategory.CHECKPOINT_EXPIRED:
+            fault = fault_of(self._provider, error)
+            if fault.category == ErrorCategory.CHECKPOINT_EXPIRED:
                 raise
-            self._warn_of_audit(error)
+            _log.warning("%s: the audit of coverage failed (%s)", self._feed.spec.address, fault.message)
             return ()
         self._tell(found.gaps)
         for late in found.late:
             what = "%s: the feed did not cover %s, and reads it from now on"
             _log.warning(what, self._feed.spec.address, late.partition_id)
         return found.late
-
-    def _warn_of_audit(self, error: Exception) -> None:
-        reason = fault_of(self._provider, error).message
-        _log.warning("%s: the audit of coverage failed (%s)", self._feed.spec.address, reason)
 
     def _heads(
         self,
@@ -474,19 +438,24 @@ class Planner:
                     heads.pop(name, None)
                     del hungry[name]
                     continue
-                count = records_before(head, cursor, share)
+                count = head.records
+                if count is None:
+                    count = 0 if head.cursor == cursor else share
                 if count > left:
                     continue
                 left -= count
-                heads[name] = added(heads.get(name), head)
-                if count == share and self._goes_on(name, head, target):
+                earlier = heads.get(name)
+                heads[name] = head
+                if earlier is not None:
+                    known = earlier.records is not None and head.records is not None
+                    total = (earlier.records or 0) + (head.records or 0)
+                    heads[name] = attrs.evolve(head, records=total if known else None)
+                entry = Entry.read(name, head.cursor)
+                if count == share and goes_on(head.outcome) and within(self._feed, entry, target):
                     hungry[name] = head.cursor
                 else:
                     del hungry[name]
         return heads
-
-    def _goes_on(self, name: str, head: Head, target: Target | None) -> bool:
-        return goes_on(head.outcome) and within(self._feed, Entry.read(name, head.cursor), target)
 
     def _ask(
         self,
@@ -510,18 +479,13 @@ class Planner:
                     asked_at = time.monotonic()
                     with suppress(*([RecordFault] if self._skip_poison else [])):
                         answers = self._call(partial(self._feed.heads, left, most, deadline), deadline)
-                        found = {name: _asked_at(asked_at, head, most) for name, head in answers.items()}
+                        for name, head in answers.items():
+                            is_end = most is None or (head.records is not None and head.records < most)
+                            at = asked_at if is_end and goes_on(head.outcome) else None
+                            found[name] = attrs.evolve(head, answer=Answer(caught_up_at=at))
                 for failed in [name for name in left if name not in found]:
-                    ask = partial(
-                        read_head,
-                        self._provider,
-                        self._feed,
-                        failed,
-                        left[failed],
-                        most,
-                        deadline,
-                        skip_poison=self._skip_poison,
-                    )
+                    read = partial(read_head, self._provider, self._feed, failed, left[failed], most)
+                    ask = partial(read, deadline, skip_poison=self._skip_poison)
                     found[failed] = self._call(ask, deadline)
                 return {name: found[name] for name in left}
             except Exception as error:
@@ -555,9 +519,3 @@ class Planner:
                 self._feed.spec.address,
                 place,
             )
-
-
-def _asked_at(when: float, head: Head, most: int | None) -> Head:
-    """Return the head; it says when it was asked for if it is the current end of its partition."""
-    is_end = goes_on(head.outcome) and (most is None or (head.records is not None and head.records < most))
-    return attrs.evolve(head, answer=Answer(caught_up_at=when)) if is_end else head

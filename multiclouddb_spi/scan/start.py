@@ -25,15 +25,6 @@ from multiclouddb_spi.retry import Call
 from multiclouddb_spi.scan.contract import ScanPlan, SupportsBackfill, SupportsSnapshot, snapshot_id_of
 from multiclouddb_spi.time_limits import Deadline
 
-__all__ = [
-    "announced",
-    "lost",
-    "resolve_backfill",
-    "resolve_snapshot",
-    "segment_lineages",
-    "stream_headroom",
-]
-
 _LONG: Final = 1e12
 _CUT: Final = 1000
 

@@ -24,8 +24,6 @@ from multiclouddb_spi.scan.contract import SupportsSnapshot
 from multiclouddb_spi.scan.start import stream_headroom
 from multiclouddb_spi.time_limits import Deadline
 
-__all__ = ["scan_beside", "scan_step", "stream_limit"]
-
 _MOST_SEGMENTS: Final = 64
 _MOST_EMPTY_CUTS: Final = 100
 _SHARE: Final = 4

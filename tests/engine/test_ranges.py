@@ -20,8 +20,8 @@ from multiclouddb_spi import (
     Planner,
     Reader,
     Survey,
-    deadline,
     read_range,
+    time_limits,
 )
 from multiclouddb_spi.planning import ranges
 from multiclouddb_spi.planning.ranges import read_head
@@ -110,7 +110,7 @@ class World:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(deadline, "time", made)
+    monkeypatch.setattr(time_limits, "time", made)
     monkeypatch.setattr(ranges, "_sleep", made.sleep)
     return made
 
