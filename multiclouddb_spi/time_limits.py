@@ -102,7 +102,7 @@ class Arrival:
         self.begin_call()
 
     def begin_call(self, wait: float = 0.0, silence: float | None = None) -> None:
-        """Begin a call, in which the service may `wait` for new records and then send nothing for `silence`."""
+        """Begin a call, in which the service may `wait` for records and then send nothing for `silence`."""
         self._wait, self._silence, self._over = wait, SILENT_SECONDS if silence is None else silence, None
         self.received = 0
         self.begin()
