@@ -37,14 +37,9 @@ class OpenFeed:
     If a feed has been open for some time, its resource may have been deleted and created again. Therefore, if
     a token or an id belongs to another resource, the feed is opened again before the token or id is refused.
 
-    Args:
-        provider: Opens the feed.
-        spec: The spec of the feed, made by `spec_of` from a request that the provider can serve.
-        make: The function that makes the calls, for example `Tries.call`.
-        limit: The time limit. A `Deadline` limits all calls together, and the caller converts failures to
-            errors for the user. A number of seconds limits each call separately, and a failed call raises the
-            error for the user.
-        keeper: Keeps the feed open for other callers. Without a keeper, `close` closes the feed.
+    A `Deadline` as `limit` limits all calls together, and the caller converts failures to errors for the
+    user. A number of seconds limits each call separately, and a failed call raises the error for the user.
+    The `keeper` keeps the feed open for other callers. Without a keeper, `close` closes the feed.
     """
 
     def __init__(

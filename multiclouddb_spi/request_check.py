@@ -110,8 +110,17 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
             require(provider, capability, options, operation)
     if request.old_item_state_mode is not OldItemStateMode.OMIT:
         require(provider, Capability.CHANGE_FEED_OLD_ITEM_STATE, options, operation)
-    if isinstance(request.start_position, Snapshot) or isinstance(request.on_expired, Resnapshot):
-        _check_snapshot(provider, request, operation)
+    begins = isinstance(request.start_position, Snapshot)
+    scannable = isinstance(request.scope, EntireCollection | LogicalPartition)
+    if (begins or isinstance(request.on_expired, Resnapshot)) and not scannable:
+        what = "Snapshot()" if begins else "on_expired=Resnapshot()"
+        raise MulticloudDbError(
+            f"{what} is not supported for {type(request.scope).__name__}; read EntireCollection(), or spread "
+            "it over processes with client.plan_partitions",
+            ErrorDetail(
+                ErrorCategory.UNSUPPORTED_CAPABILITY, provider=provider.provider_id, operation=operation
+            ),
+        )
     return FeedSpec(
         request.address,
         EntireCollection() if isinstance(request.scope, PhysicalPartition) else request.scope,
@@ -146,17 +155,6 @@ def _holding(field: str, problem: str) -> MulticloudDbError:
         "read it in one process and plan after BackfillDone; or plan a new "
         "Snapshot(order=SnapshotOrder.INTERLEAVED); or, if Beginning() is a backfill, read each "
         "PhysicalPartition(…) from Beginning()",
-    )
-
-
-def _check_snapshot(provider: Provider, request: ChangeFeedRequest, operation: str) -> None:
-    if isinstance(request.scope, EntireCollection | LogicalPartition):
-        return
-    what = "Snapshot()" if isinstance(request.start_position, Snapshot) else "on_expired=Resnapshot()"
-    raise MulticloudDbError(
-        f"{what} is not supported for {type(request.scope).__name__}; read EntireCollection(), or spread it "
-        "over processes with client.plan_partitions",
-        ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, provider=provider.provider_id, operation=operation),
     )
 
 

@@ -60,18 +60,12 @@ class Tries:
 
     If the service returns `retry_after`, the wait lasts for that time plus a random time. A failure is not
     retried if it is not retryable or if the vendor's client has already retried it.
-
-    Attributes:
-        provider: Classifies failures.
-        attempts: The number of attempts, including the first; with 1, all retries are left to the
-            application's own client.
-        pause: Waits for the given number of seconds, or less if the client is closed.
-        on_retry: Called before each wait with the number of the attempt, the seconds and the failure.
     """
 
     provider: Provider
-    attempts: int = ATTEMPTS
+    attempts: int = ATTEMPTS  # including the first; with 1, the application's own client retries
     pause: Callable[[float], Any] = _pause
+    # Called before each wait with the number of the attempt, the seconds and the failure.
     on_retry: Callable[[int, float, Exception], None] = _untold
 
     def call(self, ask: Callable[[], T], deadline: Deadline, /) -> T:

@@ -26,20 +26,14 @@ from multiclouddb_spi.time_limits import ANSWER_SECONDS, SILENT_SECONDS, Arrival
 
 
 class Budget:
-    """Counts the bytes that were fetched or requested but not returned yet; each client has one budget.
-
-    Attributes:
-        limit: The limit in bytes.
-        used: The current number of bytes.
-        expected: The number of bytes that a fetch is likely to return, even if the fetch requests
-            fewer bytes. A service returns at least one record, however large the record is.
-        lock: The lock for changing `used` together with the number of bytes that a partition holds.
-    """
+    """Counts the bytes that were fetched or requested but not returned yet; each client has one budget."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = self.expected = 0
-        self.lock = threading.Lock()
+        self.limit, self.used = limit, 0
+        # The number of bytes that a fetch is likely to return, even if it requests fewer bytes. A service
+        # returns at least one record, however large the record is.
+        self.expected = 0
+        self.lock = threading.Lock()  # for `used` together with the bytes that a partition holds
 
     def learn(self, asked: int, nbytes: int) -> None:
         """Adapt `expected` after a fetch that requested `asked` bytes and returned `nbytes`."""
@@ -55,51 +49,30 @@ class Budget:
 
 @attrs.define(eq=False, repr=False)
 class PartitionReader:
-    """The reader of one partition, with at most one batch of its records and at most one running fetch.
-
-    Attributes:
-        cursor: The position after the records that were returned.
-        position: The reader's position, which is after the batch.
-        batch: The batch of fetched records, or None.
-        taken: The number of records of the batch that were returned.
-        future: The future of the running fetch, or None.
-        fetches: The number of fetches that have finished.
-        window: The number of records that the next fetch requests; it grows while the reader is reused.
-        not_before: The monotonic time before which another request is not useful.
-        asked_at: The monotonic time at which the last fetch started. The answer does not show what happened
-            after this time.
-        retries: The number of retries of the last fetch.
-        trouble: The reason for the last retry of the running fetch, or, without a fetch, the reason for
-            `not_before`; else None.
-        waiting: True while the running fetch waits for new records, because there were none when it started.
-        arrival: The limits on the answers of the running fetch; None until its thread has begun.
-        cancelled: True if no call needs the result of the running fetch any longer.
-        call: Identifies the call that used this reader last.
-        proven: True after a later call has used this reader again.
-    """
+    """The reader of one partition, with at most one batch of its records and at most one running fetch."""
 
     feed: Feed
     partition_id: str
-    cursor: Cursor
+    cursor: Cursor  # after the records that were returned
     _budget: Budget
     _observing: Observing
-    position: Cursor = attrs.Factory(lambda self: self.cursor, takes_self=True)
+    position: Cursor = attrs.Factory(lambda self: self.cursor, takes_self=True)  # after the batch
     reader: Reader | None = None
     batch: Batch | None = None
-    taken: int = 0
-    future: Future[Batch] | None = None
-    fetches: int = 0
-    window: int = 0
-    not_before: float = 0.0
-    asked_at: float = 0.0
+    taken: int = 0  # the number of records of the batch that were returned
+    future: Future[Batch] | None = None  # of the running fetch
+    fetches: int = 0  # those that have finished
+    window: int = 0  # how many records the next fetch requests; grows while the reader is reused
+    not_before: float = 0.0  # the monotonic time before which another request is not useful
+    asked_at: float = 0.0  # when the last fetch started; the answer does not show what happened after that
     used_at: float = 0.0
-    retries: int = 0
-    trouble: Exception | None = None
-    waiting: bool = False
-    arrival: Arrival | None = None
-    cancelled: bool = False
-    call: object = None
-    proven: bool = False
+    retries: int = 0  # of the last fetch
+    trouble: Exception | None = None  # why the running fetch was retried or, without a fetch, of `not_before`
+    waiting: bool = False  # the running fetch waits for new records, because there were none
+    arrival: Arrival | None = None  # the limits on the running fetch's answers, once its thread has begun
+    cancelled: bool = False  # no call needs the result of the running fetch any longer
+    call: object = None  # the call that used this reader last
+    proven: bool = False  # a later call has used this reader again
     _held_ask: int = 0
     _held_batch: int = 0
 

@@ -458,12 +458,7 @@ class Planner:
         return heads
 
     def _ask(
-        self,
-        cursors: dict[str, Cursor],
-        most: int | None,
-        follow: Follow,
-        after: Lineage,
-        deadline: Deadline,
+        self, cursors: dict[str, Cursor], most: int | None, follow: Follow, after: Lineage, deadline: Deadline
     ) -> dict[str, Head]:
         """Find the head of each partition.
 

@@ -129,10 +129,8 @@ class Answers:
             self.blame(turn, failed)
             return []
         if not losses:
-            problem = (
-                f"the service has refused the position in {self._feed.public_id(name)}, and does not say"
-            )
-            message = f"{problem} yet what it still has; try again"
+            refused = f"the service has refused the position in {self._feed.public_id(name)}"
+            message = f"{refused}, and does not say yet what it still has; try again"
             self.blame(turn, ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, message, retryable=True))
             return []
         turn.skips += 1

@@ -489,11 +489,6 @@ class Fetches:
     """The fetches of one call, and the readers that the call has taken out of the cache for these fetches.
 
     The first read of a partition requests at most `limit` records; later reads may request more.
-
-    Attributes:
-        overtaken: Partitions that wait for free memory while records of other partitions are
-            returned. These partitions keep their place in the lineage, so they are read first when
-            memory becomes free.
     """
 
     def __init__(
@@ -508,6 +503,7 @@ class Fetches:
         self._landed: deque[Turn] = deque()
         self._slow_from = 0.0  # before this time, no partition that is being read counts as slow
         self._wakeup = Wakeup()
+        # They wait for memory while records of others are returned, and keep their place in the lineage.
         self.overtaken: frozenset[str] = frozenset()
 
     def may_ask(self) -> bool:

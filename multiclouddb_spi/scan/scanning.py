@@ -220,7 +220,10 @@ class Scanning:
                 segments, rest = self._ask(plan.cursor, _ACTIVE - lineage.segment_count, deadline)
                 lineage.check_cut(segments)
             except Exception as error:  # noqa: BLE001 - classified by the provider
-                self._blame(plan, error)
+                turns = self._result.turns
+                turns.fail(turns.of(plan.partition_id), error)
+                if not self._context.fetcher.fault(error).retryable:
+                    self._result.failure = (plan.partition_id, error)
                 return started
             self._result.requests += 1
             self._result.moved = True
@@ -234,9 +237,3 @@ class Scanning:
         if not isinstance(feed, SupportsSnapshot):
             raise InvalidCursor("it contains a snapshot, but this provider does not support snapshots")
         return self._context.fetcher.call(lambda: feed.segments(cursor, count, deadline), deadline)
-
-    def _blame(self, plan: Plan, error: Exception) -> None:
-        turns = self._result.turns
-        turns.fail(turns.of(plan.partition_id), error)
-        if not self._context.fetcher.fault(error).retryable:
-            self._result.failure = (plan.partition_id, error)
