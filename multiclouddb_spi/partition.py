@@ -55,14 +55,6 @@ class PartitionId:
     native: str
     incarnation_digest: str
 
-    def is_of(self, incarnation: str | None) -> bool:
-        """Return True if the partition belongs to this incarnation of the resource.
-
-        Args:
-            incarnation: The incarnation of the resource, `FeedIdentity.incarnation`.
-        """
-        return self.incarnation_digest == _digest(incarnation)
-
     def check_incarnation(self, address: ResourceAddress, incarnation: str | None) -> None:
         """Refuse the id if its resource was deleted and created again.
 
@@ -75,7 +67,7 @@ class PartitionId:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the resource was deleted and created again.
         """
-        if not self.is_of(incarnation):
+        if self.incarnation_digest != _digest(incarnation):
             raise _foreign(f"belongs to an earlier {address}, which was recreated under the same name")
 
 

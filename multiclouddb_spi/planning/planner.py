@@ -36,7 +36,7 @@ from multiclouddb_api import (
     Snapshot,
 )
 from multiclouddb_spi.abilities import Answer, Head, SupportsHeads
-from multiclouddb_spi.batch import Continue, goes_on
+from multiclouddb_spi.batch import Continue
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.follow import Follow, Looks, apply_end, is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
@@ -382,7 +382,9 @@ class Planner:
         news = frozenset(
             name
             for name, head in heads.items()
-            if head.records or (head.records is None and name in moved) or not goes_on(head.outcome)
+            if head.records
+            or (head.records is None and name in moved)
+            or not isinstance(head.outcome, Continue)
         )
         empty = allow_empty and not news and bool(moved)
         if news or empty:
@@ -451,7 +453,11 @@ class Planner:
                     total = (earlier.records or 0) + (head.records or 0)
                     heads[name] = attrs.evolve(head, records=total if known else None)
                 entry = Entry.read(name, head.cursor)
-                if count == share and goes_on(head.outcome) and within(self._feed, entry, target):
+                if (
+                    count == share
+                    and isinstance(head.outcome, Continue)
+                    and within(self._feed, entry, target)
+                ):
                     hungry[name] = head.cursor
                 else:
                     del hungry[name]
@@ -476,7 +482,7 @@ class Planner:
                         answers = self._call(partial(self._feed.heads, left, most, deadline), deadline)
                         for name, head in answers.items():
                             is_end = most is None or (head.records is not None and head.records < most)
-                            at = asked_at if is_end and goes_on(head.outcome) else None
+                            at = asked_at if is_end and isinstance(head.outcome, Continue) else None
                             found[name] = attrs.evolve(head, answer=Answer(caught_up_at=at))
                 for failed in [name for name in left if name not in found]:
                     read = partial(read_head, self._provider, self._feed, failed, left[failed], most)

@@ -21,7 +21,6 @@ from multiclouddb_spi.batch import (
     Outcome,
     Reached,
     Scanned,
-    goes_on,
 )
 from multiclouddb_spi.contract import Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
@@ -262,7 +261,7 @@ def read_head(
             cursor = batch.cursor_after(len(batch))
             likely = batch.likely_read_until or answer.likely_read_until
             answer = Answer(batch.watermark, likely, asked_at if batch.caught_up is True else None)
-            if not goes_on(batch.outcome) or (not len(batch) and batch.caught_up is not False):
+            if not isinstance(batch.outcome, Continue) or (not len(batch) and batch.caught_up is not False):
                 return Head(cursor, count, batch.outcome, answer)
     finally:
         reading.close()
