@@ -57,7 +57,6 @@ JVM_TESTS_APART = (
     "providers/mongo/tests/test_spark_delta.py",
     "spark/tests/test_cluster.py",
     "spark/tests/test_connect.py",
-    "spark/tests/test_databases.py",
     "spark/tests/test_versions.py",
     # This test does not start a JVM, but it shares the wheels with the other test of this group.
     "tests/test_wheels.py",

@@ -1,7 +1,5 @@
 """Tests lineage entries that are not partitions of the service, such as the segments of a scan."""
 
-from typing import get_args
-
 import pytest
 
 from multiclouddb_api import FeedEnded, MulticloudDbError
@@ -13,18 +11,12 @@ from multiclouddb_conformance.simulation import (
 )
 from multiclouddb_conformance.simulation.view import View
 from multiclouddb_spi import (
-    Awaiting,
-    Child,
-    Continue,
     Deadline,
     Drained,
     Ended,
     FeedSpec,
-    Reached,
-    Scanned,
     read_range,
 )
-from multiclouddb_spi.batch import Outcome, children_of, goes_on
 from multiclouddb_spi.continuation.entry import Entry, Plan, Stage
 from multiclouddb_spi.continuation.follow import Ending, apply_end
 from multiclouddb_spi.continuation.lineage import Lineage
@@ -35,19 +27,6 @@ forms = pytest.mark.parametrize("form", list(Listing))
 
 
 class TestOutcomes:
-    NAMED = Drained((Child("b", ("a",), 1),))
-    ALL = (Continue(), Reached(), NAMED, Awaiting(), Ended(None), Ended(FeedEnded("over")), Scanned())
-
-    def test_every_outcome_is_told_apart(self):
-        assert {type(outcome) for outcome in self.ALL} == set(get_args(Outcome))
-        assert [goes_on(outcome) for outcome in self.ALL] == [True] + [False] * 6
-        assert [len(children_of(outcome)) for outcome in self.ALL] == [0, 0, 1, 0, 0, 0, 0]
-
-    @pytest.mark.parametrize("question", [goes_on, children_of])
-    def test_what_is_no_outcome_is_refused(self, question):
-        with pytest.raises(AssertionError):
-            question("over")
-
     def test_a_dropped_collection_ends_the_scan_and_starts_the_stream(self):
         plan = Plan("plan", [1], "f", 5, holds=True)
         segments = [Entry.read(name, 1, listed=False) for name in ("part-1", "part-2")]
