@@ -19,21 +19,6 @@ from multiclouddb_spi.cursor import Cursor
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "Awaiting",
-    "Batch",
-    "Child",
-    "Continue",
-    "Drained",
-    "Ended",
-    "Mapper",
-    "Outcome",
-    "Reached",
-    "Scanned",
-    "Segment",
-    "collector_paused",
-]
-
 
 @attrs.frozen
 class Child:

@@ -11,8 +11,6 @@ import attrs
 from multiclouddb_api import MulticloudDbError, invalid_request
 from multiclouddb_api.validators import suggestion, unknown_name
 
-__all__ = ["Location", "check_names", "checked_native", "merged", "parse_location", "split_url"]
-
 T = TypeVar("T")
 
 

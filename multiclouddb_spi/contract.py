@@ -77,20 +77,6 @@ from multiclouddb_spi.faults import Fault, unwritten
 from multiclouddb_spi.partition import encode_partition_id
 from multiclouddb_spi.time_limits import ANSWER_SECONDS, SILENT_SECONDS, Deadline
 
-__all__ = [
-    "Feed",
-    "FeedIdentity",
-    "FeedSpec",
-    "FeedStart",
-    "Partition",
-    "PartitionState",
-    "Position",
-    "Provider",
-    "Reader",
-    "Seed",
-    "Survey",
-]
-
 FeedStart: TypeAlias = Beginning | Now | AtTime
 """The start positions that a provider resolves; the engine itself resolves continuation tokens."""
 

@@ -10,8 +10,6 @@ import attrs
 
 from multiclouddb_api.codec import JsonValue
 
-__all__ = ["Cursor", "Cut", "InvalidCursor", "Mark"]
-
 Cursor: TypeAlias = JsonValue
 """JSON that only the `mapping` module of the provider writes and reads; it is opaque to the engine.
 

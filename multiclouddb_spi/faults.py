@@ -15,28 +15,6 @@ from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi.cursor import Cursor
 
-__all__ = [
-    "AFTER_AN_OUTAGE",
-    "REPORT",
-    "START_AGAIN",
-    "START_ANEW",
-    "THROTTLED",
-    "UNAVAILABLE",
-    "Fault",
-    "ProviderFault",
-    "RecordFault",
-    "Row",
-    "cancelled",
-    "expired",
-    "no_partition_named",
-    "one_line",
-    "row_of_connection",
-    "row_of_status",
-    "unexpected",
-    "unsupported",
-    "unwritten",
-]
-
 AFTER_AN_OUTAGE: Final = f"{DOCS_URL}reference/after-an-outage/"
 """The page that compares the ways to continue after changes were lost."""
 

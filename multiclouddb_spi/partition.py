@@ -17,8 +17,6 @@ import attrs
 from multiclouddb_api import MulticloudDbError, ResourceAddress, invalid_request
 from multiclouddb_api.codec import canonical_json
 
-__all__ = ["PartitionId", "decode_partition_id", "encode_partition_id"]
-
 _FIELD = "PhysicalPartition.partition_id"
 _WAY_OUT = "take one from client.list_physical_partitions(address) of this resource"
 

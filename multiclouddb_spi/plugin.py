@@ -13,8 +13,6 @@ from multiclouddb_spi.errors import to_error
 from multiclouddb_spi.faults import ProviderFault
 from multiclouddb_spi.retry import ATTEMPTS
 
-__all__ = ["ProviderPlugin", "open_provider"]
-
 
 class ProviderPlugin(ABC):
     """The object that a provider registers in the entry point group `multiclouddb.providers`.

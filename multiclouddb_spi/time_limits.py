@@ -16,20 +16,6 @@ from weakref import WeakKeyDictionary
 
 import attrs
 
-__all__ = [
-    "ANSWER_SECONDS",
-    "CALL_SILENT_SECONDS",
-    "SILENT_SECONDS",
-    "AnswerSize",
-    "AnswerSizes",
-    "Arrival",
-    "Deadline",
-    "TooSlow",
-    "answer_deadline",
-    "arriving",
-    "current",
-]
-
 
 @attrs.frozen
 class Deadline:
