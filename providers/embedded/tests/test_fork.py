@@ -8,7 +8,11 @@ import subprocess
 import sys
 from contextlib import closing, suppress
 
+import pytest
+
 from multiclouddb_embedded import EmbeddedStore
+
+pytestmark = pytest.mark.slow
 
 PRELUDE = """
 signal.alarm(100)

@@ -9,6 +9,8 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
@@ -18,6 +20,8 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_embedded import EmbeddedStore, Put
+
+pytestmark = pytest.mark.slow
 
 ADDRESS = ResourceAddress("main", "items")
 WRITERS, BATCHES, KEYS = 2, 30, 5

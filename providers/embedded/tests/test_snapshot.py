@@ -24,6 +24,8 @@ from multiclouddb_api import (
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_embedded import EmbeddedStore
 
+pytestmark = pytest.mark.slow
+
 ORDERS = (SnapshotOrder.AUTO, SnapshotOrder.INTERLEAVED, SnapshotOrder.ORDERED)
 ORDERED = Snapshot(SnapshotOrder.ORDERED)
 KEYS = 200

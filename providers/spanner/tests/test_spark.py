@@ -9,7 +9,7 @@ from multiclouddb_api import Beginning, ChangeFeedRequest, ResourceAddress, conn
 
 from .servers.emulator import HASTY
 
-pytestmark = pytest.mark.emulator(*HASTY)
+pytestmark = [pytest.mark.emulator(*HASTY), pytest.mark.xdist_group("jvm")]
 
 
 def write(table, count, seed):
