@@ -41,6 +41,8 @@ from multiclouddb_spi.arrival import ANSWER_SECONDS
 _LARGEST_PAGE: Final = 1000
 _READ_SECONDS: Final = 10.0
 _LISTING_SECONDS: Final = 30.0
+LATE_SECONDS: Final = 60
+"""With several write regions, a change can get its LSN so many seconds after its time."""
 _RACES: Final = ("mutated during iteration", "overlapping ranges")
 """What azure-cosmos says if two of its threads have disturbed each other."""
 _NAME: Final = re.compile(r'/(?:"([^"]*)"|([^/]*))')
@@ -198,6 +200,12 @@ class Calls:
                 for name in names
                 for each in client.get_database_client(str(name)).list_containers(**self._limits(deadline))
             ]
+
+    def lateness(self, deadline: Deadline) -> int:
+        """Return how many seconds after its time a change can get its LSN, by the account's write regions."""
+        with self._guarded(deadline):
+            account = self._connected().get_database_account(**self._limits(deadline))
+        return LATE_SECONDS if len(account.WritableLocations) > 1 else 0
 
     def ranges(self, address: ResourceAddress) -> list[KeyRange]:
         """Request the current ranges of all partitions from the service, and return them."""

@@ -9,7 +9,7 @@ from datetime import datetime
 from multiclouddb_api import AtTime, Beginning, Now
 from multiclouddb_cosmos.errors import PROVIDER_ID
 from multiclouddb_cosmos.partitions import Resolution, listed, oldest_place, seed_of, stated
-from multiclouddb_cosmos.position import compare, cursor_of, describe, place_of, range_of
+from multiclouddb_cosmos.position import compare, cursor_of, place_of, range_of
 from multiclouddb_cosmos.reader import CosmosReader
 from multiclouddb_cosmos.snapshots import ScanReader, cut_segments, is_scan, plan_scan, scan_of
 from multiclouddb_cosmos.source import Source
@@ -51,7 +51,12 @@ class CosmosFeed(Feed):
 
     def clock(self, deadline: Deadline) -> datetime | None:
         """Return the `Date` of the service's last answer plus the time since then."""
+        self._source.renew(deadline)
         return self._source.calls.now()
+
+    def visible_after(self) -> float:
+        """Return ten seconds, and in an account with several write regions a minute more."""
+        return 10.0 + self._source.late
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Return one seed for each range, at the current end of the range."""
@@ -126,7 +131,7 @@ class CosmosFeed(Feed):
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         """Plan a scan with one segment for each range. The parameter `segments` has no effect."""
-        return plan_scan(self.start(Now(), None, deadline), None)
+        return plan_scan(self.start(Now(), None, deadline), None, self._source.late)
 
     def backfill(
         self, position: Beginning | AtTime, partition_id: str | None, deadline: Deadline
@@ -134,7 +139,7 @@ class CosmosFeed(Feed):
         """Plan the scan for `Beginning()` or `AtTime(…)`, or return None if the range does not exist."""
         since = position.utc if isinstance(position, AtTime) else None
         seeds = self.start(Now(), partition_id, deadline)
-        return plan_scan(seeds, since) if seeds else None
+        return plan_scan(seeds, since, self._source.late) if seeds else None
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
         """Return the next ranges from the plan of a scan, without sending a request."""
@@ -152,4 +157,6 @@ class CosmosFeed(Feed):
         """Return the LSN of a position, and a lower limit on the times of the records after it."""
         if is_scan(cursor):
             return Position(f"scan at LSN {scan_of(cursor).place.lsn}", None)
-        return describe(place_of(cursor))
+        place = place_of(cursor)
+        inside = "" if place.inner is None else ", inside a transaction"
+        return Position(f"LSN {place.lsn}{inside}", self._source.since(place.seconds))

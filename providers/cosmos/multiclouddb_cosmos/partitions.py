@@ -111,7 +111,7 @@ def _is_before(source: Source, place: KeyRange, lsn: int, since: datetime | None
     if since is None or not answer.items:
         return False
     seconds = seconds_of(answer.items[0])
-    return seconds is not None and seconds + _EARLY_SECONDS < since.timestamp()
+    return seconds is not None and seconds + _EARLY_SECONDS + source.late < since.timestamp()
 
 
 def seed_of(place: KeyRange, start: Place) -> Seed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Final
 
 import attrs
@@ -186,7 +185,6 @@ class CosmosReader(Reader):
     def _batch(self, records: Records, begin: Place, *, quiet: bool = False) -> Batch:
         self._rename()
         waits = isinstance(self._outcome, Continue) and quiet and not len(records)
-        seconds = self._place.seconds
         return Batch(
             records,
             self._mapper,
@@ -195,7 +193,7 @@ class CosmosReader(Reader):
             self._outcome,
             self._nbytes,
             caught_up=quiet,
-            watermark=None if seconds is None else datetime.fromtimestamp(seconds, UTC),
+            watermark=self._source.since(self._place.seconds),
             poll_after=self._pause() if waits else 0.0,
             charge=self._charge,
             requests=self._requests,

@@ -99,12 +99,12 @@ def _is_second(value: object) -> bool:
 # -- Plans
 
 
-def plan_scan(seeds: Sequence[Seed], since: datetime | None) -> ScanPlan:
+def plan_scan(seeds: Sequence[Seed], since: datetime | None, late: int = 0) -> ScanPlan:
     """Plan a scan."""
     places = [place_of(seed.cursor) for seed in seeds]
     # No change of the stream is older than the first of these times.
     times = [place.seconds for place in places if place.seconds is not None]
-    moment = min(times, default=int(datetime.now(UTC).timestamp()))
+    moment = max(0, min(times, default=int(datetime.now(UTC).timestamp())) - late)
     plan_id = secrets.token_hex(6)
     whole = None if since is None else int(since.timestamp())
     ranges: list[Cursor] = [[seed.partition_id, place.lsn] for seed, place in zip(seeds, places, strict=True)]
@@ -222,7 +222,8 @@ class ScanReader(Reader):
             try:
                 etag = scan.place.etag or None
                 answer = self._source.read_latest(self._span, etag, limit, scan.since, deadline)
-                self._source.check_kept(self._span, scan.place.etag, scan.moment, deadline)
+                began = scan.moment + self._source.late
+                self._source.check_kept(self._span, scan.place.etag, began, deadline)
             except (MovedError, CosmosHttpResponseError) as error:
                 pieces = pieces_after(self._source, seen, self._span, error)
                 if pieces == [self._span]:
