@@ -8,7 +8,7 @@ from datetime import datetime
 
 from multiclouddb_api import AtTime, Beginning, Now
 from multiclouddb_cosmos.errors import PROVIDER_ID
-from multiclouddb_cosmos.partitions import Resolution, listed, oldest_place, seed_of, stated
+from multiclouddb_cosmos.partitions import Resolution, oldest_place, stated
 from multiclouddb_cosmos.position import compare, cursor_of, place_of, range_of
 from multiclouddb_cosmos.reader import CosmosReader
 from multiclouddb_cosmos.snapshots import ScanReader, cut_segments, is_scan, plan_scan, scan_of
@@ -22,6 +22,8 @@ from multiclouddb_spi import (
     FeedStart,
     Head,
     InvalidCursor,
+    Partition,
+    PartitionState,
     Position,
     Reader,
     ScanPlan,
@@ -71,7 +73,7 @@ class CosmosFeed(Feed):
                 return []
             wanted = [one]
         found = (self._learned or Resolution(source)).at_now(wanted, deadline)
-        return [seed_of(each, found[each]) for each in sorted(found)]
+        return [Seed(each.partition_id, (), cursor_of(found[each])) for each in sorted(found)]
 
     def survey(
         self,
@@ -87,7 +89,8 @@ class CosmosFeed(Feed):
         source = self._source
         if not asked:
             source.check_same(deadline)
-            return Survey(tuple(map(listed, source.current().cut(source.scope))))
+            spans_now = source.current().cut(source.scope)  # ranges that were split are not listed
+            return Survey(tuple(Partition(each.partition_id, (), PartitionState.OPEN) for each in spans_now))
         current = source.current()
         spans = {name: span for name in asked if (span := range_of(name)) is not None}
         lost = [span for name, span in spans.items() if name in expired]

@@ -128,6 +128,10 @@ class Source:
                 f"container {self.spec.address.collection!r} was deleted and recreated",
             )
 
+    def limit(self, max_records: int, max_bytes: int) -> int:
+        """Return how many items to request."""
+        return min(max_records, max(1, max_bytes // self.item_bytes))
+
     def read(self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline) -> Answer:
         """Return one page of all versions."""
         # If `etag` is None, reading begins at the current end.
@@ -155,6 +159,8 @@ class Source:
 
     def _reached(self, span: KeyRange, etag: int | None, answer: Answer) -> Answer:
         """Return the answer, unless it comes from before the position at which the read began."""
+        if answer.items:
+            self.item_bytes = max(1, answer.nbytes // len(answer.items))
         newest = answer.etag if answer.newest is None else min(answer.etag, answer.newest)
         if etag is None or newest >= etag:
             return answer
@@ -193,7 +199,7 @@ class Source:
 def _wanted(key: MulticloudDbKey, definition: Definition) -> tuple[object, ...]:
     names = ["/".join(path) for path in definition.paths]
     given = [name for name in key.components if name in names]
-    most = 1 if not definition.hierarchical else len(names)
+    most = len(names) if definition.hierarchical else 1
     if not given or given != names[: len(given)] or len(given) > most:
         raise invalid_request(
             "LogicalPartition.key",
