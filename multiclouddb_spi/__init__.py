@@ -48,14 +48,14 @@ from multiclouddb_spi.faults import (
     expired,
     unsupported,
 )
+from multiclouddb_spi.fetching.fetcher import InlineExecutor
 from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
 from multiclouddb_spi.planning.planner import Planner
 from multiclouddb_spi.planning.ranges import Range, read_range
 from multiclouddb_spi.planning.step import Step, Target, ranges_between
 from multiclouddb_spi.plugin import ProviderPlugin, open_provider
-from multiclouddb_spi.reading.fetcher import InlineExecutor
 from multiclouddb_spi.reading.pages import Reading
-from multiclouddb_spi.scan import (
+from multiclouddb_spi.scan.contract import (
     ScanPlan,
     SupportsBackfill,
     SupportsSnapshot,

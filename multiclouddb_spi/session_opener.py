@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Final
 
 from multiclouddb_api import (
@@ -13,18 +14,10 @@ from multiclouddb_api import (
     Now,
     PhysicalPartition,
     Snapshot,
-    SnapshotOrder,
     invalid_request,
 )
-from multiclouddb_spi.batch import Segment
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.starting import (
-    cut_all,
-    resolve_backfill,
-    resolve_snapshot,
-    resolve_start,
-    segment_lineage,
-)
+from multiclouddb_spi.continuation.starting import resolve_start
 from multiclouddb_spi.continuation.state import (
     FeedOver,
     FeedState,
@@ -37,13 +30,13 @@ from multiclouddb_spi.continuation.state import (
 )
 from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
-from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.faults import START_ANEW, unsupported, unwritten
+from multiclouddb_spi.faults import START_ANEW
+from multiclouddb_spi.fetching.fetcher import Fetcher
 from multiclouddb_spi.open_feed import FeedCache, OpenFeed, recreated
 from multiclouddb_spi.partition import decode_partition_id
-from multiclouddb_spi.reading.fetcher import Fetcher
-from multiclouddb_spi.scan import SupportsBackfill, SupportsSnapshot
+from multiclouddb_spi.scan.contract import SupportsBackfill
+from multiclouddb_spi.scan.start import resolve_backfill, resolve_snapshot
 
 __all__ = ["SessionOpener"]
 
@@ -140,34 +133,8 @@ class SessionOpener:
 
     def snapshot(self, feed: Feed, wanted: Snapshot, deadline: Deadline) -> Lineage:
         """Start a snapshot."""
-        asked = feed.for_one_call()
-        has_own_floors = isinstance(asked, SupportsBackfill)
-        if not isinstance(asked, SupportsSnapshot):
-            raise unwritten(type(feed), "snapshot", "how to scan its collection")
-        if has_own_floors and wanted.order is SnapshotOrder.INTERLEAVED:
-            raise unsupported(
-                "Snapshot(order=INTERLEAVED) is not available: rows have no floor in this feed",
-                "pass SnapshotOrder.ORDERED or AUTO",
-            )
-        return resolve_snapshot(
-            feed,
-            wanted,
-            lambda: self._feeds.asked_now(feed, deadline),
-            lambda: self._fetcher.call(lambda: asked.snapshot(wanted.segments, deadline), deadline),
-        )
-
-    def segment_lineages(self, feed: Feed, lineage: Lineage, deadline: Deadline) -> list[tuple[str, Lineage]]:
-        """Return the segments of the scan, each with a new lineage that reads only this segment."""
-        plan = lineage.plan
-        if plan is None or not isinstance(feed, SupportsSnapshot):
-            return []
-
-        def cut(cursor: Cursor) -> tuple[list[Segment], Cursor | None]:
-            return self._fetcher.call(lambda: feed.segments(cursor, _CUT, deadline), deadline)
-
-        active = [entry for entry in lineage.active() if not entry.listed]
-        segments = [Segment(entry.partition_id, entry.cursor) for entry in active] + list(cut_all(plan, cut))
-        return [(each.segment_id, segment_lineage(feed, plan, each, len(segments))) for each in segments]
+        clock = partial(self._feeds.asked_now, feed, deadline)
+        return resolve_snapshot(feed, feed.for_one_call(), wanted, clock, self._fetcher.call, deadline)
 
     def _start(
         self, opened: OpenFeed, feed: Feed, position: FeedStart, only: str | None, deadline: Deadline
@@ -191,7 +158,6 @@ class SessionOpener:
         )
 
 
-_CUT: Final = 1000
 _RECREATED: Final = f"the changes of the old resource are gone; {START_ANEW}"
 _SAME_KIND: Final = "pass it to the same kind of request that it came from, or start again"
 

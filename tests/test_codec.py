@@ -43,12 +43,13 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4),
     max_leaves=10,
 )
+EAST = timezone(timedelta(hours=5, minutes=30))
 
 
 def same(one, other):
     """Return True if values, types and the order of keys are equal; NaN equals NaN."""
     if isinstance(one, datetime):
-        return isinstance(other, datetime) and one == other
+        return isinstance(other, datetime) and one == other and other.utcoffset() == timedelta(0)
     if type(one) is not type(other):
         return False
     match one:
@@ -63,69 +64,37 @@ def same(one, other):
     return one == other
 
 
+EXACT = [
+    2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 10**100, True, 1, 1.0, -0.0, 5e-324, 1.7976931348623157e308,
+    math.inf, -math.inf, math.nan, Decimal("1.50"), Decimal("-0"), Decimal("1E+999999"), Decimal("Infinity"),
+    Decimal("sNaN12"), b"", b"\x00\xff", "\u2028\U0001f600", UUID(int=7),
+    datetime(2026, 1, 31, 12, 0, 0, 1, UTC), datetime(2026, 1, 31, 12, tzinfo=EAST),
+    datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999999, UTC),
+    frozenset(), frozenset({"a", b"a", 1, None}), frozenset({(1, ("2",)), frozenset({1})}),
+    {"$decimal": "1"}, {"$": 1, "a": 2}, {"$map": {"$map": {}}}, {"a": {"$b": [{"$c": None}]}},
+    {"b": 1, "a": 2}, [], {},
+]  # fmt: skip
+
+
 class TestRoundTrip:
-    @settings(max_examples=300)
+    @settings(max_examples=150)
     @given(values)
     def test_of_any_value_is_exact(self, value):
         assert same(value, decode_json(encode_json(value)))
         assert same(value, decode_json(encode_json(value).decode()))
 
-    @pytest.mark.parametrize(
-        "value",
-        [
-            2**63 - 1,
-            2**63,
-            -(2**63),
-            -(2**63) - 1,
-            10**100,
-            True,
-            1,
-            1.0,
-            -0.0,
-            5e-324,
-            1.7976931348623157e308,
-            math.inf,
-            -math.inf,
-            math.nan,
-            Decimal("1.50"),
-            Decimal("-0"),
-            Decimal("1E+999999"),
-            Decimal("Infinity"),
-            Decimal("sNaN12"),
-            b"",
-            b"\x00\xff",
-            "\u2028\U0001f600",
-            UUID(int=7),
-            datetime(2026, 1, 31, 12, 0, 0, 1, UTC),
-            datetime(1, 1, 1, tzinfo=UTC),
-            datetime(9999, 12, 31, 23, 59, 59, 999999, UTC),
-            frozenset(),
-            frozenset({"a", b"a", 1, None}),
-            frozenset({(1, ("2",)), frozenset({1})}),
-            {"$decimal": "1"},
-            {"$": 1, "a": 2},
-            {"$map": {"$map": {}}},
-            {"a": {"$b": [{"$c": None}]}},
-            {"b": 1, "a": 2},
-            [],
-            {},
-        ],
-    )
-    def test_is_exact(self, value):
-        assert same(value, decode_json(encode_json(value)))
-
-    def test_moments_come_back_in_utc(self):
-        east = datetime(2026, 1, 31, 12, tzinfo=timezone(timedelta(hours=5, minutes=30)))
-        back = decode_json(encode_json(east))
-        assert back == east
-        assert back.utcoffset() == timedelta(0)
+    def test_of_each_special_value_is_exact(self):
+        assert [value for value in EXACT if not same(value, decode_json(encode_json(value)))] == []
 
     def test_other_containers_come_back_as_the_plain_ones(self):
-        assert decode_json(encode_json((1, 2))) == [1, 2]
-        assert decode_json(encode_json({1})) == frozenset({1})
-        assert decode_json(encode_json(bytearray(b"a"))) == b"a"
-        assert decode_json(encode_json(ChainMap({"a": 1}))) == {"a": 1}
-        assert decode_json(encode_json(OrderedDict(a=1))) == {"a": 1}
+        for value, back in (
+            ((1, 2), [1, 2]),
+            ({1}, frozenset({1})),
+            (bytearray(b"a"), b"a"),
+            (ChainMap({"a": 1}), {"a": 1}),
+            (OrderedDict(a=1), {"a": 1}),
+        ):
+            assert same(back, decode_json(encode_json(value)))
 
     def test_subclasses_come_back_as_what_they_are_made_of(self):
         class Name(str, Enum):  # noqa: UP042
@@ -162,30 +131,40 @@ class TestRoundTrip:
 
 
 class TestCanonicalForm:
-    @given(st.dictionaries(st.text(), st.integers(), max_size=6), st.randoms())
-    def test_knows_no_order_of_keys(self, value, random):
-        names = list(value)
+    @given(
+        st.dictionaries(st.text(), st.integers(), max_size=6),
+        st.frozensets(hashable, max_size=6),
+        st.randoms(),
+    )
+    def test_knows_no_order_of_keys_and_sets(self, value, members, random):
+        names, items = list(value), list(members)
         random.shuffle(names)
-        assert canonical_json(value) == canonical_json({name: value[name] for name in names})
-
-    @given(st.frozensets(hashable, max_size=6), st.randoms())
-    def test_knows_no_order_of_sets(self, value, random):
-        items = list(value)
         random.shuffle(items)
-        assert canonical_json(value) == canonical_json(set(items))
+        assert canonical_json(value) == canonical_json({name: value[name] for name in names})
+        assert canonical_json(members) == canonical_json(set(items))
 
     def test_knows_types(self):
         texts = {canonical_json(value) for value in (True, 1, 1.0, "1", Decimal(1), b"1", None)}
         assert len(texts) == 7
 
-    def test_integers_of_more_than_64_bits_are_text(self):
+    def test_is_short_and_has_integers_of_more_than_64_bits_as_text(self):
         """JSON readers in other languages would round integers of more than 64 bits."""
+        assert canonical_json({"b": 1, "a": [None, True]}) == b'{"a":[null,true],"b":1}'
         assert encode_json([2**63 - 1, -(2**63)]) == b"[9223372036854775807,-9223372036854775808]"
         assert encode_json(2**63) == b'{"$int":"9223372036854775808"}'
         assert encode_json(-(2**63) - 1) == b'{"$int":"-9223372036854775809"}'
 
-    def test_is_short(self):
-        assert canonical_json({"b": 1, "a": [None, True]}) == b'{"a":[null,true],"b":1}'
+
+ENDLESS = []
+ENDLESS.append(ENDLESS)
+DAMAGED = [
+    "", "{", "nul", "NaN", b"\xff", "\ud800", None, '{"$decimal":"one"}', '{"$decimal":1}', '{"$bytes":"?"}',
+    '{"$bytes":null}', '{"$date":"2026-01-31T12:00:00"}', '{"$date":"soon"}',
+    '{"$date":"0001-01-01T00:00:00+23:00"}', '{"$date":5}', '{"$set":{"a":1}}', '{"$set":"abc"}',
+    '{"$set":[{"a":1}]}', '{"$uuid":"1"}', '{"$uuid":[]}', '{"$int":"1.5"}', '{"$int":1e999}', '{"$int":1.5}',
+    '{"$float":"much"}', '{"$map":[]}', '{"$map":"x"}', '[{"a":{"$int":{}}}]',
+    "[" * 900 + '{"$int":"1"}' + "]" * 900, "[" * 100_000,
+]  # fmt: skip
 
 
 class TestRefusal:
@@ -196,12 +175,13 @@ class TestRefusal:
             (1j, "builtins.complex"),
             ({1: 2}, "object key of type int"),
             (datetime(2026, 1, 31), "naive datetime 2026-01-31T00:00:00; add a time zone"),  # noqa: DTZ001
-            (datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5))), "cannot be written"),
+            (datetime(1, 1, 1, tzinfo=EAST), "cannot be written"),
             ("\ud800", "cannot be written"),
             ({"\ud800": 1}, "cannot be written"),
             (10**5000, "cannot be written"),
+            (ENDLESS, "nested deeper than 200"),
         ],
-        ids=["object", "complex", "key", "naive", "year 0", "text", "name", "huge"],
+        ids=["object", "complex", "key", "naive", "year 0", "text", "name", "huge", "endless"],
     )
     def test_of_what_has_no_json_form_says_what(self, value, message):
         for write in (encode_json, canonical_json):
@@ -209,67 +189,22 @@ class TestRefusal:
                 write({"a": [value]})
             assert caught.value.category == ErrorCategory.INVALID_REQUEST
 
-    def test_of_endless_nesting(self):
-        value = []
-        value.append(value)
-        with pytest.raises(MulticloudDbError, match="nested deeper than 200"):
-            encode_json(value)
+    def test_of_damaged_text(self):
+        for text in DAMAGED:
+            with pytest.raises(MulticloudDbError, match="encode_json") as caught:
+                decode_json(text)
+            assert caught.value.category == ErrorCategory.INVALID_REQUEST
 
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "",
-            "{",
-            "nul",
-            "NaN",
-            b"\xff",
-            "\ud800",
-            None,
-            '{"$decimal":"one"}',
-            '{"$decimal":1}',
-            '{"$bytes":"?"}',
-            '{"$bytes":null}',
-            '{"$date":"2026-01-31T12:00:00"}',
-            '{"$date":"soon"}',
-            '{"$date":"0001-01-01T00:00:00+23:00"}',
-            '{"$date":5}',
-            '{"$set":{"a":1}}',
-            '{"$set":"abc"}',
-            '{"$set":[{"a":1}]}',
-            '{"$uuid":"1"}',
-            '{"$uuid":[]}',
-            '{"$int":"1.5"}',
-            '{"$int":1e999}',
-            '{"$int":1.5}',
-            '{"$float":"much"}',
-            '{"$map":[]}',
-            '{"$map":"x"}',
-            '[{"a":{"$int":{}}}]',
-            "[" * 900 + '{"$int":"1"}' + "]" * 900,
-            "[" * 100_000,
-        ],
-        ids=lambda text: f"{str(text)[:30]}, {len(text or '')}",
-    )
-    def test_of_damaged_text(self, text):
-        with pytest.raises(MulticloudDbError) as caught:
-            decode_json(text)
-        assert caught.value.category == ErrorCategory.INVALID_REQUEST
-        assert "encode_json" in caught.value.message
-
-    @settings(max_examples=300)
-    @given(st.binary() | st.text())
-    def test_or_a_value_of_any_text(self, text):
-        self.decode(text)
-
-    @settings(max_examples=300)
+    @settings(max_examples=150)
     @given(values, st.data())
-    def test_or_a_value_of_any_changed_text(self, value, data):
+    def test_or_a_value_of_any_text_and_any_changed_text(self, value, data):
+        self.decode(data.draw(st.binary() | st.text()))
         text = bytearray(encode_json(value))
         for _ in range(data.draw(st.integers(1, 3))):
             text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
         self.decode(bytes(text))
 
-    @settings(max_examples=300)
+    @settings(max_examples=150)
     @given(
         st.sampled_from(["decimal", "bytes", "date", "set", "uuid", "int", "float", "map", "other"]),
         st.recursive(

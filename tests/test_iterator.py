@@ -1,5 +1,6 @@
 """Tests `ChangeFeedIterator` over a scripted service and a clock that does not wait."""
 
+import inspect
 import itertools
 import os
 import signal
@@ -39,10 +40,12 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.iterator import IteratorSettings
 from multiclouddb_api.pacing import Timer
-from multiclouddb_conformance.waiting import assert_prompt
+from multiclouddb_conformance.waiting import assert_prompt, wait_until
 
 ADDRESS = ResourceAddress("shop", "orders")
 MOMENT = datetime(2026, 1, 31, 12, tzinfo=UTC)
+IDLE = ChangeFeedPage((), "", idle=True)
+GAP = ChangeFeedPage((), "", notices=(Gap("P", "1", "5"),))
 
 
 class FakeTimer(Timer):
@@ -64,7 +67,7 @@ class FakeTimer(Timer):
 
 
 class MemoryStore:
-    """A checkpoint store that counts its calls."""
+    """A checkpoint store that counts its calls; a save fails before ("lost") or after ("done") it is kept."""
 
     def __init__(self):
         self.checkpoint = None
@@ -86,53 +89,36 @@ class MemoryStore:
         return self.checkpoint
 
 
-def error(category, *, retryable=False, skip_token=None):
-    return MulticloudDbError("it failed", ErrorDetail(category, retryable=retryable, skip_token=skip_token))
+def error(category, **detail):
+    return MulticloudDbError("it failed", ErrorDetail(category, **detail))
 
 
-def throttled():
-    return error(ErrorCategory.THROTTLED, retryable=True)
+def throttled(after=None):
+    return error(ErrorCategory.THROTTLED, retryable=True, retry_after_seconds=after)
 
 
 def event(partition, number):
     return ChangeEvent(
-        event_id=f"{partition}{number}",
-        key=MulticloudDbKey({"id": number}),
-        type=ChangeType.UPDATE,
-        timestamp=MOMENT,
-        new_item_state=None,
-        old_item_state=None,
-        order_key=f"{number:04}",
-        by_expiry=None,
-        backfilled=False,
-        address=ADDRESS,
-        partition_id=partition,
-    )
+        f"{partition}{number}", MulticloudDbKey({"id": number}), ChangeType.UPDATE, MOMENT, None, None,
+        f"{number:04}", None, False, ADDRESS, partition,
+    )  # fmt: skip
 
 
 class Service:
     """A service whose partitions are lists of pages; `"P@2"` is the token after the second page of P.
 
     Each page is either a number of events, or a ChangeFeedPage that supplies the notices and diagnostics.
-    After its last page a partition is idle, or retired if it has children.
-
-    Args:
-        pages: Maps each partition to its pages.
-        children: Maps each parent to its children.
-        start: The token from which Beginning, Now and AtTime start.
+    After its last page a partition is idle, or retired if it has children. Beginning, Now and AtTime start
+    at `start`.
     """
 
-    def __init__(self, pages, children=None, start="P@0"):
-        self.partitions = pages
-        self.children = children or {}
-        self.start = start
-        self.reads = []
-        self.options = []
-        self.faults = []
+    def __init__(self, pages, children=None, *, faults=(), seconds=0.0):
+        self.partitions, self.children = {"P": pages}, children or {}
+        self.start = "P@0"
+        self.reads, self.options = [], []
+        self.faults, self.errors = list(faults), {}
         self.on_read = lambda: None
-        self.errors = {}
-        self.seconds = 0.0
-        self.timer = None
+        self.seconds, self.timer = seconds, None
 
     def read_changes(self, request, options=None):
         self.reads.append(request)
@@ -142,40 +128,27 @@ class Service:
             self.timer.time += self.seconds
         if self.faults and (fault := self.faults.pop(0)) is not None:
             raise fault
-        token = self.start
-        if isinstance(request.start_position, FromContinuationToken):
-            token = request.start_position.token
+        start = request.start_position
+        token = start.token if isinstance(start, FromContinuationToken) else self.start
         partition, _, index = token.partition("@")
         if isinstance(request.scope, PhysicalPartition):
             assert request.scope.partition_id == partition
         return self.page(partition, int(index))
 
-    def events(self, partition):
-        counts = [page for page in self.partitions[partition] if isinstance(page, int)]
-        return [f"{partition}{number}" for number in range(sum(counts))]
-
     def page(self, partition, index):
-        pages = self.partitions[partition]
-        before = sum(page for page in pages[:index] if isinstance(page, int))
+        pages, token = self.partitions[partition], f"{partition}@{index + 1}"
         diagnostics = OperationDiagnostics(partition_errors=dict(self.errors))
         if index < len(pages):
-            shape = pages[index]
-            count = shape if isinstance(shape, int) else 0
-            events = tuple(event(partition, before + number) for number in range(count))
-            page = ChangeFeedPage(events, f"{partition}@{index + 1}", diagnostics=diagnostics)
-            if not isinstance(shape, int):
-                page = attrs.evolve(shape, continuation_token=f"{partition}@{index + 1}")
-            return page
+            if isinstance(pages[index], ChangeFeedPage):
+                return attrs.evolve(pages[index], continuation_token=token)
+            before = sum(page for page in pages[:index] if isinstance(page, int))
+            events = tuple(event(partition, before + number) for number in range(pages[index]))
+            return ChangeFeedPage(events, token, diagnostics=diagnostics)
         retired = partition in self.children
         named = tuple(
-            ChildPartition(child, self.parents(child), f"{child}@0")
-            for child in self.children.get(partition, ())
+            ChildPartition(child, (partition,), f"{child}@0") for child in self.children.get(partition, ())
         )
-        idle = not retired and not self.errors
-        return ChangeFeedPage((), f"{partition}@{index + 1}", idle, retired, named, (), diagnostics)
-
-    def parents(self, child):
-        return tuple(parent for parent, children in self.children.items() if child in children)
+        return ChangeFeedPage((), token, not retired and not self.errors, retired, named, (), diagnostics)
 
 
 def iterator(service, start=None, scope=None, **options):
@@ -185,141 +158,120 @@ def iterator(service, start=None, scope=None, **options):
     return made
 
 
+def stored(pages, store, start=None, **options):
+    """Return an iterator over a new service, which saves its checkpoints in the store."""
+    service = pages if isinstance(pages, Service) else Service(pages)
+    return iterator(service, start, checkpoint_store=store, checkpoint_name="w", **options)
+
+
 def ids(events):
     return [event.event_id for event in events]
 
 
-def collect(changes, got):
-    """Collect events, including those that came before an error."""
-    for change in changes:
-        got.append(change.event_id)
-
-
-def whole_life(service, **options):
+def whole_life(pages, **options):
+    service = pages if isinstance(pages, Service) else Service(pages)
     return ids(iterator(service, until_idle=True, **options))
+
+
+def failed(changes):
+    """Return the events that came before the error of an iteration, and the error."""
+    got = []
+    with pytest.raises(MulticloudDbError) as caught:
+        got.extend(change.event_id for change in changes)
+    return got, caught.value
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+@pytest.fixture
+def longest(monkeypatch):
+    """Make every random wait as long as it may be."""
+    monkeypatch.setattr("random.uniform", lambda low, high: high)
 
 
 @pytest.mark.shows("Plan 16")
 class TestPagesAndEvents:
-    def test_events_come_one_by_one_in_order(self):
-        service = Service({"P": [2, 0, 3]})
-        assert whole_life(service) == service.events("P")
-
-    def test_pages_come_whole_empty_and_idle_ones_too(self):
-        pages = list(iterator(Service({"P": [2, 0, 3]}), until_idle=True).pages())
-        assert [len(page.events) for page in pages] == [2, 0, 3, 0]
-        assert [page.idle for page in pages] == [False, False, False, True]
-
-    def test_each_read_goes_on_behind_the_page_before(self):
-        service = Service({"P": [1, 1]})
-        whole_life(service)
+    def test_events_come_one_by_one_and_pages_whole(self):
+        service = Service([2, 0, 3])
+        assert whole_life(service) == ["P0", "P1", "P2", "P3", "P4"]
         positions = [request.start_position for request in service.reads]
-        assert positions == [Beginning(), FromContinuationToken("P@1"), FromContinuationToken("P@2")]
+        assert positions == [Beginning(), *(FromContinuationToken(f"P@{number}") for number in (1, 2, 3))]
+        pages = list(iterator(Service([2, 0, 3]), until_idle=True).pages())
+        assert [(len(page.events), page.idle) for page in pages] == [
+            (2, False),
+            (0, False),
+            (3, False),
+            (0, True),
+        ]
 
-    def test_the_request_is_otherwise_passed_through(self):
-        service = Service({"P": [1]})
-        iterator(service, AtTime(MOMENT), until_idle=True)
+    def test_the_request_and_the_settings_reach_the_call(self):
+        service = Service([1])
         request = ChangeFeedRequest(ADDRESS, AtTime(MOMENT), max_page_size=7)
-        changes = ChangeFeedIterator(service, request, until_idle=True)
-        changes._timer = FakeTimer()
+        changes = ChangeFeedIterator(service, request, until_idle=True, timeout_seconds=7, wait_seconds=3)
+        iter(changes)
+        assert service.reads == []
         list(changes)
         assert {attrs.evolve(read, start_position=AtTime(MOMENT)) for read in service.reads} == {request}
-
-    def test_nothing_is_read_before_the_first_is_asked_for(self):
-        service = Service({"P": [1]})
-        iter(iterator(service))
-        assert service.reads == []
-
-    def test_the_settings_reach_the_call(self):
-        service = Service({"P": []})
-        list(iterator(service, timeout_seconds=7, wait_seconds=3, until_idle=True))
         assert (service.options[0].timeout_seconds, service.options[0].wait_seconds) == (7, 3)
 
     def test_a_feed_that_ended_ends_the_iteration_after_its_page(self):
         ended = ChangeFeedPage((), "", notices=(FeedEnded("dropped"),))
-        pages = list(iterator(Service({"P": [1, ended, 1]})).pages())
+        pages = list(iterator(Service([1, ended, 1])).pages())
         assert [page.notices for page in pages] == [(), (FeedEnded("dropped"),)]
+        assert whole_life([1, GAP, 1]) == ["P0", "P1"]  # other notices do not end it
 
     def test_a_retired_partition_ends_the_iteration(self):
-        service = Service({"P": [1], "Q": [1]}, {"P": ["Q"]})
-        pages = list(iterator(service, scope=PhysicalPartition("P")).pages())
+        pages = list(iterator(Service([1], {"P": ["Q"]}), scope=PhysicalPartition("P")).pages())
         assert pages[-1].partition_retired
         assert [child.partition_id for child in pages[-1].child_partitions] == ["Q"]
-
-    def test_other_notices_do_not_end_it(self):
-        gap = ChangeFeedPage((), "", notices=(Gap("P", "1", "5"),))
-        assert whole_life(Service({"P": [1, gap, 1]})) == ["P0", "P1"]
 
 
 @pytest.mark.shows("Plan 16")
 class TestIdleBackoff:
-    def take(self, count, service, **options):
-        changes = iterator(service, **options)
+    def take(self, count, pages=(), seconds=0.0, **options):
+        changes = iterator(Service(list(pages), seconds=seconds), **options)
         list(itertools.islice(changes.pages(), count))
         return changes._timer.waits
 
-    def test_waits_grow_within_their_bounds(self):
-        waits = self.take(16, Service({"P": []}))
-        bounds = [0.005 * 2**number for number in range(10)] + 5 * [5]
-        assert len(waits) == len(bounds)
+    def test_waits_grow_with_jitter_within_their_bounds(self):
+        waits = self.take(51)
+        bounds = [0.005 * 2**number for number in range(10)] + 40 * [5]
         assert all(0.005 <= wait <= bound for wait, bound in zip(waits, bounds, strict=True))
-
-    def test_the_longest_waits_are_at_least_a_fiftieth(self, monkeypatch):
-        """The longest waits have a lower limit, so a short first wait does not make an idle consumer read
-        more often."""
-        monkeypatch.setattr("random.uniform", lambda low, high: low)
-        waits = self.take(13, Service({"P": []}))
-        assert waits[0] == 0.005
-        assert waits[-1] == pytest.approx(0.1)
-
-    def test_waits_are_jittered(self):
-        waits = self.take(40, Service({"P": []}))
         assert len(set(waits[10:])) > 20
 
-    def test_waits_reach_their_bounds(self, monkeypatch):
-        monkeypatch.setattr("random.uniform", lambda low, high: high)
-        waits = self.take(6, Service({"P": []}), idle_backoff_seconds=1, max_idle_backoff_seconds=6)
-        assert waits == [1, 2, 4, 6, 6]
+    def test_the_longest_waits_are_at_least_a_fiftieth(self, monkeypatch):
+        """A short first wait does not make an idle consumer read more often."""
+        monkeypatch.setattr("random.uniform", lambda low, high: low)
+        waits = self.take(13)
+        assert (waits[0], waits[-1]) == (0.005, pytest.approx(0.1))
 
-    def test_the_first_event_resets_them(self, monkeypatch):
-        monkeypatch.setattr("random.uniform", lambda low, high: high)
-        idle = ChangeFeedPage((), "", idle=True)
-        waits = self.take(8, Service({"P": [idle, idle, idle, 1, idle, idle]}))
-        assert waits == pytest.approx([0.005, 0.01, 0.02, 0.005, 0.01, 0.02][: len(waits)])
-        assert len(waits) == 6
+    @pytest.mark.usefixtures("longest")
+    @pytest.mark.parametrize(
+        ("pages", "count", "options", "waits"),
+        [
+            ([], 6, {"idle_backoff_seconds": 1, "max_idle_backoff_seconds": 6}, [1, 2, 4, 6, 6]),
+            # the first event resets them
+            ([IDLE, IDLE, IDLE, 1, IDLE, IDLE], 8, {}, [0.005, 0.01, 0.02, 0.005, 0.01, 0.02]),
+            # an empty page that is not idle is followed at once
+            ([0, 0, 0, 0, 0], 5, {}, []),
+        ],
+    )
+    def test_waits_reach_their_bounds_and_begin_again(self, pages, count, options, waits):
+        assert self.take(count, pages, **options) == pytest.approx(waits)
 
-    def test_an_empty_page_that_is_not_idle_is_followed_at_once(self):
-        assert self.take(5, Service({"P": [0, 0, 0, 0, 0]})) == []
+    @pytest.mark.parametrize(("options", "waits"), [({"wait_seconds": 20}, 0), ({}, 4)])
+    def test_only_time_spent_in_a_long_poll_is_not_spent_again(self, options, waits):
+        assert len(self.take(5, seconds=20.0, **options)) == waits
 
-    def test_time_spent_in_a_long_poll_is_not_spent_again(self):
-        service = Service({"P": []})
-        service.seconds = 20.0
-        assert self.take(5, service, wait_seconds=20) == []
-
-    def test_a_slow_read_without_a_long_poll_shortens_no_wait(self):
-        service = Service({"P": []})
-        service.seconds = 20.0
-        assert len(self.take(5, service)) == 4
-
-
-@pytest.mark.shows("Plan 16")
-class TestUntilIdle:
-    def test_ends_after_the_first_idle_page(self):
-        idle = ChangeFeedPage((), "", idle=True)
-        service = Service({"P": [2, idle, 2]})
-        changes = iterator(service, until_idle=True)
+    def test_until_idle_ends_after_the_first_idle_page_and_goes_on_when_iterated_again(self):
+        changes = iterator(Service([0, 2, IDLE, 2]), until_idle=True)
         assert ids(changes) == ["P0", "P1"]
-        assert changes.continuation_token == "P@2"
+        assert changes.continuation_token == "P@3"
         assert changes._timer.waits == []
-
-    def test_the_same_iterator_goes_on_when_iterated_again(self):
-        idle = ChangeFeedPage((), "", idle=True)
-        changes = iterator(Service({"P": [1, idle, 1]}), until_idle=True)
-        assert ids(changes) == ["P0"]
-        assert ids(changes) == ["P1"]
-
-    def test_an_empty_page_that_is_not_idle_does_not_end_it(self):
-        assert whole_life(Service({"P": [0, 0, 1]})) == ["P0"]
+        assert ids(changes) == ["P2", "P3"]
 
 
 def interrupt(timer, place, act):
@@ -352,18 +304,12 @@ def interrupt(timer, place, act):
 class TestStop:
     def run_stopped(self, act):
         """Iterate over an idle feed on the real clock; return the number of seconds from `act` to the end."""
-        service = Service({"P": []})
-        changes = ChangeFeedIterator(
-            service,
-            ChangeFeedRequest(ADDRESS, Beginning()),
-            idle_backoff_seconds=60,
-            max_idle_backoff_seconds=60,
-        )
+        service, long = Service([]), {"idle_backoff_seconds": 60, "max_idle_backoff_seconds": 60}
+        changes = ChangeFeedIterator(service, ChangeFeedRequest(ADDRESS, Beginning()), **long)
         stopped = []
 
         def later():
-            while not service.reads:
-                time.sleep(0.01)
+            wait_until(lambda: service.reads)
             time.sleep(0.05)  # the iterator is waiting now
             stopped.append(time.monotonic())
             act(changes)
@@ -376,22 +322,17 @@ class TestStop:
         assert len(service.reads) == 1
         return ended - stopped[0]
 
-    def check_stopped(self, act):
-        assert_prompt(0.1, lambda: self.run_stopped(act), at_most=30, tries=10)
+    @pytest.mark.parametrize("place", ["thread", "signal handler"])
+    def test_takes_effect_within_a_tenth_of_a_second(self, place):
+        iterating = []
+        before = signal.signal(signal.SIGUSR1, lambda *_: iterating[0].stop())
 
-    def test_from_another_thread_takes_effect_within_a_tenth_of_a_second(self):
-        self.check_stopped(lambda changes: changes.stop())
-
-    def test_from_a_signal_handler_takes_effect_within_a_tenth_of_a_second(self):
-        changes = []
-        before = signal.signal(signal.SIGUSR1, lambda *_: changes[0].stop())
-
-        def act(iterating):
-            changes[:] = [iterating]
-            os.kill(os.getpid(), signal.SIGUSR1)
+        def act(changes):
+            iterating[:] = [changes]
+            changes.stop() if place == "thread" else os.kill(os.getpid(), signal.SIGUSR1)
 
         try:
-            self.check_stopped(act)
+            assert_prompt(0.1, lambda: self.run_stopped(act), at_most=30, tries=10)
         finally:
             signal.signal(signal.SIGUSR1, before)
 
@@ -410,60 +351,41 @@ class TestStop:
         assert place > 10
 
     def test_before_the_first_read_ends_the_iteration_at_once(self):
-        service = Service({"P": [1]})
+        service = Service([1])
         changes = iterator(service)
         changes.stop()
-        assert ids(changes) == []
-        assert service.reads == []
+        assert (ids(changes), service.reads) == ([], [])
 
-    def test_in_a_read_drops_its_page(self):
-        service = Service({"P": [1, 1]})
-        store = MemoryStore()
-        changes = iterator(service, checkpoint_store=store, checkpoint_name="w")
+    @pytest.mark.parametrize(
+        "read", [ids, lambda changes: [each for page in changes.pages() for each in ids(page.events)]]
+    )
+    def test_in_a_read_drops_its_page(self, store, read):
+        service = Service([1, 1])
+        changes = stored(service, store)
         service.on_read = lambda: changes.stop() if len(service.reads) == 2 else None
-        assert ids(changes) == ["P0"]
+        assert read(changes) == ["P0"]
         assert changes.continuation_token == "P@1"
         assert store.saved == ["P@1"]
 
-    def test_in_a_read_drops_its_page_in_a_loop_over_pages_too(self):
-        service = Service({"P": [1, 1]})
-        changes = iterator(service)
-        service.on_read = lambda: changes.stop() if len(service.reads) == 2 else None
-        assert [ids(page.events) for page in changes.pages()] == [["P0"]]
-
     def test_in_a_retry_ends_it_without_an_error(self):
-        service = Service({"P": [1]})
+        service = Service([1], faults=[throttled() for _ in range(5)])
         changes = iterator(service)
-        service.faults = [throttled() for _ in range(5)]
         service.on_read = lambda: changes.stop() if len(service.reads) == 3 else None
         assert ids(changes) == []
         assert len(service.reads) == 3
 
-    def stopped_at_the_second(self, changes):
-        """Return the events of an iteration that is stopped at the second event."""
-        got = []
+    @pytest.mark.parametrize("pages", [[1, 3], [2, 2]], ids=["in the middle of a page", "at its last event"])
+    def test_saves_only_pages_that_were_taken_whole(self, store, pages):
+        changes, got = stored(pages, store), []
         for change in changes:
             got.append(change.event_id)
             if len(got) == 2:
                 changes.stop()
-        return got
-
-    def test_in_the_middle_of_a_page_leaves_the_page_to_be_delivered_again(self):
-        store = MemoryStore()
-        changes = iterator(Service({"P": [1, 3]}), checkpoint_store=store, checkpoint_name="w")
-        assert self.stopped_at_the_second(changes) == ["P0", "P1"]
         changes.close()
-        assert store.saved == ["P@1"]
+        assert (got, store.saved) == (["P0", "P1"], ["P@1"])
 
-    def test_at_the_last_event_of_a_page_saves_the_page(self):
-        store = MemoryStore()
-        changes = iterator(Service({"P": [2, 2]}), checkpoint_store=store, checkpoint_name="w")
-        assert self.stopped_at_the_second(changes) == ["P0", "P1"]
-        assert store.saved == ["P@1"]
-
-    def test_in_the_body_of_a_loop_over_pages_saves_the_page(self):
-        store = MemoryStore()
-        changes = iterator(Service({"P": [2, 2]}), checkpoint_store=store, checkpoint_name="w")
+    def test_in_the_body_of_a_loop_over_pages_saves_the_page(self, store):
+        changes = stored([2, 2], store)
         for _ in changes.pages():
             changes.stop()
         assert store.saved == ["P@1"]
@@ -471,178 +393,96 @@ class TestStop:
 
 @pytest.mark.shows("Plan 16")
 class TestCheckpoint:
-    def test_a_page_is_saved_only_when_the_caller_comes_back_for_more(self):
-        store = MemoryStore()
-        pages = iterator(Service({"P": [2, 1, 1]}), checkpoint_store=store, checkpoint_name="w").pages()
-        saved = []
-        for _ in range(3):
-            next(pages)
-            saved.append(list(store.saved))
-        assert saved == [[], ["P@1"], ["P@1", "P@2"]]
+    @pytest.mark.parametrize(
+        ("pages", "by_page", "saved"),
+        [
+            ([2, 1, 1], True, [[], ["P@1"], ["P@1", "P@2"]]),
+            ([GAP, 1], True, [[], ["P@1"]]),
+            ([2, 1], False, [[], [], ["P@1"]]),
+        ],
+    )
+    def test_a_page_is_saved_only_when_the_caller_comes_back_for_more(self, store, pages, by_page, saved):
+        changes = stored(pages, store)
+        steps = changes.pages() if by_page else iter(changes)
+        found = []
+        for _ in saved:
+            assert changes.continuation_token == (store.saved[-1] if store.saved else None)
+            next(steps)
+            found.append(list(store.saved))
+        assert found == saved
 
-    def test_with_events_a_page_is_saved_behind_its_last_event(self):
-        store = MemoryStore()
-        changes = iter(iterator(Service({"P": [2, 1]}), checkpoint_store=store, checkpoint_name="w"))
-        saved = []
-        for _ in range(3):
-            next(changes)
-            saved.append(list(store.saved))
-        assert saved == [[], [], ["P@1"]]
-
-    def test_a_page_with_nothing_but_a_notice_is_saved_when_the_caller_comes_back(self):
-        store = MemoryStore()
-        gap = ChangeFeedPage((), "", notices=(Gap("P", "1", "5"),))
-        pages = iterator(Service({"P": [gap, 1]}), checkpoint_store=store, checkpoint_name="w").pages()
-        next(pages)
-        assert store.saved == []
-        next(pages)
-        assert store.saved == ["P@1"]
-
-    def test_the_token_is_that_of_the_last_page_the_caller_came_back_from(self):
-        changes = iterator(Service({"P": [1, 1]}))
-        pages = changes.pages()
-        assert changes.continuation_token is None
-        next(pages)
-        assert changes.continuation_token is None
-        next(pages)
-        assert changes.continuation_token == "P@1"
-
-    def test_the_token_of_the_request_is_the_first(self):
-        changes = iterator(Service({"P": [1, 1]}), FromContinuationToken("P@1"))
-        assert changes.continuation_token == "P@1"
-
-    def test_a_stored_token_goes_before_the_start_of_the_request(self):
-        store = MemoryStore()
+    def test_the_token_of_the_store_goes_before_that_of_the_request(self, store):
+        assert iterator(Service([1, 1]), FromContinuationToken("P@1")).continuation_token == "P@1"
         store.checkpoint = Checkpoint("P@2", "1")
-        service = Service({"P": [1, 1, 1]})
-        assert whole_life(service, checkpoint_store=store, checkpoint_name="w") == ["P2"]
+        assert ids(stored([1, 1, 1], store, FromContinuationToken("P@1"), until_idle=True)) == ["P2"]
 
-    def test_a_crash_in_the_body_delivers_the_page_again(self):
-        service = Service({"P": [2, 2]})
-        store = MemoryStore()
-        pages = iterator(service, checkpoint_store=store, checkpoint_name="w").pages()
+    def test_a_crash_or_a_break_in_the_body_delivers_the_page_again(self, store):
+        service = Service([2, 2])
+        pages = stored(service, store).pages()
         next(pages)
         next(pages)
         del pages
-        assert whole_life(service, checkpoint_store=store, checkpoint_name="w") == ["P2", "P3"]
-
-    def test_a_break_delivers_the_page_again(self):
-        store = MemoryStore()
-        changes = iterator(
-            Service({"P": [2, 2]}), checkpoint_store=store, checkpoint_name="w", until_idle=True
-        )
-        for change in changes:
-            if change.event_id == "P3":
-                break
+        changes = stored(service, store, until_idle=True)
+        assert next(iter(changes)).event_id == "P2"
         assert store.saved == ["P@1"]
         assert ids(changes) == ["P2", "P3"]
 
-    def test_idle_pages_are_saved_each_by_default(self):
-        store = MemoryStore()
-        changes = iterator(Service({"P": []}), checkpoint_store=store, checkpoint_name="w")
-        list(itertools.islice(changes.pages(), 4))
-        assert store.saved == ["P@1", "P@2", "P@3", "P@4"]
+    @pytest.mark.parametrize(
+        ("pages", "options", "count", "saved"),
+        [
+            ([], {}, 4, ["P@1", "P@2", "P@3", "P@4"]),
+            ([], {"checkpoint_interval_seconds": 60, "idle_backoff_seconds": 5}, 26, ["P@1", "P@13", "P@25"]),
+            ([0, 0, 1, 0], {"checkpoint_interval_seconds": 60, "until_idle": True}, 9, ["P@1", "P@3", "P@5"]),
+        ],
+    )
+    def test_idle_pages_are_saved_once_an_interval_and_events_at_once(
+        self, store, pages, options, count, saved
+    ):
+        list(itertools.islice(stored(pages, store, **options).pages(), count))
+        assert store.saved == saved
 
-    def test_idle_pages_are_saved_once_an_interval(self):
-        store = MemoryStore()
-        changes = iterator(
-            Service({"P": []}),
-            checkpoint_store=store,
-            checkpoint_name="w",
-            checkpoint_interval_seconds=60,
-            idle_backoff_seconds=5,
-        )
-        list(itertools.islice(changes.pages(), 1 + 25))
-        assert store.saved == ["P@1", "P@13", "P@25"]
-
-    def test_events_are_saved_within_the_interval_too(self):
-        store = MemoryStore()
-        whole_life(
-            Service({"P": [0, 0, 1, 0]}),
-            checkpoint_store=store,
-            checkpoint_name="w",
-            checkpoint_interval_seconds=60,
-        )
-        assert store.saved == ["P@1", "P@3", "P@5"]
-
-    def test_what_the_interval_held_back_is_saved_at_a_clean_end(self):
-        store = MemoryStore()
-        options = {"checkpoint_store": store, "checkpoint_name": "w", "checkpoint_interval_seconds": 60}
-        with iterator(Service({"P": []}), **options) as changes:
+    def test_what_the_interval_held_back_is_saved_at_a_clean_end(self, store):
+        with stored([], store, checkpoint_interval_seconds=60) as changes:
             list(itertools.islice(changes.pages(), 3))
             assert store.saved == ["P@1"]
         assert store.saved == ["P@1", "P@3"]
 
-    def test_a_position_that_did_not_move_is_not_saved_again(self):
-        store = MemoryStore()
-        service = Service({"P": []})
+    def test_a_position_that_did_not_move_is_not_saved_again(self, store):
+        service = Service([])
         service.page = lambda partition, index: ChangeFeedPage((), "P@0", idle=True)
-        changes = iterator(service, checkpoint_store=store, checkpoint_name="w")
-        list(itertools.islice(changes.pages(), 5))
+        list(itertools.islice(stored(service, store).pages(), 5))
         assert store.saved == ["P@0"]
 
-    def test_a_second_worker_gets_the_conflict(self, tmp_path):
-        service = Service({"P": [1, 1, 1, 1]})
-        options = {"checkpoint_store": FileCheckpointStore(tmp_path), "checkpoint_name": "w"}
-        one, two = (iter(iterator(service, **options)) for _ in range(2))
-        next(one)
-        next(two)
-        next(one)
-        with pytest.raises(MulticloudDbError) as caught:
-            next(two)
-        assert caught.value.category == ErrorCategory.CONFLICT
-        assert "its own name" in caught.value.message
-        assert next(one).event_id == "P2"
-
-    def test_a_worker_with_a_conflict_does_not_take_over(self):
+    @pytest.mark.parametrize("make", [lambda folder: MemoryStore(), FileCheckpointStore])
+    def test_a_second_worker_gets_the_conflict_and_does_not_take_over(self, tmp_path, make):
         """A worker with a conflict does not continue, even if both workers wrote the same token."""
-        service = Service({"P": [1, 1, 1, 1]})
-        store = MemoryStore()
-        one, two = (iterator(service, checkpoint_store=store, checkpoint_name="w") for _ in range(2))
-        both = [iter(one), iter(two)]
-        for changes in both:
-            next(changes)
-        next(both[0])
-        for _ in range(2):
-            with pytest.raises(MulticloudDbError) as caught:
-                list(two)
-            assert caught.value.category == ErrorCategory.CONFLICT
-        assert store.saved == ["P@1"]
+        store, service = make(tmp_path), Service([1, 1, 1, 1])
+        one, two = (stored(service, store) for _ in range(2))
+        first, second = iter(one), iter(two)
+        for each in (first, second, first):
+            next(each)
+        for again in (second, two):
+            assert failed(again)[1].category == ErrorCategory.CONFLICT
+        assert store.load("w").token == "P@1"
+        assert next(first).event_id == "P2"
 
-    def test_a_save_that_failed_is_made_again(self):
-        store = MemoryStore()
-        store.failures = ["lost"]
-        changes = iterator(
-            Service({"P": [1, 1]}), checkpoint_store=store, checkpoint_name="w", until_idle=True
-        )
-        with pytest.raises(MulticloudDbError):
-            list(changes)
+    @pytest.mark.parametrize("failure", ["lost", "done"])
+    def test_a_save_that_failed_is_made_again(self, store, failure):
+        store.failures = [failure]
+        changes = stored([1, 1], store, until_idle=True)
+        failed(changes)
         assert ids(changes) == ["P1"]
         assert store.checkpoint.token == "P@3"
 
-    def test_a_save_that_failed_but_was_done_is_no_conflict(self):
-        store = MemoryStore()
-        store.failures = ["done"]
-        changes = iterator(
-            Service({"P": [1, 1]}), checkpoint_store=store, checkpoint_name="w", until_idle=True
-        )
-        with pytest.raises(MulticloudDbError):
-            list(changes)
-        assert ids(changes) == ["P1"]
-        assert store.checkpoint.token == "P@3"
-
-    def test_a_start_at_now_is_stored_before_anything_is_delivered(self):
-        store = MemoryStore()
-        service = Service({"P": [0, 1]})
-        options = {"checkpoint_store": store, "checkpoint_name": "w", "checkpoint_interval_seconds": 600}
-        changes = iter(iterator(service, Now(), wait_seconds=20, **options))
-        next(changes)
+    def test_a_start_at_now_is_stored_before_anything_is_delivered(self, store):
+        service = Service([0, 1])
+        next(iter(stored(service, store, Now(), wait_seconds=20, checkpoint_interval_seconds=600)))
         assert store.saved == ["P@1"]
         assert [option.wait_seconds for option in service.options] == [0, 20]
 
     def test_events_of_the_first_page_at_now_come_again_after_an_exception(self):
         """Another read from `Now` would start after these events."""
-        service = Service({"P": [1, 1]})
+        service = Service([1, 1])
         changes = iterator(service, Now(), until_idle=True)
         pages = changes.pages()
         next(pages)
@@ -651,50 +491,43 @@ class TestCheckpoint:
         assert ids(changes) == ["P0", "P1"]
 
     def test_a_corrupt_checkpoint_is_refused_before_anything_is_read(self, tmp_path):
-        store = FileCheckpointStore(tmp_path)
+        store, service = FileCheckpointStore(tmp_path), Service([1])
         store.path("w").write_text("{")
-        service = Service({"P": [1]})
-        with pytest.raises(MulticloudDbError, match="truncated"):
-            whole_life(service, checkpoint_store=store, checkpoint_name="w")
+        assert failed(stored(service, store))[1].category == ErrorCategory.INVALID_REQUEST
         assert service.reads == []
 
 
 @pytest.mark.shows("Plan 16")
 class TestOutage:
-    def test_retryable_failures_are_retried_with_growing_waits(self, monkeypatch):
-        monkeypatch.setattr("random.uniform", lambda low, high: high)
-        service = Service({"P": [1]})
-        service.faults = [throttled() for _ in range(9)]
-        changes = iterator(service, until_idle=True)
+    @pytest.mark.usefixtures("longest")
+    def test_retryable_failures_are_retried_with_growing_waits(self):
+        changes = iterator(Service([1], faults=[throttled() for _ in range(9)]), until_idle=True)
         assert ids(changes) == ["P0"]
         moments = set(itertools.accumulate(changes._timer.waits))  # an outage report divides a wait into two
         assert moments >= set(itertools.accumulate([0.5, 1, 2, 4, 8, 16, 30, 30, 30]))
         assert max(moments) == 121.5
 
+    def test_waits_are_fully_jittered(self):
+        faults = [throttled() for _ in range(30)]
+        changes = iterator(Service([1], faults=faults), until_idle=True, max_outage_seconds=10_000)
+        list(changes)
+        assert min(changes._timer.waits[7:]) < 15 < max(changes._timer.waits[7:])
+
     def test_what_the_service_asks_for_is_waited_in_full(self):
-        service = Service({"P": [1]})
-        detail = ErrorDetail(ErrorCategory.THROTTLED, retryable=True, retry_after_seconds=30)
-        service.faults = [MulticloudDbError("it failed", detail) for _ in range(3)]
-        changes = iterator(service, until_idle=True)
+        changes = iterator(Service([1], faults=[throttled(30) for _ in range(3)]), until_idle=True)
         assert ids(changes) == ["P0"]
         assert 90 <= sum(changes._timer.waits) < 100
 
-    def test_what_the_service_asks_for_does_not_make_an_outage_longer(self):
-        service = Service({"P": [1]})
-        detail = ErrorDetail(ErrorCategory.THROTTLED, retryable=True, retry_after_seconds=1e9)
-        service.faults = [MulticloudDbError("it failed", detail) for _ in range(3)]
+    @pytest.mark.usefixtures("longest")
+    @pytest.mark.parametrize("after", [None, 1e9])
+    def test_raises_the_last_error_when_it_lasts_too_long(self, after):
+        faults = [throttled(after) for _ in range(100)]
+        service = Service([1], faults=faults)
         changes = iterator(service, max_outage_seconds=20)
         began = changes._timer.now()
-        with pytest.raises(MulticloudDbError):
-            list(changes)
+        _, raised = failed(changes)
         assert changes._timer.now() - began == 20
-
-    def test_waits_are_fully_jittered(self):
-        service = Service({"P": [1]})
-        service.faults = [throttled() for _ in range(30)]
-        changes = iterator(service, until_idle=True, max_outage_seconds=10_000)
-        list(changes)
-        assert min(changes._timer.waits[7:]) < 15 < max(changes._timer.waits[7:])
+        assert raised is faults[len(service.reads) - 1]
 
     @pytest.mark.parametrize(("began", "most"), [(1000.0, 29.9), (1e9 + 0.1, 10 / 3), (1000.0, 30.0)])
     def test_reports_of_an_outage_need_one_wait_each(self, monkeypatch, began, most):
@@ -702,116 +535,67 @@ class TestOutage:
         rounded.
         """
         monkeypatch.setattr("random.uniform", lambda low, high: min(high, most))
-        service = Service({"P": [1]})
-        service.faults = [throttled() for _ in range(100)]
-        changes = iterator(service, until_idle=True, max_outage_seconds=10_000)
-        timer, waits = changes._timer, []
-        timer.time = began
-
-        def wait(seconds):
-            waits.append(seconds)
-            timer.time += seconds
-            assert len(waits) < 400
-            return True
-
-        timer.wait = wait
+        faults = [throttled() for _ in range(100)]
+        changes = iterator(Service([1], faults=faults), until_idle=True, max_outage_seconds=10_000)
+        changes._timer.time = began
         list(changes)
-        assert sum(waits) > 300
+        assert len(changes._timer.waits) < 400
+        assert changes._timer.time - began > 300
 
-    def test_raises_the_last_error_when_it_lasts_too_long(self, monkeypatch):
-        monkeypatch.setattr("random.uniform", lambda low, high: high)
-        service = Service({"P": [1]})
-        service.faults = [throttled() for _ in range(100)]
-        faults = list(service.faults)
-        changes = iterator(service, max_outage_seconds=20)
-        began = changes._timer.now()
-        with pytest.raises(MulticloudDbError) as caught:
-            list(changes)
-        assert changes._timer.now() - began == 20
-        assert caught.value is faults[len(service.reads) - 1]
-
-    def test_a_success_in_between_gives_the_whole_time_again(self):
-        service = Service({"P": [1, 1]})
-        service.seconds = 15.0
-        service.faults = [throttled(), None, throttled(), None]
-        assert whole_life(service, max_outage_seconds=20) == ["P0", "P1"]
-
-    def test_the_time_counts_from_the_first_failure(self):
-        service = Service({"P": [1]})
-        service.faults = [throttled() for _ in range(3)]
-        service.seconds = 15.0
-        with pytest.raises(MulticloudDbError):
-            whole_life(service, max_outage_seconds=20)
-
-    def test_zero_seconds_raise_at_once(self):
-        service = Service({"P": [1]})
-        service.faults = [throttled()]
-        with pytest.raises(MulticloudDbError):
-            whole_life(service, max_outage_seconds=0)
-        assert len(service.reads) == 1
-
-    def test_other_errors_raise_at_once(self):
-        service = Service({"P": [1]})
-        service.faults = [error(ErrorCategory.CHECKPOINT_EXPIRED)]
-        changes = iterator(service)
-        with pytest.raises(MulticloudDbError) as caught:
-            list(changes)
-        assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
-        assert changes._timer.waits == []
+    @pytest.mark.parametrize(
+        ("faults", "seconds", "most", "kept"),
+        [
+            ([throttled(), None, throttled(), None], 15.0, 20, True),  # a success gives the whole time again
+            ([throttled() for _ in range(3)], 15.0, 20, False),  # the time counts from the first failure
+            ([throttled()], 0.0, 0, False),
+            ([error(ErrorCategory.CHECKPOINT_EXPIRED)], 0.0, 20, False),
+        ],
+    )
+    def test_how_long_it_may_last(self, faults, seconds, most, kept):
+        service = Service([1, 1], faults=faults, seconds=seconds)
+        changes = iterator(service, max_outage_seconds=most, until_idle=True)
+        if kept:
+            assert ids(changes) == ["P0", "P1"]
+            return
+        assert failed(changes)[0] == []
+        assert changes._timer.waits == [] if seconds == 0 else len(service.reads) > 1
+        # The same iterator begins again with the whole time.
+        service.faults = [throttled()] if most else []
+        assert ids(changes) == ["P0", "P1"]
 
     def test_after_an_error_the_iterator_goes_on_where_it_was(self):
-        service = Service({"P": [2, 2]})
-        service.faults = [None, error(ErrorCategory.NOT_FOUND)]
-        changes = iterator(service, until_idle=True)
-        got = []
-        with pytest.raises(MulticloudDbError):
-            collect(changes, got)
+        changes = iterator(Service([2, 2], faults=[None, error(ErrorCategory.NOT_FOUND)]), until_idle=True)
+        assert failed(changes)[0] == ["P0", "P1"]
         assert changes.continuation_token == "P@1"
         assert ids(changes) == ["P2", "P3"]
 
-    def test_after_an_outage_the_whole_time_is_given_again(self):
-        service = Service({"P": [1]})
-        service.faults = [throttled() for _ in range(3)]
-        service.seconds = 15.0
-        changes = iterator(service, max_outage_seconds=20, until_idle=True)
-        with pytest.raises(MulticloudDbError):
-            list(changes)
-        service.faults = [throttled()]
-        assert ids(changes) == ["P0"]
-
     def test_a_partition_that_fails_for_too_long_is_named(self):
-        service = Service({"P": [1] * 10})
+        service = Service([1] * 10, seconds=4.0)
         service.errors = {"shard-7": "access denied"}
-        service.seconds = 4.0
         changes = iterator(service, max_outage_seconds=10)
-        got = []
-        with pytest.raises(MulticloudDbError, match=r"shard-7.*access denied") as caught:
-            collect(changes, got)
-        assert (caught.value.category, caught.value.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
+        got, raised = failed(changes)
+        assert "shard-7" in raised.message
+        assert "access denied" in raised.message
+        assert (raised.category, raised.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
         assert got == ["P0", "P1", "P2", "P3"]
         assert changes.continuation_token == "P@4"
 
-    def test_a_partition_that_works_in_between_may_fail_again(self):
-        def flicker():
-            service.errors = {"shard-7": "slow"} if len(service.reads) % 3 else {}
-
-        service = Service({"P": [1] * 20})
-        service.seconds = 4.0
-        service.on_read = flicker
+    @pytest.mark.parametrize(
+        "errors",
+        [
+            lambda reads: {"shard-7": "slow"} if reads % 3 else {},
+            lambda reads: {f"shard-{reads // 2}": "slow"} if reads < 20 else {},
+        ],
+        ids=["one works in between", "one after the other"],
+    )
+    def test_partitions_that_work_again_are_not_one_outage(self, errors):
+        service = Service([1] * 20, seconds=4.0)
+        service.on_read = lambda: setattr(service, "errors", errors(len(service.reads)))
         assert len(whole_life(service, max_outage_seconds=10)) == 20
 
-    def test_partitions_that_fail_one_after_the_other_are_not_one_outage(self):
-        def wander():
-            service.errors = {f"shard-{len(service.reads) // 2}": "slow"} if len(service.reads) < 20 else {}
-
-        service = Service({"P": [1] * 20})
-        service.seconds = 4.0
-        service.on_read = wander
-        assert len(whole_life(service, max_outage_seconds=10)) == 20
-
-    def test_empty_pages_with_a_failing_partition_are_not_asked_for_in_a_hurry(self, monkeypatch):
-        monkeypatch.setattr("random.uniform", lambda low, high: high)
-        service = Service({"P": []})
+    @pytest.mark.usefixtures("longest")
+    def test_empty_pages_with_a_failing_partition_are_not_asked_for_in_a_hurry(self):
+        service = Service([])
         service.errors = {"shard-7": "slow"}
         changes = iterator(service)
         list(itertools.islice(changes.pages(), 4))
@@ -820,7 +604,7 @@ class TestOutage:
 
 class TestPoison:
     def poisoned(self, skip_token="P@2"):
-        service = Service({"P": [1, 1, 1]})
+        service = Service([1, 1, 1])
         read = service.read_changes
 
         def reading(request, options=None):
@@ -834,13 +618,15 @@ class TestPoison:
         service.read_changes = reading
         return service
 
-    def test_raises_by_default(self):
-        changes = iterator(self.poisoned(), until_idle=True)
-        got = []
-        with pytest.raises(MulticloudDbError) as caught:
-            collect(changes, got)
-        assert got == ["P0"]
-        assert caught.value.detail.skip_token == "P@2"
+    @pytest.mark.parametrize(
+        ("token", "options"),
+        [("P@2", {}), (None, {"on_poison": "skip"}), ("P@1", {"on_poison": "skip"})],
+        ids=["by default", "without a way around", "with a token that leads nowhere"],
+    )
+    def test_raises(self, token, options):
+        changes = iterator(self.poisoned(token), until_idle=True, **options)
+        got, raised = failed(changes)
+        assert (got, raised.detail.skip_token) == (["P0"], token)
         assert changes.continuation_token == "P@1"
 
     def test_skip_goes_on_behind_the_record(self):
@@ -848,45 +634,26 @@ class TestPoison:
         assert [change.event_id for page in pages for change in page.events] == ["P0", "P2"]
         assert pages[1].notices == (RecordSkipped("P", "sequence 1"),)
 
-    def test_the_skipped_record_is_behind_the_checkpoint_only_when_its_notice_is_delivered(self):
-        store = MemoryStore()
-        options = {"on_poison": "skip", "checkpoint_store": store, "checkpoint_name": "w"}
-        pages = iterator(self.poisoned(), **options).pages()
+    def test_the_skipped_record_is_behind_the_checkpoint_only_when_its_notice_is_delivered(self, store):
+        pages = stored(self.poisoned(), store, on_poison="skip").pages()
         next(pages)
         next(pages)
         assert store.saved == ["P@1"]
 
-    def test_a_record_without_a_way_around_raises(self):
-        with pytest.raises(MulticloudDbError):
-            whole_life(self.poisoned(skip_token=None), on_poison="skip")
-
-    def test_a_skip_token_that_leads_nowhere_raises(self):
-        with pytest.raises(MulticloudDbError):
-            whole_life(self.poisoned(skip_token="P@1"), on_poison="skip")
-
 
 @pytest.mark.shows("Plan 16")
 class TestLife:
-    def test_a_closed_iterator_is_refused(self):
-        changes = iterator(Service({"P": [1]}))
-        changes.close()
-        changes.close()
-        with pytest.raises(MulticloudDbError, match="closed"):
-            list(changes)
-
-    def test_leaving_the_with_block_closes(self):
-        with iterator(Service({"P": [1]}), until_idle=True) as changes:
+    def test_a_closed_iterator_is_refused_and_the_client_stays_open(self):
+        service = Service([1])
+        service.close = lambda: pytest.fail("closed")
+        with iterator(service, until_idle=True) as changes:
             assert ids(changes) == ["P0"]
-        with pytest.raises(MulticloudDbError, match="closed"):
-            list(changes)
+        changes.close()
+        assert "closed" in failed(changes)[1].message
 
-    def test_an_error_in_the_with_block_is_not_covered_by_one_of_the_store(self):
-        store = MemoryStore()
-        options = {"checkpoint_store": store, "checkpoint_name": "w", "checkpoint_interval_seconds": 60}
-        changes = iterator(Service({"P": []}), **options)
-
+    def test_an_error_in_the_with_block_is_not_covered_by_one_of_the_store(self, store):
         def fail():
-            with changes:
+            with stored([], store, checkpoint_interval_seconds=60) as changes:
                 list(itertools.islice(changes.pages(), 3))
                 store.failures = ["lost"]
                 raise ZeroDivisionError
@@ -895,7 +662,7 @@ class TestLife:
             fail()
 
     def test_a_second_loop_takes_over_from_the_first(self):
-        changes = iterator(Service({"P": [1, 1, 1]}))
+        changes = iterator(Service([1, 1, 1]))
         first = changes.pages()
         next(first)
         second = changes.pages()
@@ -904,19 +671,16 @@ class TestLife:
             next(first)
         assert next(second).events[0].event_id == "P1"
 
-    def test_the_client_stays_open(self):
-        service = Service({"P": []})
-        service.close = lambda: pytest.fail("closed")
-        iterator(service).close()
-
     @pytest.mark.parametrize(
         ("options", "message"),
         [
             ({"timeout_seconds": 0}, "timeout_seconds"),
+            ({"timeout_seconds": 0.0009}, r"timeout_seconds: must be 0\.001 or more"),
             ({"wait_seconds": -1}, "wait_seconds"),
             ({"wait_seconds": "5"}, "wait_seconds.*int or float, not str"),
             ({"until_idle": 1}, "until_idle.*bool"),
             ({"idle_backoff_seconds": 0}, "idle_backoff_seconds"),
+            ({"idle_backoff_seconds": 0.0009}, r"idle_backoff_seconds: must be 0\.001 or more"),
             ({"idle_backoff_seconds": 9}, "max_idle_backoff_seconds.*less than idle_backoff_seconds"),
             ({"max_idle_backoff_seconds": float("nan")}, "max_idle_backoff_seconds"),
             ({"max_outage_seconds": -1}, "max_outage_seconds.*use 0"),
@@ -929,33 +693,34 @@ class TestLife:
     )
     def test_a_wrong_setting_is_refused_by_name(self, options, message):
         with pytest.raises(MulticloudDbError, match=f"ChangeFeedIterator.{message}") as caught:
-            iterator(Service({}), **options)
+            iterator(Service([]), **options)
         assert caught.value.category == ErrorCategory.INVALID_REQUEST
 
-    def test_a_request_of_another_type_is_refused(self):
-        with pytest.raises(MulticloudDbError, match=r"ChangeFeedIterator\.request"):
-            ChangeFeedIterator(Service({}), "orders")
+    def test_a_wait_and_a_time_limit_may_be_a_millisecond(self):
+        changes = iterator(Service([1]), idle_backoff_seconds=0.001, timeout_seconds=0.001, until_idle=True)
+        assert ids(changes) == ["P0"]
 
-    def test_the_settings_of_the_client_are_those_of_the_iterator(self):
-        fields = {field.name for field in attrs.fields(ChangeFeedIterator) if field.kw_only}
-        assert fields == IteratorSettings.__annotations__.keys()
+    def test_every_setting_is_given_by_name_and_is_one_of_the_client(self):
+        with pytest.raises(MulticloudDbError, match=r"ChangeFeedIterator\.request"):
+            ChangeFeedIterator(Service([]), "orders")
+        client, request, *others = inspect.signature(ChangeFeedIterator).parameters.values()
+        assert (client.name, request.name) == ("client", "request")
+        assert {each.kind for each in others} == {inspect.Parameter.KEYWORD_ONLY}
+        assert {each.name for each in others} == set(IteratorSettings.__annotations__)
 
 
 class CrashError(Exception):
     pass
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(sizes=st.lists(st.integers(0, 3), max_size=12), data=st.data())
 def test_nothing_is_skipped_and_order_is_kept_whatever_crashes(sizes, data):
     """The consumer may crash at any event or page, in a read or in a save, and restart in any process."""
-    service = Service({"P": sizes})
-    store = MemoryStore()
-    delivered = []
-    changes = None
+    service, store, delivered, changes = Service(sizes), MemoryStore(), [], None
     for _ in range(data.draw(st.integers(0, 6), label="crashes")):
         if changes is None or data.draw(st.booleans(), label="new process"):
-            changes = life(service, store)
+            changes = stored(service, store, until_idle=True)
         left = data.draw(st.integers(0, 12), label="steps")
         at = data.draw(st.sampled_from(["event", "page", "read", "save", "saved"]), label="crash at")
         service.faults = [None] * left + [error(ErrorCategory.PERMANENT_FAILURE)] if at == "read" else []
@@ -966,33 +731,17 @@ def test_nothing_is_skipped_and_order_is_kept_whatever_crashes(sizes, data):
             continue
         break
     service.faults, store.failures = [], []
-    run(life(service, store), delivered, None, by_event=True)
-    check(delivered, service)
-
-
-def life(service, store):
-    return iterator(service, until_idle=True, checkpoint_store=store, checkpoint_name="w")
+    run(stored(service, store, until_idle=True), delivered, None, by_event=True)
+    # First deliveries come in order, and a redelivery never skips events.
+    numbers = [int(name[1:]) for name in delivered]
+    assert set(numbers) == set(range(sum(sizes)))
+    for place, number in enumerate(numbers):
+        assert number <= max(numbers[:place], default=-1) + 1
 
 
 def run(changes, delivered, left, *, by_event):
     """Iterate to the end, or to a crash after a number of events or pages."""
-    if by_event:
-        for count, change in enumerate(changes):
-            delivered.append(change.event_id)
-            if count == left:
-                raise CrashError
-    else:
-        for count, page in enumerate(changes.pages()):
-            delivered.extend(ids(page.events))
-            if count == left:
-                raise CrashError
-
-
-def check(delivered, service):
-    """Check that first deliveries came in order, and that a redelivery never skips events."""
-    assert set(delivered) == set(service.events("P"))
-    seen = -1
-    for name in delivered:
-        number = int(name[1:])
-        assert number <= seen + 1
-        seen = max(seen, number)
+    for count, step in enumerate(changes if by_event else changes.pages()):
+        delivered.extend([step.event_id] if by_event else ids(step.events))
+        if count == left:
+            raise CrashError

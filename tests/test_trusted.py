@@ -47,70 +47,41 @@ def value(request: pytest.FixtureRequest) -> Any:
     return event if request.param == "event" else event.key
 
 
-def test_they_are_of_the_class_itself():
+def test_they_equal_others_and_hash_like_them():
     assert {type(event) for event in built()} == {ChangeEvent}
     assert {type(event.key) for event in built()} == {MulticloudDbKey}
-
-
-def test_they_equal_others_and_hash_like_them():
     assert built() == called()
-    assert len({*built(), *called()}) == 3
-    assert len({event.key for event in [*built(), *called()]}) == 3
+    assert len({*built(), *called()}) == len({event.key for event in [*built(), *called()]}) == 3
     assert [repr(event) for event in built()] == [repr(event) for event in called()]
-
-
-def test_every_attribute_has_its_own_column():
-    assert [attrs.astuple(event, recurse=False) for event in built()] == [
-        attrs.astuple(event, recurse=False) for event in called()
-    ]
+    rows = [[attrs.astuple(event, recurse=False) for event in made] for made in (built(), called())]
+    assert rows[0] == rows[1]  # with the attributes that do not take part in a comparison
+    keys = trusted_keys([{"a": 1, "b": 2}], 2)
+    assert (keys, trusted_keys([])) == ([MulticloudDbKey({"a": 1, "b": 2}, 2)], [])
 
 
 def test_they_are_frozen(value: Any):
-    for name in [field.name for field in attrs.fields(type(value))]:
+    for name in [*(field.name for field in attrs.fields(type(value))), "other"]:
         with pytest.raises(attrs.exceptions.FrozenInstanceError):
             setattr(value, name, None)
-        with pytest.raises(attrs.exceptions.FrozenInstanceError):
-            delattr(value, name)
-    with pytest.raises(attrs.exceptions.FrozenInstanceError):
-        value.other = 1
     assert not hasattr(value, "__dict__")
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_they_can_be_pickled(value: Any, protocol: int):
-    again = pickle.loads(pickle.dumps(value, protocol))
-    assert type(again) is type(value)
-    assert again == value
-
-
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
-def test_they_can_be_copied(value: Any, copied: Any):
-    again = copied(value)
-    assert type(again) is type(value)
-    assert again == value
-
-
-def test_a_deep_copy_shares_nothing():
+def test_they_can_be_copied(value: Any):
+    pickled = [pickle.loads(pickle.dumps(value, each)) for each in range(pickle.HIGHEST_PROTOCOL + 1)]
+    for again in (*pickled, copy.copy(value), copy.deepcopy(value), attrs.evolve(value)):
+        assert (type(again), again) == (type(value), value)
     event = built()[0]
-    again = copy.deepcopy(event)
-    assert again.new_item_state is not event.new_item_state
-    assert again.key.components is not event.key.components
-
-
-def test_they_can_be_evolved(value: Any):
-    assert attrs.evolve(value) == value
-    changed = attrs.evolve(built()[0], event_id="other")
-    assert type(changed) is ChangeEvent
-    assert (changed.event_id, built()[0].event_id) == ("other", "id-0")
-    assert attrs.evolve(built()[0].key, components={"number": 7}) == MulticloudDbKey({"number": 7})
+    assert copy.deepcopy(event).new_item_state is not event.new_item_state
+    assert attrs.evolve(event, event_id="other").event_id == "other"
+    assert attrs.evolve(event.key, components={"number": 7}) == MulticloudDbKey({"number": 7})
 
 
 def test_they_can_be_referred_to_weakly():
     events = built()
-    references = [weakref.ref(events[0]), weakref.ref(events[0].key), weakref.ref(called()[0])]
-    assert [reference() for reference in references] == [events[0], events[0].key, None]
+    references = [weakref.ref(events[0]), weakref.ref(events[0].key)]
+    assert [reference() for reference in references] == [events[0], events[0].key]
     events.clear()
-    assert [reference() for reference in references] == [None, None, None]
+    assert [reference() for reference in references] == [None, None]
 
 
 def test_a_column_that_is_too_short_or_missing_is_refused():
@@ -123,13 +94,6 @@ def test_a_column_that_is_too_short_or_missing_is_refused():
     for wrong in (columns(3)[:-1], [*columns(3), [1, 2, 3]]):
         with pytest.raises(ValueError, match="unpack"):
             trusted_events(3, wrong)
-
-
-def test_a_column_may_be_endless():
     endless = [iter([*column, *column]) for column in columns(3)]
     assert trusted_events(3, endless) == called()
-
-
-def test_no_rows_give_no_events():
     assert trusted_events(0, columns(0)) == []
-    assert trusted_keys([]) == []

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 import tomllib
 import venv
 from pathlib import Path
@@ -54,10 +55,11 @@ def test_distributions_share_one_version():
 
 def test_pip_installs_the_wheels_and_no_more(wheels, tmp_path):
     """Only the installation is tested here; docs/tests/test_printed_blocks.py also runs programs after it."""
-    venv.create(tmp_path / "env", with_pip=True)
+    venv.create(tmp_path / "env", with_pip=False)
     python = tmp_path / "env" / "bin" / "python"
-    run(python, "-I", "-m", "pip", "install", "-q", "--find-links", wheels, "multiclouddb[embedded]")
-    run(python, "-I", "-m", "pip", "check")
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    run(*pip, "install", "-q", "--no-compile", "--find-links", wheels, "multiclouddb[embedded]")
+    run(*pip, "check")
 
     names, providers = json.loads(run(python, "-I", "-c", LIST_CLEAN_ENVIRONMENT))
     assert {name for name in names if name.startswith("multiclouddb")} == {

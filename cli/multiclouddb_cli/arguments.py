@@ -25,58 +25,40 @@ from multiclouddb_api import (
     EntireCluster,
     EntireCollection,
     EntireDatabase,
+    Fail,
     FeedScope,
-    FileCheckpointStore,
     FromContinuationToken,
     LogicalPartition,
     MulticloudDbError,
     MulticloudDbKey,
+    NewItemStateMode,
     Now,
+    OldItemStateMode,
+    OnExpired,
     PhysicalPartition,
     ProviderOptions,
+    Resnapshot,
     ResourceAddress,
+    SkipToOldest,
     Snapshot,
     SnapshotOrder,
     StartPosition,
     decode_json,
 )
+from multiclouddb_api.checkpoint import CheckpointFile
 from multiclouddb_api.validators import suggestion
+from multiclouddb_cli.options import Expired, Kind, Want
 from multiclouddb_cli.screen import shorter
 from multiclouddb_cli.session import Session
 from multiclouddb_spi import open_provider
 
-__all__ = [
-    "Bookmark",
-    "Selection",
-    "option_names",
-    "public_scope",
-    "to_address",
-    "to_checkpoint",
-    "to_config",
-    "to_key",
-    "to_moment",
-    "to_options",
-    "to_start",
-    "to_target",
-    "to_token",
-]
 
-_SUFFIX: Final = ".checkpoint.json"
-
-
-class Bookmark(FileCheckpointStore):
-    """A checkpoint store like `FileCheckpointStore`, but for one file with any name."""
+class Bookmark(CheckpointFile):
+    """The checkpoint in a file, which can be held back."""
 
     def __init__(self, file: Path) -> None:
-        super().__init__(file.parent)
-        self._file = file
+        super().__init__(file)
         self.is_held = False
-        self.name = file.name.removesuffix(_SUFFIX)
-
-    def path(self, name: str) -> Path:
-        """The path of the file."""
-        super().path(name)
-        return self._file
 
     def hold(self) -> None:
         """Save nothing after this call, because a later run has to continue from the saved position."""
@@ -121,12 +103,11 @@ def to_config(url: str) -> ClientConfig:
 
 def to_address(text: str) -> ResourceAddress:
     """Read an address: `DATABASE/COLLECTION`, or only the collection."""
-    database, slash, collection = text.partition("/")
-    if not slash:
-        database, collection = "", text
-    if not collection.strip():
-        raise _wrong("COLLECTION", "names no collection: multiclouddb collections URL lists them")
-    return ResourceAddress(database or None, collection)
+    try:
+        return ResourceAddress.parse(text)
+    except MulticloudDbError as error:
+        problem = "names no collection: multiclouddb collections URL lists them"
+        raise _wrong("COLLECTION", problem) from error
 
 
 def to_target(where: str | None, scope: str, provider: str) -> tuple[ResourceAddress, FeedScope]:
@@ -143,7 +124,7 @@ def to_target(where: str | None, scope: str, provider: str) -> tuple[ResourceAdd
                 raise _wrong(
                     "COLLECTION", "names a collection, but --scope database needs only the name of a database"
                 )
-            return ResourceAddress(database or None), kind
+            return ResourceAddress(database=database or None), kind
         case _:
             return to_address(where or ""), kind
 
@@ -192,6 +173,10 @@ def to_checkpoint(path: Path | None) -> Path | None:
         raise _wrong("--checkpoint", f"the folder {path.parent} does not exist: make it first")
     if not path.name.removesuffix(".checkpoint.json").strip("."):
         raise _wrong("--checkpoint", f"{str(path)!r} names no file")
+    try:
+        Bookmark(path).check()
+    except MulticloudDbError as error:
+        raise _wrong("--checkpoint", error.message) from error
     return path
 
 
@@ -312,14 +297,7 @@ def _value(name: str, kind: str, text: str) -> Any:
 
 @attrs.frozen
 class Selection:
-    """Selects the events to print; by default, all events.
-
-    Attributes:
-        types: The kinds of changes to print; empty means all.
-        since: Events before this time are omitted; None for no limit.
-        until: The time after which events are omitted and the command ends; None for no limit.
-        key: The partition key, or None for every key.
-    """
+    """Selects the events to print; by default, all events."""
 
     types: frozenset[ChangeType] = frozenset()
     since: datetime | None = None
@@ -375,3 +353,64 @@ def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScop
         f"the service does not list the partition {scope.partition_id!r}; it lists {known}",
         param_hint="--scope",
     )
+
+
+_MODES = {"INCLUDE": "INCLUDE_IF_AVAILABLE"}
+
+
+def to_request(
+    url: str,
+    collection: str | None,
+    start: str,
+    scope: str,
+    state: Want,
+    old_state: Want,
+    on_expired: Expired,
+    options: Sequence[str] | None,
+    *,
+    snapshots: bool = False,
+    max_scan_rate: float | None = None,
+    last: int | None = None,
+) -> ChangeFeedRequest:
+    """Return the request that a command line describes."""
+    config = to_config(url)
+    address, kind = to_target(collection, scope, config.provider)
+    if last is not None and start != "now":
+        raise typer.BadParameter("give only one of them", param_hint="--last and --from")
+    position = to_start(start, snapshots=snapshots, max_scan_rate=max_scan_rate)
+    if max_scan_rate is not None and not (isinstance(position, Snapshot) or on_expired is Expired.SNAPSHOT):
+        raise typer.BadParameter("can only be used with --from snapshot", param_hint="--max-scan-rate")
+    return ChangeFeedRequest(
+        address,
+        Now() if last is not None else position,
+        public_scope(config, address, kind),
+        new_item_state_mode=NewItemStateMode[_MODES.get(state.name, state.name)],
+        old_item_state_mode=OldItemStateMode[_MODES.get(old_state.name, old_state.name)],
+        on_expired=_to_on_expired(on_expired, max_scan_rate),
+        provider_options=to_options(config, options or ()),
+    )
+
+
+def to_selection(
+    kinds: Sequence[Kind] | None, since: str | None, until: str | None, key: str | None
+) -> Selection:
+    """Return the selection of events to print."""
+    selection = Selection(
+        frozenset(ChangeType[kind.name] for kind in kinds or ()),
+        None if since is None else to_moment(since, "--since"),
+        None if until is None else to_moment(until, "--to"),
+        None if key is None else to_key(key, "--only-key"),
+    )
+    if selection.since is not None and selection.until is not None and selection.since > selection.until:
+        raise typer.BadParameter("is later than --to: no change can be between them", param_hint="--since")
+    return selection
+
+
+def _to_on_expired(wanted: Expired, max_scan_rate: float | None) -> OnExpired:
+    match wanted:
+        case Expired.SKIP:
+            return SkipToOldest()
+        case Expired.SNAPSHOT:
+            return Resnapshot(Snapshot(max_scan_rate=max_scan_rate))
+        case _:
+            return Fail()

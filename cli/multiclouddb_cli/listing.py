@@ -16,12 +16,12 @@ from multiclouddb_api import (
     CapabilitySet,
     ChangeFeedRequest,
     ClientConfig,
-    ErrorCategory,
-    ErrorDetail,
     MulticloudDbError,
     Now,
+    OperationOptions,
     ResourceAddress,
     Support,
+    connect,
     installed_providers,
 )
 from multiclouddb_api.registry import GROUP, load_plugin
@@ -37,31 +37,12 @@ from multiclouddb_cli.screen import (
     with_colour,
 )
 from multiclouddb_cli.session import CALL_SECONDS, Session
-from multiclouddb_spi import Deadline, Partition, PartitionState, SupportsCollections, open_provider
-from multiclouddb_spi.errors import user_errors
-from multiclouddb_spi.retry import Tries
-
-__all__ = [
-    "Family",
-    "TellsCapabilities",
-    "capabilities",
-    "collections",
-    "known_collections",
-    "partitions",
-    "providers",
-]
+from multiclouddb_spi import Partition, PartitionState, open_provider
 
 
 @attrs.frozen
 class Installed:
-    """One installed provider.
-
-    Attributes:
-        provider: The provider's id.
-        distribution: The name of the provider's package in pip.
-        version: The version of the installed package.
-        problem: The reason why the provider cannot be imported, or None.
-    """
+    """One installed provider."""
 
     provider: str
     distribution: str
@@ -125,13 +106,7 @@ class TellsCapabilities(Protocol):
 
 @attrs.frozen
 class Column:
-    """A column of the matrix; each column describes one provider.
-
-    Attributes:
-        provider: The provider's id.
-        known: The capabilities of the provider, or None if they are unknown.
-        problem: The reason why the capabilities are not known.
-    """
+    """A column of the matrix; each column describes one provider."""
 
     provider: str
     known: CapabilitySet | None
@@ -204,14 +179,7 @@ _COLOURS: Final = {PartitionState.OPEN: "green", PartitionState.CLOSED: "bright_
 
 @attrs.frozen
 class Branch:
-    """One partition in the printed tree.
-
-    Attributes:
-        partition: The partition.
-        lead: The text that indents the line of the partition: spaces or connecting lines.
-        again: True if this partition and its descendants were already printed above, below another
-            of its parents.
-    """
+    """One partition in the printed tree."""
 
     partition: Partition
     lead: str
@@ -344,20 +312,9 @@ def known_collections(url: str) -> tuple[str, ...]:
     return ()
 
 
-def _listed(config: ClientConfig, database: str | None, seconds: float) -> list[ResourceAddress]:
-    provider = open_provider(config)
-    try:
-        if not isinstance(provider, SupportsCollections):
-            raise MulticloudDbError(
-                f"{config.provider} does not list collections; name the one to follow",
-                ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, config.provider, "collections"),
-            )
-        lister, deadline = provider, Deadline.after(seconds)
-        with user_errors(provider, "collections"):
-            found = Tries(provider).call(lambda: lister.collections(database, deadline), deadline)
-    finally:
-        provider.close()
-    return sorted(found, key=str)
+def _listed(config: ClientConfig, database: str | None, seconds: float) -> tuple[ResourceAddress, ...]:
+    with connect(config) as client:
+        return client.collections(database, OperationOptions(seconds))
 
 
 def _address(address: ResourceAddress) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_cli.failure import scrub
-from multiclouddb_cli.inspection import Standing, read_standings
 from multiclouddb_cli.screen import (
     Cell,
     check_reader,
@@ -40,8 +39,7 @@ from multiclouddb_cli.screen import (
 )
 from multiclouddb_cli.session import Interrupt, Session, until_signal
 from multiclouddb_spi.continuation.token import decode_token
-
-__all__ = ["top"]
+from multiclouddb_spi.token_report import Standing, read_standings
 
 _COLUMNS: Final = ("partition", "state", "events", "events/s", "position", "time", "kept for", "trouble")
 _SPARE: Final = ("time", "position", "kept for", "state")

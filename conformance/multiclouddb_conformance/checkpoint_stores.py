@@ -94,10 +94,7 @@ class CheckpointStoreTests:
 
     @pytest.fixture
     def program(self, kind: StoreKind, folder: Path) -> Program:
-        """Return a function that makes the command line of a Python program.
-
-        The program opens its own `store` at the location of the fixture `store`.
-        """
+        """Return a function that makes the command line of a Python program."""
 
         def command(text: str) -> list[str]:
             name, module = kind.type.__name__, kind.type.__module__
@@ -276,10 +273,7 @@ class TestCrash(CheckpointStoreTests):
     def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
         self, store: CheckpointStore, folder: Path, program: Program
     ) -> None:
-        """The process is killed while it saves one checkpoint after another.
-
-        Each save that the process has reported must survive.
-        """
+        """The process is killed while it saves one checkpoint after another."""
         command = program("""
 found, n = store.load("orders"), 0
 while True:

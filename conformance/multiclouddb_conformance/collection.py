@@ -177,11 +177,7 @@ class Collection:
         return self._in_order(events.values())
 
     def _in_order(self, events: Iterable[ChangeEvent]) -> list[ChangeEvent]:
-        """Return the events in an order that is correct for each key.
-
-        If the order of delivery is correct for each key, the function keeps this order. Otherwise
-        the events are sorted by `order_key`.
-        """
+        """Return the events in an order that is correct for each key."""
         if self.harness.can_key_order:
             return list(events)
         return sorted(events, key=lambda event: event.order_key)
@@ -255,10 +251,7 @@ def feed_request(
 
 
 def _opted(harness: Harness, request: ChangeFeedRequest) -> ChangeFeedRequest:
-    """Return the request; if it needs an emulated capability, opt in to this capability.
-
-    A request that already contains provider options is returned unchanged.
-    """
+    """Return the request; if it needs an emulated capability, opt in to this capability."""
     if request.provider_options is not None:
         return request
     for capability in _asked(request):

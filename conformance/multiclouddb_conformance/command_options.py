@@ -59,11 +59,7 @@ class Shown:
 
 
 def command(*words: object) -> Any:
-    """Run a command in this process.
-
-    Args:
-        words: The arguments after `multiclouddb`.
-    """
+    """Run a command in this process."""
     runner = import_module("typer.testing").CliRunner()
     return runner.invoke(import_module("multiclouddb_cli.main").app, [str(word) for word in words])
 
@@ -72,11 +68,7 @@ class CommandOptions:
     """The tests of the options; a subclass defines the fixture `shown`."""
 
     def out(self, *words: object) -> str:
-        """Return the output of a command that must succeed without a warning.
-
-        A report of an outage is allowed, because a machine that is busy for more than a second can cause such
-        a report.
-        """
+        """Return the output of a command that must succeed without a warning."""
         ran = command(*words)
         assert (ran.exit_code, apart_from_silence(ran.stderr)) == (0, ""), ran.stderr
         return str(ran.stdout)

@@ -34,17 +34,7 @@ _helpers: Final[dict[int, socket.socket]] = {}
 
 
 class CommandProcess:
-    """A command that is running or has ended.
-
-    Args:
-        words: The arguments after `multiclouddb`.
-        stdout: The file that receives the command's output.
-        stderr: The file that receives the command's warnings and errors.
-        environment: All environment variables of the command.
-
-    Attributes:
-        pid: The id of the command's process.
-    """
+    """A command that is running or has ended."""
 
     def __init__(
         self, words: Sequence[str], stdout: IO[Any], stderr: IO[Any], environment: Mapping[str, str]
@@ -67,17 +57,7 @@ class CommandProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, timeout: float) -> int:
-        """Wait until the command has ended.
-
-        Args:
-            timeout: The maximum waiting time, in seconds.
-
-        Returns:
-            The exit code, or the negated number of the signal that ended the command.
-
-        Raises:
-            TimeoutError: The command did not end in time and was killed.
-        """
+        """Wait until the command has ended."""
         self._answers.settimeout(timeout)
         try:
             status = int(self._lines.readline())
@@ -132,10 +112,7 @@ def _serve() -> None:
 
 
 def _load_providers(words: Iterable[str]) -> None:
-    """Import the SDK of each database that a command names.
-
-    If an import fails, the command itself reports the error.
-    """
+    """Import the SDK of each database that a command names."""
     for scheme in {found[1] for word in words if (found := re.match(r"([a-z]+)(?:$|:)", word))}:
         with suppress(MulticloudDbError):
             load_plugin(scheme)

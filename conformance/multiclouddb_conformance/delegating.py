@@ -53,38 +53,22 @@ __all__ = ["WrappedFeed", "WrappedMapper", "WrappedPlugin", "WrappedProvider", "
 
 @attrs.frozen(eq=False)
 class WrappedMapper(Mapper):
-    """A mapper that wraps another mapper; a subclass changes the results.
-
-    Attributes:
-        inner: The wrapped mapper.
-    """
+    """A mapper that wraps another mapper; a subclass changes the results."""
 
     inner: Mapper
 
     def cursor_after(self, records: Any, count: int) -> Cursor:
-        """See `Mapper.cursor_after`."""
         return self.inner.cursor_after(records, count)
 
     def events(self, records: Any, start: int, stop: int) -> list[ChangeEvent]:
-        """See `Mapper.events`."""
         return self.inner.events(records, start, stop)
 
     def arrow(self, records: Any, start: int, stop: int) -> pa.RecordBatch | None:
-        """See `Mapper.arrow`."""
         return self.inner.arrow(records, start, stop)
 
 
 class WrappedReader(Reader):
-    """A reader whose fetches are passed through `WrappedProvider.fetch`.
-
-    Attributes:
-        inner: The wrapped reader.
-        feed: The feed that opened the reader.
-        partition_id: The service's own id of the partition.
-        cursor: The cursor at which the reader started.
-        fetches: The number of fetches of this reader so far.
-        cancelled: Set by `cancel`.
-    """
+    """A reader whose fetches are passed through `WrappedProvider.fetch`."""
 
     def __init__(self, inner: Reader, feed: WrappedFeed, partition_id: str, cursor: Cursor) -> None:
         self.inner, self.feed, self.partition_id, self.cursor = inner, feed, partition_id, cursor
@@ -92,31 +76,22 @@ class WrappedReader(Reader):
         self.cancelled = threading.Event()
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """See `Reader.fetch`."""
         self.fetches += 1
         return self.feed.provider.fetch(self, max_records, max_bytes, wait, deadline)
 
     def longest_fetch(self) -> float:
-        """See `Reader.longest_fetch`."""
         return self.inner.longest_fetch()
 
     def cancel(self) -> None:
-        """See `Reader.cancel`."""
         self.cancelled.set()
         self.inner.cancel()
 
     def close(self) -> None:
-        """See `Reader.close`."""
         self.feed.provider.close_reader(self)
 
 
 class WrappedFeed(Feed):
-    """A feed whose answers are passed through the methods of `WrappedProvider`.
-
-    Attributes:
-        inner: The wrapped feed.
-        provider: The provider that opened this feed.
-    """
+    """A feed whose answers are passed through the methods of `WrappedProvider`."""
 
     def __init__(self, inner: Feed, provider: WrappedProvider) -> None:
         self.inner, self.provider = inner, provider
@@ -134,39 +109,31 @@ class WrappedFeed(Feed):
 
     @property
     def lists_parents(self) -> bool:  # type: ignore[override]  # the instance has it, not the class
-        """See `Feed.lists_parents`."""
         return self.inner.lists_parents
 
     def resumes(self, incarnation: str | None) -> bool:
-        """See `Feed.resumes`."""
         return self.inner.resumes(incarnation)
 
     def longest_wait(self) -> float:
-        """See `Feed.longest_wait`."""
         return self.inner.longest_wait()
 
     def for_one_call(self) -> Feed:
-        """See `Feed.for_one_call`."""
         inner = self.inner.for_one_call()
         return self if inner is self.inner else WrappedFeed(inner, self.provider)
 
     def clock(self, deadline: Deadline) -> datetime | None:
-        """See `Feed.clock`."""
         return self.inner.clock(deadline)
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """See `Feed.start`."""
         return self.provider.start(self, position, partition_id, deadline)
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
-        """See `Feed.open`."""
         reader = WrappedReader(self.inner.open(partition_id, cursor, until), self, partition_id, cursor)
         self.provider.readers.add(reader)
         return reader
 
     @property
     def names_late(self) -> bool:  # type: ignore[override]  # the wrapped feed's may change while it is open
-        """See `Feed.names_late`."""
         return self.provider.names_late(self)
 
     def survey(
@@ -178,50 +145,36 @@ class WrappedFeed(Feed):
         since: datetime | None = None,
         whole: bool = True,
     ) -> Survey:
-        """See `Feed.survey`."""
         stated = self.inner.survey(asked, deadline, expired=expired, since=since, whole=whole)
         return self.provider.stated(stated, asked, expired, whole=whole)
 
     def visible_after(self) -> float | None:
-        """See `Feed.visible_after`."""
         return self.inner.visible_after()
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """See `Feed.headroom`."""
         return self.inner.headroom(cursor, now)
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """See `Feed.join`."""
         return self.inner.join(child_id, cursors)
 
     def without_hints(self, cursor: Cursor) -> Cursor:
-        """See `Feed.without_hints`."""
         return self.inner.without_hints(cursor)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """See `Feed.compare`."""
         return self.inner.compare(a, b)
 
     def moment(self, cursor: Cursor) -> int | None:
-        """See `Feed.moment`."""
         return self.provider.moment(self, cursor)
 
     def describe(self, cursor: Cursor) -> Position:
-        """See `Feed.describe`."""
         return self.inner.describe(cursor)
 
     def close(self) -> None:
-        """See `Feed.close`."""
         self.inner.close()
 
 
 class WrappedProvider(Provider):
-    """A provider that forwards every call; override the method whose answer should change.
-
-    Attributes:
-        inner: The wrapped provider.
-        readers: The readers that are still in use.
-    """
+    """A provider that forwards every call; override the method whose answer should change."""
 
     provider_id = "wrapped"
 
@@ -239,19 +192,15 @@ class WrappedProvider(Provider):
         self.readers: weakref.WeakSet[WrappedReader] = weakref.WeakSet()
 
     def capabilities(self) -> CapabilitySet:
-        """See `Provider.capabilities`."""
         return self.inner.capabilities()
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
-        """See `Provider.open_feed`."""
         return WrappedFeed(self.inner.open_feed(spec, deadline), self)
 
     def classify(self, error: Exception) -> Fault:
-        """See `Provider.classify`."""
         return self.inner.classify(error)
 
     def close(self) -> None:
-        """See `Provider.close`."""
         for reader in list(self.readers):
             reader.cancel()
         self.inner.close()
@@ -315,11 +264,7 @@ class WrappedProvider(Provider):
 
 
 class WrappedPlugin(ProviderPlugin):
-    """A plugin that connects like another plugin and wraps its providers; override `wrap`.
-
-    Args:
-        inner: The plugin.
-    """
+    """A plugin that connects like another plugin and wraps its providers; override `wrap`."""
 
     provider_id = "wrapped"
 
@@ -332,11 +277,9 @@ class WrappedPlugin(ProviderPlugin):
         return self.inner.capabilities()
 
     def check(self, config: ClientConfig) -> None:
-        """See `ProviderPlugin.check`."""
         self.inner.check(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> Provider:
-        """See `ProviderPlugin.connect`."""
         return self.wrap(self.inner.connect(config, native_client))
 
     def wrap(self, provider: Provider) -> Provider:

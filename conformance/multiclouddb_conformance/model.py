@@ -34,10 +34,7 @@ Identify: TypeAlias = Callable[[ChangeEvent], Hashable]
 
 
 def by_event_id(event: ChangeEvent) -> Hashable:
-    """Identify a change by its event's id.
-
-    The written changes in `truth` must have event ids. The changes of a simulation have them.
-    """
+    """Identify a change by its event's id."""
     return event.event_id
 
 
@@ -122,13 +119,7 @@ def check_lineage(
     parents: Mapping[str, Iterable[str]],
     identify: Identify = by_event_id,
 ) -> list[str]:
-    """Check that the events of a partition came after all events of its ancestors.
-
-    Args:
-        delivered: The delivered events, in the order of delivery.
-        parents: Maps each partition id in events to the partition's parents.
-        identify: A function that returns the identity of an event's change.
-    """
+    """Check that the events of a partition came after all events of its ancestors."""
     spans: dict[str, tuple[int, int]] = {}
     for number, event in enumerate(first_deliveries(delivered, identify)):
         spans[event.partition_id] = (spans.get(event.partition_id, (number, 0))[0], number)
@@ -163,14 +154,7 @@ def _parents_first(parents: Mapping[str, Iterable[str]]) -> list[str]:
 def check_watermarks(
     pages: Iterable[ChangeFeedPage], identify: Identify = by_event_id, seen: Iterable[Hashable] = ()
 ) -> list[str]:
-    """Check that watermarks never go back and that no new event is older than an earlier watermark.
-
-    Args:
-        pages: The pages that one consumer received, in order.
-        identify: A function that returns the identity of an event's change.
-        seen: The identities of changes that were delivered earlier. A redelivered change may be
-            older than the watermark.
-    """
+    """Check that watermarks never go back and that no new event is older than an earlier watermark."""
     known = set(seen)
     mark = None
     found = []
@@ -191,10 +175,7 @@ def check_watermarks(
 
 
 def check_identity(delivered: Iterable[ChangeEvent], identify: Identify | None = None) -> list[str]:
-    """Check that each event id belongs to only one event.
-
-    With `identify`, also check that each change has only one event id.
-    """
+    """Check that each event id belongs to only one event."""
     firsts: dict[str, ChangeEvent] = {}
     names: defaultdict[Hashable, set[str]] = defaultdict(set)
     found = []

@@ -120,11 +120,7 @@ def _harness_of(item: pytest.Function) -> type[Harness]:
 
 
 def _reason_against(item: pytest.Item, chosen: type[Harness]) -> str | None:
-    """Return the reason why a test does not apply, or None if the test applies.
-
-    The reason names the missing ability. If a test checks the refusal of a capability that is
-    native, the reason is an empty text.
-    """
+    """Return the reason why a test does not apply, or None if the test applies."""
     from multiclouddb_api import Capability, Support
 
     required = [Capability.CHANGE_FEED, *_marked(item, "requires")]

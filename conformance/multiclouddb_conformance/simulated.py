@@ -47,12 +47,7 @@ SIMULATED: Final = CapabilitySet(
 
 
 class SimulationPlugin(ProviderPlugin):
-    """A plugin that connects to simulations, and retries failed calls without pauses.
-
-    Attributes:
-        sims: The collections that clients see, in the order of creation.
-        providers: The providers that this plugin connected.
-    """
+    """A plugin that connects to simulations, and retries failed calls without pauses."""
 
     provider_id = PROVIDER_ID
 
@@ -77,12 +72,7 @@ class SimulationPlugin(ProviderPlugin):
 
 
 class SimulationHarness(Harness):
-    """The harness of the simulation, which supports everything except feeds that contain only keys.
-
-    Attributes:
-        behaviour: The behaviour of the simulated service.
-        simulated: The plugin.
-    """
+    """The harness of the simulation, which supports everything except feeds that contain only keys."""
 
     capabilities: ClassVar[CapabilitySet] = SIMULATED
     secrets = ("correct horse battery staple",)

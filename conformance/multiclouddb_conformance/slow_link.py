@@ -27,23 +27,12 @@ __all__ = ["SlowConsumer", "seconds_to_close", "seconds_to_stop"]
 
 
 def seconds_to_close(client: MulticloudDbClient, read: Callable[[], object], after: float = 0.3) -> float:
-    """Close a client while a thread reads; return how long it takes until both have ended.
-
-    Args:
-        client: The client.
-        read: The function that the thread calls; it may raise any error of the library.
-        after: How many seconds after the beginning of the read the client is closed.
-    """
+    """Close a client while a thread reads; return how long it takes until both have ended."""
     return _seconds_to_end(read, client.close, after)
 
 
 def seconds_to_stop(changes: ChangeFeedIterator, after: float = 0.3) -> float:
-    """Stop an iterator while a thread iterates; return how long it takes until the iteration has ended.
-
-    Args:
-        changes: The iterator.
-        after: How many seconds after the beginning of the iteration it is stopped.
-    """
+    """Stop an iterator while a thread iterates; return how long it takes until the iteration has ended."""
     return _seconds_to_end(lambda: list(changes), changes.stop, after)
 
 
@@ -64,18 +53,7 @@ def _seconds_to_end(run: Callable[[], object], end: Callable[[], object], after:
 
 @attrs.define
 class SlowConsumer:
-    """Reads page after page, and reads again after each failure that is retryable.
-
-    Attributes:
-        client: The client, which is connected through a proxy.
-        address: The collection.
-        start: The position of the next read.
-        timeout: The time limit of a call, in seconds.
-        wait: How long a call waits for a first event, in seconds.
-        request: Further fields of every request.
-        events: The events that were returned so far.
-        calls: The number of calls.
-    """
+    """Reads page after page, and reads again after each failure that is retryable."""
 
     client: MulticloudDbClient
     address: ResourceAddress
@@ -93,11 +71,7 @@ class SlowConsumer:
         return self
 
     def read(self) -> ChangeFeedPage | None:
-        """Read one page; return None after a failure that is retryable.
-
-        Raises:
-            MulticloudDbError: Any other failure.
-        """
+        """Read one page; return None after a failure that is retryable."""
         self.calls += 1
         try:
             page = self._page(OperationOptions(self.timeout, self.wait))
@@ -108,11 +82,7 @@ class SlowConsumer:
         return self._take(page)
 
     def until(self, count: int, at_most: float) -> float:
-        """Read until there are `count` events; return how many seconds this took.
-
-        Raises:
-            TimeoutError: Raised if it takes longer than `at_most` seconds.
-        """
+        """Read until there are `count` events; return how many seconds this took."""
         began = time.monotonic()
         while len(self.events) < count:
             self.read()

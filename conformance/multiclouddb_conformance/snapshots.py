@@ -48,12 +48,7 @@ Between: TypeAlias = Callable[[int], None]
 
 
 class Source:
-    """A collection and its expected contents.
-
-    Attributes:
-        collection: The collection.
-        fields: Maps the key of every existing document to its fields.
-    """
+    """A collection and its expected contents."""
 
     def __init__(self, collection: Collection) -> None:
         self.collection = collection
@@ -87,10 +82,7 @@ def _nothing(number: int) -> None:
 def walk(
     collection: Collection, start: Snapshot | str, size: int = 0, between: Between = _nothing, **settings: Any
 ) -> Iterator[ChangeFeedPage]:
-    """Return the pages from a start up to the first idle page.
-
-    After each page, `between` is called with the number of the page.
-    """
+    """Return the pages from a start up to the first idle page."""
     idle = number = 0
     while idle < collection.harness.idle_pages:
         assert number < 5000, "neither idle nor over"

@@ -1,7 +1,6 @@
 """Tests each check on delivered events with the smallest feed that violates it."""
 
 from datetime import UTC, datetime, timedelta
-from typing import ClassVar
 
 import attrs
 import pytest
@@ -27,6 +26,8 @@ from multiclouddb_conformance.model import (
 )
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+TRUTH = [f"e{number}" for number in range(1, 6)]
+PARENTS = {"m": ("l", "r"), "l": ("p",), "r": ("p",), "p": ("gone",), "x": ()}
 
 
 def event(number, partition="p0", key="a"):
@@ -46,8 +47,8 @@ def event(number, partition="p0", key="a"):
     )
 
 
-def events(*numbers, **fields):
-    return [event(number, **fields) for number in numbers]
+def events(*numbers):
+    return [event(number) for number in numbers]
 
 
 def page(*numbers, watermark=None):
@@ -55,107 +56,87 @@ def page(*numbers, watermark=None):
     return ChangeFeedPage(tuple(events(*numbers)), "token", diagnostics=OperationDiagnostics(watermark=mark))
 
 
-TRUTH = [f"e{number}" for number in range(1, 6)]
+def read(partitions):
+    """Return one event of each partition, named by a letter."""
+    return [event(number, name) for number, name in enumerate(partitions)]
 
 
-class TestComplete:
-    def test_every_change_came(self):
-        assert check_complete(TRUTH, events(5, 4, 3, 2, 1)) == []
+class Bound:
+    """A check with its first arguments; its name is the id of its cases."""
 
-    def test_what_did_not_come_is_named(self):
-        assert check_complete(TRUTH, events(1, 2, 2, 4)) == ["lost: e3", "lost: e5"]
+    def __init__(self, check, *arguments):
+        self.check, self.arguments = check, arguments
 
-    def test_what_nobody_wrote_is_named(self):
-        (found,) = check_known(TRUTH, events(1, 9, 9))
-        assert "e9" in found
+    def __call__(self, delivered):
+        return self.check(*self.arguments, delivered)
 
-    def test_redelivery_is_counted(self):
-        delivered = events(1, 2, 1, 3, 2, 1)
-        assert count_duplicates(delivered) == 3
-        assert first_deliveries(delivered) == events(1, 2, 3)
+    def __repr__(self):
+        return self.check.__name__
 
 
-class TestOrder:
-    def test_redelivery_may_go_back(self):
-        assert check_order(TRUTH, events(1, 2, 3, 2, 3, 4)) == []
-
-    def test_the_first_delivery_may_not(self):
-        (found,) = check_order(TRUTH, events(1, 3, 2))
-        assert "e2" in found
-        assert "p0" in found
-
-    def test_partitions_have_no_order_among_each_other(self):
-        assert check_order(TRUTH, [event(3), event(1, "p1"), event(4), event(2, "p1")]) == []
-
-    def test_keys_have_one_across_partitions(self):
-        delivered = [event(2), event(1, "p1")]
-        assert check_order(TRUTH, delivered) == []
-        (found,) = check_key_order(TRUTH, delivered)
-        assert "in key" in found
-
-    def test_order_keys_have_to_agree(self):
-        delivered = [event(1), attrs.evolve(event(2), order_key="0000")]
-        (found,) = check_key_order(TRUTH, delivered)
-        assert "order_keys" in found
-
-    def test_different_keys_have_none(self):
-        assert check_key_order(TRUTH, [event(2, key="a"), event(1, key="b")]) == []
+COMPLETE, KNOWN, ORDER, KEY_ORDER = (
+    Bound(check, TRUTH) for check in (check_complete, check_known, check_order, check_key_order)
+)
+LINEAGE = Bound(lambda delivered: check_lineage(delivered, PARENTS))
+OF_EACH_CHANGE = Bound(lambda delivered: check_identity(delivered, lambda each: each.order_key))
 
 
-class TestLineage:
-    PARENTS: ClassVar = {"m": ("l", "r"), "l": ("p",), "r": ("p",), "p": ("gone",), "x": ()}
-
-    def test_parents_come_first(self):
-        delivered = [event(1, "p"), event(2, "l"), event(3, "x"), event(4, "r"), event(5, "m")]
-        assert check_lineage(delivered, self.PARENTS) == []
-
-    @pytest.mark.parametrize(
-        ("order", "child", "ancestor"),
-        [("lp", "l", "p"), ("plmr", "m", "r"), ("mp", "m", "p"), ("prpl", "r", "p")],
-    )
-    def test_a_child_that_was_early_is_named(self, order, child, ancestor):
-        delivered = [event(number, name) for number, name in enumerate(order)]
-        assert f"partition {child} was read before its ancestor {ancestor} was drained" in check_lineage(
-            delivered, self.PARENTS
-        )
-
-    def test_redelivery_of_a_parent_may_come_later(self):
-        assert check_lineage([event(1, "p"), event(2, "l"), event(1, "p")], self.PARENTS) == []
-
-    def test_long_lives_do_not_exhaust_the_stack(self):
-        parents = {f"p{number}": (f"p{number - 1}",) if number else () for number in range(20_000, -1, -1)}
-        assert check_lineage([event(1, "p20000"), event(2, "p0")], parents) != []
+@pytest.mark.parametrize(
+    ("check", "delivered"),
+    [
+        (COMPLETE, events(5, 4, 3, 2, 1)),
+        (ORDER, events(1, 2, 3, 2, 3, 4)),
+        (ORDER, [event(3), event(1, "p1"), event(4), event(2, "p1")]),
+        (ORDER, [event(2), event(1, "p1")]),
+        (KEY_ORDER, [event(2, key="a"), event(1, key="b")]),
+        (LINEAGE, read("plxrm")),
+        (LINEAGE, [event(1, "p"), event(2, "l"), event(1, "p")]),
+        (check_watermarks, [page(1, watermark=1), page(), page(3, watermark=3)]),
+        (check_watermarks, [page(1, 2, 3, watermark=3)]),
+        (check_watermarks, [page(1, 3, watermark=3), page(1)]),
+        (check_identity, events(1, 2, 1)),
+    ],
+    ids=str,
+)
+def test_a_right_feed_passes(check, delivered):
+    assert check(delivered) == []
 
 
-class TestWatermarks:
-    def test_they_rise(self):
-        assert check_watermarks([page(1, watermark=1), page(watermark=None), page(3, watermark=3)]) == []
+@pytest.mark.parametrize(
+    ("check", "delivered", "named"),
+    [
+        (KNOWN, events(1, 9, 9), ["e9"]),
+        (ORDER, events(1, 3, 2), ["e2", "p0"]),
+        (KEY_ORDER, [event(2), event(1, "p1")], ["in key"]),
+        (KEY_ORDER, [event(1), attrs.evolve(event(2), order_key="0000")], ["order_keys"]),
+        (check_watermarks, [page(watermark=3), page(), page(watermark=2)], ["went back"]),
+        (check_watermarks, [page(3, watermark=3), page(2, watermark=3)], ["e2"]),
+        (check_identity, [event(1), attrs.evolve(event(2), event_id="e1")], ["e1"]),
+        (OF_EACH_CHANGE, [event(1), attrs.evolve(event(1), event_id="other")], ["e1, other"]),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_named(check, delivered, named):
+    (found,) = check(delivered)
+    assert [text for text in named if text not in found] == []
 
-    def test_going_back_is_found(self):
-        (found,) = check_watermarks([page(watermark=3), page(watermark=None), page(watermark=2)])
-        assert "went back" in found
 
-    def test_an_event_behind_it_is_found(self):
-        (found,) = check_watermarks([page(3, watermark=3), page(2, watermark=3)])
-        assert "e2" in found
-
-    def test_an_event_of_the_same_page_may_be_older(self):
-        assert check_watermarks([page(1, 2, 3, watermark=3)]) == []
-
-    def test_redelivery_may_be_older(self):
-        assert check_watermarks([page(1, 3, watermark=3), page(1)]) == []
-        assert check_watermarks([page(3, watermark=3), page(1)], seen={"e1"}) == []
+@pytest.mark.parametrize(
+    ("order", "child", "ancestor"),
+    [("lp", "l", "p"), ("plmr", "m", "r"), ("mp", "m", "p"), ("prpl", "r", "p")],
+)
+def test_a_child_that_was_early_is_named(order, child, ancestor):
+    early = f"partition {child} was read before its ancestor {ancestor} was drained"
+    assert early in check_lineage(read(order), PARENTS)
 
 
-class TestIdentity:
-    def test_redelivery_repeats_the_event(self):
-        assert check_identity(events(1, 2, 1)) == []
+def test_long_lives_do_not_exhaust_the_stack():
+    parents = {f"p{number}": (f"p{number - 1}",) if number else () for number in range(20_000, -1, -1)}
+    assert check_lineage([event(1, "p20000"), event(2, "p0")], parents) != []
 
-    def test_an_id_for_two_events_is_found(self):
-        (found,) = check_identity([event(1), attrs.evolve(event(2), event_id="e1")])
-        assert "e1" in found
 
-    def test_two_ids_for_one_change_are_found(self):
-        delivered = [event(1), attrs.evolve(event(1), event_id="other")]
-        (found,) = check_identity(delivered, lambda delivered: delivered.order_key)
-        assert "e1, other" in found
+def test_every_loss_is_named_and_redelivery_is_counted():
+    assert check_complete(TRUTH, events(1, 2, 2, 4)) == ["lost: e3", "lost: e5"]
+    delivered = events(1, 2, 1, 3, 2, 1)
+    assert (count_duplicates(delivered), first_deliveries(delivered)) == (3, events(1, 2, 3))
+    assert check_watermarks([page(3, watermark=3), page(1)], seen={"e1"}) == []

@@ -219,7 +219,7 @@ class TestCommandLine:
 ASKED = {
     "collection": (ORDERS, {}),
     "key": (ORDERS, {"scope": LogicalPartition(MulticloudDbKey({"_id": "o-1"}))}),
-    "database": (ResourceAddress("shop"), {"scope": EntireDatabase()}),
+    "database": (ResourceAddress(database="shop"), {"scope": EntireDatabase()}),
     "cluster": (ResourceAddress(), {"scope": EntireCluster()}),
 }
 

@@ -25,11 +25,10 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from multiclouddb_api import MulticloudDbError, Snapshot, SnapshotOrder, SnapshotProgress, invalid_request
-from multiclouddb_spi.continuation.token import is_micros, to_micros
+from multiclouddb_api import MulticloudDbError, SnapshotOrder, SnapshotProgress, invalid_request
+from multiclouddb_spi.continuation.token import is_micros
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import InvalidCursor
-from multiclouddb_spi.scan import ScanPlan, snapshot_id_of
 
 __all__ = [
     "AnyEntry",
@@ -43,7 +42,6 @@ __all__ = [
     "entry_to_json",
     "is_plan",
     "plan_from_json",
-    "plan_of",
     "plan_to_json",
     "shown",
 ]
@@ -244,21 +242,6 @@ class Plan:
 
 
 AnyEntry: TypeAlias = Entry | Plan
-
-
-def plan_of(scan: ScanPlan, wanted: Snapshot) -> Plan:
-    """Return the entry for a new snapshot."""
-    return Plan(
-        snapshot_id_of(scan.plan_id),
-        scan.cursor,
-        scan.floor,
-        to_micros(scan.moment),
-        holds=wanted.order is not SnapshotOrder.INTERLEAVED,
-        auto=wanted.order is SnapshotOrder.AUTO,
-        rate=wanted.max_scan_rate,
-        segments=shown(scan.segments),
-        records=shown(scan.records),
-    )
 
 
 def shown(count: int | None) -> int | None:

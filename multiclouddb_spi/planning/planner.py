@@ -47,9 +47,10 @@ from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import RecordFault
 from multiclouddb_spi.planning.ranges import read_head
-from multiclouddb_spi.planning.scan_step import plan_snapshot, scan_beside, scan_step, stream_limit
 from multiclouddb_spi.planning.step import Step, Target, added, clip, is_news, records_before, within
 from multiclouddb_spi.retry import MOST_SKIPS, Call, directly
+from multiclouddb_spi.scan.start import resolve_snapshot
+from multiclouddb_spi.scan.step import scan_beside, scan_step, stream_limit
 
 __all__ = ["Planner"]
 
@@ -108,7 +109,8 @@ class Planner:
                 stream. A lineage without a partition of the stream has no next step.
         """
         if isinstance(position, Snapshot):
-            return plan_snapshot(self._feed, self._call, position, deadline)
+            clock = partial(self._call, lambda: self._feed.clock(deadline), deadline)
+            return resolve_snapshot(self._feed, self._feed, position, clock, self._call, deadline)
         lineage = resolve_start(
             self._feed,
             position,
@@ -217,11 +219,12 @@ class Planner:
         if before.plan is None:
             return self._stream_step(before, wanted, max_records, deadline, target, allow_empty)
         if before.plan.holds:
-            return scan_step(self._feed, self._call, before, max_records, deadline)
+            return Step(before, scan_step(self._feed, self._call, before, max_records, deadline), {})
         stream = {name: cursor for name, cursor in wanted.items() if not before.is_segment(name)}
         limit = stream_limit(before, max_records)
         step = self._stream_step(before, stream, limit, deadline, target, allow_empty)
-        return scan_beside(self._feed, self._call, step, max_records, deadline)
+        scan_beside(self._feed, self._call, before, step.after, step.records, max_records, deadline)
+        return attrs.evolve(step, empty=False)
 
     def _stream_step(
         self,

@@ -30,7 +30,7 @@ from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, fault_of, to_error, user_errors
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault
 from multiclouddb_spi.retry import MOST_SKIPS, Tries
-from multiclouddb_spi.scan import plan_id_of
+from multiclouddb_spi.scan.contract import plan_id_of
 
 __all__ = ["Range", "RangeReading", "read_head", "read_range"]
 

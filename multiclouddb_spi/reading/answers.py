@@ -18,8 +18,8 @@ from multiclouddb_spi.continuation.state import FeedOver, Retired, Session, reti
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import ProviderFault
-from multiclouddb_spi.reading.fetcher import ReadContext
-from multiclouddb_spi.reading.turns import PollResult, Turn
+from multiclouddb_spi.fetching.fetcher import ReadContext
+from multiclouddb_spi.fetching.turns import PollResult, Turn
 from multiclouddb_spi.retry import MOST_SKIPS
 
 __all__ = ["Answers", "Look", "look_again"]

@@ -41,12 +41,12 @@ from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, to_error
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, no_partition_named
+from multiclouddb_spi.fetching.fetcher import Fetcher, late_fault
+from multiclouddb_spi.fetching.turns import PollResult, Turn
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import FeedCache
 from multiclouddb_spi.reading.answers import Look
-from multiclouddb_spi.reading.fetcher import Fetcher, late_fault
-from multiclouddb_spi.reading.scanning import announced, lost
-from multiclouddb_spi.reading.turns import PollResult, Turn
+from multiclouddb_spi.scan.start import announced, lost
 
 __all__ = ["Pages", "Reading", "finished"]
 

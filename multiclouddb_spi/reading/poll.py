@@ -37,11 +37,11 @@ from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import ProviderFault, RecordFault
+from multiclouddb_spi.fetching.fetcher import ReadContext, closed_fault, late_fault
+from multiclouddb_spi.fetching.readers import PartitionReader
+from multiclouddb_spi.fetching.turns import HEAD_SECONDS, PollResult, Stage, Turn, Turns
 from multiclouddb_spi.reading.answers import Answers
-from multiclouddb_spi.reading.fetcher import ReadContext, closed_fault, late_fault
-from multiclouddb_spi.reading.readers import PartitionReader
-from multiclouddb_spi.reading.scanning import Clock, Scanning
-from multiclouddb_spi.reading.turns import HEAD_SECONDS, PollResult, Stage, Turn, Turns
+from multiclouddb_spi.scan.scanning import Clock, Scanning
 
 __all__ = ["Poll", "Waiting"]
 

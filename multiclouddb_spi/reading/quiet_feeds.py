@@ -19,8 +19,8 @@ from multiclouddb_spi.continuation.follow import is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed, FeedSpec
 from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.open_feed import OpenFeed
-from multiclouddb_spi.reading.fetcher import ReadContext
 from multiclouddb_spi.reading.poll import Waiting
 
 __all__ = ["Check", "QuietFeeds"]

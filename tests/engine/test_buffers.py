@@ -117,7 +117,7 @@ class TestSeveralConsumers:
 
         The engine must detect that no consumer needs these records.
         """
-        from multiclouddb_spi.reading import readers
+        from multiclouddb_spi.fetching import readers
 
         monkeypatch.setattr(readers, "_RESTING_SECONDS", seconds)
         bench = backlog(16)
@@ -133,7 +133,7 @@ class TestSeveralConsumers:
         """The buffer is almost full with the records of three consumers. A fourth consumer needs so much room
         that two of the three consumers must lose their fetched records.
         """
-        from multiclouddb_spi.reading import readers
+        from multiclouddb_spi.fetching import readers
 
         monkeypatch.setattr(readers, "_RESTING_SECONDS", 0.0)
         bench = backlog(1)

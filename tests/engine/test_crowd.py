@@ -195,7 +195,7 @@ class TestMorePartitionsThanReaders:
         assert min(used_again(bench, token, 4, size=10)) >= self.LEAST
 
     def test_a_round_may_take_longer_than_unused_readers_are_kept(self, many, monkeypatch):
-        from multiclouddb_spi.reading import readers
+        from multiclouddb_spi.fetching import readers
 
         bench = many(400)
         monkeypatch.setattr(readers, "_IDLE_SECONDS", 0.0)

@@ -27,8 +27,8 @@ from multiclouddb_conformance.simulation.segments import SegmentReader, cut_segm
 from multiclouddb_spi import Awaiting, Batch, Child, Drained, Ended, Engine, Feed, InlineExecutor, Scanned
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.reading.fetcher import ScanRates
-from multiclouddb_spi.reading.scanning import lost
+from multiclouddb_spi.fetching.fetcher import ScanRates
+from multiclouddb_spi.scan.start import lost
 
 ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
 SCANS = ("snapshot", "segments", "__dict__", "__weakref__")

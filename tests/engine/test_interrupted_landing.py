@@ -2,7 +2,7 @@
 
 import pytest
 
-from multiclouddb_spi.reading.readers import PartitionReader
+from multiclouddb_spi.fetching.readers import PartitionReader
 
 
 def test_an_interrupt_while_an_answer_is_taken_reaches_the_caller(make_bench, monkeypatch, eventually):

@@ -10,8 +10,8 @@ import pytest
 from multiclouddb_api import LogicalPartition
 from multiclouddb_conformance.simulation import SimulationFeed
 from multiclouddb_spi import Deadline, FeedSpec, open_feed
-from multiclouddb_spi.reading import readers
-from multiclouddb_spi.reading.readers import Budget, PartitionReader, ReaderCache
+from multiclouddb_spi.fetching import readers
+from multiclouddb_spi.fetching.readers import Budget, PartitionReader, ReaderCache
 
 
 class Clock:

@@ -51,8 +51,8 @@ from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.faults import Fault, InvalidCursor, ProviderFault
-from multiclouddb_spi.reading.scanning import Scanning
-from multiclouddb_spi.reading.turns import PollResult, Turns
+from multiclouddb_spi.fetching.turns import PollResult, Turns
+from multiclouddb_spi.scan.scanning import Scanning
 
 ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
 

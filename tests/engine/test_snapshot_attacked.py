@@ -25,7 +25,7 @@ from multiclouddb_conformance.simulation.feed import SimulationFeed
 from multiclouddb_conformance.simulation.segments import SegmentReader
 from multiclouddb_spi import Batch, Ended, Engine, InlineExecutor
 from multiclouddb_spi.faults import Fault
-from multiclouddb_spi.reading.turns import HEAD_SECONDS
+from multiclouddb_spi.fetching.turns import HEAD_SECONDS
 
 ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
 

@@ -25,7 +25,7 @@ from multiclouddb_api import (
     SnapshotStarted,
 )
 from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
-from multiclouddb_conformance.simulation.documents import place_in_scan
+from multiclouddb_conformance.simulation.log import place_in_scan
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_spi import Engine, InlineExecutor
 

@@ -16,9 +16,9 @@ from multiclouddb_conformance.simulation import (
     SimulationReader,
 )
 from multiclouddb_spi import Deadline, FeedSpec
+from multiclouddb_spi.fetching.fetcher import ScanRates
+from multiclouddb_spi.fetching.readers import Budget, PartitionReader, ReaderCache
 from multiclouddb_spi.observing import Observing
-from multiclouddb_spi.reading.fetcher import ScanRates
-from multiclouddb_spi.reading.readers import Budget, PartitionReader, ReaderCache
 
 BEGINNING = Beginning()
 
@@ -237,7 +237,7 @@ class TestReaders:
 
     def test_abandoned_readers_are_closed_by_and_by(self, make_bench, monkeypatch):
         """A consumer that goes back to an old token leaves readers at positions that are never used again."""
-        from multiclouddb_spi.reading import readers
+        from multiclouddb_spi.fetching import readers
 
         monkeypatch.setattr(readers, "_IDLE_SECONDS", 0.05)
         bench = make_bench(1)
@@ -432,7 +432,7 @@ class TestLive:
         self, threaded, monkeypatch, eventually
     ):
         """Nothing cancels such a reader, so a read would block until the service answers."""
-        monkeypatch.setattr("multiclouddb_spi.reading.readers.ANSWER_SECONDS", -60.0)
+        monkeypatch.setattr("multiclouddb_spi.fetching.readers.ANSWER_SECONDS", -60.0)
         bench = threaded()
         bench.page()
         bench.fill(1)
@@ -491,7 +491,7 @@ def test_calls_that_share_a_scan_add_up_their_cost(monkeypatch):
         return monotonic()
 
     with monkeypatch.context() as patched:
-        patched.setattr("multiclouddb_spi.reading.fetcher.time", SimpleNamespace(monotonic=meet))
+        patched.setattr("multiclouddb_spi.fetching.fetcher.time", SimpleNamespace(monotonic=meet))
         calls = [threading.Thread(target=rates.spend, args=("scan", 1.0)) for _ in range(2)]
         for call in calls:
             call.start()

@@ -200,8 +200,8 @@ class TestSlowPartitions:
     @pytest.fixture(autouse=True)
     def shorter_turns(self, monkeypatch):
         """Shorten the time for which a call waits only for the first partition in the queue."""
-        for module in ("poll", "scanning"):
-            monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", 1.0)
+        for module in ("reading.poll", "scan.scanning"):
+            monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", 1.0)
 
     def test_slow_head_of_the_queue_holds_up_the_others_once(self, threaded, ids):
         bench = threaded(3)
@@ -530,7 +530,7 @@ class TestClose:
         bench = threaded(2)
         bench.fill(100)
         first = bench.page(size=5)
-        from multiclouddb_spi.reading.readers import ReaderCache
+        from multiclouddb_spi.fetching.readers import ReaderCache
 
         forget, reached, go = ReaderCache.forget, threading.Event(), threading.Event()
 

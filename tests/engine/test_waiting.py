@@ -174,8 +174,8 @@ class TestNewsBesideOthers:
         bench.sim.release("p0")
 
     def test_of_a_partition_that_never_answers(self, reading, ids, monkeypatch):
-        for module in ("poll", "scanning"):
-            monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", 0.2)
+        for module in ("reading.poll", "scan.scanning"):
+            monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", 0.2)
         bench, token, begin, pages = reading
         bench.connect(threads=True)
         bench.sim.hold("p0")

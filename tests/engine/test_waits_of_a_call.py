@@ -14,10 +14,10 @@ from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spi import Deadline
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.fetching.turns import Turns
 from multiclouddb_spi.reading import poll
 from multiclouddb_spi.reading.poll import Fetches, Waiting
-from multiclouddb_spi.reading.turns import Turns
-from multiclouddb_spi.scan import plan_id_of
+from multiclouddb_spi.scan.contract import plan_id_of
 
 LONG = 1000.0
 
@@ -82,8 +82,8 @@ class TestRounds:
         """The service keeps the poll of `p0` open for the whole call, but the engine does not treat `p0` as
         slow.
         """
-        for module in ("poll",):
-            monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", LONG)
+        for module in ("reading.poll",):
+            monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", LONG)
         bench = make_bench(2)
         bench.connect(threads=True)
         token = bench.page(Now()).continuation_token
@@ -126,8 +126,8 @@ def test_a_partition_that_had_nothing_is_quiet_while_it_waits_for_news(had_nothi
 
 def test_a_call_looks_at_a_late_scan_several_times_a_second(make_bench, monkeypatch):
     """The stream has filled its part of the page, and the scan answers after the call's third look."""
-    for module in ("poll", "scanning"):
-        monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", LONG)
+    for module in ("reading.poll", "scan.scanning"):
+        monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", LONG)
     bench = make_bench(1)
     bench.fill(40, 40)
     bench.connect(threads=True)
@@ -154,8 +154,8 @@ def test_a_call_looks_at_a_late_scan_several_times_a_second(make_bench, monkeypa
 
 def test_children_that_start_in_a_call_leave_the_head_its_place(make_bench, ids, monkeypatch):
     """The first partition answers late, after the children have filled their part of the page."""
-    for module in ("poll",):
-        monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", LONG)
+    for module in ("reading.poll",):
+        monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", LONG)
     bench = make_bench(2)
     bench.connect(threads=True)
     token = bench.page(Now()).continuation_token

@@ -9,9 +9,9 @@ from multiclouddb_conformance.simulation.reader import SimulationReader
 from multiclouddb_spi import Deadline
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.fetching.turns import HEAD_SECONDS, Stage, Turns
 from multiclouddb_spi.reading import poll
 from multiclouddb_spi.reading.poll import Fetches
-from multiclouddb_spi.reading.turns import HEAD_SECONDS, Stage, Turns
 
 
 def test_not_more_than_the_width_are_asked_at_a_time(make_bench, monkeypatch):

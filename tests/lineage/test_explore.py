@@ -7,15 +7,20 @@ from itertools import count
 import pytest
 
 from multiclouddb_conformance.explore.__main__ import main
-from multiclouddb_conformance.explore.report import (
+from multiclouddb_conformance.explore.search import (
     GROUPS,
+    NEXT,
+    Violation,
     bounds_of,
     default_depth,
+    explore,
     random_bounds,
+    replay,
     said,
+    shortened,
     test_of,
+    wander,
 )
-from multiclouddb_conformance.explore.search import NEXT, Violation, explore, replay, shortened, wander
 from multiclouddb_conformance.explore.world import Bounds, BrokenError, Kind, Scope
 from multiclouddb_spi.continuation.lineage import Lineage
 

@@ -6,8 +6,7 @@ import textwrap
 
 import pytest
 
-from multiclouddb_conformance.explore.report import bounds_of
-from multiclouddb_conformance.explore.search import explore
+from multiclouddb_conformance.explore.search import bounds_of, explore
 from multiclouddb_conformance.explore.world import Kind
 from multiclouddb_spi.continuation import lineage
 

@@ -11,16 +11,18 @@ from typing import Final
 
 from multiclouddb_conformance.explore.levels import Level
 from multiclouddb_conformance.explore.readers import READERS
-from multiclouddb_conformance.explore.report import (
+from multiclouddb_conformance.explore.search import (
     GROUPS,
     bounds_of,
     chosen,
     default_depth,
+    explore,
     random_bounds,
     said,
+    shortened,
     test_of,
+    wander,
 )
-from multiclouddb_conformance.explore.search import explore, shortened, wander
 from multiclouddb_conformance.explore.service import Service
 from multiclouddb_conformance.explore.simulated import SIMULATED
 from multiclouddb_conformance.explore.world import Bounds, Kind
@@ -34,12 +36,7 @@ _MOST_DEPTH: Final = 99
 def main(
     arguments: Sequence[str] | None = None, services: Mapping[str, Callable[[], Service]] = SIMULATED
 ) -> int:
-    """Explore what the arguments say; return 1 if a promise is broken.
-
-    Args:
-        arguments: The arguments; those of the process by default.
-        services: The services that `--level` can name.
-    """
+    """Explore what the arguments say; return 1 if a promise is broken."""
     parser = ArgumentParser("explore", description="Explores every small history of a partitioned feed.")
     parser.add_argument(
         "--depth",

@@ -38,14 +38,7 @@ _MOST_STEPS: Final = 400
 
 @attrs.frozen
 class State:
-    """One state of service and consumer.
-
-    Attributes:
-        node: The state of the service.
-        token: What the consumer kept.
-        consumer: What it was given.
-        mark: What the token decides.
-    """
+    """One state of service and consumer."""
 
     node: Node
     token: str = attrs.field(eq=False)
@@ -58,13 +51,7 @@ class State:
 
 
 class Level:
-    """All small histories of one service, read by one reader.
-
-    Args:
-        service: The service.
-        reader: The reader.
-        bounds: What may happen; the kind is that of the service.
-    """
+    """All small histories of one service, read by one reader."""
 
     def __init__(self, service: Service, reader: Reader, bounds: Bounds) -> None:
         self._service, self._reader, self._bounds = service, reader, bounds
@@ -86,11 +73,7 @@ class Level:
         return self._state(node, token, world.consumer)
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
-        """Yield every step that can follow, with its name and the state after it.
-
-        Raises:
-            BrokenError: Raised if a step breaks a promise; its text names the step.
-        """
+        """Yield every step that can follow, with its name and the state after it."""
         node = state.node
         for name, world in self._moves(node.world):
             if self._can(node, name, world):
@@ -227,11 +210,7 @@ class Level:
         return result(depth)
 
     def replay(self, history: Sequence[str]) -> State:
-        """Return the state after a history, when everything was read afterwards.
-
-        Raises:
-            BrokenError: Raised if a promise does not hold.
-        """
+        """Return the state after a history, when everything was read afterwards."""
         state = self.begin()
         for name in history:
             if name == NEXT:
@@ -252,15 +231,7 @@ class Level:
         return self._read(state, name)
 
     def settle(self, state: State, good: set[int]) -> None:
-        """Read on while the service is silent, and check that nothing is missing at the end.
-
-        Args:
-            state: Where to begin.
-            good: The states that end well; those on the way are added.
-
-        Raises:
-            BrokenError: Raised if a promise does not hold.
-        """
+        """Read on while the service is silent, and check that nothing is missing at the end."""
         way, tried = list[int](), set[str]()
         state = self._shown(state)
         for _ in range(_MOST_STEPS):
@@ -297,11 +268,7 @@ class Level:
 
 
 def _applied(world: World, told: Got, names: Sequence[str], kept: Collection[str], *, copies: bool) -> World:
-    """Return the world after a consumer was told something; `kept` are partitions that go on where they were.
-
-    Raises:
-        BrokenError: Raised if it must not be told that now.
-    """
+    """Return the world after a consumer was told something; `kept` go on where they were."""
     if told.over:
         if not world.kept:
             raise BrokenError("the feed ends before anything was removed")

@@ -30,11 +30,11 @@ from multiclouddb_spi.continuation.follow import Follow, Found, Looks, apply_end
 from multiclouddb_spi.continuation.lineage import Lineage, Loss
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.errors import fault_of
+from multiclouddb_spi.fetching.fetcher import InlineExecutor
 from multiclouddb_spi.partition import decode_partition_id
 from multiclouddb_spi.planning.planner import Planner
 from multiclouddb_spi.planning.ranges import Range, read_range
 from multiclouddb_spi.planning.step import Target
-from multiclouddb_spi.reading.fetcher import InlineExecutor
 from multiclouddb_spi.retry import directly
 
 __all__ = ["READERS", "Answers", "Pages", "Planned", "Reader"]
@@ -46,11 +46,7 @@ _NEVER: Final = 1e9
 
 
 class Reader(ABC):
-    """Reads a feed; a token is all that it keeps from step to step.
-
-    Attributes:
-        rules: A feed of the service, of which only pure methods are called.
-    """
+    """Reads a feed; a token is all that it keeps from step to step."""
 
     rules: Feed
 
@@ -74,11 +70,7 @@ class Reader(ABC):
 
     @abstractmethod
     def step(self, at: At, name: str) -> tuple[str, Got]:
-        """Make a step; return the token after it, and what the consumer was told.
-
-        Raises:
-            BrokenError: Raised if the step itself breaks a promise.
-        """
+        """Make a step; return the token after it, and what the consumer was told."""
 
     @abstractmethod
     def state(self, token: str) -> Any:
@@ -96,11 +88,7 @@ class Reader(ABC):
         return [one.partition_id for one in after if before.get(one.partition_id, _NEVER) == one.cursor]
 
     def check_quiet(self, at: At) -> None:
-        """Check that a feed of which everything was read waits for nothing.
-
-        Raises:
-            BrokenError: Raised if it waits.
-        """
+        """Check that a feed of which everything was read waits for nothing."""
         lineage = self._lineage(at, self.rules)
         if waiting := lineage.waiting():
             raise BrokenError(f"waits for ever: {[(each.partition_id, each.waits) for each in waiting]}")
@@ -121,16 +109,13 @@ class Answers(Reader):
     """One answer of one partition at a time, in any order."""
 
     def begin(self, at: At) -> str:
-        """See `Reader.begin`."""
         with opened(at) as (provider, feed):
             return json.dumps(Planner(provider, feed).start(at.service.position, _deadline()).to_json())
 
     def state(self, token: str) -> Any:
-        """See `Reader.state`."""
         return json.loads(token)
 
     def steps(self, at: At) -> list[str]:
-        """See `Reader.steps`."""
         found, late = list[str](), False
         for item in self.state(at.token)["p"]:
             if len(item) == 2:
@@ -141,12 +126,10 @@ class Answers(Reader):
         return [*found, "search"] if "a" in self.state(at.token) else found
 
     def rest(self, at: At, world: World) -> list[str]:
-        """See `Reader.rest`."""
         steps = [name for name in self.steps(at) if not name.startswith("read one")]
         return [*steps, "start"]
 
     def step(self, at: At, name: str) -> tuple[str, Got]:
-        """See `Reader.step`."""
         with opened(at) as (provider, feed):
             lineage = self._lineage(at, feed)
             follow = Follow(feed, lineage, directly, _deadline(), _policy(at), Looks(), 600.0)
@@ -196,26 +179,21 @@ class Pages(Reader):
     """Whole pages, each read by another process."""
 
     def begin(self, at: At) -> str:
-        """See `Reader.begin`."""
         with closing(_engine(at)) as engine:
             page = engine.read_changes(ChangeFeedRequest(at.service.address, at.service.position), _options())
             return str(page.continuation_token)
 
     def state(self, token: str) -> Any:
-        """See `Reader.state`."""
         return decode_token(token).state
 
     def steps(self, at: At) -> list[str]:
-        """See `Reader.steps`."""
         late = ["page and search"] if "a" in self.state(at.token) else []
         return ["page", "page of one", *late]
 
     def rest(self, at: At, world: World) -> list[str]:
-        """See `Reader.rest`."""
         return self.steps(at)[::-1]
 
     def step(self, at: At, name: str) -> tuple[str, Got]:
-        """See `Reader.step`."""
         request = ChangeFeedRequest(
             at.service.address,
             FromContinuationToken(at.token),
@@ -244,21 +222,17 @@ class Planned(Reader):
     """Batches of the planner; each can be read again, and has the same rows."""
 
     def begin(self, at: At) -> str:
-        """See `Reader.begin`."""
         return json.dumps([json.loads(Answers().begin(at)), []])
 
     def state(self, token: str) -> Any:
-        """See `Reader.state`."""
         return json.loads(token)[0]
 
     def mark(self, at: At) -> Hashable:
-        """See `Reader.mark`."""
         place = at.service.place
         batch = [(one[0], *(place(self.rules, each) for each in one[1:3])) for one in json.loads(at.token)[1]]
         return tuple(batch), tuple(marked(at, self.rules, self._lineage(at, self.rules)))
 
     def steps(self, at: At) -> list[str]:
-        """See `Reader.steps`."""
         state = self.state(at.token)
         again = ["again"] if json.loads(at.token)[1] else []
         late = ["plan and search"] if "a" in state else []
@@ -266,12 +240,10 @@ class Planned(Reader):
         return [*(alone if len(alone) > 1 else []), "plan", "plan one", *late, *again]
 
     def rest(self, at: At, world: World) -> list[str]:
-        """See `Reader.rest`."""
         steps = ["plan", "plan and search", "again"]
         return [name for name in self.steps(at)[::-1] if name in steps]
 
     def step(self, at: At, name: str) -> tuple[str, Got]:
-        """See `Reader.step`."""
         state, batch = json.loads(at.token)
         with opened(at) as (provider, feed):
             if name == "again":

@@ -4,14 +4,38 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable
-from typing import TypeAlias
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
 
 import attrs
 
-from multiclouddb_conformance.explore.world import Bounds, BrokenError, World, begin, settle, steps
+from multiclouddb_conformance.explore.world import (
+    Bounds,
+    BrokenError,
+    Kind,
+    Scope,
+    World,
+    begin,
+    settle,
+    steps,
+)
 
-__all__ = ["NEXT", "Result", "Violation", "explore", "replay", "shortened", "wander"]
+__all__ = [
+    "GROUPS",
+    "NEXT",
+    "Result",
+    "Violation",
+    "bounds_of",
+    "chosen",
+    "default_depth",
+    "explore",
+    "random_bounds",
+    "replay",
+    "said",
+    "shortened",
+    "test_of",
+    "wander",
+]
 
 NEXT = "next"
 """The last step of a history: every step that can follow."""
@@ -21,12 +45,7 @@ _Way: TypeAlias = "tuple[_Way, str] | None"
 
 @attrs.frozen
 class Violation:
-    """A promise that does not hold.
-
-    Attributes:
-        history: The shortest history that shows it.
-        problem: What is wrong at its end.
-    """
+    """A promise that does not hold."""
 
     history: tuple[str, ...]
     problem: str
@@ -34,17 +53,7 @@ class Violation:
 
 @attrs.frozen
 class Result:
-    """What was explored.
-
-    Attributes:
-        depth: All histories of at most so many steps were explored.
-        states: The number of different states.
-        transitions: The number of steps between them.
-        partitions: The largest number of partitions.
-        violations: The first violations of each kind.
-        seconds: The CPU time.
-        complete: False if the time was over before the last depth was explored.
-    """
+    """What was explored."""
 
     depth: int
     states: int
@@ -56,14 +65,7 @@ class Result:
 
 
 def explore(bounds: Bounds, depth: int, *, seconds: float | None = None, most: int = 3) -> Result:
-    """Explore all histories of at most `depth` steps, the shortest first.
-
-    Args:
-        bounds: What may happen.
-        depth: The number of steps.
-        seconds: The CPU time after which to stop; None to explore all.
-        most: Stop after so many violations.
-    """
+    """Explore all histories of at most `depth` steps, the shortest first."""
     began = time.process_time()
     first = begin(bounds)
     visited, good = {hash(first)}, set[int]()
@@ -100,11 +102,7 @@ def explore(bounds: Bounds, depth: int, *, seconds: float | None = None, most: i
 
 
 def replay(bounds: Bounds, history: Iterable[str]) -> World:
-    """Return the world after a history.
-
-    Raises:
-        BrokenError: Raised if a promise does not hold on the way, or when everything is read afterwards.
-    """
+    """Return the world after a history."""
     world = begin(bounds)
     for name in history:
         offered = dict(steps(world))
@@ -164,3 +162,79 @@ def _result(
 ) -> Result:
     spent = time.process_time() - began
     return Result(depth, len(visited), transitions, bounds.partitions, tuple(violations), spent, complete)
+
+
+GROUPS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "base": {},
+    "crash": {"crash": True},
+    "fails": {"fails": True},
+    "descendants": {"scope": Scope.DESCENDANTS},
+    "key": {"scope": Scope.KEY},
+    "scan": {"scan": True, "released": True},
+    "cut": {"cut": True, "crash": True},
+    "empty": {"empty": True},
+}
+"""The bounds of each group; the steps of `base` belong to all of them."""
+
+
+def bounds_of(kind: Kind, group: str) -> Bounds:
+    """Return what may happen in a group."""
+    return Bounds(kind, **GROUPS[group])
+
+
+def random_bounds(kind: Kind, group: str) -> Bounds:
+    """Return what may happen in a random history of a group: also crashes, cut pages and empty partitions."""
+    return attrs.evolve(bounds_of(kind, group), crash=True, cut=True, empty=True)
+
+
+def default_depth(group: str) -> int:
+    """Return to which depth `make test` explores a group: together they take less than a minute."""
+    return 5 if group == "base" else 4
+
+
+def said(what: str, result: Result) -> str:
+    """Return one line about all histories of a kind and group, or of a service and reader."""
+    words = f"{what}:".ljust(20)
+    broken = len(result.violations)
+    over = "" if result.complete or broken else "; the time was over before the next depth"
+    return (
+        f"{words} all histories of at most {result.depth} steps over at most {result.partitions} partitions: "
+        f"{result.states:,} states, {result.transitions:,} transitions, {broken} violations "
+        f"({result.seconds:.1f} s){over}"
+    )
+
+
+def test_of(bounds: Bounds, violation: Violation, number: int) -> str:
+    """Return a test that fails as long as a promise is broken."""
+    steps = "".join(f'        "{step}",\n' for step in violation.history)
+    return (
+        f"def test_history_{number}():\n"
+        f"    # {violation.problem}\n"
+        f"    replay(\n        {_written(bounds)},\n        (\n"
+        + steps.replace("        ", "            ")
+        + "        ),\n    )\n"
+    )
+
+
+def _written(bounds: Bounds) -> str:
+    given = list(_given(bounds))
+    return f"Bounds({', '.join(given)})"
+
+
+def _given(bounds: Bounds) -> Iterator[str]:
+    yield str(bounds.kind)
+    for field in attrs.fields(Bounds)[1:]:
+        value = getattr(bounds, field.name)
+        if value != field.default:
+            yield f"{field.name}={value}"
+
+
+def chosen(kinds: Collection[str], groups: Collection[str]) -> list[tuple[Kind, str]]:
+    """Return each pair of a kind and a group; an empty choice means all."""
+    return [
+        (kind, group)
+        for kind in Kind
+        if not kinds or kind.value in kinds
+        for group in GROUPS
+        if not groups or group in groups
+    ]

@@ -16,18 +16,7 @@ __all__ = ["At", "Got", "Node", "Service", "moment_of"]
 
 
 class Service(ABC):
-    """A service that does what the model says, and that can go back to an earlier state.
-
-    Attributes:
-        kind: What it tells about its partitions.
-        address: The collection.
-        position: Where a consumer starts; nothing is written before.
-        rolls: True if a partition can be replaced by one other.
-        roots: The number of partitions at the start.
-        trims_open: True if retention removes records of an open partition.
-        copies: True if what was not read of a partition comes with the records of its children.
-        empty_answers: How many answers without records may come before the next record.
-    """
+    """A service that does what the model says, and that can go back to an earlier state."""
 
     kind: ClassVar[Kind]
     address: ResourceAddress
@@ -89,17 +78,7 @@ class Service(ABC):
 
 @attrs.frozen
 class Got:
-    """What a consumer was told in one step, in this order.
-
-    Attributes:
-        gap: The partitions from which something was lost.
-        left: Partitions that are read because of it, or that were found late.
-        again: True if the whole collection begins again after a loss.
-        events: The partition and the moment of each event.
-        together: The partitions of which one batch has rows, in any order.
-        over: True if the feed ended because of a loss.
-        idle: True if the consumer was told that nothing is left.
-    """
+    """What a consumer was told in one step, in this order."""
 
     gap: Collection[str] = ()
     left: Collection[str] = ()
@@ -112,15 +91,7 @@ class Got:
 
 @attrs.define(eq=False)
 class Node:
-    """One state of the service.
-
-    Attributes:
-        world: The model of it, without a consumer.
-        names: The names of the partitions.
-        saved: What `Service.save` returned.
-        number: Its number, in the order in which the states were found.
-        after: The states that follow, by step.
-    """
+    """One state of the service."""
 
     world: World
     names: tuple[str, ...]
@@ -131,14 +102,7 @@ class Node:
 
 @attrs.frozen
 class At:
-    """What a reader sees.
-
-    Attributes:
-        service: The service.
-        node: Its state.
-        token: What the consumer kept.
-        fails: True for `Fail()`, False for `SkipToOldest()`.
-    """
+    """What a reader sees."""
 
     service: Service
     node: Node

@@ -40,7 +40,6 @@ class SimulatedService(Service):
     listing: ClassVar[Listing]
 
     def begin(self, partitions: int) -> list[str]:
-        """See `Service.begin`."""
         self._done: tuple[Callable[[], object], ...] = ()
         self._partitions = partitions
         self._make()
@@ -56,33 +55,27 @@ class SimulatedService(Service):
         return act()
 
     def save(self) -> tuple[Callable[[], object], ...]:
-        """See `Service.save`."""
         return self._done
 
     def restore(self, saved: tuple[Callable[[], object], ...]) -> None:
-        """See `Service.restore`."""
         self._done = saved
         self._make()
         for act in saved:
             act()
 
     def provider(self) -> Provider:
-        """See `Service.provider`."""
         return SimulationProvider(self._sim)
 
     def reshape(self, parents: Sequence[str], children: int) -> Sequence[str]:
-        """See `Service.reshape`."""
         before = len(self._sim.partitions)
         self._do(lambda: self._sim.reshape(parents, children))
         return list(self._sim.partitions)[before:]
 
     def holder(self, key: str) -> str:
-        """See `Service.holder`."""
         place = self._sim.place_of(self._sim.key(key))
         return next(name for name in self._sim.open_partitions if self._sim.partitions[name].owns(place))
 
     def put(self, keys: Sequence[str], moment: int) -> None:
-        """See `Service.put`."""
 
         def act() -> None:
             self._sim.transaction([(key, {"n": moment}) for key in keys])
@@ -91,11 +84,9 @@ class SimulatedService(Service):
         self._do(act)
 
     def forget(self, moment: int) -> None:
-        """See `Service.forget`."""
         self._do(lambda: self._sim.trim(upto=self._ends[moment]))
 
     def hide(self, name: str, *, hidden: bool) -> None:
-        """See `Service.hide`."""
 
         def act() -> None:
             self._sim.hidden = self._sim.hidden | {name} if hidden else self._sim.hidden - {name}

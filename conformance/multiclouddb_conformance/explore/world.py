@@ -72,21 +72,7 @@ class BrokenError(Exception):
 
 @attrs.frozen(eq=False)
 class Bounds:
-    """How far to explore, and with which steps.
-
-    Attributes:
-        kind: The kind of the service.
-        scope: What is read.
-        open: The largest number of open partitions.
-        partitions: The largest number of partitions.
-        ahead: True if answers are fetched before they are delivered.
-        crash: True if the consumer keeps a token and goes on from it after a crash.
-        fails: True for `Fail()`: the feed ends at a loss. False for `SkipToOldest()`.
-        scan: True if the feed begins with the scan of a snapshot, and the stream waits for it.
-        released: True if the stream may be released before the scan ends.
-        cut: True if a page may end inside a partition.
-        empty: True if a partition may end without a record.
-    """
+    """How far to explore, and with which steps."""
 
     kind: Kind
     scope: Scope = Scope.ALL
@@ -111,15 +97,7 @@ class Part(NamedTuple):
 
 
 class Consumer(NamedTuple):
-    """What a consumer has, and what it was given: a crash takes both back to the same token.
-
-    Attributes:
-        entries: Its token.
-        got: For each partition the time up to which records were delivered; -1 for none.
-        gap: The partitions of which a notice says that records were lost.
-        told: Those of them that are gone and are named by a notice.
-        over: True if the feed ended because of a loss.
-    """
+    """What a consumer has, and what it was given: a crash takes both back to the same token."""
 
     entries: tuple[AnyEntry, ...]
     got: tuple[int, ...]
@@ -129,18 +107,7 @@ class Consumer(NamedTuple):
 
 
 class World(NamedTuple):
-    """One state of service and consumer.
-
-    Attributes:
-        bounds: What may happen.
-        parts: Every partition that ever existed.
-        now: The time of the last record.
-        kept: Records at this time or earlier were removed.
-        consumer: The consumer.
-        fetched: Answers on their way: partition, position, last time, whether it is the end, and the children
-            that were named with it.
-        token: An older state of the consumer, to which a crash returns.
-    """
+    """One state of service and consumer."""
 
     bounds: Bounds
     parts: tuple[Part, ...]
@@ -163,15 +130,12 @@ class Rules:
         self.names_late = kind is Kind.LATE
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """See `Feed.join`."""
         return max(map(_at, cursors))
 
     def compare(self, a: Cursor, b: Cursor) -> int:
-        """See `Feed.compare`."""
         return (_at(a) > _at(b)) - (_at(a) < _at(b))
 
     def moment(self, cursor: Cursor) -> int | None:
-        """See `Feed.moment`."""
         return None if self.names_late else _at(cursor)
 
 
@@ -194,11 +158,7 @@ def begin(bounds: Bounds, roots: int = 2) -> World:
 
 
 def steps(world: World) -> Iterator[tuple[str, World]]:
-    """Yield every step that can follow, with its name and the world after it.
-
-    Raises:
-        BrokenError: Raised if a step breaks a promise; its text names the step.
-    """
+    """Yield every step that can follow, with its name and the world after it."""
     yield from moves(world)
     if not world.consumer.over:
         yield from _consumer(world)
@@ -457,11 +417,7 @@ def _took(world: World, i: int, position: int, end: int, is_end: bool, children:
 
 
 def delivered(world: World, i: int, position: int, end: int) -> tuple[int, ...]:
-    """Return up to which time each partition was delivered, after the records (position, end] of one.
-
-    Raises:
-        BrokenError: Raised if one of the records must not come now.
-    """
+    """Return up to which time each partition was delivered, after the records (position, end] of one."""
     got, part = world.consumer.got, world.parts[i]
     low = max(position, part.born)
     if end <= low:
@@ -635,12 +591,7 @@ def drained(world: World) -> World:
 
 
 def check_settled(world: World) -> None:
-    """Check a world in which nothing is left to do.
-
-    Raises:
-        BrokenError: Raised if a record is missing, if something waits, or if the feed does not say that it is
-            idle.
-    """
+    """Check a world in which nothing is left to do."""
     if world.consumer.over:
         return
     lineage = _lineage(world)
@@ -652,11 +603,7 @@ def check_settled(world: World) -> None:
 
 
 def check_read(world: World) -> None:
-    """Check that every record was delivered, or was removed with a notice.
-
-    Raises:
-        BrokenError: Raised if one was not.
-    """
+    """Check that every record was delivered, or was removed with a notice."""
     for i, part in enumerate(world.parts):
         if world.bounds.scope is Scope.DESCENDANTS and i and 0 not in ancestors(world, i):
             continue
@@ -671,15 +618,7 @@ def check_read(world: World) -> None:
 
 
 def settle(world: World, known: set[int]) -> None:
-    """Read on while the service is silent, and check that nothing is missing at the end.
-
-    Args:
-        world: Where to begin.
-        known: Hashes of worlds that end well; those on the way are added.
-
-    Raises:
-        BrokenError: Raised if a promise does not hold.
-    """
+    """Read on while the service is silent, and check that nothing is missing at the end."""
     way = list[int]()
     for _ in range(200):
         mark = hash(world)

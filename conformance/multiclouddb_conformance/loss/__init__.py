@@ -28,12 +28,12 @@ from multiclouddb_conformance.loss.life import (
     ReadUntilIdle,
     ScriptedWorld,
     Step,
+    public_lineage,
     scripted_life,
 )
-from multiclouddb_conformance.loss.lineage import public_lineage
 from multiclouddb_conformance.loss.oracle import LossOracle
 from multiclouddb_conformance.loss.report import LossReport, RunReport
-from multiclouddb_conformance.loss.truth import marker_in
+from multiclouddb_conformance.loss.verdict import marker_in
 
 __all__ = [
     "Act",

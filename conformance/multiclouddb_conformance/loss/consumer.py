@@ -141,11 +141,7 @@ page_consumer: Consumer = page_consumer_with()
 
 
 def iterator_consumer(**settings: Any) -> Consumer:
-    """Make a worker that loops over a `ChangeFeedIterator`'s pages; the iterator stores the checkpoint.
-
-    Args:
-        settings: Settings of the iterator; by default, its waits are short.
-    """
+    """Make a worker that loops over a `ChangeFeedIterator`'s pages; the iterator stores the checkpoint."""
     chosen = {"idle_backoff_seconds": 0.001, "max_idle_backoff_seconds": 0.001, **settings}
 
     def consume(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import attrs
 
-from multiclouddb_api import MulticloudDbKey
+from multiclouddb_api import MulticloudDbClient, MulticloudDbKey, ResourceAddress
 
 __all__ = [
     "Act",
@@ -19,6 +19,7 @@ __all__ = [
     "ScriptedWorld",
     "Step",
     "plain_key",
+    "public_lineage",
     "scripted_life",
 ]
 
@@ -177,3 +178,13 @@ class Author:
         self._present.add(key)
         self._marker += 1
         return Change(key, self._marker)
+
+
+def public_lineage(
+    client: MulticloudDbClient, address: ResourceAddress, parents: Mapping[str, Iterable[str]]
+) -> dict[str, tuple[str, ...]]:
+    """Return the parents of each partition; the ids are those that events contain."""
+    front = client.list_physical_partitions(address)[0].rpartition(":")[0]
+    return {
+        f"{front}:{name}": tuple(f"{front}:{parent}" for parent in above) for name, above in parents.items()
+    }

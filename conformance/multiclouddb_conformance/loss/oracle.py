@@ -9,8 +9,7 @@ import attrs
 
 from multiclouddb_conformance.loss.consumer import Pause
 from multiclouddb_conformance.loss.report import LossReport, RunReport
-from multiclouddb_conformance.loss.run import Kill, Run, Snapshot
-from multiclouddb_conformance.loss.scenario import Scenario
+from multiclouddb_conformance.loss.run import Kill, Run, Scenario, Snapshot
 
 __all__ = ["LossOracle"]
 
@@ -24,31 +23,10 @@ LATE = "resumed at the end from each token"
 
 @attrs.frozen(kw_only=True)
 class LossOracle(Scenario[W]):
-    """Runs one script many times, and kills the consumer at a different place each time.
-
-    A kill discards the client and everything except the last stored token. The oracle has four plans:
-
-    - never killed: the script runs unchanged;
-    - killed after each step of the consumer, once per run (a page received, an event processed, a token
-      stored), after which a new client resumes at once while the script continues;
-    - killed after each page, in one run: each client resumes where the previous one stopped;
-    - resumed from every stored token after all other steps; in this plan, the script omits actions that
-      remove changes, such as a trim.
-
-    Scripts must be deterministic: every run gets a new world and performs the same steps.
-
-    `Scenario` describes the arguments.
-    """
+    """Runs one script many times, and kills the consumer at a different place each time."""
 
     def run(self, max_kills: int | None = None) -> LossReport:
-        """Run all plans.
-
-        Args:
-            max_kills: Some plans kill the consumer at a different place in each run. For each plan
-                with several runs, `max_kills` is the maximum number of runs. The places that are
-                chosen for these runs are spread evenly. If `max_kills` is None, each possible place
-                gets its own run.
-        """
+        """Run all plans."""
         baseline = self._play(NEVER, NEVER, None)
         runs = [baseline.report]
         if baseline.report.error is None:

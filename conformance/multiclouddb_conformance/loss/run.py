@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeAlias, TypeVar, assert_never
 
 import attrs
@@ -17,6 +18,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api import Snapshot as AtSnapshot
 from multiclouddb_conformance.loss.consumer import (
+    Consumer,
     ConsumerStep,
     Delivered,
     Failed,
@@ -24,27 +26,64 @@ from multiclouddb_conformance.loss.consumer import (
     ReadsChanges,
     Received,
     Stored,
+    page_consumer,
 )
-from multiclouddb_conformance.loss.life import Act, Change, Read, ReadUntilIdle
+from multiclouddb_conformance.loss.life import Act, Change, Read, ReadUntilIdle, Step
 from multiclouddb_conformance.loss.report import RunReport
-from multiclouddb_conformance.loss.scenario import Scenario
-from multiclouddb_conformance.loss.verdict import Idle, Reading, Record
+from multiclouddb_conformance.loss.verdict import Idle, Marker, Reading, Record, marker_in
 
-__all__ = ["Kill", "Run", "Snapshot"]
+__all__ = ["Kill", "Run", "Scenario", "Snapshot"]
 
 W = TypeVar("W")
 
 
-@attrs.frozen
-class Snapshot:
-    """The state of the run at the time when a token was stored.
+@attrs.frozen(kw_only=True)
+class Scenario(Generic[W]):
+    """Everything that the runs of an oracle share.
+
+    The main parts are a world, its script, and the application that reads the changes.
 
     Attributes:
-        step: The number of the consumer's step.
-        token: The token.
-        delivered: The number of events that the consumer had processed when it stored the token.
-        required_from: The first change that the consumer must see.
+        world: A function that makes a new world and removes it after the run.
+        client: A function that makes a client for a given world. The client may be any object that
+            has `read_changes`. The client is closed after the run if it has a `close` method.
+        request: The consumer's request, or a function that makes the request at the first read.
+        life: The script; after it, the consumer reads until the feed is idle.
+        consumer: The application; `page_consumer` by default.
+        marker: A function that returns an event's marker; by default, the field `n` of its document.
+        lineage: A function that gets a world, and returns the parents of every partition that the
+            world ever had. The result maps each partition id to the ids of the parents. The ids
+            have the form that events contain. Use None if the lineage is unknown. Without the
+            lineage, only the order of a key's changes can show that a child was read too early.
+        written_before: The number of changes that the script writes before the start position. Set
+            this number if the feed starts at `AtTime` or at a token. Omit this number for `Now` and
+            `Beginning`.
+        idle_pages: The number of consecutive idle pages after which a consumer stops; more than 1 if the
+            service shows writes late.
+        key_order: False for a service whose keys may move to unrelated partitions. If the value is
+            False, the changes of a key need to be in order only within a partition, but their order
+            keys must still match the order of writing.
+        max_pages: The maximum number of pages in one read.
+        max_failures: The maximum number of consecutive retryable failures.
     """
+
+    world: Callable[[], AbstractContextManager[W]]
+    client: Callable[[W], ReadsChanges]
+    request: ChangeFeedRequest | Callable[[W], ChangeFeedRequest]
+    life: Sequence[Step[W]] = attrs.field(converter=tuple)
+    consumer: Consumer = page_consumer
+    marker: Marker = attrs.field(factory=lambda: marker_in("n"))
+    lineage: Callable[[W], Mapping[str, tuple[str, ...]]] | None = None
+    written_before: int | None = None
+    idle_pages: int = 1
+    key_order: bool = True
+    max_pages: int = 100_000
+    max_failures: int = 1000
+
+
+@attrs.frozen
+class Snapshot:
+    """The state of the run at the time when a token was stored."""
 
     step: int
     token: str = attrs.field(repr=False)
@@ -64,22 +103,10 @@ class _Process:
 
 
 class Run(Generic[W]):
-    """Runs a script once.
-
-    Attributes:
-        steps_done: A list with one line of text for each completed step of the consumers.
-        snapshots: The state of the run at the time of each stored token.
-    """
+    """Runs a script once."""
 
     def __init__(self, scenario: Scenario[W], world: W, kill: Kill | None, *, forget: bool) -> None:
-        """Prepare a run.
-
-        Args:
-            scenario: The scenario: the script and everything else that all runs share.
-            world: A new world.
-            kill: A function that is called after each step of the consumer, or None.
-            forget: False to omit actions that remove old changes from the log.
-        """
+        """Prepare a run."""
         self._scenario = scenario
         self._world = world
         self._kill = kill
@@ -119,10 +146,7 @@ class Run(Generic[W]):
             self._read_until_idle()
 
     def go_on_from(self, first: Run[W], snapshot: Snapshot) -> None:
-        """Resume from a token that another run has stored, and read until the feed is idle.
-
-        Both runs use the same world (database).
-        """
+        """Resume from a token that another run has stored, and read until the feed is idle."""
         with _Ending(self):
             self._request, self._token = first._request, snapshot.token
             before = first._record
@@ -169,10 +193,7 @@ class Run(Generic[W]):
                 raise _HopelessError(f"not idle after {pages} pages")
 
     def _advance(self) -> ConsumerStep | None:
-        """Return the next step, or None if the feed has ended.
-
-        If no consumer is alive, for example after a kill, this method starts a new consumer.
-        """
+        """Return the next step, or None if the feed has ended."""
         process = self._alive or self._start()
         step = next(process.steps, None)
         if step is None:
@@ -268,10 +289,7 @@ class _HopelessError(Exception):
 
 
 class _Ending:
-    """Makes sure that a run ends, and records the errors that a user's code would see.
-
-    An error in the test code is raised, not recorded.
-    """
+    """Makes sure that a run ends, and records the errors that a user's code would see."""
 
     def __init__(self, run: Run[Any]) -> None:
         self._run = run

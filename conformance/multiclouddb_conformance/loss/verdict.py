@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import attrs
 
-from multiclouddb_api import ChangeEvent, ChangeFeedPage
-from multiclouddb_conformance.loss.life import Change
+from multiclouddb_api import ChangeEvent, ChangeFeedPage, ChangeType
+from multiclouddb_conformance.loss.life import Change, plain_key
 from multiclouddb_conformance.loss.report import RunReport
-from multiclouddb_conformance.loss.truth import Marker, match
 from multiclouddb_conformance.model import (
     check_complete,
     check_identity,
@@ -22,18 +22,66 @@ from multiclouddb_conformance.model import (
     count_duplicates,
 )
 
-__all__ = ["Idle", "Reading", "Record"]
+__all__ = ["Idle", "Marker", "Reading", "Record", "marker_in", "match"]
+
+Marker = Callable[[ChangeEvent], Hashable | None]
+"""A function that returns the marker in an event's document; None if the document contains no marker."""
+
+
+def marker_in(field: str) -> Marker:
+    """Return a function that takes the marker from a field of the new document."""
+
+    def marker(event: ChangeEvent) -> Hashable | None:
+        state = event.new_item_state
+        return None if state is None else state.get(field)
+
+    return marker
+
+
+def match(truth: Sequence[Change], delivered: Iterable[ChangeEvent], marker: Marker) -> dict[str, int]:
+    """Map each event id to the index of its change in `truth`, the list of written changes."""
+    written: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for number, change in enumerate(truth):
+        written[change.key].append(number)
+    events: defaultdict[Hashable, dict[str, ChangeEvent]] = defaultdict(dict)
+    for event in delivered:
+        events[plain_key(event.key)].setdefault(event.event_id, event)
+    found: dict[str, int] = {}
+    for key, by_id in events.items():
+        in_order = sorted(by_id.values(), key=lambda event: event.order_key)
+        found.update(_match_key(truth, written.get(key, []), in_order, marker))
+    return found
+
+
+def _match_key(
+    truth: Sequence[Change], numbers: Sequence[int], events: Sequence[ChangeEvent], marker: Marker
+) -> dict[str, int]:
+    """Do the work of `match` for the events of one key."""
+    places = {truth[number].marker: place for place, number in enumerate(numbers)}
+    found: dict[str, int] = {}
+    place, last_delete = 0, ""
+    for event in events:
+        if event.type is ChangeType.DELETE:
+            # Two ids at one place belong to the same delete; another check reports the change of the id.
+            start = place - 1 if event.order_key == last_delete else place
+            at = _next_delete(truth, numbers, start)
+            last_delete = event.order_key
+        else:
+            at = places.get(marker(event))
+        if at is not None:
+            found[event.event_id] = numbers[at]
+            place = at + 1
+    return found
+
+
+def _next_delete(truth: Sequence[Change], numbers: Sequence[int], start: int) -> int | None:
+    rest = range(max(0, start), len(numbers))
+    return next((place for place in rest if truth[numbers[place]].marker is None), None)
 
 
 @attrs.frozen
 class Idle:
-    """The state of the run at the time when a page reported that the feed was idle.
-
-    Attributes:
-        written: The number of written changes.
-        delivered: The number of processed events.
-        required_from: The first change that the consumer must see.
-    """
+    """The state of the run at the time when a page reported that the feed was idle."""
 
     written: int
     delivered: int
@@ -42,12 +90,7 @@ class Idle:
 
 @attrs.frozen
 class Reading:
-    """The pages that one consumer received.
-
-    Attributes:
-        seen_before: The number of events that earlier consumers had processed.
-        pages: The pages of this consumer.
-    """
+    """The pages that one consumer received."""
 
     seen_before: int
     pages: list[ChangeFeedPage] = attrs.field(factory=list)
@@ -55,19 +98,7 @@ class Reading:
 
 @attrs.define
 class Record:
-    """The recorded facts of one run.
-
-    Attributes:
-        truth: The changes that were written.
-        labels: A name for each written change.
-        delivered: The events that the application processed.
-        idle: The idle pages that the consumers received.
-        readings: The pages of each consumer.
-        required_from: The first change that must be delivered; None until the first read.
-        allowed_from: The first change that may be delivered.
-        kills: The number of times that a consumer was killed.
-        error: The reason why the run ended early, or None.
-    """
+    """The recorded facts of one run."""
 
     truth: list[Change] = attrs.field(factory=list)
     labels: list[str] = attrs.field(factory=list)

@@ -34,7 +34,6 @@ class _ChangesEnds(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """If a batch ends its partition, change the children that the batch names."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         if not isinstance(batch.outcome, Drained):
             return batch
@@ -42,7 +41,6 @@ class _ChangesEnds(Mutant):
         return attrs.evolve(batch, outcome=Drained(children))
 
     def child(self, reader: WrappedReader, child: Child, deadline: Deadline) -> Child:
-        """Return the changed child."""
         del reader, deadline
         return child
 
@@ -58,7 +56,6 @@ class DropsLastPageOfClosedPartition(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Keep the end of the partition, but drop its events."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         return emptied(batch) if isinstance(batch.outcome, Drained) else batch
 
@@ -71,7 +68,6 @@ class StartsChildEarly(Mutant):
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """Return the seeds without their parents."""
         seeds = super().start(feed, position, partition_id, deadline)
         return [attrs.evolve(seed, parents=()) for seed in seeds]
 
@@ -85,7 +81,6 @@ class AppliesNowToChild(_ChangesEnds):
     )
 
     def child(self, reader: WrappedReader, child: Child, deadline: Deadline) -> Child:
-        """Start the child at the current time instead of the end of its parent."""
         seeds = reader.feed.inner.start(Now(), child.partition_id, deadline)
         return attrs.evolve(child, cursor=seeds[0].cursor)
 
@@ -99,7 +94,6 @@ class LosesOneParentOfMerge(_ChangesEnds):
     )
 
     def child(self, reader: WrappedReader, child: Child, deadline: Deadline) -> Child:
-        """Keep only one parent."""
         del deadline
         return attrs.evolve(child, parents=(reader.partition_id,))
 
@@ -115,7 +109,6 @@ class RetiresWithoutChildren(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """End without children."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         return attrs.evolve(batch, outcome=Drained(())) if isinstance(batch.outcome, Drained) else batch
 
@@ -128,7 +121,6 @@ class ForgetsChildrenNamedLate(Mutant):
     def stated(
         self, survey: Survey, asked: Mapping[str, Cursor], expired: Collection[str], *, whole: bool
     ) -> Survey:
-        """Never find a child."""
         del asked, expired
         return survey if whole else Survey()
 
@@ -145,7 +137,6 @@ class ForgetsWatchAtRestart(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Remember which partitions have ended."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         if isinstance(batch.outcome, Drained):
             self._seen.add(reader.partition_id)
@@ -154,7 +145,6 @@ class ForgetsWatchAtRestart(Mutant):
     def stated(
         self, survey: Survey, asked: Mapping[str, Cursor], expired: Collection[str], *, whole: bool
     ) -> Survey:
-        """Ignore further children of a partition if this process has not seen the partition end."""
         del expired
         if whole:
             return survey
@@ -171,7 +161,6 @@ class NeverSearches(Mutant):
     def stated(
         self, survey: Survey, asked: Mapping[str, Cursor], expired: Collection[str], *, whole: bool
     ) -> Survey:
-        """Tell nothing, unless a position was refused."""
         return Survey() if asked and whole and not expired else survey
 
 
@@ -186,13 +175,11 @@ class ReadsFirstPageOfPartitionList(Mutant):
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """Return only the first page of the list of partitions."""
         return super().start(feed, position, partition_id, deadline)[:_PAGE]
 
     def stated(
         self, survey: Survey, asked: Mapping[str, Cursor], expired: Collection[str], *, whole: bool
     ) -> Survey:
-        """Return only the first page of a listing."""
         del expired, whole
         return survey if asked else attrs.evolve(survey, present=survey.present[:_PAGE])
 
@@ -203,14 +190,12 @@ class NamesMergedChildLate(Mutant):
     caught_by = ("TestFollowing::test_a_merged_child_is_named_whole_at_the_end_of_each_parent",)
 
     def names_late(self, feed: WrappedFeed) -> bool:
-        """Return True."""
         del feed
         return True
 
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Name no child at the end."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         return attrs.evolve(batch, outcome=Awaiting()) if isinstance(batch.outcome, Drained) else batch
 
@@ -223,7 +208,6 @@ class KeepsParentsOfWhatIsGone(Mutant):
     def stated(
         self, survey: Survey, asked: Mapping[str, Cursor], expired: Collection[str], *, whole: bool
     ) -> Survey:
-        """State that what is gone still exists, if its children are gone too."""
         del expired, whole
         above = {parent for parents in survey.gone.values() for parent in parents or ()}
         kept = {name: survey.gone[name] or () for name in above if name in survey.gone}
@@ -234,12 +218,26 @@ class KeepsParentsOfWhatIsGone(Mutant):
         return attrs.evolve(survey, present=(*survey.present, *more), gone=gone)
 
 
+class TakesEndedForGone(Mutant):
+    """A partition that has ended counts as gone, although its changes can still be read."""
+
+    caught_by = ("TestFollowing::test_what_can_be_read_is_not_gone",)
+
+    def stated(
+        self, survey: Survey, asked: Mapping[str, Cursor], expired: Collection[str], *, whole: bool
+    ) -> Survey:
+        del asked, expired, whole
+        ended = {each.partition_id: each for each in survey.present if each.state is PartitionState.CLOSED}
+        present = tuple(each for each in survey.present if each.partition_id not in ended)
+        gone = {**survey.gone, **{name: each.parents for name, each in ended.items()}}
+        return attrs.evolve(survey, present=present, gone=gone)
+
+
 class RoundsMoments(Mutant):
     """The moment of a position is rounded, so that positions before and after a change have the same."""
 
     caught_by = ("TestFollowing::test_no_position_before_an_older_change_has_the_moment_of_a_merge",)
 
     def moment(self, feed: WrappedFeed, cursor: Cursor) -> int | None:
-        """Round the moment down."""
         moment = super().moment(feed, cursor)
         return None if moment is None else moment // 1000 * 1000

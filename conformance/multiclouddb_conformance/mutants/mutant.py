@@ -25,14 +25,7 @@ __all__ = ["Mutant", "MutantEngine", "changed", "emptied", "harness_of"]
 
 
 class Mutant(WrappedProvider):
-    """A provider with one defect, which the first line of its docstring describes.
-
-    Attributes:
-        caught_by: The tests that must fail with this mutant, as `TestClass::test_name`; other tests may fail
-            too.
-        declared: The capabilities that the mutant's harness declares.
-        config: The client configuration of the mutant.
-    """
+    """A provider with one defect, which the first line of its docstring describes."""
 
     caught_by: ClassVar[tuple[str, ...]] = ()
     declared: ClassVar[CapabilitySet] = SIMULATED
@@ -56,7 +49,6 @@ class MutantEngine(Engine):
     """An engine whose pages and errors pass through the mutant."""
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """See `Engine.read_changes`."""
         mutant = cast("Mutant", self.provider)
         try:
             return mutant.answer(super().read_changes, request, options)
@@ -65,13 +57,7 @@ class MutantEngine(Engine):
 
 
 def emptied(batch: Batch, end: Cursor | None = None, caught_up: bool | None = True) -> Batch:
-    """Return a batch without its records.
-
-    Args:
-        batch: The batch.
-        end: The new end of the batch; None keeps the end of the batch.
-        caught_up: The new value of `caught_up`.
-    """
+    """Return a batch without its records."""
     end = batch.end if end is None else end
     return attrs.evolve(batch, records=(), begin=end, end=end, caught_up=caught_up)
 
@@ -85,12 +71,7 @@ class _Changing(WrappedMapper):
 
 
 def changed(batch: Batch, change: Callable[[list[ChangeEvent]], list[ChangeEvent]]) -> Batch:
-    """Return a batch whose events are changed by a function.
-
-    Args:
-        batch: The batch.
-        change: The function.
-    """
+    """Return a batch whose events are changed by a function."""
     return attrs.evolve(batch, mapper=_Changing(batch.mapper, change))
 
 
@@ -114,12 +95,7 @@ class _MutantPlugin(WrappedPlugin):
 
 
 def harness_of(mutant: type[Mutant], *, sound: bool = False) -> type[SimulationHarness]:
-    """Make the harness of a mutant.
-
-    Args:
-        mutant: The mutant.
-        sound: True to omit the defect, for comparison.
-    """
+    """Make the harness of a mutant."""
 
     class MutantHarness(SimulationHarness):
         capabilities = mutant.declared

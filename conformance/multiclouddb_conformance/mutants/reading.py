@@ -57,7 +57,6 @@ class MovesTokenPastUnreadEvents(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Set every position to the end of the batch."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         return attrs.evolve(batch, begin=batch.end, mapper=_Ahead(batch.mapper, batch.end))
 
@@ -73,7 +72,6 @@ class SaysIdleTooSoon(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Make the second answer empty."""
         if reader.fetches != 2:
             batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
             reader.cursor = batch.cursor_after(len(batch))
@@ -96,7 +94,6 @@ class NeverAdvancesIdleToken(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """End an empty batch at the position where it began."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         if len(batch):
             reader.cursor = batch.cursor_after(len(batch))
@@ -113,7 +110,6 @@ class RetriesDeadIteratorForEver(Mutant):
     )
 
     def classify(self, error: Exception) -> Fault:
-        """Classify everything as retryable."""
         if isinstance(error, TrimmedError):
             return Fault(ErrorCategory.TRANSIENT_FAILURE, str(error), retryable=True)
         return super().classify(error)
@@ -131,7 +127,6 @@ class JumpsOverExpiredGap(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Open the reader again at the oldest record."""
         try:
             return super().fetch(reader, max_records, max_bytes, wait, deadline)
         except TrimmedError:
@@ -153,7 +148,6 @@ class NoticeAfterItsPlace(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Deliver the notice with the next batch that has records."""
         held: list[Notice] = []
         while True:
             batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
@@ -177,7 +171,6 @@ class ReadsOnBehindNotice(Mutant):
         request: ChangeFeedRequest,
         options: OperationOptions,
     ) -> ChangeFeedPage:
-        """If a page contains notices, append the events of the next page to it."""
         page = read(request, options)
         if not page.notices:
             return page
@@ -208,7 +201,6 @@ class DropsPoison(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Keep only the records that can be decoded."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         return attrs.evolve(batch, mapper=_Sound(batch.mapper))
 
@@ -233,7 +225,6 @@ class NowIsBeginning(Mutant):
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """Start both positions at the oldest record."""
         position = Beginning() if isinstance(position, Now) else position
         return super().start(feed, position, partition_id, deadline)
 
@@ -246,7 +237,6 @@ class AtTimeIsExclusive(Mutant):
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """Move the start one microsecond after the requested time."""
         if isinstance(position, AtTime):
             position = AtTime(position.utc + timedelta(microseconds=1))
         return super().start(feed, position, partition_id, deadline)
@@ -261,7 +251,6 @@ class IgnoresKeyOfScope(Mutant):
     )
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
-        """Open the feed for the whole collection, without the key."""
         feed = super().open_feed(attrs.evolve(spec, scope=EntireCollection()), deadline)
         feed.spec = spec
         return feed
@@ -276,7 +265,6 @@ class TakesRecreatedForTheSame(Mutant):
     )
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
-        """Open the feed without its incarnation."""
         feed = super().open_feed(spec, deadline)
         feed.identity = attrs.evolve(feed.identity, incarnation=None)
         return feed
@@ -288,7 +276,6 @@ class WrongCategory(Mutant):
     caught_by = ("TestCapabilities::test_a_collection_that_is_not_there_is_not_found",)
 
     def classify(self, error: Exception) -> Fault:
-        """Return one category for every error."""
         if isinstance(error, MissingError):
             return Fault(ErrorCategory.PERMANENT_FAILURE, str(error))
         return super().classify(error)
@@ -306,5 +293,4 @@ class AcceptsUndeclaredCapability(Mutant):
     )
 
     def capabilities(self) -> CapabilitySet:
-        """Report every capability."""
         return SIMULATED

@@ -34,7 +34,6 @@ class HasRowsOnTheFirstPage(Mutant):
     caught_by = ("TestSnapshot::test_the_first_page_pins_the_changes_and_has_no_rows[ordered]",)
 
     def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """Join the first two pages into one."""
         first = read(request, options)
         if not isinstance(request.start_position, Snapshot):
             return first
@@ -49,13 +48,11 @@ class HasALowFloor(Mutant):
     caught_by = ("TestSnapshot::test_the_floor_lies_above_every_earlier_change",)
 
     def snapshot(self, feed: WrappedFeed, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """Return a floor that is lower than the `order_key` of older changes."""
         return attrs.evolve(super().snapshot(feed, segments, deadline), floor=_LOW)
 
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Lower the `order_key` of every row."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         return batch if plan_id_of(reader.partition_id) is None else changed(batch, _lowered)
 
@@ -70,7 +67,6 @@ class LosesTheBarrierAtASplit(Mutant):
     caught_by = ("TestSnapshotUnderLoad::test_ordered_holds_the_changes_through_a_split",)
 
     def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """Change the token so that the change stream no longer waits for the scan."""
         page = read(request, options)
         envelope = decode_token(page.continuation_token)
         state: Any = envelope.state
@@ -92,7 +88,6 @@ class SaysDoneTooEarly(Mutant):
     caught_by = ("TestSnapshot::test_every_row_comes_once_and_then_the_end[ordered-3]",)
 
     def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """Report the end of the scan two pages after the start."""
         page = read(request, options)
         progress = page.diagnostics.snapshot
         if progress is not None and 3 < progress.rows <= 6:
@@ -109,6 +104,5 @@ class SkipsASegmentAtACut(Mutant):
     def cut_segments(
         self, feed: WrappedFeed, cursor: Cursor, count: int, deadline: Deadline
     ) -> tuple[list[Segment], Cursor | None]:
-        """Omit one of the segments."""
         segments, rest = super().cut_segments(feed, cursor, count, deadline)
         return segments[:-1] if len(segments) > 1 else segments, rest

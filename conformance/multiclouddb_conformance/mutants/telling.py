@@ -29,12 +29,10 @@ class _ChangesEvents(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Change the events of every batch."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         return changed(batch, self.events)
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
-        """Return the changed events."""
         return events
 
 
@@ -51,7 +49,6 @@ class RepeatsEventUnderNewId(_ChangesEvents):
         self._count = itertools.count()
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
-        """Number the events in the order of delivery."""
         return [attrs.evolve(event, event_id=f"{event.event_id}-{next(self._count)}") for event in events]
 
 
@@ -64,7 +61,6 @@ class SwapsTwoEventsOfKey(_ChangesEvents):
     )
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
-        """Reverse the events."""
         return events[::-1]
 
 
@@ -74,7 +70,6 @@ class LocalTime(_ChangesEvents):
     caught_by = ("TestEventIdentity::test_timestamps_are_aware_and_utc",)
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
-        """Shift timestamps by five and three quarter hours."""
         zone = timezone(timedelta(hours=5, minutes=45))
         return [attrs.evolve(event, timestamp=event.timestamp.astimezone(zone)) for event in events]
 
@@ -85,7 +80,6 @@ class OrderKeysOfDifferentLength(_ChangesEvents):
     caught_by = ("TestEventIdentity::test_of_two_changes_of_a_key_the_later_sorts_higher",)
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
-        """Use the simulation's numbers as order keys, without leading zeros."""
         return [attrs.evolve(event, order_key=event.event_id) for event in events]
 
 
@@ -95,7 +89,6 @@ class DeletesWithDocument(_ChangesEvents):
     caught_by = ("TestPropagation::test_a_delete_arrives_without_a_document",)
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
-        """Always return a document."""
         return [attrs.evolve(event, new_item_state=event.new_item_state or {"n": 0}) for event in events]
 
 
@@ -107,7 +100,6 @@ class WatermarkRunsAhead(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Move the watermark forward by an hour."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         mark = batch.watermark
         return attrs.evolve(batch, watermark=mark and mark + timedelta(hours=1))
@@ -121,11 +113,9 @@ class _ChangesPages(Mutant):
         self._pages = itertools.count()
 
     def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """Change every page."""
         return self.page(read(request, options), next(self._pages))
 
     def page(self, page: ChangeFeedPage, number: int) -> ChangeFeedPage:
-        """Return the changed page."""
         del number
         return page
 
@@ -136,7 +126,6 @@ class WatermarkGoesBack(_ChangesPages):
     caught_by = ("TestWatermark::test_it_never_goes_back",)
 
     def page(self, page: ChangeFeedPage, number: int) -> ChangeFeedPage:
-        """Set the watermark of every second page back by a minute."""
         mark = page.diagnostics.watermark
         if mark is None or number % 2 == 0:
             return page
@@ -150,7 +139,6 @@ class PagesTooLong(Mutant):
     caught_by = ("TestPageSize::test_no_page_is_longer[2]",)
 
     def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """Request one event more than the page may contain."""
         size = request.max_page_size
         return read(attrs.evolve(request, max_page_size=size + 1 if size else 0), options)
 
@@ -166,7 +154,6 @@ class ErrorThatDoesNotPickle(Mutant):
     caught_by = ("TestPickling::test_errors_do",)
 
     def error(self, error: MulticloudDbError) -> MulticloudDbError:
-        """Return an error whose class requires a keyword argument, so it cannot be unpickled."""
         return _UnpicklableError(error.message, detail=error.detail)
 
 
@@ -176,6 +163,5 @@ class SecretInMessage(Mutant):
     caught_by = ("TestSecrets::test_what_a_client_connects_with_is_in_no_repr_message_or_log",)
 
     def error(self, error: MulticloudDbError) -> MulticloudDbError:
-        """Return the error with the whole configuration in its message."""
         shown = ", ".join(str(value) for value in self.config.connection.values())
         return MulticloudDbError(f"{error.message}, with {shown}", error.detail)

@@ -15,18 +15,7 @@ __all__ = ["SimulationMapper", "Slice", "poison_fault", "to_event"]
 
 @attrs.define
 class Slice:
-    """The result of one fetch.
-
-    Attributes:
-        begin: The position at which the fetch started.
-        end: The position at which reading continues.
-        seen: The position after the last scanned commit. `end` may be a later position than `seen`.
-        records: The records.
-        places: The position after each record.
-        notices: Notices that were found during the fetch.
-        outcome: What follows the last record, for example the end of the partition.
-        exhausted: True if currently no more records follow.
-    """
+    """The result of one fetch."""
 
     begin: Place
     end: Place
@@ -73,24 +62,16 @@ def poison_fault(index: int, written: Written, after: Place) -> RecordFault:
 
 @attrs.frozen(eq=False)
 class SimulationMapper(Mapper):
-    """Maps the records of one partition.
-
-    Attributes:
-        spec: The spec of the feed.
-        public_id: The public id of the partition.
-        calls: The object that counts the mapped records.
-    """
+    """Maps the records of one partition."""
 
     spec: FeedSpec
     public_id: str
     calls: Calls
 
     def cursor_after(self, records: Slice, count: int) -> Cursor:
-        """See `Mapper.cursor_after`."""
         return to_cursor(records.places[count - 1])
 
     def events(self, records: Slice, start: int, stop: int) -> list[ChangeEvent]:
-        """See `Mapper.events`."""
         mapped = []
         for index in range(start, stop):
             written = records.records[index]

@@ -10,25 +10,7 @@ __all__ = ["Calls"]
 
 
 class Calls:
-    """Counts the calls on one provider; read the counts while no call is running.
-
-    Attributes:
-        feeds: The number of feeds that were opened.
-        starts: The number of calls of `start`.
-        lists: The number of calls of `survey` that ask for no partition.
-        surveys: The number of all other calls of `survey`.
-        awaited: Maps each ended partition to the number of requests for its children.
-        joins: Maps each child id to the number of calls of `join`.
-        heads: The number of calls of `heads`.
-        opens: Maps each partition id to the number of readers that were opened.
-        fetches: Maps each partition id to the number of fetches.
-        mapped: The number of records that were mapped to events.
-        cancels: The number of calls of `cancel`.
-        closes: The number of readers that were closed.
-        open_readers: The number of readers that were opened and not closed.
-        most_open_readers: The maximum value of `open_readers`.
-        violations: The client's violations of the contract, in order, one line each.
-    """
+    """Counts the calls on one provider; read the counts while no call is running."""
 
     def __init__(self) -> None:
         self.feeds = 0

@@ -42,12 +42,7 @@ __all__ = [
 
 
 class SimulationError(Exception):
-    """Any error that the simulated service or its client raises.
-
-    Attributes:
-        retry_after: The number of seconds that the service asks to wait, or None.
-        vendor_retried: True if the vendor's client has already tried more than once.
-    """
+    """Any error that the simulated service or its client raises."""
 
     def __init__(
         self, text: str = "", retry_after: float | None = None, vendor_retried: bool = False

@@ -56,13 +56,7 @@ _Item = TypeVar("_Item")
 
 
 class SimulationFeed(Feed):
-    """A feed of one incarnation of a collection. The feed can also find heads (end positions).
-
-    Attributes:
-        sim: The collection.
-        calls: The object that counts the calls of this feed.
-        view: The part of the collection that the feed can read.
-    """
+    """A feed of one incarnation of a collection. The feed can also find heads (end positions)."""
 
     def __init__(self, sim: Simulation, spec: FeedSpec, calls: Calls) -> None:
         self.view = View(sim, spec, calls)
@@ -82,7 +76,6 @@ class SimulationFeed(Feed):
         return self.sim.now
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """See `Feed.start`."""
         self.calls.count("starts")
         self.sim.control("start")
         with self.sim.changed:
@@ -99,7 +92,6 @@ class SimulationFeed(Feed):
             return self._jumbled(seeds, "start")
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
-        """See `Feed.open`."""
         if plan_id_of(partition_id) is not None:
             segment = SegmentReader(self.view, partition_id, self.public_id(partition_id), cursor)
             self.view.opened(segment)
@@ -118,7 +110,6 @@ class SimulationFeed(Feed):
 
     @property
     def names_late(self) -> bool:  # type: ignore[override]  # the behaviour may change while the feed is open
-        """See `Feed.names_late`."""
         return self.sim.names_late()
 
     def survey(
@@ -130,7 +121,6 @@ class SimulationFeed(Feed):
         since: datetime | None = None,
         whole: bool = True,
     ) -> Survey:
-        """See `Feed.survey`."""
         self.calls.count("surveys" if asked else "lists")
         for position in asked.values():
             if position is not None:
@@ -183,21 +173,18 @@ class SimulationFeed(Feed):
             return {name: self._head(name, to_place(cursor), max_records) for name, cursor in cursors.items()}
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """See `Feed.headroom`."""
         if is_segment_cursor(cursor):
             return None
         commit, done = to_place(cursor)
         return self.sim.headroom(commit if done else commit - 1)
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """See `SupportsSnapshot.snapshot`."""
         self.sim.control("snapshot")
         with self.sim.changed:
             self._check_alive()
             return plan_scan(self.view, self._jumbled(self._from_now(None), "start"), segments)
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """See `SupportsSnapshot.segments`."""
         self.sim.control("segments")
         return cut_segments(cursor, count)
 
@@ -221,10 +208,7 @@ class SimulationFeed(Feed):
         return Dice(self.sim.behaviour.seed, what).jumbled(items) if self.sim.behaviour.jumble else items
 
     def _startable(self, partition_id: str | None) -> list[PartitionLog]:
-        """Return the listed partitions, or the partition with the given id.
-
-        A partition that is requested by id is found even if it is not listed.
-        """
+        """Return the listed partitions, or the partition with the given id."""
         if partition_id is None:
             return with_ancestors(shown(self.view), kept(self.view))
         return [partition for partition in kept(self.view) if partition.id == partition_id]

@@ -24,14 +24,6 @@ class Ledger:
 
     An idle page comes too early if events are still missing and the service has already named all children of
     ended partitions.
-
-    Args:
-        sim: The collection that is read.
-        since: The commit after which the feed starts.
-
-    Attributes:
-        first: Maps each event id to the number of events that came before its first delivery.
-        duplicates: The number of events that were redelivered or were written before the start.
     """
 
     def __init__(self, sim: Simulation, since: int = 0) -> None:
@@ -75,10 +67,7 @@ class Ledger:
         return self._open.get(partition_id, 0)
 
     def restart(self, since: int) -> None:
-        """Move the start of the feed to a later commit.
-
-        Call this method before the first delivery.
-        """
+        """Move the start of the feed to a later commit."""
         assert not self.first
         self.since, self._noted = since, 0
         self._open.clear()

@@ -23,10 +23,7 @@ def kept(view: View) -> list[PartitionLog]:
 
 
 def shown(view: View) -> list[PartitionLog]:
-    """Return the partitions that the service shows to a client.
-
-    The service shows a hidden partition only after some calls.
-    """
+    """Return the partitions that the service shows to a client."""
     return [part for part in kept(view) if view.sim.shows(part.id)]
 
 
@@ -77,14 +74,7 @@ def named(view: View, asked: Iterable[str]) -> Survey:
 
 
 def survey(view: View, asked: Mapping[str, Cursor], expired: Collection[str], since: int) -> Survey:
-    """State what exists, and what of it no longer does.
-
-    Args:
-        view: What can be seen.
-        asked: The partitions of the engine, with their positions.
-        expired: Those whose position was refused.
-        since: The commit before which nothing is needed.
-    """
+    """State what exists, and what of it no longer does."""
     form, partitions = view.sim.behaviour.listing, view.sim.partitions
     # The service answers for each partition that is named to it, also if a listing lacks it.
     named_to_it = [partitions[name] for name in asked if name in partitions and not _is_gone(view, name)]

@@ -6,6 +6,7 @@ compare events with these changes.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import weakref
@@ -26,7 +27,7 @@ from multiclouddb_conformance.simulation.partition_log import (
 )
 from multiclouddb_spi.partition import encode_partition_id
 
-__all__ = ["PROVIDER_ID", "AnyKey", "Document", "Log"]
+__all__ = ["PLACES", "PROVIDER_ID", "AnyKey", "Document", "Log", "ScannedLog", "place_in_scan"]
 
 PROVIDER_ID: Final = "simulation"
 EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -50,21 +51,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Log:
-    """One collection of a simulated database. Every method may be called from several threads.
-
-    Attributes:
-        address: The collection's address.
-        history: All changes that were ever written, in commit order. The list contains the changes
-            of every incarnation of the collection.
-        created: The number of the last commit before the present incarnation of the collection.
-        lineage: Maps the id of every partition that ever existed to the partition's parents.
-        partitions: Maps each partition id to the log of the partition. The map contains only
-            partitions of the collection's present incarnation, including partitions that no longer
-            exist.
-        has_merged: True if two partitions were ever merged.
-        changed: The condition variable of the log. A thread must hold this condition to read or
-            change the log, and every change notifies the threads that wait.
-    """
+    """One collection of a simulated database. Every method may be called from several threads."""
 
     def __init__(
         self,
@@ -73,15 +60,7 @@ class Log:
         start: datetime = EPOCH,
         tick: timedelta = timedelta(milliseconds=1),
     ) -> None:
-        """Create an empty collection.
-
-        Args:
-            partitions: The number of partitions at the start.
-            address: The collection's address; `sim/items` by default.
-            start: The time at which the clock starts.
-            tick: The duration that each commit adds to the clock. If the duration is 0, many
-                commits get the same timestamp.
-        """
+        """Create an empty collection."""
         self.address = address or ResourceAddress("sim", "items")
         self.history: list[Written] = []
         self.lineage: dict[str, tuple[str, ...]] = {}
@@ -150,10 +129,7 @@ class Log:
         return encode_partition_id(PROVIDER_ID, self.address, self._incarnation, partition_id)
 
     def public_lineage(self) -> dict[str, tuple[str, ...]]:
-        """Map the public id of each partition to the public ids of its parents.
-
-        The map contains only the present incarnation of the collection.
-        """
+        """Map the public id of each partition to the public ids of its parents."""
         return {
             self.public_id(partition.id): tuple(self.public_id(parent) for parent in partition.parents)
             for partition in self.partitions.values()
@@ -177,17 +153,7 @@ class Log:
     def write(
         self, key: AnyKey, document: Document | None, *, poison: bool = False, by_expiry: bool = False
     ) -> Written | None:
-        """Create or update a document, or delete it with None.
-
-        Args:
-            key: The key of the document; a text or a number means a component `id`.
-            document: The new document.
-            poison: True for a record that no client can decode.
-            by_expiry: True for a delete by time-to-live.
-
-        Returns:
-            The recorded change; None for a delete of a document that does not exist.
-        """
+        """Create or update a document, or delete it with None."""
         records = self._commit([(key, document)], poison, by_expiry)
         return records[0] if records else None
 
@@ -208,13 +174,7 @@ class Log:
         return self.reshape([partition_id], 1)[0]
 
     def reshape(self, parents: Sequence[str], count: int) -> tuple[str, ...]:
-        """End open partitions and assign their hashes to `count` children.
-
-        Each child descends from all of the ended partitions.
-
-        Raises:
-            ValueError: Raised if a parent is not open, or has too few hashes.
-        """
+        """End open partitions and assign their hashes to `count` children."""
         with self.changed:
             if len(set(parents)) != len(parents) or not parents:
                 raise ValueError("name at least one parent, and none of them twice")
@@ -242,12 +202,7 @@ class Log:
             self.changed.notify_all()
 
     def trim(self, partition_id: str | None = None, upto: int | None = None) -> None:
-        """Remove commits from a log, as retention would do: a partition that goes takes its ancestors (C2).
-
-        Args:
-            partition_id: The partition to trim, or None for all partitions.
-            upto: The last commit to remove; None means all commits so far.
-        """
+        """Remove commits, as retention would do: a partition that goes takes its ancestors (C2)."""
         with self.changed:
             number = self.head if upto is None else min(upto, self.head)
             names = list(self.partitions) if partition_id is None else [partition_id]
@@ -389,3 +344,42 @@ class Log:
     def place_of(self, key: MulticloudDbKey) -> int:
         """Return the hash that selects the partition for the key's next change."""
         return self.hash_of(key)
+
+
+PLACES: Final = 2**62
+"""Each key's place in a scan is a number below this value."""
+
+
+def place_in_scan(key: MulticloudDbKey) -> int:
+    """Return the place of a key in the order of a scan. The place is the same in every process."""
+    return int.from_bytes(hashlib.blake2b(key.canonical(), digest_size=8).digest(), "big") >> 2
+
+
+class ScannedLog(Log):
+    """A log whose documents can be scanned."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._scans: dict[Any, Any] = {}
+
+    def rows(self, low: int, high: int, commit: int | None) -> list[tuple[MulticloudDbKey, Document]]:
+        """Return the documents between two places in a scan."""
+        with self.changed:
+            when = (self._incarnation, self.head if commit is None else commit, commit)
+            if when not in self._scans:
+                documents = self._documents if commit is None else self._documents_at(commit)
+                rows = sorted((place_in_scan(key), key, document) for key, document in documents.items())
+                self._scans = {when: ([place for place, *_ in rows], rows)}
+            places, rows = self._scans[when]
+            return [row[1:] for row in rows[bisect_left(places, low) : bisect_left(places, high)]]
+
+    def _documents_at(self, commit: int) -> dict[MulticloudDbKey, Document]:
+        found: dict[MulticloudDbKey, Document] = {}
+        for written in self.truth:
+            if written.commit > commit:
+                break
+            if written.document is None:
+                found.pop(written.key, None)
+            else:
+                found[written.key] = written.document
+        return found

@@ -30,23 +30,7 @@ def key_hash(key: MulticloudDbKey) -> int:
 
 @attrs.frozen
 class Written:
-    """One change that was written to the collection.
-
-    Attributes:
-        event_id: The id of the change's event.
-        key: The document's key.
-        type: The type of the change.
-        timestamp: The change's commit time.
-        document: The document after the change; None for a delete.
-        previous: The document before the change; None for a create.
-        partition_id: The partition that contains the change.
-        commit: The number of the change's commit in the collection.
-        index: The place of the change among the records of its commit.
-        incarnation: The incarnation of the collection in which the change was written.
-        poison: True if no client can decode the record.
-        by_expiry: True for a delete by time-to-live.
-        size: The size of the record in bytes.
-    """
+    """One change that was written to the collection."""
 
     event_id: str
     key: MulticloudDbKey
@@ -65,14 +49,7 @@ class Written:
 
 @attrs.frozen
 class Commit:
-    """The records of one commit in one partition.
-
-    Attributes:
-        number: The number of the commit.
-        timestamp: The time of the commit.
-        records: The commit's records in this partition; empty if the commit contains only notices.
-        notices: The notices of the commit.
-    """
+    """The records of one commit in one partition."""
 
     number: int
     timestamp: datetime
@@ -81,18 +58,7 @@ class Commit:
 
 
 class PartitionLog:
-    """One partition: its parents and children, and the part of its log that is kept.
-
-    Attributes:
-        id: The id of the partition.
-        parents: The ids of the partition's parents.
-        born: The commit after which the partition begins.
-        ranges: The hashes that belong to the partition.
-        closed: The commit at which the partition ended, or None while it accepts writes.
-        children: The ids of the partition's children; empty while it accepts writes.
-        trimmed: The last commit that was removed.
-        forgotten: The number of the last commit that was removed from this partition's log.
-    """
+    """One partition: its parents and children, and the part of its log that is kept."""
 
     def __init__(
         self, partition_id: str, parents: tuple[str, ...], born: int, ranges: tuple[HashRange, ...]
@@ -141,14 +107,7 @@ class PartitionLog:
         del self._numbers[:cut], self._commits[:cut], self._counts[:cut]
 
     def keeps(self, number: int, *, strict: bool) -> bool:
-        """Return True if a read may begin at a commit.
-
-        Retention must not have removed the commits that the read needs.
-
-        Args:
-            number: The number of the commit at which the read begins.
-            strict: False to allow an expired position while all later records are still kept.
-        """
+        """Return True if a read may begin at a commit."""
         return number > (self.trimmed if strict else self.forgotten)
 
     def find(self, number: int) -> int:
@@ -191,11 +150,7 @@ class RangeMap:
 
 
 def halves(ranges: Sequence[HashRange], count: int) -> list[tuple[HashRange, ...]]:
-    """Divide ranges among `count` partitions; while there are too few ranges, split the widest one.
-
-    Raises:
-        ValueError: Raised if the ranges have fewer than `count` hashes.
-    """
+    """Divide ranges among `count` partitions; while there are too few ranges, split the widest one."""
     widest = [(low - high, low, high) for low, high in ranges]
     heapq.heapify(widest)
     while len(widest) < count:

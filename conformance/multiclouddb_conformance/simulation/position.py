@@ -34,11 +34,7 @@ def to_cursor(place: Place) -> Cursor:
 
 
 def to_place(cursor: Cursor) -> Place:
-    """Return the position that a cursor stands for.
-
-    Raises:
-        InvalidCursor: Raised if no position has this cursor.
-    """
+    """Return the position that a cursor stands for."""
     if type(cursor) is int and cursor >= 0:
         return place_after(cursor)
     if type(cursor) is list and len(cursor) == 2:

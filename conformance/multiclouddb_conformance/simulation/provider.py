@@ -37,33 +37,21 @@ ALL_CAPABILITIES: Final = CapabilitySet(_NOTES)
 
 
 def capabilities_without(*missing: Capability, note: str = "use another simulation") -> CapabilitySet:
-    """Return the simulation's capabilities, without the capabilities in `missing`.
-
-    `note` says what to do instead of using a missing capability.
-    """
+    """Return the simulation's capabilities, without the capabilities in `missing`."""
     gone = {can: CapabilityNote(Support.UNSUPPORTED, note) for can in missing}
     return CapabilitySet({**_NOTES, **gone})
 
 
 @attrs.frozen
 class SimulationOptions(ProviderOptions):
-    """Options without an effect, for tests of how options are handled.
-
-    Attributes:
-        view: An option that is treated as if it changed the meaning of positions.
-        hint: An option that is treated as if it did not change the meaning of positions.
-    """
+    """Options without an effect, for tests of how options are handled."""
 
     view: str = attrs.field(default="", metadata={"positions": True})
     hint: str = ""
 
 
 class SimulationProvider(Provider):
-    """One client's connection to a simulated database; several clients may share a simulation.
-
-    Attributes:
-        calls: The object that counts the client's calls.
-    """
+    """One client's connection to a simulated database; several clients may share a simulation."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
     options_type: ClassVar[type[ProviderOptions] | None] = SimulationOptions
@@ -74,14 +62,7 @@ class SimulationProvider(Provider):
         capabilities: CapabilitySet = ALL_CAPABILITIES,
         page_records: int = 1000,
     ) -> None:
-        """Connect to a simulated database.
-
-        Args:
-            sims: The collections of the database.
-            capabilities: The capabilities that the provider reports; the simulation itself supports all of
-                them.
-            page_records: The default page size of the provider.
-        """
+        """Connect to a simulated database."""
         self.calls = Calls()
         self.page_records = page_records
         self._sims = {sim.address: sim for sim in sims}
@@ -91,11 +72,9 @@ class SimulationProvider(Provider):
         self.closed = False
 
     def capabilities(self) -> CapabilitySet:
-        """See `Provider.capabilities`."""
         return self._capabilities
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
-        """See `Provider.open_feed`."""
         sim = self._sims.get(spec.address)
         if sim is None:
             raise MissingError(f"{spec.address} does not exist; create it first")
@@ -114,11 +93,9 @@ class SimulationProvider(Provider):
         return any(part.closed is not None for sim in self._sims.values() for part in sim.partitions.values())
 
     def classify(self, error: Exception) -> Fault:
-        """See `Provider.classify`."""
         return classify(error)
 
     def close(self) -> None:
-        """See `Provider.close`."""
         with self._lock:
             self.closed = True
             feeds = list(self._feeds)

@@ -71,7 +71,6 @@ class SimulationReader(Reader):
             self._sim.changed.notify_all()
 
     def close(self) -> None:
-        """See `Reader.close`."""
         if self._busy.locked():
             self._violation("closed during a fetch")
         with self._sim.changed:
@@ -115,10 +114,7 @@ class SimulationReader(Reader):
             raise CancelledError(f"reader of {self._id} was cancelled")
 
     def _lose(self, error: Exception, max_records: int) -> None:
-        """Raise the error.
-
-        If the connection was lost, first move past the records of the lost answer.
-        """
+        """Raise the error."""
         if isinstance(error, ConnectionDroppedError):
             self._place = self._read(max_records, 2**62).end
         raise error

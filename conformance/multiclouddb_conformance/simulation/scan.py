@@ -19,15 +19,7 @@ __all__ = ["Bounds", "earlier", "scan"]
 
 @attrs.frozen
 class Bounds:
-    """The limits of one fetch.
-
-    Attributes:
-        records: The maximum number of records.
-        bytes: The maximum number of bytes, or None for no limit. At least one record is always returned.
-        commits: The maximum number of commits to scan; None for no limit.
-        until: The position at which to stop.
-        stop_at_poison: True if a poison record makes the fetch fail or end early.
-    """
+    """The limits of one fetch."""
 
     records: int
     bytes: int | None = None
@@ -39,18 +31,7 @@ class Bounds:
 def scan(
     partition: PartitionLog, place: Place, head: int, wanted: Callable[[Written], bool], bounds: Bounds
 ) -> Slice:
-    """Read from a position.
-
-    Args:
-        partition: The partition.
-        place: The position.
-        head: The last commit of the collection.
-        wanted: A function that returns True for a record in the scope.
-        bounds: The limits.
-
-    Raises:
-        RecordFault: Raised if the first record is poison and `stop_at_poison` is True.
-    """
+    """Read from a position."""
     available = place_after(head if partition.closed is None else partition.closed)
     stop = available if bounds.until is None else min(available, bounds.until)
     found = Slice(begin=place, end=place)
@@ -115,10 +96,7 @@ def _commits(partition: PartitionLog, place: Place, stop: Place) -> Iterator[Com
 def earlier(
     partition: PartitionLog, place: Place, wanted: Callable[[Written], bool], count: int
 ) -> list[Written]:
-    """Return at most `count` records that come directly before a position, oldest first.
-
-    The list contains only records that are still kept and can be decoded.
-    """
+    """Return at most `count` records that come directly before a position, oldest first."""
     records: list[Written] = []
     index = partition.find(place[0])
     current = partition.commit(index)

@@ -18,9 +18,8 @@ import attrs
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey
 from multiclouddb_conformance.simulation.calls import Calls
-from multiclouddb_conformance.simulation.documents import PLACES, place_in_scan
 from multiclouddb_conformance.simulation.errors import CancelledError, MissingError, ServerError
-from multiclouddb_conformance.simulation.log import Document
+from multiclouddb_conformance.simulation.log import PLACES, Document, place_in_scan
 from multiclouddb_conformance.simulation.simulation import FETCH
 from multiclouddb_conformance.simulation.view import View
 from multiclouddb_spi import (
@@ -51,10 +50,7 @@ _RECORD_BYTES: Final = 100
 
 
 def floor_of(commit: int) -> str:
-    """Return the `order_key` of the rows of a snapshot.
-
-    This key sorts directly after all changes up to the given commit.
-    """
+    """Return the `order_key` of the rows of a snapshot."""
     return f"{commit:016d}.~"
 
 
@@ -69,11 +65,7 @@ def plan_scan(view: View, seeds: list[Seed], segments: int | None) -> ScanPlan:
 
 
 def cut_segments(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
-    """Take the next segments from a plan.
-
-    Raises:
-        InvalidCursor: Raised if the cursor does not belong to a plan.
-    """
+    """Take the next segments from a plan."""
     match cursor:
         case [str() as plan_id, int() as commit, int() as micros, int() as width, int() as low] if (
             width > 0 and 0 <= low < PLACES
@@ -141,17 +133,7 @@ class _Mapper(Mapper):
 
 
 class SegmentReader(Reader):
-    """Reads one segment, row after row in the order of their hashes.
-
-    Args:
-        view: The feed's view.
-        segment_id: The segment.
-        public_id: The id of the segment in the form that applications see.
-        cursor: The start position.
-
-    Raises:
-        InvalidCursor: Raised if the cursor does not belong to a segment of the simulation.
-    """
+    """Reads one segment, row after row in the order of their hashes."""
 
     def __init__(self, view: View, segment_id: str, public_id: str, cursor: Cursor) -> None:
         if not is_segment_cursor(cursor):
@@ -182,14 +164,12 @@ class SegmentReader(Reader):
             self._busy.release()
 
     def cancel(self) -> None:
-        """See `Reader.cancel`."""
         with self._sim.changed:
             self._cancelled = True
             self._calls.count("cancels")
             self._sim.changed.notify_all()
 
     def close(self) -> None:
-        """See `Reader.close`."""
         with self._sim.changed:
             if not self._closed:
                 self._closed = True

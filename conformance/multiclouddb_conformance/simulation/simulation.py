@@ -10,9 +10,8 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import MulticloudDbKey, ResourceAddress
-from multiclouddb_conformance.simulation.documents import ScannedLog
 from multiclouddb_conformance.simulation.errors import ServerError
-from multiclouddb_conformance.simulation.log import EPOCH, AnyKey, Document
+from multiclouddb_conformance.simulation.log import EPOCH, AnyKey, Document, ScannedLog
 from multiclouddb_conformance.simulation.partition_log import HASHES, Written
 from multiclouddb_conformance.simulation.service_behaviour import Dice, Listing, ServiceBehaviour
 from multiclouddb_spi.faults import Fault, ProviderFault
@@ -277,10 +276,7 @@ class Simulation(ScannedLog):
         return [name for name, looks in self._namings(partition_id, children) if looks <= 0]
 
     def _namings(self, partition_id: str, children: Sequence[str]) -> list[tuple[str, int]]:
-        """Return the children in the order in which the service names them.
-
-        The number of each child says how many calls of `survey` are still needed to name it.
-        """
+        """Return the children in the order in which the service names them."""
         dice = Dice(self.behaviour.seed, f"siblings {partition_id}")
         found, looks = list[tuple[str, int]](), -self._asked_for_more.get(partition_id, 0)
         for number, name in enumerate(dice.jumbled(list(children))):

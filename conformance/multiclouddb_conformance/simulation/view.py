@@ -20,13 +20,6 @@ class View:
     """The part of a collection that is in the scope of a feed.
 
     A view shows only one incarnation of the collection.
-
-    Attributes:
-        sim: The collection.
-        spec: The spec of the feed.
-        calls: The object that counts the calls.
-        identity: The identity of the collection, which includes its incarnation.
-        whole: True if every record is in the scope.
     """
 
     def __init__(self, sim: Simulation, spec: FeedSpec, calls: Calls) -> None:
@@ -59,10 +52,7 @@ class View:
         return tuple(name for name in partition.parents if self.covers(self.sim.partitions[name]))
 
     def ending(self, partition_id: str, *, asked: bool) -> Outcome:
-        """Return the outcome at the end of a partition.
-
-        `asked` is True if the caller is `survey`. A child with several parents is named whole (C1).
-        """
+        """Return the outcome at the end of a partition."""
         partition = self.sim.partitions[partition_id]
         if partition.closed is None:
             return Continue()

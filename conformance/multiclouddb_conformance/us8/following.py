@@ -121,6 +121,25 @@ class TestFollowing:
                         kept = there & ancestors.get(name, set())
                         assert not kept, f"{name} is gone, but not its ancestors {sorted(kept)}"
 
+    @pytest.mark.needs("trim")
+    def test_what_can_be_read_is_not_gone(self, collection: Collection) -> None:
+        refused = dict[str, Cursor]()
+        with _feed_of(collection) as feed:
+            for _ in range(2):
+                positions = _positions(feed)
+                children = collection.split()
+                positions |= _positions(feed)
+                collection.fill(20)
+                for child in children:
+                    collection.split(child)
+                asked = {**refused, **positions}
+                expired = refused.keys() - positions.keys()
+                for whole in (True, False):
+                    stated = feed.survey(asked, Deadline.after(SOON), expired=expired, whole=whole)
+                    assert not stated.gone.keys() & positions.keys()
+                refused = positions
+                collection.trim()
+
     @pytest.mark.needs("merge")
     def test_no_position_before_an_older_change_has_the_moment_of_a_merge(
         self, collection: Collection

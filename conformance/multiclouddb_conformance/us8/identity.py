@@ -155,11 +155,7 @@ class TestRecreated:
     def test_a_client_that_has_it_open_gives_nothing_of_the_new_one(
         self, collection: Collection, unread: int
     ) -> None:
-        """As soon as the service detects the new collection, the token is refused.
-
-        No notice says that the feed has ended. A service that is still asked about the old collection may
-        return its last events first.
-        """
+        """As soon as the service detects the new collection, the token is refused."""
         collection.fill(5)
         # If a service cannot prove that all children are known, it searches for more before it reports the
         # end.

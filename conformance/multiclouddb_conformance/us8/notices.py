@@ -17,10 +17,7 @@ __all__ = ["TestNotices"]
 def _walk(
     collection: Collection, token: str, size: int = 0, *, restart: bool = False, **settings: Any
 ) -> list[tuple[str, ChangeFeedPage]]:
-    """Return every page up to the current end, each with the token from which it was read.
-
-    With `restart`, each page is read by its own new client.
-    """
+    """Return every page up to the current end, each with the token from which it was read."""
     found = []
     for page in collection.pages(token, size, **settings):
         found.append((token, page))
@@ -49,10 +46,7 @@ def _text(*pages: ChangeFeedPage) -> str:
 
 
 def _skip_token(collection: Collection) -> str:
-    """Return a token after a record that cannot be decoded.
-
-    There is one change before this record and one after it.
-    """
+    """Return a token after a record that cannot be decoded."""
     collection.put("a", n=0)
     collection.harness.poison(collection.address, "a")
     collection.put("a", n=1)

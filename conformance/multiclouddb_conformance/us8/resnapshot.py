@@ -183,10 +183,7 @@ class TestResnapshot:
 
 
 def _heal(source: Source, sink: Sink, wanted: Snapshot) -> None:
-    """Read another snapshot into a target.
-
-    The target reads some pages twice, as if a token had been lost.
-    """
+    """Read another snapshot into a target."""
     collection = source.collection
     first = collection.page(wanted)
     sink.begin_again()

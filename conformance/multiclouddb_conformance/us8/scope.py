@@ -167,7 +167,7 @@ class TestWiderScopes:
     @pytest.mark.requires(_DATABASE)
     def test_a_database_has_every_collection(self, make_collection: Make) -> None:
         first, second = make_collection("first"), make_collection("second")
-        database = ResourceAddress(first.address.database)
+        database = ResourceAddress(database=first.address.database)
         start = first.now(address=database, scope=EntireDatabase())
         first.fill(5)
         second.fill(5)
@@ -185,7 +185,9 @@ class TestWiderScopes:
 
     @pytest.mark.refuses(_DATABASE)
     def test_a_database_is_refused_with_the_way_out(self, collection: Collection) -> None:
-        _refused(collection, EntireDatabase(), ResourceAddress(collection.address.database or "main"))
+        _refused(
+            collection, EntireDatabase(), ResourceAddress(database=collection.address.database or "main")
+        )
 
     @pytest.mark.refuses(_CLUSTER)
     def test_a_cluster_is_refused_with_the_way_out(self, collection: Collection) -> None:

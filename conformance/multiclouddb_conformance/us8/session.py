@@ -50,10 +50,7 @@ def _nothing() -> None:
 
 
 def _closing_takes(client: MulticloudDbClient, call: Callable[[], object]) -> float:
-    """Close a client during a call; the call must fail.
-
-    Return the number of seconds until both the call and the closing have ended.
-    """
+    """Close a client during a call; the call must fail."""
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(call)
         time.sleep(0.2)

@@ -163,7 +163,7 @@ def to_batch(count: int, columns: list[Iterable[Any]], view: View) -> pa.RecordB
     """Make a batch of events from all columns but those that are the same for the whole shard."""
     import pyarrow as pa
 
-    from multiclouddb_spi.arrow import EVENT_SCHEMA
+    from multiclouddb_api.arrow import EVENT_SCHEMA
 
     address = view.address
     columns = [*columns, *map(repeat, (address.database, address.collection, view.partition_id))]

@@ -71,7 +71,7 @@ class TestRuns:
         assert found == written
         assert len(calls) <= 4
 
-    @pytest.mark.parametrize("every", [0, HOUR])
+    @pytest.mark.parametrize("every", [pytest.param(0, marks=pytest.mark.soak), HOUR])
     def test_a_shard_without_records_costs_little_most_times(self, world, every):
         found, calls = cron(world, begun(world), 22, every)
         assert found == []

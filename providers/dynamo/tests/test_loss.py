@@ -156,7 +156,7 @@ def oracle_of(world, living, life, start, consumer, size):
 @pytest.mark.parametrize(
     ("start", "consumer", "size"),
     [
-        (Beginning(), page_consumer, 0),
+        pytest.param(Beginning(), page_consumer, 0, marks=pytest.mark.soak),
         pytest.param(Beginning(), iterator_consumer(), 3, marks=pytest.mark.soak),
         pytest.param(Now(), page_consumer, 1, marks=pytest.mark.soak),
         (Now(), iterator_consumer(), 0),

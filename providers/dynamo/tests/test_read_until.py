@@ -23,7 +23,7 @@ def few_answers():
     """Read as many answers as for the service."""
 
 
-@pytest.mark.parametrize("start", [Beginning(), Now()])
+@pytest.mark.parametrize("start", [pytest.param(Beginning(), marks=pytest.mark.soak), Now()])
 def test_one_busy_shard_of_eight_does_not_lag(start):
     with World(shards=8) as world:
         world.put_everywhere()

@@ -21,7 +21,6 @@ from multiclouddb_conformance.us8 import (  # noqa: F401
     TestExpiry,
     TestLateChildren,
     TestLateSiblings,
-    TestLoss,
     TestPoison,
     TestReleasing,
     TestTrimmedOnTheWay,

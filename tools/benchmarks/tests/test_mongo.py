@@ -24,7 +24,7 @@ from benchmarks.rows.mongo import (
     stream_a_page,
 )
 from multiclouddb_api import ChangeEvent, ChangeFeedRequest, FromContinuationToken, connect
-from multiclouddb_spi.reading.readers import ReaderCache
+from multiclouddb_spi.fetching.readers import ReaderCache
 
 SIZE = 120
 CALLS = 2 * SIZE // 10

@@ -16,21 +16,21 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
-from multiclouddb_api import BackfillDone, Gap, SnapshotStarted
+from multiclouddb_api import BackfillDone
 from multiclouddb_spi.batch import Batch, Segment
 from multiclouddb_spi.continuation.entry import Entry, Plan
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.starting import stream_headroom
 from multiclouddb_spi.continuation.state import Retired
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import InvalidCursor
-from multiclouddb_spi.reading.fetcher import ReadContext
-from multiclouddb_spi.reading.turns import HEAD_SECONDS, PollResult, Turn
-from multiclouddb_spi.scan import SupportsSnapshot
+from multiclouddb_spi.fetching.fetcher import ReadContext
+from multiclouddb_spi.fetching.turns import HEAD_SECONDS, PollResult, Turn
+from multiclouddb_spi.scan.contract import SupportsSnapshot
+from multiclouddb_spi.scan.start import stream_headroom
 
-__all__ = ["Clock", "Scanning", "announced", "lost"]
+__all__ = ["Clock", "Scanning"]
 
 Clock: TypeAlias = Callable[[], datetime | None]
 """A function that asks for the service's time; None if the service does not report its time."""
@@ -264,28 +264,3 @@ class Scanning:
         turns.fail(turns.of(plan.partition_id), error)
         if not self._context.fetcher.fault(error).retryable:
             self._result.failure = (plan.partition_id, error)
-
-
-def announced(feed: Feed, lineage: Lineage, *, whole: bool) -> PollResult[Any] | None:
-    """Return the result of a call that only reports that a snapshot begins.
-
-    Return None if there is no snapshot to report.
-    """
-    plan = lineage.plan
-    if plan is None or plan.announced:
-        return None
-    lineage.change_plan(announced=True)
-    result: PollResult[Any] = PollResult.nothing(lineage)
-    started = SnapshotStarted(plan.floor, feed.public_id(plan.partition_id), whole)
-    result.tell(started, plan.partition_id)
-    result.moved = True
-    return result
-
-
-def lost(feed: Feed, lineage: Lineage, name: str) -> Gap:
-    """Make the notice for a position that is older than the retention; a new snapshot replaces it."""
-    position = "its position"
-    entry = next((entry for entry in lineage.active() if entry.partition_id == name), None)
-    if entry is not None and entry.listed:
-        position = feed.describe(entry.cursor).text
-    return Gap(feed.public_id(name), position, "a new snapshot")

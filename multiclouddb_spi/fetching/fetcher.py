@@ -20,8 +20,8 @@ from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import Fault, ProviderFault
+from multiclouddb_spi.fetching.readers import Budget, PartitionReader, ReaderCache
 from multiclouddb_spi.observing import Observing
-from multiclouddb_spi.reading.readers import Budget, PartitionReader, ReaderCache
 from multiclouddb_spi.retry import ATTEMPTS, Tries
 
 __all__ = [

@@ -27,7 +27,7 @@ from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import Retired
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import RecordFault
-from multiclouddb_spi.reading.readers import PartitionReader
+from multiclouddb_spi.fetching.readers import PartitionReader
 
 __all__ = ["HEAD_SECONDS", "PollResult", "Stage", "Turn", "Turns"]
 

@@ -15,20 +15,16 @@ import math
 from functools import partial
 from typing import Final
 
-import attrs
-
-from multiclouddb_api import Snapshot, SnapshotOrder
 from multiclouddb_spi.continuation.entry import Plan
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.starting import resolve_snapshot, stream_headroom
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.faults import unsupported, unwritten
-from multiclouddb_spi.planning.step import Step
+from multiclouddb_spi.faults import unwritten
 from multiclouddb_spi.retry import Call
-from multiclouddb_spi.scan import SupportsBackfill, SupportsSnapshot
+from multiclouddb_spi.scan.contract import SupportsSnapshot
+from multiclouddb_spi.scan.start import stream_headroom
 
-__all__ = ["plan_snapshot", "scan_beside", "scan_step", "stream_limit"]
+__all__ = ["scan_beside", "scan_step", "stream_limit"]
 
 _MOST_SEGMENTS: Final = 64
 _MOST_EMPTY_CUTS: Final = 100
@@ -36,31 +32,15 @@ _SHARE: Final = 4
 _LONG: Final = 1e12
 
 
-def plan_snapshot(feed: Feed, call: Call, wanted: Snapshot, deadline: Deadline) -> Lineage:
-    """Start a snapshot."""
-    has_own_floors = isinstance(feed, SupportsBackfill)
-    if not isinstance(feed, SupportsSnapshot):
-        raise unwritten(type(feed), "snapshot", "how to scan its collection")
-    if has_own_floors and wanted.order is SnapshotOrder.INTERLEAVED:
-        raise unsupported(
-            "Snapshot(order=INTERLEAVED) is not available: rows have no floor in this feed",
-            "pass SnapshotOrder.ORDERED or AUTO",
-        )
-    return resolve_snapshot(
-        feed,
-        wanted,
-        lambda: call(lambda: feed.clock(deadline), deadline),
-        lambda: call(lambda: feed.snapshot(wanted.segments, deadline), deadline),
-    )
-
-
-def scan_step(feed: Feed, call: Call, before: Lineage, max_records: int | None, deadline: Deadline) -> Step:
-    """Return the next step of a lineage in which the change stream waits for the scan."""
+def scan_step(
+    feed: Feed, call: Call, before: Lineage, max_records: int | None, deadline: Deadline
+) -> Lineage:
+    """Return the lineage after the next step of `before`, in which the change stream waits for the scan."""
     after = before.copy()
     _scan(feed, call, before, after, max_records, deadline)
     if after.plan is not None and after.plan.auto and _is_worn(feed, call, after, deadline):
         after.release_stream()
-    return Step(before, after, {})
+    return after
 
 
 def stream_limit(before: Lineage, max_records: int | None) -> int | None:
@@ -74,19 +54,25 @@ def stream_limit(before: Lineage, max_records: int | None) -> int | None:
     return max(1, max_records // _SHARE, left)
 
 
-def scan_beside(feed: Feed, call: Call, step: Step, max_records: int | None, deadline: Deadline) -> Step:
-    """Add segments of the scan to a step of the stream."""
-    used = step.records
-    limit = stream_limit(step.before, max_records)
+def scan_beside(
+    feed: Feed,
+    call: Call,
+    before: Lineage,
+    after: Lineage,
+    used: int | None,
+    max_records: int | None,
+    deadline: Deadline,
+) -> None:
+    """Add segments of the scan to a step of the stream, which reads `used` records; changes `after`."""
+    limit = stream_limit(before, max_records)
     most = max_records
     if max_records is not None and limit is not None:
         is_full = used is None or used >= limit
         left = max_records - (limit if used is None else used)
         most = max(1, max_records // _SHARE, min(left, max_records - max_records // _SHARE))
-        if is_full and _is_worn(feed, call, step.after, deadline):
+        if is_full and _is_worn(feed, call, after, deadline):
             most = 0
-    _scan(feed, call, step.before, step.after, most, deadline)
-    return attrs.evolve(step, empty=False)
+    _scan(feed, call, before, after, most, deadline)
 
 
 def _scan(

@@ -1,0 +1,158 @@
+"""Begins a scan: makes its plan and the first lineage, and tells the application that it begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
+
+import attrs
+
+from multiclouddb_api import AtTime, Beginning, Gap, Now, Snapshot, SnapshotOrder, SnapshotStarted
+from multiclouddb_spi.batch import Segment
+from multiclouddb_spi.continuation.entry import Entry, Plan, Stage, shown
+from multiclouddb_spi.continuation.follow import begun
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.starting import check_has_partitions, check_not_ahead, not_startable
+from multiclouddb_spi.continuation.token import to_micros
+from multiclouddb_spi.contract import Feed
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.faults import unsupported, unwritten
+from multiclouddb_spi.fetching.turns import PollResult
+from multiclouddb_spi.retry import Call
+from multiclouddb_spi.scan.contract import ScanPlan, SupportsBackfill, SupportsSnapshot, snapshot_id_of
+
+__all__ = [
+    "announced",
+    "lost",
+    "resolve_backfill",
+    "resolve_snapshot",
+    "segment_lineages",
+    "stream_headroom",
+]
+
+_LONG: Final = 1e12
+_CUT: Final = 1000
+
+
+def resolve_snapshot(
+    feed: Feed,
+    asked: Feed,
+    wanted: Snapshot,
+    clock: Callable[[], datetime | None],
+    call: Call,
+    deadline: Deadline,
+) -> Lineage:
+    """Make the first lineage of a snapshot; `asked` is `feed.for_one_call()`."""
+    has_own_floors = isinstance(asked, SupportsBackfill)
+    if not isinstance(asked, SupportsSnapshot):
+        raise unwritten(type(feed), "snapshot", "how to scan its collection")
+    if has_own_floors and wanted.order is SnapshotOrder.INTERLEAVED:
+        raise unsupported(
+            "Snapshot(order=INTERLEAVED) is not available: rows have no floor in this feed",
+            "pass SnapshotOrder.ORDERED or AUTO",
+        )
+    now = clock()
+    audited = begun(feed, Now(), now)
+    scan = call(lambda: asked.snapshot(wanted.segments, deadline), deadline)
+    lineage = check_has_partitions(Lineage.from_seeds(scan.seeds, feed, audited))
+    kept = [] if now is None else [feed.headroom(seed.cursor, now) for seed in scan.seeds]
+    known = [int(seconds) for seconds in kept if seconds is not None and seconds < _LONG]
+    retention = min(known, default=None)
+    plan = attrs.evolve(_plan_of(scan, wanted), retention=None if retention is None else max(0, retention))
+    lineage.begin_scan(plan)
+    return lineage
+
+
+def resolve_backfill(
+    feed: Feed,
+    position: Beginning | AtTime,
+    clock: Callable[[], datetime | None],
+    backfill: Callable[[], ScanPlan | None],
+    *,
+    only: str | None,
+) -> Lineage:
+    """Start a feed with an ordered scan, for a service that can start a stream only at the current time."""
+    now = clock()
+    if isinstance(position, AtTime):
+        check_not_ahead(position.utc, now, "AtTime.utc", "pass a time in the past, or start now")
+    scan = backfill()
+    if scan is None:
+        raise not_startable()
+    audited = None if only is not None else begun(feed, Now(), now)
+    lineage = check_has_partitions(Lineage.from_seeds(scan.seeds, feed, audited))
+    lineage.begin_scan(_plan_of(scan, Snapshot(SnapshotOrder.ORDERED)))
+    return lineage
+
+
+def _plan_of(scan: ScanPlan, wanted: Snapshot) -> Plan:
+    """Return the token's entry for a new snapshot."""
+    return Plan(
+        snapshot_id_of(scan.plan_id),
+        scan.cursor,
+        scan.floor,
+        to_micros(scan.moment),
+        holds=wanted.order is not SnapshotOrder.INTERLEAVED,
+        auto=wanted.order is SnapshotOrder.AUTO,
+        rate=wanted.max_scan_rate,
+        segments=shown(scan.segments),
+        records=shown(scan.records),
+    )
+
+
+def segment_lineages(
+    feed: Feed, lineage: Lineage, call: Call, deadline: Deadline
+) -> list[tuple[str, Lineage]]:
+    """Return the segments of a scan, each with a lineage that reads only it and reports its end."""
+    plan = lineage.plan
+    if plan is None or not isinstance(feed, SupportsSnapshot):
+        return []
+    segments = [Segment(each.partition_id, each.cursor) for each in lineage.active() if not each.listed]
+    rest: Cursor | None = plan.cursor
+    while rest is not None:
+        more, rest = call(partial(feed.segments, rest, _CUT, deadline), deadline)
+        segments += more
+    found = []
+    for each in segments:
+        rate = None if plan.rate is None else plan.rate / len(segments)
+        alone = attrs.evolve(
+            plan, cursor=None, announced=False, rate=rate, done=0, segments=1, records=shown(each.records)
+        )
+        entry = Entry.read(each.segment_id, each.cursor, listed=False)
+        found.append((each.segment_id, Lineage([alone, entry], feed)))
+    return found
+
+
+def stream_headroom(feed: Feed, lineage: Lineage, now: datetime) -> float:
+    """Return how long the service keeps the stream's positions; infinite if this time is unknown."""
+    least = math.inf
+    for entry in lineage.listed():
+        for cursor in () if entry.stage is Stage.END else entry.said:
+            seconds = feed.headroom(cursor, now)
+            least = least if seconds is None else min(least, seconds)
+    return least
+
+
+def announced(feed: Feed, lineage: Lineage, *, whole: bool) -> PollResult[Any] | None:
+    """Return the result of a call that only reports the begin of a snapshot, or None."""
+    plan = lineage.plan
+    if plan is None or plan.announced:
+        return None
+    lineage.change_plan(announced=True)
+    result: PollResult[Any] = PollResult.nothing(lineage)
+    started = SnapshotStarted(plan.floor, feed.public_id(plan.partition_id), whole)
+    result.tell(started, plan.partition_id)
+    result.moved = True
+    return result
+
+
+def lost(feed: Feed, lineage: Lineage, name: str) -> Gap:
+    """Make the notice for a position that is older than the retention; a new snapshot replaces it."""
+    position = "its position"
+    entry = next((entry for entry in lineage.active() if entry.partition_id == name), None)
+    if entry is not None and entry.listed:
+        position = feed.describe(entry.cursor).text
+    return Gap(feed.public_id(name), position, "a new snapshot")
