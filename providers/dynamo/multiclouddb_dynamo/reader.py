@@ -13,6 +13,7 @@ import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_dynamo.client import RECORD_BYTES, memory_of
 from multiclouddb_dynamo.errors import (
     BROKEN,
     EXPIRED_ITERATOR,
@@ -37,7 +38,6 @@ from multiclouddb_dynamo.position import (
     seconds_at,
     without_iterator,
 )
-from multiclouddb_dynamo.shards import Shard
 from multiclouddb_dynamo.source import (
     DELAY_SECONDS,
     EMPTY_ANSWERS,
@@ -83,10 +83,6 @@ _MOST_PAUSE: Final = 1.0
 # A call takes boto3 about a millisecond, so this many calls per second to idle shards use a quarter of a
 # core.
 _IDLE_CALLS_A_SECOND: Final = 250
-# The size of a parsed record in memory as a multiple of its text's size, and the first estimate of a record's
-# size.
-_SWELLING: Final = 6
-_RECORD_BYTES: Final = 4096
 _UNREAD: Final = "records in {} that were never read may have been trimmed"
 
 
@@ -103,7 +99,7 @@ class DynamoReader(Reader):
         self._lost_at = -math.inf
         self._found_nothing = looks_at(place)
         self._looks: int | None = _BOUND_LOOKS if until is not None else None
-        self._record_bytes = _RECORD_BYTES
+        self._record_bytes = RECORD_BYTES
         self._cancelled = threading.Event()
         source.readers.add(self)
 
@@ -265,7 +261,10 @@ class DynamoReader(Reader):
             shard, seq = self._source.shard(shard_id, deadline), int(self._place.seq)
             if shard is not None and code in REJECTED and seq < int(shard.first):
                 return expired_records(f"records after sequence {seq} in {shard_id} were trimmed")
-            if shard is not None and seq > _most_of(shard):
+            if shard is None:
+                return None
+            most = int(shard.last) if shard.last else _GROWTH * max(int(shard.first), _LEAST_NUMBER)
+            if seq > most:
                 return ProviderFault.of(
                     ErrorCategory.INVALID_REQUEST,
                     f"sequence {seq} does not belong to {shard_id}; pass a token as it was returned, or "
@@ -277,7 +276,7 @@ class DynamoReader(Reader):
 
     def _taken(self, answer: Mapping[str, Any], deadline: Deadline) -> Batch:
         found: list[Record] = answer.get("Records") or []
-        nbytes = _size(answer, len(found))
+        nbytes = memory_of(answer, len(found))
         if found:
             self._record_bytes = max(1, nbytes // len(found))
         records, begin = self._without_early(found)
@@ -372,19 +371,6 @@ class DynamoReader(Reader):
     def _longest_pause(self) -> float:
         """Return the maximum pause, which is longer if the feed has many readers."""
         return max(_MOST_PAUSE, len(self._source.readers) / _IDLE_CALLS_A_SECOND)
-
-
-def _most_of(shard: Shard) -> int:
-    """Return an upper limit on the sequence numbers of the shard."""
-    if shard.last is not None:
-        return int(shard.last)
-    return _GROWTH * max(int(shard.first), _LEAST_NUMBER)
-
-
-def _size(answer: Mapping[str, Any], count: int) -> int:
-    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    length = headers.get("content-length", "")
-    return _SWELLING * int(length) if count and length.isdecimal() else _RECORD_BYTES * count
 
 
 def _reached(place: Place, until: Place) -> bool:

@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError, ParamValidationError
 from multiclouddb_api import ChangeEvent, ChangeType, ErrorCategory
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_dynamo.client import Calls, Table
+from multiclouddb_dynamo.client import RECORD_BYTES, Calls, Table, memory_of
 from multiclouddb_dynamo.errors import GONE, REJECTED, code_of
 from multiclouddb_dynamo.mapping import DAMAGED, View, json_text, mapped, to_batch
 from multiclouddb_dynamo.partitions import replaced
@@ -109,10 +109,6 @@ class Part:
     def is_over(self) -> bool:
         """Return True if the position is after the last item of the segment."""
         return self.key == (_END,)
-
-    def at_end(self) -> Part:
-        """Return the position after the last item."""
-        return attrs.evolve(self, key=(_END,))
 
     def after(self, item: Item, names: tuple[str, ...]) -> Part:
         """Return the position after an item, or after the item that has the given key."""
@@ -258,10 +254,6 @@ class RowMapper(Mapper):
 _SEGMENT_BYTES: Final = 256 << 20
 _LEAST_SEGMENTS: Final = 8  # this many segments are read at a time
 _USUAL_SEGMENTS: Final = 32_000
-# The size of a parsed item in memory as a multiple of its text's size, and the first estimate of an item's
-# size.
-_SWELLING: Final = 6
-_ITEM_BYTES: Final = 4096
 
 
 class SameTable:
@@ -329,7 +321,7 @@ class SegmentReader(Reader):
 
     def __init__(self, source: Source, same: SameTable, view: View, part: Part) -> None:
         self._source, self._same, self._view, self._part = source, same, view, part
-        self._item_bytes = _ITEM_BYTES
+        self._item_bytes = RECORD_BYTES
         self._cancelled = threading.Event()
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
@@ -341,13 +333,13 @@ class SegmentReader(Reader):
         begin, limit = self._part, min(max_records, max(1, max_bytes // self._item_bytes))
         answer = self._answer(limit)
         items: list[Item] = answer["Items"]
-        nbytes = _size(answer, len(items))
+        nbytes = memory_of(answer, len(items))
         if items:
             self._item_bytes = max(1, nbytes // len(items))
         last = answer.get("LastEvaluatedKey")
         # The service may examine many items and return none of them. In that case, the key belongs to none of
         # the returned items.
-        self._part = begin.at_end() if not last else begin.after(last, self._view.key_names)
+        self._part = begin.after(last, self._view.key_names) if last else attrs.evolve(begin, key=(_END,))
         return self._batch(items, begin, answer, nbytes)
 
     def cancel(self) -> None:
@@ -386,9 +378,3 @@ class SegmentReader(Reader):
             charge=None if charge is None else float(charge),
             requests=1 if answer else 0,
         )
-
-
-def _size(answer: Any, count: int) -> int:
-    """Estimate the memory size of an answer."""
-    length = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-length", "")
-    return _SWELLING * int(length) if count and length.isdecimal() else _ITEM_BYTES * count
