@@ -45,8 +45,9 @@ def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
 def said(*words: object) -> str:
     """Return the output of a command that must succeed; it may only warn that it ignores `--from`."""
     ran = run(*words)
-    warnings = [line for line in ran.stderr.splitlines() if not line.startswith("warning: --from is ignored,")]
-    assert (ran.returncode, warnings) == (0, [])
+    ignored = "warning: --from is ignored,"
+    said = [line for line in ran.stderr.splitlines() if not line.startswith(ignored)]
+    assert (ran.returncode, said) == (0, [])
     return ran.stdout
 
 
