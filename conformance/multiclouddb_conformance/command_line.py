@@ -46,8 +46,8 @@ def said(*words: object) -> str:
     """Return the output of a command that must succeed; it may only warn that it ignores `--from`."""
     ran = run(*words)
     ignored = "warning: --from is ignored,"
-    said = [line for line in ran.stderr.splitlines() if not line.startswith(ignored)]
-    assert (ran.returncode, said) == (0, [])
+    printed = [line for line in ran.stderr.splitlines() if not line.startswith(ignored)]
+    assert (ran.returncode, printed) == (0, [])
     return ran.stdout
 
 
