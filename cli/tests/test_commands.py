@@ -444,6 +444,7 @@ class TestInterrupt:
         assert before == [0.1]
 
 
+@pytest.mark.slow
 class TestProgram:
     def test_tells_its_version(self, run):
         assert run("--version").stdout == f"multiclouddb {version('multiclouddb-cli')}\n"

@@ -22,7 +22,7 @@ from pyspark_multiclouddb import ensure_java
 from .databases import EVENTS, PARTS
 from .drivers import SECONDS, end
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.xdist_group("jvm apart")]
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 DATABASES = ("embedded", "dynamo", "mongo")

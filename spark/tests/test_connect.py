@@ -21,6 +21,8 @@ from .jvm_settings import environment_of
 from .tables import documents
 from .test_source import through_the_client
 
+pytestmark = pytest.mark.xdist_group("jvm apart")
+
 SERVER, CLIENT = (Path(__file__).with_name(name) for name in ("serving.py", "remote.py"))
 SECONDS = 300
 

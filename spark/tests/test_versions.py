@@ -17,6 +17,8 @@ from .drivers import SECONDS, end, rows_of, start_driver
 from .environments import DIGESTS
 from .foreign import install
 
+pytestmark = pytest.mark.xdist_group("jvm apart")
+
 OLDEST, *OTHERS = DIGESTS
 LIMIT = EVENTS // 2
 
