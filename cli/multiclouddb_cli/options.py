@@ -101,7 +101,8 @@ Url: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="URL",
-        help="mongodb://…, dynamo://REGION, embedded:///data/store.db, or a .toml file with the connection.",
+        help="cosmos://HOST, dynamo://REGION, mongodb://…, spanner://PROJECT/INSTANCE, "
+        "embedded:///data/store.db, or a .toml file with the connection.",
         autocompletion=_complete_url,
     ),
 ]

@@ -351,12 +351,18 @@ class Target:
 def _created(where: str, schema: pa.Schema) -> DeltaTable:
     """Return a new table, or the table that another thread has just created there."""
     from deltalake import DeltaTable
-    from deltalake.exceptions import CommitFailedError
+    from deltalake.exceptions import CommitFailedError, DeltaError
 
+    stored = _stored(schema)
     try:
-        return DeltaTable.create(where, schema=_stored(schema), mode="ignore")
-    except CommitFailedError:
-        return DeltaTable(where)
+        return DeltaTable.create(where, schema=stored, mode="ignore")
+    except CommitFailedError as error:
+        try:
+            return DeltaTable(where)
+        except DeltaError:
+            raise _cannot_be_written(where, error) from error
+    except (DeltaError, OSError) as error:
+        raise _cannot_be_written(where, error) from error
 
 
 def _written(names: list[str]) -> WriterProperties:
@@ -401,6 +407,8 @@ def committed(table: DeltaTable, commit: Callable[[], _T]) -> _T:
             try:
                 return commit()
             except CommitFailedError as error:
+                if any(words in str(error) for words in _REFUSALS):
+                    raise _cannot_be_written(table.table_uri, error) from error
                 if tried == _TRIES:
                     raise MulticloudDbError(
                         f"table_path: another process changed {table.table_uri} during each of {_TRIES} "
@@ -413,7 +421,26 @@ def committed(table: DeltaTable, commit: Callable[[], _T]) -> _T:
                         ),
                     ) from error
                 table.update_incremental()
+            except OSError as error:
+                raise _cannot_be_written(table.table_uri, error) from error
     raise AssertionError("the loop returns or raises")
+
+
+# What the operating system says through deltalake, which has no error class for it.
+_REFUSALS: Final = ("PermissionDenied", "ReadOnlyFilesystem", "StorageFull", "Permission denied")
+
+
+def _cannot_be_written(where: str, error: Exception) -> MulticloudDbError:
+    reason = " ".join(str(error).split())
+    return MulticloudDbError(
+        f"table_path: {where} cannot be written ({reason}); check the path, the permissions of its folder "
+        "and the space on the disk, and merge the batch again",
+        ErrorDetail(
+            category=ErrorCategory.PERMANENT_FAILURE,
+            native_class=f"{type(error).__module__}.{type(error).__name__}",
+            native_text=str(error),
+        ),
+    )
 
 
 def _stored_fields(schema: pa.Schema) -> dict[str, Field]:

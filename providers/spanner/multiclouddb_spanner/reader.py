@@ -8,7 +8,6 @@ from typing import Final
 
 import attrs
 
-from multiclouddb_spanner.catalog import how_to_alter, how_to_watch
 from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.errors import is_broken
 from multiclouddb_spanner.forks import Interrupted
@@ -253,11 +252,11 @@ class SpannerReader(Reader):
         field = "new_item_state_mode" if not new or self._require_new else "old_item_state_mode"
         info, at = self._source.info, f"the change at {record.commit}"
         problem = f"{at} was captured with value_capture_type {record.capture}, without the whole row"
-        statement = how_to_alter(info.stream, postgres=info.postgres)
+        statement = info.how_to_alter()
         if not whole:
             columns = f"all columns of {info.table!r}"
             problem = f"change stream {info.stream!r} did not watch {columns} when {at} was committed"
-            statement = how_to_watch(info.stream, info.table, postgres=info.postgres)
+            statement = info.how_to_watch()
         raise unsupported(
             f"{field}=REQUIRE: {problem}",
             f"run {statement} for later changes, and read with INCLUDE_IF_AVAILABLE from the same token",
