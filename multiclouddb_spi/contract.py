@@ -22,7 +22,7 @@ The following rules apply to every method in this module:
   calls a `Reader`, but not always the same thread. Any thread may call `cancel` at any time.
 - *Time.* Every method with a `deadline` returns or raises by that time, as exactly as the vendor's client
   allows; only `Reader.fetch` may finish an answer later. The engine stops waiting at the deadline, whatever
-  the provider does. `multiclouddb_spi.arrival` limits the time for each answer.
+  the provider does. `multiclouddb_spi.time_limits` limits the time for each answer.
 - *Ownership.* Arguments are immutable and may be kept. A provider does not change an object after returning
   it.
 - *After close.* Only `close` and `cancel` may still be called, and then they do nothing.
@@ -69,26 +69,11 @@ from multiclouddb_api import (
     ProviderOptions,
     ResourceAddress,
 )
-from multiclouddb_spi.arrival import ANSWER_SECONDS, SILENT_SECONDS
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import Fault, unwritten
 from multiclouddb_spi.partition import encode_partition_id
-
-__all__ = [
-    "Feed",
-    "FeedIdentity",
-    "FeedSpec",
-    "FeedStart",
-    "Partition",
-    "PartitionState",
-    "Position",
-    "Provider",
-    "Reader",
-    "Seed",
-    "Survey",
-]
+from multiclouddb_spi.time_limits import ANSWER_SECONDS, SILENT_SECONDS, Deadline
 
 FeedStart: TypeAlias = Beginning | Now | AtTime
 """The start positions that a provider resolves; the engine itself resolves continuation tokens."""
