@@ -5,6 +5,7 @@ UV ?= uv
 WORKERS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
+BUILDER := build/wheels
 
 DISTRIBUTIONS := . ./providers/embedded ./providers/cosmos ./providers/dynamo ./providers/mongo ./providers/spanner \
 	./conformance ./tools/emulators/cosmos ./tools/emulators/dynamo ./tools/emulators/spanner ./spark ./cli
@@ -78,10 +79,19 @@ docs: setup ## build the documentation into site/
 	@# mkdocs-material announces MkDocs 2 in every build unless it is told not to.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-wheels: setup ## build a wheel of every distribution into dist/
+wheels: $(BUILDER)/.ready ## build a wheel of every distribution into dist/; needs neither .venv nor PySpark
 	rm -rf dist
-	$(PIP) wheel -q --no-deps --no-build-isolation -w dist $(DISTRIBUTIONS)
+	$(BUILDER)/bin/python -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation -w dist $(DISTRIBUTIONS)
 	@ls dist
+
+# The build backend alone, with the versions and hashes of requirements.txt.
+$(BUILDER)/.ready: requirements.txt
+	rm -rf $(BUILDER)
+	$(PYTHON) -m venv $(BUILDER)
+	@awk '/^[a-z]/ { wanted = /^(hatchling|packaging|pathspec|pluggy|tomlkit|trove-classifiers)==/ } wanted' \
+		requirements.txt > $(BUILDER)/requirements.txt
+	$(BUILDER)/bin/python -m pip --disable-pip-version-check install -q --require-hashes -r $(BUILDER)/requirements.txt
+	@touch $@
 
 lock: ## renew requirements.txt, the pins of .venv (needs uv)
 	@command -v $(UV) >/dev/null || { echo "make lock needs uv: pip install uv, or make lock UV=/path/to/uv" >&2; exit 1; }

@@ -1,6 +1,8 @@
-"""Importing this module fails, because `multiclouddb` is only the name of the distribution."""
+"""One Python API for the change data capture (CDC) feeds of several databases."""
 
-raise ImportError(
-    "multiclouddb is the name of the distribution; applications import multiclouddb_api: "
-    "from multiclouddb_api import connect"
-)
+from __future__ import annotations
+
+import multiclouddb_api
+from multiclouddb_api import *  # noqa: F403 - the same objects under the name that applications import
+
+__all__ = list(multiclouddb_api.__all__)

@@ -28,6 +28,7 @@ from multiclouddb_api.page import (
     Renamed,
     SnapshotStarted,
 )
+from multiclouddb_api.plan import PartitionList, PartitionPlan, PlannedPartition
 from multiclouddb_api.registry import installed_providers
 from multiclouddb_api.request import (
     AtTime,
@@ -52,6 +53,8 @@ from multiclouddb_api.request import (
     StartPosition,
 )
 from multiclouddb_api.snapshot import Resnapshot, Snapshot, SnapshotOrder, SnapshotProgress
+from multiclouddb_api.token_report import TokenPartition, TokenReport
+from multiclouddb_api.worker import follow
 
 __all__ = [
     "AtTime",
@@ -96,7 +99,10 @@ __all__ = [
     "OperationDiagnostics",
     "OperationOptions",
     "PartitionFoundLate",
+    "PartitionList",
+    "PartitionPlan",
     "PhysicalPartition",
+    "PlannedPartition",
     "ProviderOptions",
     "RecordSkipped",
     "Renamed",
@@ -110,12 +116,15 @@ __all__ = [
     "StartPosition",
     "Support",
     "Tagged",
+    "TokenPartition",
+    "TokenReport",
     "canonical_json",
     "connect",
     "decode_json",
     "encode_json",
     "event_from_json",
     "event_to_json",
+    "follow",
     "installed_providers",
     "invalid_request",
     "page_from_json",

@@ -6,13 +6,21 @@ tells the client which engine to load.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from multiclouddb_api.capability import CapabilitySet
+from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.observer import Observer
 from multiclouddb_api.page import ChangeFeedPage
-from multiclouddb_api.request import ChangeFeedRequest, OperationOptions, ResourceAddress
+from multiclouddb_api.plan import PlannedPartition
+from multiclouddb_api.request import (
+    ChangeFeedRequest,
+    OperationOptions,
+    ProviderOptions,
+    ResourceAddress,
+)
+from multiclouddb_api.token_report import TokenReport
 
 if TYPE_CHECKING:
     from multiclouddb_api.config import ClientConfig
@@ -38,8 +46,22 @@ class Backend(Protocol):
 
     def plan_partitions(
         self, request: ChangeFeedRequest, options: OperationOptions, *, with_descendants: bool
-    ) -> tuple[tuple[str, str], ...]:
+    ) -> tuple[PlannedPartition, ...]:
         """Return one token per partition; see `MulticloudDbClient.plan_partitions`."""
+        ...
+
+    def collections(self, database: str | None, options: OperationOptions) -> Sequence[ResourceAddress]:
+        """Return the collections in any order; see `MulticloudDbClient.collections`."""
+        ...
+
+    def inspect(
+        self,
+        token: str,
+        options: OperationOptions,
+        key: MulticloudDbKey | None,
+        provider_options: ProviderOptions | None,
+    ) -> TokenReport:
+        """Say what a token contains; see `MulticloudDbClient.inspect`."""
         ...
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:

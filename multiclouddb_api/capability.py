@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from enum import Enum
+from enum import StrEnum
 
 import attrs
 
+from multiclouddb_api.redaction import html_table
 from multiclouddb_api.validators import check_type, is_a
 
 __all__ = ["Capability", "CapabilityNote", "CapabilitySet", "Support"]
 
 
-class Capability(Enum):
+class Capability(StrEnum):
     """A feature that only some databases support. The most important capabilities come first."""
 
     CHANGE_FEED = "change_feed"
@@ -35,7 +36,7 @@ class Capability(Enum):
     """Supports `run_command` and `run_cursor_command`."""
 
 
-class Support(Enum):
+class Support(StrEnum):
     """The level of support for a capability."""
 
     NATIVE = "native"
@@ -82,6 +83,18 @@ class CapabilitySet:
 
     def __iter__(self) -> Iterator[Capability]:
         return iter(Capability)
+
+    def __repr__(self) -> str:
+        lines = (f"  {each.name}: {self._line(each)}" for each in self)
+        return "\n".join(["<CapabilitySet", *lines, ">"])
+
+    def _line(self, capability: Capability) -> str:
+        found = self[capability]
+        return f"{found.support.value} ({found.note})" if found.note else found.support.value
+
+    def _repr_html_(self) -> str:
+        rows = [(each.name, self[each].support.value, self[each].note) for each in self]
+        return html_table("capabilities", ["capability", "support", "note"], rows)
 
     def is_supported(self, capability: Capability) -> bool:
         """Return whether the capability works, either natively or with the option that its note names.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -19,10 +20,11 @@ from multiclouddb_api.pacing import Timer
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.validators import check_type, is_a, local_path, not_blank, type_name
 
-__all__ = ["Checkpoint", "CheckpointStore", "Checkpointer", "FileCheckpointStore"]
+__all__ = ["Checkpoint", "CheckpointFile", "CheckpointStore", "Checkpointer", "FileCheckpointStore"]
 
 _FORMAT: Final = "multiclouddb.checkpoint"
 _VERSION: Final = 1
+_SUFFIX: Final = ".checkpoint.json"
 _FIELDS: Final = {"format": str, "v": int, "name": str, "version": str, "token": str, "sha256": str}
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
@@ -104,7 +106,7 @@ class FileCheckpointStore:
             MulticloudDbError: `INVALID_REQUEST` if the name cannot be used as a file name.
         """
         check_name(name)
-        return self._directory / f"{name}.checkpoint.json"
+        return self._directory / f"{name}{_SUFFIX}"
 
     def load(self, name: str) -> Checkpoint | None:
         """Return the checkpoint, or None if its file does not exist.
@@ -156,6 +158,35 @@ class FileCheckpointStore:
 
     def __repr__(self) -> str:
         return f"FileCheckpointStore({str(self._directory)!r})"
+
+
+class CheckpointFile(FileCheckpointStore):
+    """A store of one checkpoint, in a file of any name; `follow` and the command line use it.
+
+    Args:
+        file: The file. Its name is also the checkpoint's.
+    """
+
+    def __init__(self, file: str | os.PathLike[str]) -> None:
+        self._file = Path(local_path("checkpoint", file)).absolute()
+        super().__init__(self._file.parent)
+        self.name = self._file.name.removesuffix(_SUFFIX)
+
+    def path(self, name: str) -> Path:
+        """The path of the file."""
+        super().path(name)
+        return self._file
+
+    def check(self) -> None:
+        """Raise an error if the file cannot be written later; otherwise leave no trace but its lock file."""
+        path = self.path(self.name)
+        try:
+            make_folder(path.parent)
+            with _locked(path.parent / f".{self.name}.lock"):
+                if path.exists() and not os.access(path, os.W_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise broken_disk(path, "written", error) from error
 
 
 def check_name(name: object) -> None:

@@ -22,10 +22,19 @@ from multiclouddb_api.errors import (
     type_name,
 )
 from multiclouddb_api.iterator import ChangeFeedIterator
+from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.observer import Observer
 from multiclouddb_api.page import ChangeFeedPage
+from multiclouddb_api.plan import PartitionList, PartitionPlan
 from multiclouddb_api.registry import load_plugin
-from multiclouddb_api.request import ChangeFeedRequest, OperationOptions, ResourceAddress
+from multiclouddb_api.request import (
+    ChangeFeedRequest,
+    OperationOptions,
+    ProviderOptions,
+    ResourceAddress,
+    to_address,
+)
+from multiclouddb_api.token_report import TokenReport
 from multiclouddb_api.validators import to_dict
 
 if TYPE_CHECKING:
@@ -183,20 +192,69 @@ class MulticloudDbClient:
         return self._live("read_changes").read_changes(request, _limits(options))
 
     def list_physical_partitions(
-        self, address: ResourceAddress, options: OperationOptions | None = None
-    ) -> tuple[str, ...]:
+        self, address: ResourceAddress | str, options: OperationOptions | None = None
+    ) -> PartitionList:
         """Return the ids of the partitions that currently accept writes; pass an id to `PhysicalPartition`.
 
         Args:
-            address: The address of the collection, table or container.
+            address: The address of the collection, table or container, or its text.
             options: Time limits; 30 seconds by default.
 
         Portability:
             Partition ids are valid only for the same provider and resource. MongoDB always has exactly one
             partition. See warnings 7 and 11 in docs/configuration.md.
         """
+        address = to_address(address)
         check_type("address", address, ResourceAddress)
-        return self._live("list_physical_partitions").list_physical_partitions(address, _limits(options))
+        backend = self._live("list_physical_partitions")
+        return PartitionList(backend.list_physical_partitions(address, _limits(options)))
+
+    def collections(
+        self, database: str | None = None, options: OperationOptions | None = None
+    ) -> tuple[ResourceAddress, ...]:
+        """Return the addresses of the collections, tables or containers that this user may see, sorted.
+
+        A collection is listed whether or not its change feed is enabled.
+
+        Args:
+            database: The database to list; None for all of them.
+            options: Time limits; 30 seconds by default.
+
+        Raises:
+            MulticloudDbError: `NOT_FOUND` if there is no such database.
+        """
+        check_type("database", database, str, NoneType)
+        found = self._live("collections").collections(database, _limits(options))
+        return tuple(sorted(found, key=str))
+
+    def inspect(
+        self,
+        token: str,
+        options: OperationOptions | None = None,
+        *,
+        key: MulticloudDbKey | None = None,
+        provider_options: ProviderOptions | None = None,
+    ) -> TokenReport:
+        """Say what a token contains, and try whether the service can still resume it.
+
+        This reads at most one event, without its document, and changes nothing: the token stays as it is.
+        `multiclouddb token check` asks each partition separately, and also looks for partitions that the
+        token does not cover.
+
+        Args:
+            token: The token.
+            options: Time limits; 30 seconds by default.
+            key: The partition key, for a token of `LogicalPartition`, which contains only a digest of it.
+            provider_options: The provider's options for which the token was made, if there were any.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if the token is damaged or of another provider. A retryable
+                error if the service does not answer.
+        """
+        check_type("token", token, str)
+        check_type("key", key, MulticloudDbKey, NoneType)
+        check_type("provider_options", provider_options, ProviderOptions, NoneType)
+        return self._live("inspect").inspect(token.rstrip("\r\n"), _limits(options), key, provider_options)
 
     def plan_partitions(
         self,
@@ -204,7 +262,7 @@ class MulticloudDbClient:
         options: OperationOptions | None = None,
         *,
         with_descendants: bool = False,
-    ) -> tuple[tuple[str, str], ...]:
+    ) -> PartitionPlan:
         """Resolve the start position once and return one token per partition.
 
         An application uses these tokens to distribute a feed over several processes. With `with_descendants`,
@@ -224,10 +282,10 @@ class MulticloudDbClient:
             with_descendants: True for tokens of `PhysicalPartition(…, with_descendants=True)`.
 
         Returns:
-            Pairs of partition id and continuation token. A partition is left out if its parent has
-            not been read to its end, because the reader of the parent continues with this
-            partition. If a partition has ended but the service may still name more of its children,
-            its token is included; read this partition too.
+            A tuple of `PlannedPartition`: an id, a token, and whether it is a segment of the scan. A
+            partition is left out if its parent has not been read to its end, because the reader of the
+            parent continues with this partition. If a partition has ended but the service may still name
+            more of its children, its token is included; read this partition too.
 
         Portability:
             Ids and tokens are valid only for the same provider and resource. MongoDB always has one
@@ -236,7 +294,9 @@ class MulticloudDbClient:
         check_type("request", request, ChangeFeedRequest)
         check_type("with_descendants", with_descendants, bool)
         backend = self._live("plan_partitions")
-        return backend.plan_partitions(request, _limits(options), with_descendants=with_descendants)
+        return PartitionPlan(
+            backend.plan_partitions(request, _limits(options), with_descendants=with_descendants)
+        )
 
     def iterate_changes(
         self, request: ChangeFeedRequest, **settings: Unpack[IteratorSettings]

@@ -34,7 +34,15 @@ from multiclouddb_api.errors import MulticloudDbError, invalid_request, type_nam
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_api.validators import is_a
 
-__all__ = ["JsonValue", "Tagged", "canonical_json", "decode_json", "encode_json", "register_type"]
+__all__ = [
+    "JsonValue",
+    "Tagged",
+    "canonical_json",
+    "decode_json",
+    "encode_json",
+    "plain_value",
+    "register_type",
+]
 
 JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
 """The values that `json.loads` can return; cursors and tokens are stored in this form."""
@@ -202,6 +210,43 @@ def decode_json(text: bytes | str) -> Any:
         return _decode(value) if marked else value
     except RecursionError as error:
         raise invalid_request("text", "is nested too deeply", "pass what encode_json returned") from error
+
+
+def plain_value(value: Any) -> Any:
+    """Convert a value of a document to JSON's own types: a decimal to a number, bytes to base64 text.
+
+    Args:
+        value: A value that `encode_json` accepts. The way back to the exact value is lost.
+    """
+    text = encode_json(value)
+    found = orjson.loads(text)
+    return _untagged(found) if b'"$' in text else found
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_untagged(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((name, inner),) = value.items()
+        if name == "$map":
+            return {each: _untagged(item) for each, item in inner.items()}
+        if name == "$decimal":
+            return _number(inner)
+        if name.startswith("$"):
+            return _untagged(inner)
+    return {name: _untagged(item) for name, item in value.items()}
+
+
+def _number(text: str) -> Any:
+    """Return a number if JSON can represent it exactly, else its text."""
+    number = Decimal(text)
+    if not number.is_finite():
+        return text
+    if number == number.to_integral_value() and abs(number) < 2**53:
+        return int(number)
+    return float(number) if Decimal(repr(float(number))) == number else text
 
 
 def _decode(value: Any) -> Any:

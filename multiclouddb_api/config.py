@@ -219,7 +219,17 @@ def _from_url(cls: type[ClientConfig], url: str) -> ClientConfig:
             "url", "has no scheme", "write PROVIDER://…, for example embedded:///data/store.db"
         )
     scheme = scheme.lower()
+    if scheme in ("http", "https"):
+        raise invalid_request("url", f"begins with {scheme}://, which names no database", _web_advice(url))
     return cls(provider=_SCHEMES.get(scheme, scheme), connection={"url": url})
+
+
+def _web_advice(url: str) -> str:
+    """Say what to write instead of the web address of a service."""
+    host = url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+    if host.rpartition(":")[0].endswith(".documents.azure.com") or host.endswith(".documents.azure.com"):
+        return f"for Cosmos DB, write cosmos://{host.partition(':')[0]}"
+    return "write PROVIDER://…, for example cosmos://HOST, or dynamo://REGION?endpoint_url=…"
 
 
 def _from_toml(cls: type[ClientConfig], place: Path) -> ClientConfig:

@@ -232,4 +232,4 @@ def _way_out(value: object, types: tuple[type, ...], wanted: str) -> str:
         for name, member in getattr(kind, "__members__", {}).items():
             if isinstance(value, str) and value.casefold() in (name.casefold(), member.value):
                 return f"pass {kind.__name__}.{name}"
-    return f"pass a {wanted}"
+    return f"pass {'an' if wanted[0] in 'aeiouAEIO' else 'a'} {wanted}"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from enum import Enum
+from enum import StrEnum
 from itertools import repeat
 from types import NoneType
 from typing import Any, Final
 
 import attrs
 
+from multiclouddb_api.codec import plain_value
 from multiclouddb_api.key import MulticloudDbKey
-from multiclouddb_api.redaction import shorten
+from multiclouddb_api.redaction import rfc3339, shorten
 from multiclouddb_api.request import ResourceAddress
 from multiclouddb_api.validators import Slotted, is_a
 
@@ -21,7 +22,7 @@ __all__ = ["ChangeEvent", "ChangeType"]
 _DOCUMENT: Final = is_a(Mapping, NoneType)
 
 
-class ChangeType(Enum):
+class ChangeType(StrEnum):
     """The kind of change to a document.
 
     Portability:
@@ -83,6 +84,31 @@ class ChangeEvent(Slotted):
     """The id of the physical partition that contains the event; pass the id to `PhysicalPartition`."""
     native: Any = attrs.field(default=None, repr=False, eq=False, hash=False)
     """The vendor's own record, present only with `include_native`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the event as a dictionary of JSON's own types, ready for `json.dumps`.
+
+        Its fields are `type`, `event_id`, `key` (an object), `timestamp` (RFC 3339, in UTC),
+        `new_item_state`, `old_item_state`, `order_key`, `by_expiry`, `backfilled`, `address` (text) and
+        `partition_id`. `multiclouddb tail --json` prints the same fields. A decimal becomes a number, and
+        bytes become base64 text; use `event_to_json` to get back the exact values.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if a document contains a value that has no JSON form.
+        """
+        return {
+            "type": self.type.value,
+            "event_id": self.event_id,
+            "key": plain_value(self.key.components),
+            "timestamp": rfc3339(self.timestamp),
+            "new_item_state": plain_value(self.new_item_state),
+            "old_item_state": plain_value(self.old_item_state),
+            "order_key": self.order_key,
+            "by_expiry": self.by_expiry,
+            "backfilled": self.backfilled,
+            "address": str(self.address),
+            "partition_id": self.partition_id,
+        }
 
 
 class _Draft(Slotted):

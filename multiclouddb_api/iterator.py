@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from inspect import GEN_CLOSED, getgeneratorstate
 from types import TracebackType
 from typing import Literal, Protocol, TypedDict
 
@@ -68,8 +69,8 @@ def _not_below_the_first(
 class ChangeFeedIterator:
     """Reads a feed page by page until `stop` is called or the feed ends.
 
-    Iterate over events (`for event in it`) or pages (`for page in it.pages()`) in a single thread.
-    A page counts as done when the caller asks for the next event or page; an empty page is done
+    Iterate over events (`for event in it`, `next(it)`) or pages (`for page in it.pages()`) in a single
+    thread. A page counts as done when the caller asks for the next event or page; an empty page is done
     immediately. `continuation_token` advances, and the checkpoint is saved, only when a page is
     done. Therefore, after a crash, an exception or a `break` in the loop body, the page is
     delivered again and never skipped. The next `for` over the same iterator, or a new iterator with
@@ -174,6 +175,8 @@ class ChangeFeedIterator:
     _round: int = attrs.field(default=0, init=False, repr=False)
     _closed: bool = attrs.field(default=False, init=False, repr=False)
     _outage: Outage | None = attrs.field(default=None, init=False, repr=False)
+    _stepping: Generator[ChangeEvent, None, None] | None = attrs.field(default=None, init=False, repr=False)
+    _at_close: Callable[[], None] | None = attrs.field(default=None, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         if (self.checkpoint_store is None) != (self.checkpoint_name is None):
@@ -196,6 +199,26 @@ class ChangeFeedIterator:
         return self._pages()
 
     def __iter__(self) -> Iterator[ChangeEvent]:
+        stepping, self._stepping = self._stepping, None
+        # A loop goes on after the events that next() returned.
+        return (
+            self._checked_events()
+            if stepping is None or getgeneratorstate(stepping) == GEN_CLOSED
+            else stepping
+        )
+
+    def __next__(self) -> ChangeEvent:
+        if self._stepping is None:
+            self._stepping = self._checked_events()
+        try:
+            return next(self._stepping)
+        except StopIteration:
+            raise
+        except BaseException:
+            self._stepping = None  # it is over, and the next call has to read again
+            raise
+
+    def _checked_events(self) -> Generator[ChangeEvent, None, None]:
         if isinstance(self.request.on_expired, Resnapshot):
             raise invalid_request(
                 "ChangeFeedRequest.on_expired",
@@ -229,7 +252,10 @@ class ChangeFeedIterator:
         """
         self.stop()
         self._closed = True
-        self._save()
+        try:
+            self._save()
+        finally:
+            self._release()
 
     def __enter__(self) -> ChangeFeedIterator:
         return self
@@ -242,6 +268,11 @@ class ChangeFeedIterator:
         else:  # Nothing is saved here, so the next run may read pages without events again.
             self.stop()
             self._closed = True
+            self._release()
+
+    def _release(self) -> None:
+        if self._at_close is not None:
+            self._at_close()
 
     def _pages(self) -> Generator[ChangeFeedPage, None, None]:
         schedule = self._begin()
@@ -264,6 +295,8 @@ class ChangeFeedIterator:
             if over or (self.until_idle and schedule.idle):
                 break
         self._save()
+        if self._at_close is not None:
+            self.close()
 
     def _begin(self) -> PollSchedule:
         if self._closed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, KeysView, Mapping, Sequence
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from itertools import repeat
 from typing import Any
@@ -45,6 +45,8 @@ class MulticloudDbKey(Slotted):
 
     Examples:
         >>> key = MulticloudDbKey({"customer": "c-1", "order": 7})
+        >>> key["order"], len(key), dict(key)
+        (7, 2, {'customer': 'c-1', 'order': 7})
         >>> key.partition_key, key.sort_key
         ({'customer': 'c-1'}, {'order': 7})
 
@@ -85,6 +87,19 @@ class MulticloudDbKey(Slotted):
         The mapping is empty if no components follow the partition key.
         """
         return dict(list(self.components.items())[self.partition_components :])
+
+    def keys(self) -> KeysView[str]:
+        """Return the names of the components in their order, so that `dict(key)` works."""
+        return self.components.keys()
+
+    def __getitem__(self, name: str) -> Any:
+        return self.components[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.components)
+
+    def __len__(self) -> int:
+        return len(self.components)
 
     def canonical(self) -> bytes:
         """Return the key's JSON text, which is the same in every process and version.

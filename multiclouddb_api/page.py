@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
+from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_api.event import ChangeEvent
-from multiclouddb_api.redaction import shorten
+from multiclouddb_api.redaction import html_table, rfc3339, shorten
 from multiclouddb_api.snapshot import SnapshotProgress
 from multiclouddb_api.validators import each_is, is_a
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
 
 __all__ = [
     "BackfillDone",
@@ -275,3 +281,63 @@ class ChangeFeedPage:
     token does not."""
     diagnostics: OperationDiagnostics = attrs.field(factory=OperationDiagnostics)
     """Measurements of the call, such as its cost and lag."""
+
+    def to_arrow(self) -> pyarrow.RecordBatch:
+        """Return the events as an Arrow batch of `multiclouddb_api.arrow.EVENT_SCHEMA` (extra `arrow`).
+
+        The columns are `event_id`, `type`, `key`, `timestamp`, `new_item_state`, `old_item_state`,
+        `order_key`, `by_expiry`, `backfilled`, `database`, `collection` and `partition_id`. Keys and
+        documents are JSON text, because their types differ from database to database; `decode_json` returns
+        the exact values.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if pyarrow is missing; the message names the extra.
+        """
+        try:
+            from multiclouddb_api.arrow import events_to_arrow
+        except ImportError as error:
+            raise _missing("to_arrow", "multiclouddb[arrow]", error) from error
+        return events_to_arrow(self.events)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the events as a pandas frame with the columns of `to_arrow` (extra `pandas`).
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if pandas is missing; the message names the extra.
+        """
+        try:
+            import pandas  # noqa: F401 - pyarrow needs it
+        except ImportError as error:
+            raise _missing("to_pandas", "multiclouddb[pandas]", error) from error
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> polars.DataFrame:
+        """Return the events as a Polars frame with the columns of `to_arrow` (extra `polars`).
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if Polars is missing; the message names the extra.
+        """
+        try:
+            import polars
+        except ImportError as error:
+            raise _missing("to_polars", "multiclouddb[polars]", error) from error
+        return polars.from_arrow(self.to_arrow())
+
+    def _repr_html_(self) -> str:
+        facts = [f"{len(self.events)} events"]
+        if self.idle:
+            facts.append("idle")
+        facts += [type(notice).__name__ for notice in self.notices]
+        columns = ["type", "key", "timestamp", "new_item_state"]
+        rows = [
+            (each.type.value, dict(each.key), rfc3339(each.timestamp), each.new_item_state)
+            for each in self.events
+        ]
+        return html_table(", ".join(facts), columns, rows)
+
+
+def _missing(method: str, requirement: str, error: ImportError) -> MulticloudDbError:
+    return MulticloudDbError(
+        f'page.{method}: cannot import {error.name or "it"}; run: pip install "{requirement}"',
+        ErrorDetail(ErrorCategory.INVALID_REQUEST),
+    )

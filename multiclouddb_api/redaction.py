@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
-__all__ = ["redact_url", "rfc3339", "shorten"]
+__all__ = ["html_table", "redact_url", "rfc3339", "shorten"]
 
 _VISIBLE = 12
 _HIDDEN = "***"
@@ -103,3 +104,25 @@ def _redact_option(text: str) -> str:
 def rfc3339(moment: datetime) -> str:
     """Format an aware datetime as RFC 3339 text in UTC with `Z` and up to six fractional digits."""
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+_MOST_ROWS, _MOST_CHARACTERS = 50, 100
+
+
+def html_table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table for a notebook; long cells are cut, and so are tables of more than 50 rows."""
+    from html import escape  # needed only in notebooks
+
+    def cell(value: object) -> str:
+        text = "" if value is None else str(value)
+        return escape(text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…")
+
+    more = f", the first {_MOST_ROWS} shown" if len(rows) > _MOST_ROWS else ""
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{cell(value)}</td>' for value in row)}</tr>" for row in rows[:_MOST_ROWS]
+    )
+    return (
+        f"<table><caption>{escape(caption)}{more}</caption>"
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from datetime import datetime
-from enum import Enum
-from typing import Any, TypeAlias
+from enum import StrEnum
+from typing import Any, Protocol, TypeAlias, get_args
 
 import attrs
 
 from multiclouddb_api.capability import Capability
 from multiclouddb_api.codec import encode_json
+from multiclouddb_api.errors import invalid_request, type_name
 from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.snapshot import Resnapshot, Snapshot
@@ -47,9 +49,22 @@ def _is_utf8(instance: object, attribute: attrs.Attribute[Any], value: str | Non
 _NAME = [is_a(str, type(None)), not_blank("give its name, or None if the scope is wider"), _is_utf8]
 
 
-@attrs.frozen
+@attrs.frozen(init=False)
 class ResourceAddress:
     """A collection, table or container, and the database that contains it.
+
+    Every function that takes an address also takes its text: `"shop/orders"`, or only `"orders"`; see
+    `parse`. An address of a whole database or cluster needs this class.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if a name is empty or not text, or if only one name is given
+            without saying what it names.
+
+    Examples:
+        >>> ResourceAddress("shop", "orders") == ResourceAddress.parse("shop/orders")
+        True
+        >>> ResourceAddress(database="shop")  # with EntireDatabase()
+        ResourceAddress(database='shop', collection=None)
 
     Portability:
         `database` is None on DynamoDB. On Spanner, Cosmos DB and MongoDB, `database` is the name of a
@@ -63,8 +78,51 @@ class ResourceAddress:
     collection: str | None = attrs.field(default=None, validator=_NAME)
     """Name of the collection, or None with `EntireDatabase()` and `EntireCluster()`."""
 
+    def __init__(
+        self, *names: str | None, database: str | None = None, collection: str | None = None
+    ) -> None:
+        if len(names) == 2 and database is None and collection is None:
+            database, collection = names
+        elif names:
+            raise invalid_request(
+                "ResourceAddress",
+                f"was given {len(names)} of its 2 names by position",
+                "write ResourceAddress(database, collection), ResourceAddress(collection=…), "
+                'ResourceAddress(database=…), or ResourceAddress.parse("database/collection")',
+            )
+        # attrs generates this method.
+        self.__attrs_init__(database, collection)
+
+    @classmethod
+    def parse(cls, address: str) -> ResourceAddress:
+        """Read an address as the command line does: `"shop/orders"`, cut at the first `/`.
+
+        Args:
+            address: The text. Text without a `/` is the name of a collection. Providers without databases
+                take it (DynamoDB), and so do providers with a default one (the embedded store).
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if the text names no collection.
+        """
+        check_type("address", address, str)
+        database, slash, collection = address.partition("/")
+        if not slash:
+            database, collection = "", address
+        if not collection.strip():
+            raise invalid_request(
+                "address",
+                f"{address!r} names no collection",
+                'write "database/collection", or ResourceAddress(database=…) for a whole database',
+            )
+        return cls(database or None, collection)
+
     def __str__(self) -> str:
         return "/".join(name for name in (self.database, self.collection) if name is not None)
+
+
+def to_address(value: ResourceAddress | str) -> ResourceAddress:
+    """Return the address that a text names; return any other value unchanged."""
+    return ResourceAddress.parse(value) if isinstance(value, str) else value
 
 
 @attrs.frozen
@@ -202,6 +260,11 @@ class AtTime:
     """An aware datetime with any offset; it is stored in UTC."""
 
 
+def _without_line_break(token: str) -> str:
+    value: object = token
+    return value.rstrip("\r\n") if isinstance(value, str) else token
+
+
 @attrs.frozen
 class FromContinuationToken:
     """Starts at the position of a token, after everything that was returned up to that position.
@@ -215,11 +278,13 @@ class FromContinuationToken:
     """
 
     token: str = attrs.field(
-        repr=shorten, validator=[is_a(str), not_blank("pass a page's continuation_token")]
+        converter=_without_line_break,
+        repr=shorten,
+        validator=[is_a(str), not_blank("pass a page's continuation_token")],
     )
     """The `continuation_token` of a page, the token of a child partition, or the `skip_token` of an error.
     The token is opaque and may be several kilobytes long, so store it as text or blob, never in a
-    `varchar(255)` or an HTTP header."""
+    `varchar(255)` or an HTTP header. A line break at its end is ignored."""
 
 
 StartPosition: TypeAlias = Beginning | Now | AtTime | Snapshot | FromContinuationToken
@@ -276,7 +341,7 @@ class ProviderOptions:
         return False
 
 
-class NewItemStateMode(Enum):
+class NewItemStateMode(StrEnum):
     """Defines whether events include the document as it is after the change.
 
     Portability:
@@ -294,7 +359,7 @@ class NewItemStateMode(Enum):
     """Include the full document, or raise `UNSUPPORTED_CAPABILITY` before the first event."""
 
 
-class OldItemStateMode(Enum):
+class OldItemStateMode(StrEnum):
     """Defines whether events include the document as it was before the change.
 
     Portability:
@@ -332,6 +397,59 @@ OnExpired: TypeAlias = Fail | SkipToOldest | Resnapshot
 """What to do if the service no longer keeps the changes that follow a position."""
 
 
+def _check_case(field: str, value: object, union: Any, advice: Callable[[Any], str]) -> None:
+    """Check that the value is an instance of a class of the union; `advice` says what to write instead."""
+    kinds = get_args(union)
+    if isinstance(value, kinds):
+        return
+    if isinstance(value, type) and issubclass(value, kinds):
+        check_type(field, value, *kinds)
+    raise invalid_request(field, f"cannot be of type {type_name(value)}", advice(value))
+
+
+def _is_case(union: Any, advice: Callable[[Any], str]) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        _check_case(f"{type(instance).__name__}.{attribute.name}", value, union, advice)
+
+    return check
+
+
+def check_start(field: str, value: object) -> None:
+    """Refuse a value that is no start position, and say what to write instead."""
+    _check_case(field, value, StartPosition, _start_advice)
+
+
+def _start_advice(value: object) -> str:
+    for kind in (Beginning, Now, Snapshot):
+        if isinstance(value, str) and value.casefold() == kind.__name__.casefold():
+            return f"write {kind.__name__}()"
+    if isinstance(value, datetime):
+        return "write AtTime(datetime)"
+    if isinstance(value, str) or hasattr(value, "continuation_token"):
+        return "write request.after(token) or FromContinuationToken(token)"
+    return "write Beginning(), Now(), AtTime(…), Snapshot() or FromContinuationToken(token)"
+
+
+def _scope_advice(value: object) -> str:
+    whole = "the address names the collection, so leave the scope out"
+    return f"{whole}; for a part of it, write PhysicalPartition(partition_id) or LogicalPartition(key)"
+
+
+def _expiry_advice(value: object) -> str:
+    if isinstance(value, str) and value.casefold().startswith("skip"):
+        return "write SkipToOldest()"
+    return "write Fail(), SkipToOldest() or Resnapshot()"
+
+
+class HasToken(Protocol):
+    """A page, or anything else from which a read can continue."""
+
+    @property
+    def continuation_token(self) -> str:
+        """The position to resume from."""
+        ...
+
+
 @attrs.frozen
 class ChangeFeedRequest:
     """Describes one read of a change feed.
@@ -340,16 +458,11 @@ class ChangeFeedRequest:
         MulticloudDbError: `INVALID_REQUEST` when the request is built; the message names the field.
     """
 
-    address: ResourceAddress = attrs.field(validator=is_a(ResourceAddress))
-    """The address of the collection, table or container."""
-    start_position: StartPosition = attrs.field(
-        validator=is_a(Beginning, Now, AtTime, Snapshot, FromContinuationToken)
-    )
-    """The position to start from; use a token to resume."""
-    scope: FeedScope = attrs.field(
-        factory=EntireCollection,
-        validator=is_a(EntireCollection, PhysicalPartition, LogicalPartition, EntireDatabase, EntireCluster),
-    )
+    address: ResourceAddress = attrs.field(converter=to_address, validator=is_a(ResourceAddress))
+    """The address of the collection, table or container, or its text: `"shop/orders"`."""
+    start_position: StartPosition = attrs.field(validator=_is_case(StartPosition, _start_advice))
+    """The position to start from; to resume, use `after` or a token."""
+    scope: FeedScope = attrs.field(factory=EntireCollection, validator=_is_case(FeedScope, _scope_advice))
     """The part of the database or collection to read; the entire collection by default."""
     new_item_state_mode: NewItemStateMode = attrs.field(
         default=NewItemStateMode.INCLUDE_IF_AVAILABLE, validator=is_a(NewItemStateMode)
@@ -363,7 +476,7 @@ class ChangeFeedRequest:
         default=0, validator=[is_a(int), at_least(0, "use 0 for the provider's own page size")]
     )
     """The upper limit of `len(page.events)`; 0 means the provider's own page size."""
-    on_expired: OnExpired = attrs.field(factory=Fail, validator=is_a(Fail, SkipToOldest, Resnapshot))
+    on_expired: OnExpired = attrs.field(factory=Fail, validator=_is_case(OnExpired, _expiry_advice))
     """What to do if the position is older than the retention."""
     include_native: bool = attrs.field(default=False, validator=is_a(bool))
     """True to receive the vendor's own record in `event.native`."""
@@ -371,3 +484,25 @@ class ChangeFeedRequest:
         default=None, validator=is_a(ProviderOptions, type(None))
     )
     """The options of one provider, or None. If they belong to another provider, the request is refused."""
+
+    def after(self, position: HasToken | str) -> ChangeFeedRequest:
+        """Return the request that continues after a page; everything else in it stays the same.
+
+        Args:
+            position: A page, or a continuation token.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if the value is neither a page nor a token.
+
+        Examples:
+            >>> page = client.read_changes(request)
+            >>> page = client.read_changes(request.after(page))
+        """
+        token = getattr(position, "continuation_token", position)
+        if isinstance(position, type) or not isinstance(token, str):
+            raise invalid_request(
+                "position",
+                f"cannot be of type {type_name(position)}",
+                "pass a page or its continuation_token",
+            )
+        return attrs.evolve(self, start_position=FromContinuationToken(token))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import attrs
@@ -16,7 +16,7 @@ _LEAST_RATE = 1e-6
 _MOST = 10**15
 
 
-class SnapshotOrder(Enum):
+class SnapshotOrder(StrEnum):
     """The order in which the rows of a snapshot and the changes are delivered.
 
     In all three orders, all rows of the snapshot have the same `order_key`, which is called the floor. Apply

@@ -192,7 +192,7 @@ class Mapper(ABC):
         """
 
     def arrow(self, records: Any, start: int, stop: int) -> pa.RecordBatch | None:
-        """Map records to an Arrow batch with the fixed schema `multiclouddb_spi.arrow.EVENT_SCHEMA`.
+        """Map records to an Arrow batch with the fixed schema `multiclouddb_api.arrow.EVENT_SCHEMA`.
 
         Args:
             records: The records of the batch.

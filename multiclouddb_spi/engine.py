@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
+from datetime import datetime
 from itertools import chain
 from typing import Any, Final, TypeVar
 
@@ -20,21 +21,29 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
     EntireCollection,
+    ErrorCategory,
+    ErrorDetail,
     FromContinuationToken,
+    MulticloudDbError,
+    MulticloudDbKey,
     Now,
     Observer,
     OperationOptions,
     PhysicalPartition,
+    PlannedPartition,
+    ProviderOptions,
     Resnapshot,
     ResourceAddress,
     Snapshot,
+    TokenReport,
     invalid_request,
 )
-from multiclouddb_spi.abilities import SupportsCommands
+from multiclouddb_spi.abilities import SupportsCollections, SupportsCommands
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.continuation.entry import Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import Finished, Retired, Session, WrittenTokens
+from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.contract import Feed, PartitionState, Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import user_errors
@@ -51,6 +60,7 @@ from multiclouddb_spi.request_check import check_plan, check_planned, require, s
 from multiclouddb_spi.retry import ATTEMPTS
 from multiclouddb_spi.scan.start import announced, segment_lineages
 from multiclouddb_spi.session_opener import SessionOpener
+from multiclouddb_spi.token_report import Standing, check_provider, report
 
 __all__ = ["Engine"]
 
@@ -242,7 +252,7 @@ class Engine:
 
     def plan_partitions(
         self, request: ChangeFeedRequest, options: OperationOptions, *, with_descendants: bool = False
-    ) -> tuple[tuple[str, str], ...]:
+    ) -> tuple[PlannedPartition, ...]:
         """Return one token per partition, as `MulticloudDbClient.plan_partitions` does."""
         if not isinstance(request.scope, EntireCollection):
             raise invalid_request(
@@ -266,12 +276,51 @@ class Engine:
                 if each.stage is not Stage.WAIT
             ]
             return tuple(
-                (
+                PlannedPartition(
                     session.feed.public_id(name),
                     session.partition_token(name, lineage, with_descendants=with_descendants),
+                    is_segment,
                 )
-                for name, lineage in parts + segments
+                for found, is_segment in ((parts, False), (segments, True))
+                for name, lineage in found
             )
+
+    def collections(self, database: str | None, options: OperationOptions) -> list[ResourceAddress]:
+        """Return the collections in any order, as `MulticloudDbClient.collections` does."""
+        provider = self._provider
+        if not isinstance(provider, SupportsCollections):
+            raise MulticloudDbError(
+                f"{provider.provider_id} does not list collections; name the one to follow",
+                ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, provider.provider_id, "collections"),
+            )
+        deadline = Deadline.after(options.timeout_seconds)
+        with user_errors(provider, "collections"):
+            return self._fetcher.call(lambda: provider.collections(database, deadline), deadline)
+
+    def inspect(
+        self,
+        token: str,
+        options: OperationOptions,
+        key: MulticloudDbKey | None,
+        provider_options: ProviderOptions | None,
+    ) -> TokenReport:
+        """Say what a token contains, as `MulticloudDbClient.inspect` does."""
+        deadline = Deadline.after(options.timeout_seconds)
+
+        def describe(
+            request: ChangeFeedRequest, standings: list[Standing]
+        ) -> list[tuple[str, datetime | None]]:
+            spec = spec_of(self._provider, request, "inspect")
+            with closing(self._opener.feed(spec, deadline)) as opened:
+                return opened.use(lambda feed: [each.describe(feed) for each in standings])
+
+        envelope = decode_token(token)
+        check_provider(self._provider.provider_id, envelope)
+        with user_errors(self._provider, "inspect"):
+            return report(
+                envelope, token, key, provider_options,
+                lambda request: self.read_changes(request, options), describe,
+            )  # fmt: skip
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
         """Pass a command to the service without retries, as `MulticloudDbClient.run_command` does."""

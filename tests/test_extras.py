@@ -3,8 +3,6 @@ pipeline.
 """
 
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -68,12 +66,3 @@ def test_the_extra_of_spark_is_the_whole_pipeline():
     ((_, extras),) = NAMED.findall(source)
     assert set(extras.split(",")) == EXTRAS["multiclouddb-spark"] == {"delta", "java"}
     assert not any("pyspark" in each for each in PROJECTS["multiclouddb-spark"]["dependencies"])
-
-
-def test_the_name_of_the_distribution_is_no_package():
-    ran = subprocess.run(
-        [sys.executable, "-c", "import multiclouddb"], capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 1
-    assert ran.stderr.splitlines()[-1].startswith("ImportError: multiclouddb is the name of the distribution")
-    assert "import multiclouddb_api" in ran.stderr.splitlines()[-1]

@@ -114,6 +114,7 @@ GOOD_FOR = {
     "MulticloudDbKey.partition_components": 1,
     "CapabilitySet.notes": {},
     "connect.source": "embedded:///tmp/none.db",
+    "follow.source": "mongodb://127.0.0.1:1",
     "merge.a": "p0",
     "merge_into_delta.batch": api.ChangeFeedPage((), "token"),
     "pages_to_dataframe.spark": Duck(),
@@ -126,6 +127,8 @@ GOOD_FOR = {
 LEFT_OUT = {
     api.ChangeFeedPage: "the library makes one in every call, and its checks would cost more than they find",
     api.OperationDiagnostics: "as a page",
+    api.TokenPartition: "inspect makes one",
+    api.TokenReport: "inspect makes one",
     multiclouddb_mongo.RunCommandCursor: "run_cursor_command makes it",
     pyspark_multiclouddb.DefaultSource: "Spark makes it and calls its methods",
     api.ErrorCategory: "it is text: a later version, or another process, may have a category of its own",
@@ -203,7 +206,13 @@ def required(function):
 def field_hints(owner):
     """Return the constructor's parameters of an attrs class."""
     hints = typing.get_type_hints(owner, localns=NAMES)
-    return {each.alias: hints[each.name] for each in attrs.fields(owner) if each.init}
+    return {
+        each.alias: next(iter(typing.get_type_hints(each.converter).values()))
+        if each.converter is not None
+        else hints[each.name]
+        for each in attrs.fields(owner)
+        if each.init
+    }
 
 
 def constructor(owner):
@@ -258,6 +267,8 @@ def instances(tmp_path_factory):
                 api.FileCheckpointStore: api.FileCheckpointStore(folder),
                 api.MulticloudDbClient: client,
                 api.CapabilitySet: api.CapabilitySet({}),
+                api.ChangeEvent: EVENT,
+                api.ChangeFeedRequest: GOOD[-1],
                 api.MulticloudDbKey: api.MulticloudDbKey({"id": "a"}),
             }
 

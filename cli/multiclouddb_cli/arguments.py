@@ -26,7 +26,6 @@ from multiclouddb_api import (
     EntireCollection,
     EntireDatabase,
     FeedScope,
-    FileCheckpointStore,
     FromContinuationToken,
     LogicalPartition,
     MulticloudDbError,
@@ -40,6 +39,7 @@ from multiclouddb_api import (
     StartPosition,
     decode_json,
 )
+from multiclouddb_api.checkpoint import CheckpointFile
 from multiclouddb_api.validators import suggestion
 from multiclouddb_cli.screen import shorter
 from multiclouddb_cli.session import Session
@@ -61,22 +61,13 @@ __all__ = [
     "to_token",
 ]
 
-_SUFFIX: Final = ".checkpoint.json"
 
-
-class Bookmark(FileCheckpointStore):
-    """A checkpoint store like `FileCheckpointStore`, but for one file with any name."""
+class Bookmark(CheckpointFile):
+    """The checkpoint in a file, which can be held back."""
 
     def __init__(self, file: Path) -> None:
-        super().__init__(file.parent)
-        self._file = file
+        super().__init__(file)
         self.is_held = False
-        self.name = file.name.removesuffix(_SUFFIX)
-
-    def path(self, name: str) -> Path:
-        """The path of the file."""
-        super().path(name)
-        return self._file
 
     def hold(self) -> None:
         """Save nothing after this call, because a later run has to continue from the saved position."""
@@ -121,12 +112,11 @@ def to_config(url: str) -> ClientConfig:
 
 def to_address(text: str) -> ResourceAddress:
     """Read an address: `DATABASE/COLLECTION`, or only the collection."""
-    database, slash, collection = text.partition("/")
-    if not slash:
-        database, collection = "", text
-    if not collection.strip():
-        raise _wrong("COLLECTION", "names no collection: multiclouddb collections URL lists them")
-    return ResourceAddress(database or None, collection)
+    try:
+        return ResourceAddress.parse(text)
+    except MulticloudDbError as error:
+        problem = "names no collection: multiclouddb collections URL lists them"
+        raise _wrong("COLLECTION", problem) from error
 
 
 def to_target(where: str | None, scope: str, provider: str) -> tuple[ResourceAddress, FeedScope]:
@@ -143,7 +133,7 @@ def to_target(where: str | None, scope: str, provider: str) -> tuple[ResourceAdd
                 raise _wrong(
                     "COLLECTION", "names a collection, but --scope database needs only the name of a database"
                 )
-            return ResourceAddress(database or None), kind
+            return ResourceAddress(database=database or None), kind
         case _:
             return to_address(where or ""), kind
 
@@ -192,6 +182,10 @@ def to_checkpoint(path: Path | None) -> Path | None:
         raise _wrong("--checkpoint", f"the folder {path.parent} does not exist: make it first")
     if not path.name.removesuffix(".checkpoint.json").strip("."):
         raise _wrong("--checkpoint", f"{str(path)!r} names no file")
+    try:
+        Bookmark(path).check()
+    except MulticloudDbError as error:
+        raise _wrong("--checkpoint", error.message) from error
     return path
 
 

@@ -19,36 +19,33 @@ from multiclouddb_api import (
     ChangeFeedPage,
     ChangeFeedRequest,
     ClientConfig,
-    EntireCluster,
     EntireCollection,
-    EntireDatabase,
     ErrorCategory,
     FeedScope,
     FromContinuationToken,
-    LogicalPartition,
     MulticloudDbError,
     MulticloudDbKey,
     NewItemStateMode,
     PhysicalPartition,
     ProviderOptions,
-    invalid_request,
 )
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_cli.exits import NOT_COVERED
 from multiclouddb_cli.failure import scrub
-from multiclouddb_cli.inspection import (
+from multiclouddb_cli.inspection import ago
+from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table
+from multiclouddb_cli.session import Session
+from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text
+from multiclouddb_spi.token_report import (
     Standing,
-    ago,
+    check_provider,
     ending,
     lineage_of,
     one_partition,
     read_standings,
+    scope_of,
     watermark_of,
 )
-from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table
-from multiclouddb_cli.session import Session
-from multiclouddb_spi import encode_partition_id
-from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text
 
 __all__ = ["check"]
 
@@ -160,7 +157,7 @@ def check(
     request = ChangeFeedRequest(
         envelope.address,
         FromContinuationToken(token),
-        _scope(config, envelope, key),
+        _scope(envelope, key),
         new_item_state_mode=NewItemStateMode.OMIT,
         max_page_size=1,
         provider_options=options,
@@ -196,39 +193,19 @@ def _missed(session: Session, envelope: Envelope) -> list[str] | None:
     return [seed.partition_id for seed in lineage.found(survey)[0]]
 
 
-def _scope(config: ClientConfig, envelope: Envelope, key: MulticloudDbKey | None) -> FeedScope:
+def _scope(envelope: Envelope, key: MulticloudDbKey | None) -> FeedScope:
     """Return the scope for which the token was made."""
-    kind, _, value = envelope.scope.partition(":")
-    match kind:
-        case "database":
-            return EntireDatabase()
-        case "cluster":
-            return EntireCluster()
-        case "partition" | "descendants":
-            public_id = encode_partition_id(config.provider, envelope.address, envelope.incarnation, value)
-            return PhysicalPartition(public_id, with_descendants=kind == "descendants")
-        case "key":
-            return _one_key(envelope, key)
-        case _:
-            return EntireCollection()
-
-
-def _one_key(envelope: Envelope, key: MulticloudDbKey | None) -> LogicalPartition:
-    if key is None:
+    try:
+        scope = scope_of(envelope, key)
+    except MulticloudDbError as error:
+        raise typer.BadParameter("the token belongs to another partition key", param_hint="--key") from error
+    if scope is None:
         raise typer.BadParameter("the token belongs to one partition key: give that key", param_hint="--key")
-    scope = LogicalPartition(key)
-    if scope_text(scope) != envelope.scope:
-        raise typer.BadParameter("the token belongs to another partition key", param_hint="--key")
     return scope
 
 
 def _check_provider(config: ClientConfig, envelope: Envelope, options: ProviderOptions | None) -> None:
-    if envelope.provider_id != config.provider:
-        raise invalid_request(
-            "continuation_token",
-            f"belongs to provider {envelope.provider_id!r}, not to {config.provider!r}",
-            "give the URL of the database that it came from",
-        )
+    check_provider(config.provider, envelope)
     if envelope.options_digest and options is None:
         raise typer.BadParameter(
             "the token was made with provider options that change positions: give the same options",

@@ -16,12 +16,12 @@ from multiclouddb_api import (
     CapabilitySet,
     ChangeFeedRequest,
     ClientConfig,
-    ErrorCategory,
-    ErrorDetail,
     MulticloudDbError,
     Now,
+    OperationOptions,
     ResourceAddress,
     Support,
+    connect,
     installed_providers,
 )
 from multiclouddb_api.registry import GROUP, load_plugin
@@ -37,9 +37,7 @@ from multiclouddb_cli.screen import (
     with_colour,
 )
 from multiclouddb_cli.session import CALL_SECONDS, Session
-from multiclouddb_spi import Deadline, Partition, PartitionState, SupportsCollections, open_provider
-from multiclouddb_spi.errors import user_errors
-from multiclouddb_spi.retry import Tries
+from multiclouddb_spi import Partition, PartitionState, open_provider
 
 __all__ = [
     "Family",
@@ -344,20 +342,9 @@ def known_collections(url: str) -> tuple[str, ...]:
     return ()
 
 
-def _listed(config: ClientConfig, database: str | None, seconds: float) -> list[ResourceAddress]:
-    provider = open_provider(config)
-    try:
-        if not isinstance(provider, SupportsCollections):
-            raise MulticloudDbError(
-                f"{config.provider} does not list collections; name the one to follow",
-                ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, config.provider, "collections"),
-            )
-        lister, deadline = provider, Deadline.after(seconds)
-        with user_errors(provider, "collections"):
-            found = Tries(provider).call(lambda: lister.collections(database, deadline), deadline)
-    finally:
-        provider.close()
-    return sorted(found, key=str)
+def _listed(config: ClientConfig, database: str | None, seconds: float) -> tuple[ResourceAddress, ...]:
+    with connect(config) as client:
+        return client.collections(database, OperationOptions(seconds))
 
 
 def _address(address: ResourceAddress) -> dict[str, Any]:

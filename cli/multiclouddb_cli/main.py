@@ -145,6 +145,7 @@ def _options(
 
 @app.command()
 def tail(
+    context: typer.Context,
     url: Url,
     collection: Target = None,
     start: FromAny = "now",
@@ -185,8 +186,10 @@ def tail(
         url, collection, start, scope, state, old_state, on_expired, options,
         snapshots=True, max_scan_rate=max_scan_rate, last=last,
     )  # fmt: skip
+    source = context.get_parameter_source("start")
     wish = command.Wish(
         request, render, selection, last, file, until_idle, max_events, skip_poison, wait, timeout,
+        has_start=source is not None and source.name == "COMMANDLINE",
     )  # fmt: skip
     command.tail(to_config(url), wish)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
 import orjson
 import typer
 
-from multiclouddb_api import ChangeEvent, ChangeType, Notice, encode_json, event_to_json
+from multiclouddb_api import ChangeEvent, ChangeType, Notice, event_to_json
+from multiclouddb_api.codec import plain_value
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_cli.screen import is_terminal, printable, shorter, width, with_colour
 
@@ -22,60 +22,14 @@ __all__ = [
     "event_line",
     "key_text",
     "notice_line",
-    "plain_event",
     "plain_json",
-    "plain_value",
     "renderer",
 ]
-
-
-def plain_value(value: Any) -> Any:
-    """Convert a value of a document to a value that consists only of JSON's types."""
-    text = encode_json(value)
-    found = orjson.loads(text)
-    return _untagged(found) if b'"$' in text else found
 
 
 def plain_json(value: Any) -> bytes:
     """Return the JSON text of `plain_value`."""
     return orjson.dumps(plain_value(value))
-
-
-def plain_event(event: ChangeEvent) -> dict[str, Any]:
-    """Return the fields of an event; the key becomes an object, and the address becomes text."""
-    text = event_to_json(event)
-    fields: dict[str, Any] = orjson.loads(text)
-    key = dict(fields["key"]["components"])
-    fields = {"type": fields.pop("type"), **fields, "key": key, "address": str(event.address)}
-    if b'"$' not in text:
-        return fields
-    return {name: _untagged(value) for name, value in fields.items()}
-
-
-def _untagged(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_untagged(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if len(value) == 1:
-        ((name, inner),) = value.items()
-        if name == "$map":
-            return {each: _untagged(item) for each, item in inner.items()}
-        if name == "$decimal":
-            return _number(inner)
-        if name.startswith("$"):
-            return _untagged(inner)
-    return {name: _untagged(item) for name, item in value.items()}
-
-
-def _number(text: str) -> Any:
-    """Return a number if JSON can represent it exactly, else its text."""
-    number = Decimal(text)
-    if not number.is_finite():
-        return text
-    if number == number.to_integral_value() and abs(number) < 2**53:
-        return int(number)
-    return float(number) if Decimal(repr(float(number))) == number else text
 
 
 _Fields: TypeAlias = dict[str, Any]
@@ -117,7 +71,7 @@ class Template:
 
     def render(self, event: ChangeEvent) -> str:
         """Return the text of an event."""
-        fields = plain_event(event)
+        fields = event.to_dict()
         return "".join(piece(event, fields) for piece in self._pieces)
 
 
@@ -214,7 +168,7 @@ def renderer(template: str | None, *, as_json: bool, exact: bool) -> Renderer:
     if exact:
         return lambda event, address: f"{event_to_json(event).decode()}\n"
     if as_json:
-        return lambda event, address: f"{orjson.dumps(plain_event(event)).decode()}\n"
+        return lambda event, address: f"{orjson.dumps(event.to_dict()).decode()}\n"
     colour = with_colour()
 
     def line(event: ChangeEvent, *, address: bool) -> str:

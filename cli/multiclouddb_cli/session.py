@@ -28,9 +28,10 @@ from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import Tries
 
-__all__ = ["CALL_SECONDS", "Contact", "Interrupt", "Session", "until_signal"]
+__all__ = ["CALL_SECONDS", "OUTAGE_SECONDS", "Contact", "Interrupt", "Session", "until_signal"]
 
 CALL_SECONDS: Final = 30.0
+OUTAGE_SECONDS: Final = 300.0
 
 
 class Session:
@@ -160,6 +161,14 @@ class Contact:
         if self._client is None:
             self._client = self._connect()
         return self._client
+
+    def promise(self) -> str:
+        """Say what happens next while the database does not answer."""
+        if self._waits:
+            return "trying again until it works"
+        if self._has_read:
+            return f"trying again for {OUTAGE_SECONDS / 60:.0f} minutes; --wait tries until it works"
+        return "the command ends if there is no answer soon; --wait tries until it works"
 
     def read_changes(
         self, request: ChangeFeedRequest, options: OperationOptions | None = None

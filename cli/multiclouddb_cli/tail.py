@@ -48,7 +48,7 @@ from multiclouddb_cli.screen import (
     shorter,
     width,
 )
-from multiclouddb_cli.session import Contact, Interrupt, until_signal
+from multiclouddb_cli.session import OUTAGE_SECONDS, Contact, Interrupt, until_signal
 
 __all__ = ["OutageReport", "StatusLine", "Wish", "tail"]
 
@@ -106,6 +106,7 @@ class OutageReport(Observer):
         status: The status line, which is cleared before another line is printed.
 
     Attributes:
+        promise: What the command will do, printed after the reason of an outage.
         muted: True to print nothing. No outage is printed while the command is closing. No outage
             is printed if the run ends by itself, because such a run reports its own error.
     """
@@ -114,6 +115,7 @@ class OutageReport(Observer):
         self.muted = muted
         self._status = status
         self._reason: str | None = None
+        self.promise: Callable[[], str] = lambda: "trying again"
 
     def outage(self, address: ResourceAddress, seconds: float, reason: str) -> None:
         """Print the outage on stderr."""
@@ -121,10 +123,10 @@ class OutageReport(Observer):
             return
         self._status.clear()
         if reason == self._reason:
-            text = f"no answer for {duration(seconds)}, trying again"
+            text = f"no answer for {duration(seconds)}; {self.promise()}"
         else:
             self._reason = reason
-            text = f"{reason}; trying again until it works"
+            text = f"{reason}; {self.promise()}"
         typer.echo(f"warning: {printable(scrub(text))}", err=True)
 
     def outage_ended(self, address: ResourceAddress, seconds: float) -> None:
@@ -136,7 +138,6 @@ class OutageReport(Observer):
 
 
 _WAIT_SECONDS: Final = 2.0
-_OUTAGE_SECONDS: Final = 300.0
 _PAGE_EVENTS: Final = 1000
 
 
@@ -155,6 +156,7 @@ class Wish:
         skip_poison: True to skip records that cannot be decoded.
         wait: True to keep trying while the feed cannot be read.
         timeout: The time limit of one call, in seconds.
+        has_start: True if the user said where to start, with `--from`.
     """
 
     request: ChangeFeedRequest
@@ -167,6 +169,7 @@ class Wish:
     skip_poison: bool = False
     wait: bool = False
     timeout: float = 30.0
+    has_start: bool = False
 
     @property
     def wide(self) -> bool:
@@ -186,6 +189,7 @@ def tail(config: ClientConfig, wish: Wish) -> None:
     report = OutageReport(status, muted=wish.until_idle and not wish.wait)
     with until_signal() as interrupt:
         contact = Contact(lambda: connect(config, observer=report), interrupt, report, waits=wish.wait)
+        report.promise = contact.promise
         with closing(contact):
             try:
                 _run(contact, interrupt, wish, status)
@@ -196,6 +200,12 @@ def tail(config: ClientConfig, wish: Wish) -> None:
 
 def _run(contact: Contact, interrupt: Interrupt, wish: Wish, status: StatusLine) -> None:
     bookmark = None if wish.checkpoint is None else Bookmark(wish.checkpoint)
+    if bookmark is not None and wish.has_start and bookmark.load() is not None:
+        typer.echo(
+            f"warning: --from is ignored, because {wish.checkpoint} holds a position; delete that file to "
+            "start again",
+            err=True,
+        )
     printer = _Printer(wish, status)
     if wish.last is not None and (bookmark is None or bookmark.load() is None):
         limits = OperationOptions(wish.timeout)
@@ -219,7 +229,7 @@ def _run(contact: Contact, interrupt: Interrupt, wish: Wish, status: StatusLine)
 def _changes(contact: Contact, wish: Wish, bookmark: Bookmark | None) -> ChangeFeedIterator:
     # The engine already retries each call, so a run that ends by itself does not wait until an outage is
     # over.
-    outage = float("inf") if wish.wait else 0.0 if wish.until_idle else _OUTAGE_SECONDS
+    outage = float("inf") if wish.wait else 0.0 if wish.until_idle else OUTAGE_SECONDS
     size = wish.page_size(wish.max_events)
     if bookmark is not None and wish.selection.until is not None and bookmark.load() is None:
         size = 1  # then a position is saved before the first event that a later run has to print

@@ -25,7 +25,6 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_cli.failure import scrub
-from multiclouddb_cli.inspection import Standing, read_standings
 from multiclouddb_cli.screen import (
     Cell,
     check_reader,
@@ -40,6 +39,7 @@ from multiclouddb_cli.screen import (
 )
 from multiclouddb_cli.session import Interrupt, Session, until_signal
 from multiclouddb_spi.continuation.token import decode_token
+from multiclouddb_spi.token_report import Standing, read_standings
 
 __all__ = ["top"]
 

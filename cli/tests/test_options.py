@@ -9,9 +9,10 @@ import pytest
 import typer
 
 from multiclouddb_api import ErrorCategory, event_from_json
+from multiclouddb_api.codec import plain_value
 from multiclouddb_cli.arguments import to_moment
 from multiclouddb_cli.failure import on_the_command_line
-from multiclouddb_cli.rendering import Template, plain_value
+from multiclouddb_cli.rendering import Template
 from multiclouddb_conformance.command_line import apart_from_silence
 from multiclouddb_embedded import EmbeddedStore
 
@@ -344,6 +345,8 @@ class TestDeadHost:
             out, err = process.communicate(timeout=60)
         warning, error = apart_from_silence(err).splitlines()
         assert warning.startswith("warning: nobody at ")
+        assert "--wait" in warning
+        assert "until it works" not in warning.partition("--wait")[0]
         assert error.startswith("error: [TRANSIENT_FAILURE] nobody at ")
         assert (process.returncode, out, "a-hidden-key" in err) == (8, "", False)
 

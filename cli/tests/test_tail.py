@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -124,6 +125,22 @@ class TestCheckpoint:
         seen = set(keys(head.stdout)) | set(keys(rest.stdout))
         # Events that are in the pipe count as printed, so the checkpoint is after these events.
         assert len(seen) >= 8
+
+    def test_one_that_cannot_be_written_is_refused_before_anything_is_read(self, run, tmp_path):
+        nowhere = Path("/proc/self/orders.checkpoint")  # not even root can write there
+        result = run("tail", f"embedded://{tmp_path}/none.db", "orders", "--checkpoint", nowhere)
+        assert result.exit_code == 2
+        assert "--checkpoint" in result.stderr
+        assert str(nowhere) in result.stderr
+
+    def test_a_start_beside_one_is_ignored_aloud(self, run, url, store, tmp_path):
+        words = ("tail", url, "orders", "--until-idle", "--checkpoint", tmp_path / "pos")
+        assert run(*words, "--from", "beginning").stderr == ""
+        assert run(*words).stderr == ""
+        again = run(*words, "--from", "beginning")
+        assert (again.stdout, again.exit_code) == ("", 0)
+        assert "--from" in again.stderr
+        assert str(tmp_path / "pos") in again.stderr
 
     def test_a_damaged_one_is_refused(self, run, url, store, tmp_path):
         (tmp_path / "pos").write_text("{}")

@@ -221,7 +221,7 @@ class TestViewTypes:
 ASKED = {
     "`AtTime(…)`": {"start_position": AtTime(datetime(2026, 1, 31, tzinfo=UTC))},
     "`LogicalPartition(…)`": {"scope": LogicalPartition(MulticloudDbKey({"id": "o-1"}))},
-    "`EntireDatabase()`": {"scope": EntireDatabase(), "address": ResourceAddress("shop")},
+    "`EntireDatabase()`": {"scope": EntireDatabase(), "address": ResourceAddress(database="shop")},
     "`EntireCluster()`": {"scope": EntireCluster(), "address": ResourceAddress()},
 }
 

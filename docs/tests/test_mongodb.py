@@ -182,7 +182,7 @@ def answered(call):
 ASKED = {
     "collection": (ORDERS, {}),
     "key": (ORDERS, {"scope": api.LogicalPartition(api.MulticloudDbKey({"_id": "o-1"}))}),
-    "database": (api.ResourceAddress("shop"), {"scope": api.EntireDatabase()}),
+    "database": (api.ResourceAddress(database="shop"), {"scope": api.EntireDatabase()}),
     "cluster": (api.ResourceAddress(), {"scope": api.EntireCluster()}),
 }
 

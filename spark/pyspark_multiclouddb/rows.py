@@ -21,9 +21,9 @@ from pyspark.sql.types import (
 )
 
 from multiclouddb_api import ChangeFeedPage, invalid_request
+from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi import Batch, Range, RecordFault, collector_paused, read_range
-from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_spi.scan.contract import plan_id_of
 from pyspark_multiclouddb.connection import Connection, connection_for
 from pyspark_multiclouddb.errors import check_has, poisoned, source_errors

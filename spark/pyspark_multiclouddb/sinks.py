@@ -25,8 +25,8 @@ from multiclouddb_api import (
     SnapshotStarted,
     invalid_request,
 )
+from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_api.validators import check_type, local_path, type_name
-from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_spi.missing_state import MissingState, lacks_state, missing_state_error
 from multiclouddb_spi.scan.contract import plan_id_of
 from pyspark_multiclouddb.checkpoint import Checkpoint, Scan, query_of

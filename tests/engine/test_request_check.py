@@ -48,7 +48,10 @@ NEEDS = {
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: {"scope": KEY},
     Capability.CHANGE_FEED_SNAPSHOT: {"start_position": Snapshot()},
     Capability.CHANGE_FEED_OLD_ITEM_STATE: {"old_item_state_mode": OldItemStateMode.INCLUDE_IF_AVAILABLE},
-    Capability.CHANGE_FEED_DATABASE_SCOPE: {"scope": EntireDatabase(), "address": ResourceAddress("sim")},
+    Capability.CHANGE_FEED_DATABASE_SCOPE: {
+        "scope": EntireDatabase(),
+        "address": ResourceAddress(database="sim"),
+    },
     Capability.CHANGE_FEED_CLUSTER_SCOPE: {"scope": EntireCluster(), "address": ResourceAddress()},
 }
 
@@ -219,13 +222,13 @@ class TestAddress:
     @pytest.mark.parametrize(
         ("scope", "address"),
         [
-            (EntireCollection(), ResourceAddress("sim")),
+            (EntireCollection(), ResourceAddress(database="sim")),
             (EntireCollection(), ResourceAddress()),
-            (KEY, ResourceAddress("sim")),
-            (PhysicalPartition("simulation:a.b:p0"), ResourceAddress("sim")),
+            (KEY, ResourceAddress(database="sim")),
+            (PhysicalPartition("simulation:a.b:p0"), ResourceAddress(database="sim")),
             (EntireDatabase(), ResourceAddress("sim", "items")),
             (EntireDatabase(), ResourceAddress()),
-            (EntireCluster(), ResourceAddress("sim")),
+            (EntireCluster(), ResourceAddress(database="sim")),
             (EntireCluster(), ResourceAddress("sim", "items")),
         ],
         ids=str,
@@ -238,7 +241,7 @@ class TestAddress:
 
     def test_listing_needs_a_collection(self, bench):
         with pytest.raises(MulticloudDbError, match=r"ChangeFeedRequest\.address") as caught:
-            bench.engine.list_physical_partitions(ResourceAddress("sim"), OperationOptions())
+            bench.engine.list_physical_partitions(ResourceAddress(database="sim"), OperationOptions())
         assert caught.value.category == ErrorCategory.INVALID_REQUEST
         assert bench.calls.feeds == 0
 

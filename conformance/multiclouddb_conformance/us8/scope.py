@@ -167,7 +167,7 @@ class TestWiderScopes:
     @pytest.mark.requires(_DATABASE)
     def test_a_database_has_every_collection(self, make_collection: Make) -> None:
         first, second = make_collection("first"), make_collection("second")
-        database = ResourceAddress(first.address.database)
+        database = ResourceAddress(database=first.address.database)
         start = first.now(address=database, scope=EntireDatabase())
         first.fill(5)
         second.fill(5)

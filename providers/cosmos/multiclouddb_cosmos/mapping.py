@@ -139,7 +139,7 @@ def _orders(records: Records) -> list[str]:
 def _arrow(records: Records, view: View) -> pa.RecordBatch:
     import pyarrow as pa
 
-    from multiclouddb_spi.arrow import EVENT_SCHEMA
+    from multiclouddb_api.arrow import EVENT_SCHEMA
 
     items = records.items
     datas = [item["metadata"] for item in items]

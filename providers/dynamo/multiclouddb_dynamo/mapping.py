@@ -155,7 +155,7 @@ def _by_service(identity: Any) -> bool:
 def _arrow(records: Sequence[Record], view: View) -> pa.RecordBatch:
     import pyarrow as pa
 
-    from multiclouddb_spi.arrow import EVENT_SCHEMA
+    from multiclouddb_api.arrow import EVENT_SCHEMA
 
     datas = [record["dynamodb"] for record in records]
     types = [_TYPES[record["eventName"]] for record in records]

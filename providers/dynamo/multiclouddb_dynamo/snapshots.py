@@ -258,7 +258,7 @@ class RowMapper(Mapper):
     def _arrow(self, items: Sequence[Item]) -> pa.RecordBatch:
         import pyarrow as pa
 
-        from multiclouddb_spi.arrow import EVENT_SCHEMA
+        from multiclouddb_api.arrow import EVENT_SCHEMA
 
         view, names, count, text = self.view, self.view.key_names, len(items), pa.string()
         components = [{name: decode(item[name]) for name in names} for item in items]

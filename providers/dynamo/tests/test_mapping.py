@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey, ResourceAddress
+from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_dynamo.mapping import View, order_key, seconds_of, seq_of, to_arrow, to_events
 from multiclouddb_dynamo.position import After, place_of
 from multiclouddb_spi import RecordFault
-from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
 
 from .test_values import documents, tagged, texts
 from .world import patiently

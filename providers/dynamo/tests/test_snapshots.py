@@ -19,13 +19,13 @@ from multiclouddb_api import (
     SnapshotOrder,
     connect,
 )
+from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_dynamo import DynamoClients
 from multiclouddb_dynamo.client import Calls, Table
 from multiclouddb_dynamo.provider import PLUGIN
 from multiclouddb_dynamo.snapshots import FLOOR, Part, cut, is_segment, segments_of
 from multiclouddb_spi import FeedSpec, InvalidCursor, Scanned, plan_id_of, snapshot_event_id
-from multiclouddb_spi.arrow import events_to_arrow
 
 from .world import ADDRESS, TABLE, World, seconds, session, soon
 

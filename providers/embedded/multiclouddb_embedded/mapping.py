@@ -158,7 +158,7 @@ def to_arrow(records: Records, start: int, stop: int, view: View) -> pa.RecordBa
     if start == stop:
         import pyarrow as pa
 
-        from multiclouddb_spi.arrow import EVENT_SCHEMA
+        from multiclouddb_api.arrow import EVENT_SCHEMA
 
         return pa.RecordBatch.from_pylist([], schema=EVENT_SCHEMA)
     whole = stop - start == len(records)
@@ -172,7 +172,7 @@ def _record_batch(records: Records, view: View) -> pa.RecordBatch:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from multiclouddb_spi.arrow import EVENT_SCHEMA
+    from multiclouddb_api.arrow import EVENT_SCHEMA
 
     count = len(records)
     order = pc.utf8_lpad(_split(records.seqs_text, ",", count), ORDER_DIGITS, "0")

@@ -17,6 +17,7 @@ from multiclouddb_api import (
     decode_json,
     encode_json,
 )
+from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_embedded.mapping import (
     View,
     cursor_of,
@@ -27,7 +28,6 @@ from multiclouddb_embedded.mapping import (
     to_micros,
 )
 from multiclouddb_embedded.records import Records
-from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
 
 patiently = settings(deadline=None)  # a slow machine must not fail the test
 

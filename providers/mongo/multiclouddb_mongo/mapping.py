@@ -187,7 +187,7 @@ def _addresses(changes: Sequence[Change], view: View) -> Iterable[ResourceAddres
 def _arrow(changes: Sequence[Change], view: View) -> pa.RecordBatch:
     import pyarrow as pa
 
-    from multiclouddb_spi.arrow import EVENT_SCHEMA
+    from multiclouddb_api.arrow import EVENT_SCHEMA
 
     count, text = len(changes), pa.string()
     ids = pa.array([change_text(change["_id"]) for change in changes], text)

@@ -191,7 +191,7 @@ class TestTheIdentity:
         with self.reader(guarded) as client:
             for asked, address in (
                 ({}, ResourceAddress("mine", "c")),
-                ({"scope": EntireDatabase()}, ResourceAddress("mine")),
+                ({"scope": EntireDatabase()}, ResourceAddress(database="mine")),
             ):
                 assert read(client, address, Now(), **asked).idle
                 guarded.client()["mine"]["c"].update_one({}, {"$inc": {"n": 1}})
@@ -229,7 +229,7 @@ class TestTheIdentity:
         ("address", "asked"),
         [
             (ResourceAddress("theirs", "c"), {}),
-            (ResourceAddress("theirs"), {"scope": EntireDatabase()}),
+            (ResourceAddress(database="theirs"), {"scope": EntireDatabase()}),
             (ResourceAddress(), {"scope": EntireCluster()}),
             (ResourceAddress("theirs", "c"), {"provider_options": MongoOptions(allow_missing=True)}),
         ],
@@ -264,9 +264,9 @@ class TestNames:
         [
             ResourceAddress("local", "oplog.rs"),
             ResourceAddress("admin", "system.version"),
-            ResourceAddress("admin"),
-            ResourceAddress("local"),
-            ResourceAddress("config"),
+            ResourceAddress(database="admin"),
+            ResourceAddress(database="local"),
+            ResourceAddress(database="config"),
         ],
         ids=str,
     )
@@ -275,7 +275,7 @@ class TestNames:
         refused(INVALID, reading(client, address, Now(), **asked), "admin, local or config")
 
     def test_an_address_beside_a_cluster(self, client, here):
-        for address in (here, ResourceAddress(here.database)):
+        for address in (here, ResourceAddress(database=here.database)):
             refused(
                 INVALID,
                 reading(client, address, Now(), scope=EntireCluster()),
@@ -397,7 +397,7 @@ class TestTokens:
     @pytest.mark.parametrize(
         ("asked", "address"),
         [
-            ({"scope": EntireDatabase()}, lambda here: ResourceAddress(here.database)),
+            ({"scope": EntireDatabase()}, lambda here: ResourceAddress(database=here.database)),
             ({"scope": LogicalPartition(MulticloudDbKey({"_id": 1}))}, lambda here: here),
             ({"provider_options": MongoOptions(pipeline=[{"$match": {}}])}, lambda here: here),
             ({"provider_options": MongoOptions(show_expanded_events=True)}, lambda here: here),

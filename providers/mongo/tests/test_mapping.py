@@ -14,12 +14,12 @@ from bson.timestamp import Timestamp
 from hypothesis import strategies as st
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey, ResourceAddress
+from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_mongo.mapping import View, time_of, to_arrow, to_events
 from multiclouddb_mongo.position import After, cursor_of, place_of, start_of, time_text
 from multiclouddb_mongo.raw_change import place_of_change
 from multiclouddb_mongo.values import CODEC, portable
 from multiclouddb_spi import RecordFault
-from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
 
 from .fuzz import fuzzed
 from .test_values import _documents as documents
@@ -109,7 +109,7 @@ def changes(draw, number):
 def pages(draw):
     """Generate changes, and the settings with which they are read."""
     found = [draw(changes(number)) for number in range(1, draw(st.integers(1, 5)) + 1)]
-    address = draw(st.sampled_from([ADDRESS, ResourceAddress("shop"), ResourceAddress()]))
+    address = draw(st.sampled_from([ADDRESS, ResourceAddress(database="shop"), ResourceAddress()]))
     flags = {name: draw(st.booleans()) for name in ("with_new", "with_old", "native")}
     return found, View(address, "mongo:1.2:0", **flags)
 
@@ -263,7 +263,7 @@ class TestTime:
 
 
 class TestAddress:
-    @pytest.mark.parametrize("scope", [ResourceAddress("shop"), ResourceAddress()])
+    @pytest.mark.parametrize("scope", [ResourceAddress(database="shop"), ResourceAddress()])
     def test_each_event_of_a_wider_scope_tells_its_own(self, scope):
         page = [raw(one(ns={"db": "shop", "coll": name})) for name in ("a", "b.c", "a")]
         events = to_events(page, 0, 3, View(scope, "p"))

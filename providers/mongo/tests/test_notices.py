@@ -77,7 +77,9 @@ def check_every_token(reading, pages):
 @pytest.mark.parametrize("size", [1, 0])
 class TestDatabase:
     def reading(self, one, database, size, scope):
-        address = ResourceAddress(database) if isinstance(scope, EntireDatabase) else ResourceAddress()
+        address = (
+            ResourceAddress(database=database) if isinstance(scope, EntireDatabase) else ResourceAddress()
+        )
         return Reading(one.uri(), address, size, scope=scope)
 
     @pytest.mark.parametrize("scope", [EntireDatabase(), EntireCluster()], ids=["database", "cluster"])
@@ -120,7 +122,7 @@ class TestPlanned:
         native.create_collection("c")
         provider = PLUGIN.connect(ClientConfig("mongo", {"url": one.uri()}), None)
         try:
-            spec = FeedSpec(ResourceAddress(database), EntireDatabase(), options=MongoOptions())
+            spec = FeedSpec(ResourceAddress(database=database), EntireDatabase(), options=MongoOptions())
             feed = provider.open_feed(spec, Deadline.after(60))
             planner = Planner(provider, feed)
             at = planner.start(Now(), Deadline.after(60))

@@ -245,7 +245,7 @@ class TestRecreated:
     def test_what_had_the_name_before_the_start_is_no_end(self, room, start, asked):
         moment = datetime.now(UTC)
         asked = {"scope": EntireDatabase()} if asked is None else asked
-        address = ResourceAddress(room.database) if "scope" in asked else room.address()
+        address = ResourceAddress(database=room.database) if "scope" in asked else room.address()
         room.collection().insert_one({"_id": 1})
         room.server.client().drop_database(room.database)
         room.collection().insert_one({"_id": 2})
@@ -721,7 +721,7 @@ class TestNativeClient:
             for scope in (None, EntireDatabase(), EntireCluster()):
                 asked = {"scope": scope} if scope else {}
                 address = {
-                    EntireDatabase: ResourceAddress(room.database),
+                    EntireDatabase: ResourceAddress(database=room.database),
                     EntireCluster: ResourceAddress(),
                 }.get(type(scope), room.address())
                 asked |= {"client": found.client, "address": address}

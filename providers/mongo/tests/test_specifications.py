@@ -80,7 +80,7 @@ def asked(**options):
 
 def of_scope(scope, here):
     """Return an address and a scope."""
-    address = {type(None): here, EntireDatabase: ResourceAddress(here.database)}
+    address = {type(None): here, EntireDatabase: ResourceAddress(database=here.database)}
     found = {"address": address.get(type(scope), ResourceAddress())}
     return {**found, "scope": scope} if scope else found
 

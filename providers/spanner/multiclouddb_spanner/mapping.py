@@ -221,7 +221,7 @@ def _native(record: DataRecord, mod: Mod) -> dict[str, Any]:
 def _arrow(changes: Sequence[Change], view: View) -> pa.RecordBatch:
     import pyarrow as pa
 
-    from multiclouddb_spi.arrow import EVENT_SCHEMA
+    from multiclouddb_api.arrow import EVENT_SCHEMA
 
     count, text = len(changes), pa.string()
     ids, orders = _names(changes)

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiclouddb_api import ChangeType, canonical_json
+from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, place_after
 from multiclouddb_spanner.position import Place, cursor_of
 from multiclouddb_spanner.records import Mod, Shapes, parse_rows
 from multiclouddb_spi import RecordFault
-from multiclouddb_spi.arrow import events_to_arrow
 from multiclouddb_spi.cut import Cut
 
 from .fake import ORIGIN, VIEW, record

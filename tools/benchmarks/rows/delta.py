@@ -30,7 +30,7 @@ def changes(numbers: list[int], order: int) -> pa.Table:
     """Return one change for each of the given keys."""
     import pyarrow as pa
 
-    from multiclouddb_spi.arrow import EVENT_SCHEMA
+    from multiclouddb_api.arrow import EVENT_SCHEMA
 
     count = len(numbers)
     types = ["DELETE" if place % 10 == 9 and order else "UPDATE" for place in range(count)]

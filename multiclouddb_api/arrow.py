@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from multiclouddb_api import ChangeEvent, encode_json
+from multiclouddb_api.codec import encode_json
+from multiclouddb_api.event import ChangeEvent
 
 __all__ = ["EVENT_SCHEMA", "events_to_arrow"]
 

@@ -1,0 +1,61 @@
+"""Defines what `MulticloudDbClient.inspect` says about a token."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import attrs
+
+from multiclouddb_api.errors import ErrorCategory
+from multiclouddb_api.request import ResourceAddress
+
+__all__ = ["TokenPartition", "TokenReport"]
+
+
+@attrs.frozen
+class TokenPartition:
+    """One partition in a token."""
+
+    partition_id: str
+    """The id for `PhysicalPartition`."""
+    state: str
+    """`active`, `waiting` (for its parents), `drained` (its children are not named yet), `watched` (more
+    children may be named), `next` (a child of an ended partition) or `scan` (the part of a snapshot that is
+    not divided into segments yet)."""
+    position: str
+    """The position as readable text; empty if the partition has none yet."""
+    time: datetime | None
+    """The time of the position in UTC, or None if the service does not report it."""
+    waits_for: tuple[str, ...] = ()
+    """The ids of the parents that are read first."""
+
+
+@attrs.frozen
+class TokenReport:
+    """What a token contains, and whether the service can still resume it."""
+
+    address: ResourceAddress
+    """The collection for which the token was made."""
+    scope: str
+    """The scope for which it was made, for example `collection`."""
+    issued_at: datetime | None
+    """When the token was made, by the clock of the machine that made it."""
+    watermark: datetime | None
+    """No event after the token is older than this time; None if no page has reported one."""
+    partitions: tuple[TokenPartition, ...]
+    """The partitions of the token, in the order in which they are read."""
+    ended: str | None
+    """How the feed or the partition ended; None if it goes on."""
+    resumes: bool | None
+    """Whether a read from the token works. None if that cannot be tried without the partition key that the
+    token was made for: pass `key`."""
+    error: ErrorCategory | None
+    """Why the token does not resume, for example `CHECKPOINT_EXPIRED`; otherwise None."""
+    problem: str
+    """The message of that error, which says what to do; otherwise empty."""
+    changes_waiting: bool | None
+    """Whether the service has changes after the token; None if nothing could be read."""
+    lag_seconds: float | None
+    """How far the token lags behind the service's clock, or None."""
+    retention_headroom_seconds: float | None
+    """How long the service will keep the token's oldest position; None if the service does not tell."""

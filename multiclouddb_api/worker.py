@@ -1,0 +1,98 @@
+"""Follows a feed with one call, which connects, reads, and keeps the position in a file."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from multiclouddb_api.checkpoint import CheckpointFile
+from multiclouddb_api.client import MulticloudDbClient, connect
+from multiclouddb_api.config import ClientConfig
+from multiclouddb_api.errors import check_type, invalid_request
+from multiclouddb_api.iterator import ChangeFeedIterator
+from multiclouddb_api.request import (
+    ChangeFeedRequest,
+    FromContinuationToken,
+    Now,
+    ResourceAddress,
+    StartPosition,
+    check_start,
+    to_address,
+)
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from multiclouddb_api.iterator import IteratorSettings
+
+__all__ = ["follow"]
+
+
+def follow(
+    source: str | os.PathLike[str] | ClientConfig,
+    address: ResourceAddress | str,
+    *,
+    start: StartPosition | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    **settings: Unpack[IteratorSettings],
+) -> ChangeFeedIterator:
+    """Connect to a database and iterate over the events of one collection.
+
+    An event is done when the next one is asked for. When all events of a page are done, the file stores the
+    position. After a crash, the events of the last page may therefore come again; none is skipped. Use the
+    iterator as a context manager, which closes the connection. It is also closed when the iteration ends.
+
+    Args:
+        source: What `connect` takes: a URL, the path of a TOML file, or a configuration.
+        address: The collection, for example `"shop/orders"`.
+        start: Where to start while there is no checkpoint. Once the file exists, it leads.
+        checkpoint: The file that keeps the position; `multiclouddb tail --checkpoint` uses the same file.
+            Without it, nothing is stored.
+        **settings: The settings of `ChangeFeedIterator`.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if `start` is missing and there is no checkpoint, or for the
+            reasons of `connect`; `PERMANENT_FAILURE` if the file cannot be written. Nothing has been read
+            then.
+
+    Examples:
+        >>> with follow(
+        ...     "embedded:///tmp/store.db", "orders", start=Beginning(), checkpoint="o.checkpoint"
+        ... ) as events:
+        ...     for event in events:
+        ...         print(event.type, event.key["id"])
+    """
+    client = connect(source)
+    try:
+        return _follow(client, address, start, checkpoint, settings)
+    except BaseException:
+        client.close()
+        raise
+
+
+def _follow(
+    client: MulticloudDbClient,
+    address: ResourceAddress | str,
+    start: StartPosition | None,
+    checkpoint: str | os.PathLike[str] | None,
+    settings: IteratorSettings,
+) -> ChangeFeedIterator:
+    address = to_address(address)
+    check_type("address", address, ResourceAddress)
+    if start is not None:
+        check_start("start", start)
+    if checkpoint is not None:
+        if "checkpoint_store" in settings or "checkpoint_name" in settings:
+            raise invalid_request("checkpoint", "is given beside checkpoint_store", "pass one of the two")
+        store = CheckpointFile(checkpoint)
+        if (stored := store.load(store.name)) is not None:
+            start = FromContinuationToken(stored.token)
+        settings |= {"checkpoint_store": store, "checkpoint_name": store.name}
+    changes = client.iterate_changes(ChangeFeedRequest(address, start or Now()), **settings)
+    if start is None:
+        problem = "is missing" if checkpoint is None else f"is missing, and there is no file {checkpoint} yet"
+        raise invalid_request("start", problem, "pass start=Beginning() or start=Now()")
+    if checkpoint is not None:
+        store.check()
+    changes._at_close = client.close
+    return changes

@@ -1,0 +1,343 @@
+"""Tests what a person guesses: the names, the shortcuts and the refusals of the public API."""
+
+import copy
+import json
+import pickle
+import sys
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import Enum
+
+import pytest
+
+import multiclouddb
+import multiclouddb_api
+from multiclouddb import (
+    AtTime,
+    Beginning,
+    ChangeEvent,
+    ChangeFeedRequest,
+    ChangeType,
+    EntireDatabase,
+    ErrorCategory,
+    FromContinuationToken,
+    MulticloudDbError,
+    MulticloudDbKey,
+    Now,
+    PhysicalPartition,
+    ResourceAddress,
+    Snapshot,
+    SnapshotOrder,
+    connect,
+    follow,
+)
+from multiclouddb_embedded import EmbeddedStore
+
+ORDERS = ResourceAddress("main", "orders")
+ENUMS = [each for each in vars(multiclouddb).values() if isinstance(each, type) and issubclass(each, Enum)]
+
+
+@pytest.fixture
+def store(tmp_path):
+    with EmbeddedStore(tmp_path / "store.db") as made:
+        made.create_collection("orders", partitions=2)
+        for number in range(5):
+            made.put("orders", f"o-{number}", {"total": number})
+        yield made
+
+
+@pytest.fixture
+def url(store, tmp_path):
+    return f"embedded://{tmp_path}/store.db"
+
+
+@pytest.fixture
+def client(url):
+    with connect(url) as made:
+        yield made
+
+
+@pytest.fixture
+def request_(client):
+    return ChangeFeedRequest("main/orders", Beginning())
+
+
+def refused(make, *args, **settings):
+    with pytest.raises(MulticloudDbError) as caught:
+        make(*args, **settings)
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    return caught.value.message
+
+
+class TestNames:
+    def test_the_package_gives_the_same_objects(self):
+        assert multiclouddb.__all__ == multiclouddb_api.__all__
+        for name in multiclouddb.__all__:
+            assert getattr(multiclouddb, name) is getattr(multiclouddb_api, name)
+
+    @pytest.mark.parametrize("kind", ENUMS, ids=lambda kind: kind.__name__)
+    def test_an_enum_compares_with_its_text(self, kind):
+        assert len(ENUMS) == 6
+        for item in kind:
+            assert item == item.value
+            assert f"{item}" == item.value
+            assert {item.value: 1}[item] == 1
+            assert json.dumps(item) == json.dumps(item.value)
+
+
+class TestEvents:
+    def event(self, document):
+        moment = datetime(2026, 1, 31, 12, tzinfo=UTC)
+        key = MulticloudDbKey({"id": "o-1", "n": Decimal("1.5")})
+        return ChangeEvent(
+            "e-1", key, ChangeType.DELETE, moment, document, None, "7", False, False, ORDERS, "p"
+        )
+
+    def test_a_key_is_read_like_a_mapping(self):
+        key = self.event(None).key
+        assert (key["id"], len(key), list(key), dict(key)) == ("o-1", 2, ["id", "n"], key.components)
+        assert "id" in key
+        assert "x" not in key
+        with pytest.raises(KeyError):
+            key["x"]
+
+    def test_to_dict_is_ready_for_json(self):
+        event = self.event({"at": datetime(2026, 1, 1, tzinfo=UTC), "raw": b"hi", "many": {1}})
+        assert json.loads(json.dumps(event.to_dict())) == {
+            "type": "DELETE", "event_id": "e-1", "key": {"id": "o-1", "n": 1.5},
+            "timestamp": "2026-01-31T12:00:00Z", "old_item_state": None, "order_key": "7",
+            "new_item_state": {"at": "2026-01-01T00:00:00Z", "raw": "aGk=", "many": [1]},
+            "by_expiry": False, "backfilled": False, "address": "main/orders", "partition_id": "p",
+        }  # fmt: skip
+
+
+class TestTables:
+    def test_a_page_becomes_a_table(self, client, request_):
+        page = client.read_changes(request_)
+        batch = page.to_arrow()
+        assert batch.schema.equals(multiclouddb_api.arrow.EVENT_SCHEMA)
+        assert batch.column("event_id").to_pylist() == [event.event_id for event in page.events]
+        frame = page.to_pandas()
+        assert list(frame.columns) == batch.schema.names
+        assert list(frame["type"]) == ["CREATE"] * len(page.events)
+
+    def test_polars_gets_the_batch(self, client, request_, monkeypatch):
+        monkeypatch.setitem(sys.modules, "polars", type("polars", (), {"from_arrow": lambda batch: batch}))
+        page = client.read_changes(request_)
+        assert page.to_polars().equals(page.to_arrow())
+
+    @pytest.mark.parametrize(
+        ("method", "module", "extra"),
+        [
+            ("to_arrow", "multiclouddb_api.arrow", "arrow"),
+            ("to_pandas", "pandas", "pandas"),
+            ("to_polars", "polars", "polars"),
+        ],
+    )
+    def test_a_missing_package_names_the_extra(self, client, request_, monkeypatch, method, module, extra):
+        monkeypatch.setitem(sys.modules, module, None)
+        assert f'"multiclouddb[{extra}]"' in refused(getattr(client.read_changes(request_), method))
+
+    def test_a_notebook_shows_tables(self, client, store, request_):
+        store.put("orders", "<b>", {"total": 1})
+        page, listing = client.read_changes(request_), client.list_physical_partitions("orders")
+        plan, capabilities = client.plan_partitions(request_), client.capabilities()
+        for shown, rows in ((page, 6), (listing, 2), (plan, 2), (capabilities, len(list(capabilities)))):
+            text = shown._repr_html_()
+            assert text.count("<tr>") == rows + 1
+            assert "<b>" not in text
+            assert not any(token in text for _, token in plan)
+
+    def test_capabilities_are_one_line_each(self, client):
+        lines = repr(client.capabilities()).splitlines()
+        assert sum("CHANGE_FEED_BEGINNING: native" in line for line in lines) == 1
+        assert len(lines) == len(list(client.capabilities())) + 2
+
+
+class TestRequests:
+    def test_after_continues(self, client, request_):
+        page = client.read_changes(request_)
+        for position in (page, page.continuation_token, page.continuation_token + "\r\n"):
+            after = request_.after(position)
+            token = FromContinuationToken(page.continuation_token)
+            assert after == ChangeFeedRequest(ORDERS, token)
+            assert not set(client.read_changes(after).events) & set(page.events)
+
+    @pytest.mark.parametrize(
+        ("field", "value", "advice"),
+        [
+            ("start_position", "ey…", "request.after(token) or FromContinuationToken(token)"),
+            ("start_position", multiclouddb.ChangeFeedPage((), "t"), "request.after(token)"),
+            ("start_position", "now", "write Now()"),
+            ("start_position", Now, "write Now()"),
+            ("start_position", datetime(2026, 1, 1, tzinfo=UTC), "write AtTime(datetime)"),
+            ("start_position", None, "write Beginning(), Now()"),
+            ("scope", "orders", "leave the scope out"),
+            ("on_expired", "skip", "write SkipToOldest()"),
+            ("on_expired", None, "Fail(), SkipToOldest() or Resnapshot()"),
+            ("max_page_size", "7", "pass an int"),
+        ],
+    )
+    def test_a_refusal_says_what_to_write(self, field, value, advice):
+        fields = {"address": ORDERS, "start_position": Now(), field: value}
+        message = refused(ChangeFeedRequest, **fields)
+        assert message.startswith(f"ChangeFeedRequest.{field}: ")
+        assert advice in message
+
+    @pytest.mark.parametrize("value", [None, 7, multiclouddb.ChangeFeedPage])
+    def test_after_takes_a_page_or_a_token(self, request_, value):
+        assert "position" in refused(request_.after, value)
+
+
+class TestAddresses:
+    @pytest.mark.parametrize(
+        ("text", "address"),
+        [
+            ("shop/orders", ResourceAddress("shop", "orders")),
+            ("orders", ResourceAddress(None, "orders")),
+            ("/orders", ResourceAddress(collection="orders")),
+            ("shop/a/b", ResourceAddress("shop", "a/b")),
+        ],
+    )
+    def test_text_is_an_address(self, text, address):
+        assert ResourceAddress.parse(text) == address
+        assert ChangeFeedRequest(text, Now()).address == address
+
+    def test_wider_scopes_keep_the_class(self):
+        address = ResourceAddress(database="shop")
+        assert (address.collection, str(address), str(ResourceAddress())) == (None, "shop", "")
+        assert ChangeFeedRequest(address, Now(), EntireDatabase()).address is address
+        assert pickle.loads(pickle.dumps(address)) == address
+
+    @pytest.mark.parametrize("names", [["orders"], ["a", "b", "c"], [None]])
+    def test_a_lone_name_says_not_what_it_names(self, names):
+        assert "ResourceAddress.parse" in refused(ResourceAddress, *names)
+
+    @pytest.mark.parametrize("text", ["", "shop/", " ", None, 7])
+    def test_text_without_a_collection_is_refused(self, text):
+        assert "address" in refused(ResourceAddress.parse, text)
+
+    def test_a_client_takes_text(self, client):
+        assert client.list_physical_partitions("main/orders") == client.list_physical_partitions(ORDERS)
+
+
+class TestClient:
+    def test_collections(self, client, store):
+        store.create_collection("customers")
+        assert client.collections() == (ResourceAddress("main", "customers"), ORDERS)
+        assert client.collections("main") == client.collections()
+
+    def test_a_plan_says_what_is_a_segment(self, client):
+        request = ChangeFeedRequest("orders", Snapshot(SnapshotOrder.INTERLEAVED, segments=3))
+        plan = client.plan_partitions(request)
+        assert [each.is_segment for each in plan] == [False, False, True, True, True]
+        assert len(plan.segments) == 3
+        for copied in (copy.copy(plan), pickle.loads(pickle.dumps(plan))):
+            assert [each.is_segment for each in copied] == [each.is_segment for each in plan]
+        rows = 0
+        for each in plan:
+            assert (each.partition_id, each.continuation_token) == each
+            assert each.continuation_token not in repr(plan)
+            scope, start = (
+                PhysicalPartition(each.partition_id),
+                FromContinuationToken(each.continuation_token),
+            )
+            with client.iterate_changes(ChangeFeedRequest("orders", start, scope), until_idle=True) as events:
+                rows += len(list(events))
+        assert rows == 5
+
+    def test_inspect(self, client, store, request_):
+        token = client.read_changes(request_).continuation_token
+        report = client.inspect(token + "\n")
+        assert (report.address, report.scope) == (ORDERS, "collection")
+        assert (report.resumes, report.error) == (True, None)
+        assert report.changes_waiting is False
+        listed = client.list_physical_partitions(ORDERS)
+        assert {each.partition_id for each in report.partitions} == set(listed)
+        assert {each.state for each in report.partitions} == {"active"}
+        assert all(each.position for each in report.partitions)
+        store.put("orders", "o-9", {})
+        assert client.inspect(token).changes_waiting is True
+        store.drop_collection("orders")
+        gone = client.inspect(token)
+        assert gone.resumes is False
+        assert gone.error == ErrorCategory.NOT_FOUND
+        assert "orders" in gone.problem
+        assert "damaged" in refused(client.inspect, "nonsense")
+
+
+class TestFollow:
+    def ids(self, events):
+        return [event.key["id"] for event in events]
+
+    def test_a_start_is_needed_until_the_file_exists(self, url, store, tmp_path):
+        file = tmp_path / "orders.checkpoint"
+        assert "start" in refused(follow, url, "orders")
+        assert str(file) in refused(follow, url, "orders", checkpoint=file)
+        with follow(url, "orders", start=Beginning(), checkpoint=file, until_idle=True) as events:
+            assert len(self.ids(events)) == 5
+        store.put("orders", "o-9", {})
+        with follow(url, "orders", checkpoint=file, until_idle=True) as events:
+            assert self.ids(events) == ["o-9"]
+        with follow(url, "orders", start=Beginning(), checkpoint=file, until_idle=True) as events:
+            assert self.ids(events) == []
+
+    def test_without_a_file_nothing_is_stored(self, url, tmp_path):
+        before = set(tmp_path.iterdir())
+        with follow(url, "orders", start=Beginning(), until_idle=True) as events:
+            assert len(list(events)) == 5
+        assert {each.suffix for each in set(tmp_path.iterdir()) - before} <= {".db-shm", ".db-wal"}
+
+    def test_next_goes_on_and_a_crash_repeats(self, url, tmp_path):
+        file = tmp_path / "orders.checkpoint"
+        events = follow(url, "orders", start=Beginning(), checkpoint=file)
+        seen = [next(events), next(events), next(iter(events))]
+        assert len({event.event_id for event in seen}) == 3
+        events.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+        with follow(url, "orders", start=Beginning(), checkpoint=file, until_idle=True) as events:
+            again = [next(events), *events]
+        assert seen[-1] in again
+        assert len({event.event_id for event in seen + again}) == 5
+
+    def test_it_closes_its_client(self, url):
+        for leave in (list, lambda events: events.close()):
+            events = follow(url, "orders", start=Beginning(), until_idle=True)
+            leave(events)
+            assert "closed" in refused(events.client.read_changes, events.request)
+
+    def test_next_on_iterate_changes(self, client, request_):
+        changes = client.iterate_changes(request_, until_idle=True)
+        first = next(changes)
+        assert len(list(changes)) == 4
+        assert changes.continuation_token is not None
+        assert first.key["id"] == "o-0" or first.key["id"].startswith("o-")
+
+    def test_next_after_a_failure_reads_again(self, client):
+        changes = client.iterate_changes(ChangeFeedRequest("nothing", Now()))
+        for _ in range(2):
+            with pytest.raises(MulticloudDbError):
+                next(changes)
+
+    def test_a_file_that_cannot_be_written_is_refused_before_a_read(self, url, tmp_path):
+        blocked = tmp_path / "blocked"
+        blocked.write_text("")
+        with pytest.raises(MulticloudDbError) as caught:
+            follow(url, "orders", start=Now(), checkpoint=blocked / "orders.checkpoint")
+        assert "orders.checkpoint" in caught.value.message
+
+    def test_a_store_and_a_file_are_refused(self, url, tmp_path):
+        store = multiclouddb.FileCheckpointStore(tmp_path)
+        settings = {"checkpoint": tmp_path / "a", "checkpoint_store": store, "checkpoint_name": "a"}
+        assert "checkpoint" in refused(follow, url, "orders", start=AtTime(datetime.now(UTC)), **settings)
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("https://x.documents.azure.com:443/", "cosmos://x.documents.azure.com"),
+        ("https://x.documents.azure.com", "cosmos://x.documents.azure.com"),
+        ("http://localhost:8000", "dynamo://REGION?endpoint_url="),
+    ],
+)
+def test_a_web_address_says_which_url_to_write(url, advice):
+    assert advice in refused(connect, url)
