@@ -20,10 +20,13 @@ from multiclouddb_api import (
     ChangeFeedPage,
     ChangeFeedRequest,
     ClientConfig,
+    Dropped,
     EntireCollection,
     ErrorCategory,
     ErrorDetail,
+    FeedEnded,
     FromContinuationToken,
+    Invalidated,
     MulticloudDbError,
     MulticloudDbKey,
     Now,
@@ -32,6 +35,7 @@ from multiclouddb_api import (
     PhysicalPartition,
     PlannedPartition,
     ProviderOptions,
+    Renamed,
     Resnapshot,
     ResourceAddress,
     Snapshot,
@@ -66,6 +70,7 @@ __all__ = ["Engine"]
 
 T = TypeVar("T")
 _MOST_READERS: Final = 16384
+_ENDS: Final = (Dropped, Renamed, Invalidated, FeedEnded)
 
 
 class Engine:
@@ -211,9 +216,13 @@ class Engine:
         except Exception as error:
             self._pages.forget_if_gone(session, self._fetcher.fault(error))
             raise
+        start = request.start_position
+        recreated: MulticloudDbError | None = None
         gone = (result.failure or result.over or result.notices) and self._pages.is_gone(result)
-        if gone and isinstance(request.start_position, FromContinuationToken):
-            self._opener.refuse_recreated(session.feed, deadline)
+        if gone and isinstance(start, FromContinuationToken):
+            recreated = self._opener.recreated(session.feed, deadline)
+        if recreated is not None and not result.count:
+            raise recreated
         again = request.on_expired
         if isinstance(again, Resnapshot) and self._pages.has_expired(result):
             fresh = self._opener.snapshot(session.feed, again.snapshot, deadline)
@@ -225,6 +234,13 @@ class Engine:
         # Once the page is made, another call may take the lineage that belongs to the page's token.
         may_stay, audited = result.idle and self._quiet.may_stay(lineage), lineage.audited
         reading = self._pages.reading(session, lineage, result, deadline, began)
+        if recreated is not None:
+            # These are the last events of the earlier resource. The next read refuses the token, so no notice
+            # says that the feed has ended.
+            assert isinstance(start, FromContinuationToken)
+            notices = tuple(each for each in reading.page.notices if not isinstance(each, _ENDS))
+            page = attrs.evolve(reading.page, continuation_token=start.token, idle=False, notices=notices)
+            return Reading(reading.values, page)
         if may_stay:
             self._quiet.note(request, session.feed, audited, reading.page, check)
         return reading

@@ -115,21 +115,20 @@ class SessionOpener:
         """Open a feed for the duration of a call; the caller must close it."""
         return OpenFeed(self._provider, spec, self._fetcher.call, deadline, self._feeds)
 
-    def refuse_recreated(self, feed: Feed, deadline: Deadline) -> None:
-        """Refuse the token of a feed that has ended because its resource was deleted and created again.
+    def recreated(self, feed: Feed, deadline: Deadline) -> MulticloudDbError | None:
+        """Return the error for the token of a feed whose resource was deleted and created again.
 
-        If the resource does not exist now, or the service does not answer, nothing is refused.
+        If the resource does not exist now, or the service does not answer, the feed has just ended.
         """
         if (incarnation := feed.identity.incarnation) is None:
-            return
+            return None
         self._feeds.forget(feed)
         with closing(self.feed(feed.spec, deadline)) as opened:
             try:
                 resumes = opened.feed.resumes(incarnation)
             except Exception:  # noqa: BLE001 - the call then returns what it has found
-                return
-        if not resumes:
-            raise recreated(feed, "continuation_token", _RECREATED)
+                return None
+        return None if resumes else recreated(feed, "continuation_token", _RECREATED)
 
     def snapshot(self, feed: Feed, wanted: Snapshot, deadline: Deadline) -> Lineage:
         """Start a snapshot."""

@@ -8,6 +8,10 @@ import venv
 from pathlib import Path
 from zipfile import ZipFile
 
+import pytest
+
+pytestmark = pytest.mark.xdist_group("jvm apart")
+
 ROOT = Path(__file__).parents[1]
 PROJECTS = sorted(
     path.parent

@@ -25,15 +25,21 @@ from multiclouddb_api import (
     EntireCluster,
     EntireCollection,
     EntireDatabase,
+    Fail,
     FeedScope,
     FromContinuationToken,
     LogicalPartition,
     MulticloudDbError,
     MulticloudDbKey,
+    NewItemStateMode,
     Now,
+    OldItemStateMode,
+    OnExpired,
     PhysicalPartition,
     ProviderOptions,
+    Resnapshot,
     ResourceAddress,
+    SkipToOldest,
     Snapshot,
     SnapshotOrder,
     StartPosition,
@@ -41,25 +47,10 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.checkpoint import CheckpointFile
 from multiclouddb_api.validators import suggestion
+from multiclouddb_cli.options import Expired, Kind, Want
 from multiclouddb_cli.screen import shorter
 from multiclouddb_cli.session import Session
 from multiclouddb_spi import open_provider
-
-__all__ = [
-    "Bookmark",
-    "Selection",
-    "option_names",
-    "public_scope",
-    "to_address",
-    "to_checkpoint",
-    "to_config",
-    "to_key",
-    "to_moment",
-    "to_options",
-    "to_start",
-    "to_target",
-    "to_token",
-]
 
 
 class Bookmark(CheckpointFile):
@@ -306,14 +297,7 @@ def _value(name: str, kind: str, text: str) -> Any:
 
 @attrs.frozen
 class Selection:
-    """Selects the events to print; by default, all events.
-
-    Attributes:
-        types: The kinds of changes to print; empty means all.
-        since: Events before this time are omitted; None for no limit.
-        until: The time after which events are omitted and the command ends; None for no limit.
-        key: The partition key, or None for every key.
-    """
+    """Selects the events to print; by default, all events."""
 
     types: frozenset[ChangeType] = frozenset()
     since: datetime | None = None
@@ -369,3 +353,64 @@ def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScop
         f"the service does not list the partition {scope.partition_id!r}; it lists {known}",
         param_hint="--scope",
     )
+
+
+_MODES = {"INCLUDE": "INCLUDE_IF_AVAILABLE"}
+
+
+def to_request(
+    url: str,
+    collection: str | None,
+    start: str,
+    scope: str,
+    state: Want,
+    old_state: Want,
+    on_expired: Expired,
+    options: Sequence[str] | None,
+    *,
+    snapshots: bool = False,
+    max_scan_rate: float | None = None,
+    last: int | None = None,
+) -> ChangeFeedRequest:
+    """Return the request that a command line describes."""
+    config = to_config(url)
+    address, kind = to_target(collection, scope, config.provider)
+    if last is not None and start != "now":
+        raise typer.BadParameter("give only one of them", param_hint="--last and --from")
+    position = to_start(start, snapshots=snapshots, max_scan_rate=max_scan_rate)
+    if max_scan_rate is not None and not (isinstance(position, Snapshot) or on_expired is Expired.SNAPSHOT):
+        raise typer.BadParameter("can only be used with --from snapshot", param_hint="--max-scan-rate")
+    return ChangeFeedRequest(
+        address,
+        Now() if last is not None else position,
+        public_scope(config, address, kind),
+        new_item_state_mode=NewItemStateMode[_MODES.get(state.name, state.name)],
+        old_item_state_mode=OldItemStateMode[_MODES.get(old_state.name, old_state.name)],
+        on_expired=_to_on_expired(on_expired, max_scan_rate),
+        provider_options=to_options(config, options or ()),
+    )
+
+
+def to_selection(
+    kinds: Sequence[Kind] | None, since: str | None, until: str | None, key: str | None
+) -> Selection:
+    """Return the selection of events to print."""
+    selection = Selection(
+        frozenset(ChangeType[kind.name] for kind in kinds or ()),
+        None if since is None else to_moment(since, "--since"),
+        None if until is None else to_moment(until, "--to"),
+        None if key is None else to_key(key, "--only-key"),
+    )
+    if selection.since is not None and selection.until is not None and selection.since > selection.until:
+        raise typer.BadParameter("is later than --to: no change can be between them", param_hint="--since")
+    return selection
+
+
+def _to_on_expired(wanted: Expired, max_scan_rate: float | None) -> OnExpired:
+    match wanted:
+        case Expired.SKIP:
+            return SkipToOldest()
+        case Expired.SNAPSHOT:
+            return Resnapshot(Snapshot(max_scan_rate=max_scan_rate))
+        case _:
+            return Fail()

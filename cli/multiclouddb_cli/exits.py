@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["FAILURE", "INTERRUPTED", "NOT_COVERED", "OK", "OTHER", "TABLE", "USAGE", "exit_code"]
-
 OK: Final = 0
 FAILURE: Final = 1
 USAGE: Final = 2

@@ -19,8 +19,6 @@ from multiclouddb_api.redaction import redact_url
 from multiclouddb_cli.exits import FAILURE, USAGE, exit_code
 from multiclouddb_cli.screen import printable
 
-__all__ = ["on_the_command_line", "report", "scrub"]
-
 # Maps words in a message of the library to the command-line options with the same effect.
 _ADVICE: Final = (
     ("Resnapshot", "tail --on-expired snapshot"),

@@ -39,27 +39,10 @@ from multiclouddb_cli.screen import (
 from multiclouddb_cli.session import CALL_SECONDS, Session
 from multiclouddb_spi import Partition, PartitionState, open_provider
 
-__all__ = [
-    "Family",
-    "TellsCapabilities",
-    "capabilities",
-    "collections",
-    "known_collections",
-    "partitions",
-    "providers",
-]
-
 
 @attrs.frozen
 class Installed:
-    """One installed provider.
-
-    Attributes:
-        provider: The provider's id.
-        distribution: The name of the provider's package in pip.
-        version: The version of the installed package.
-        problem: The reason why the provider cannot be imported, or None.
-    """
+    """One installed provider."""
 
     provider: str
     distribution: str
@@ -123,13 +106,7 @@ class TellsCapabilities(Protocol):
 
 @attrs.frozen
 class Column:
-    """A column of the matrix; each column describes one provider.
-
-    Attributes:
-        provider: The provider's id.
-        known: The capabilities of the provider, or None if they are unknown.
-        problem: The reason why the capabilities are not known.
-    """
+    """A column of the matrix; each column describes one provider."""
 
     provider: str
     known: CapabilitySet | None
@@ -202,14 +179,7 @@ _COLOURS: Final = {PartitionState.OPEN: "green", PartitionState.CLOSED: "bright_
 
 @attrs.frozen
 class Branch:
-    """One partition in the printed tree.
-
-    Attributes:
-        partition: The partition.
-        lead: The text that indents the line of the partition: spaces or connecting lines.
-        again: True if this partition and its descendants were already printed above, below another
-            of its parents.
-    """
+    """One partition in the printed tree."""
 
     partition: Partition
     lead: str

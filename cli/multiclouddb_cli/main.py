@@ -47,8 +47,6 @@ from multiclouddb_cli.options import (
     Want,
 )
 
-__all__ = ["app", "run"]
-
 _NAME = "multiclouddb"
 
 
@@ -176,9 +174,8 @@ def tail(
     however this run ended. START and --last apply only if there is no checkpoint yet.
     """
     from multiclouddb_cli import tail as command
-    from multiclouddb_cli.arguments import to_checkpoint, to_config
+    from multiclouddb_cli.arguments import to_checkpoint, to_config, to_request, to_selection
     from multiclouddb_cli.rendering import renderer
-    from multiclouddb_cli.requests import to_request, to_selection
 
     render = renderer(template, as_json=as_json, exact=exact)
     selection, file = to_selection(kinds, since, to, only_key), to_checkpoint(checkpoint)
@@ -212,8 +209,7 @@ def top(
     changed or saved.
     """
     from multiclouddb_cli import top as command
-    from multiclouddb_cli.arguments import to_config
-    from multiclouddb_cli.requests import to_request
+    from multiclouddb_cli.arguments import to_config, to_request
 
     request = to_request(url, collection, start, scope, Want.OMIT, Want.OMIT, on_expired, options)
     command.top(to_config(url), request, interval, once=once, wait=wait)
@@ -272,10 +268,10 @@ def inspect(token: Token, as_json: Json = False) -> None:
 
     The command makes no connection, and it shows no document keys.
     """
-    from multiclouddb_cli import inspection
+    from multiclouddb_cli import tokens
     from multiclouddb_cli.arguments import to_token
 
-    inspection.inspect(to_token(token), as_json=as_json)
+    tokens.inspect(to_token(token), as_json=as_json)
 
 
 @token_app.command(short_help="Show whether a token can still be resumed, and for how long.")
@@ -292,11 +288,11 @@ def check(
     can be resumed but does not cover every open partition, and otherwise the exit code of the error. Coverage
     is checked only for a whole collection of a database that may list partitions late.
     """
-    from multiclouddb_cli import checking
+    from multiclouddb_cli import tokens
     from multiclouddb_cli.arguments import to_config, to_key, to_options, to_token
 
     config, wanted = to_config(url), None if key is None else to_key(key, "--key")
-    checking.check(config, to_token(token), wanted, to_options(config, options or ()), as_json=as_json)
+    tokens.check(config, to_token(token), wanted, to_options(config, options or ()), as_json=as_json)
 
 
 def run() -> None:

@@ -9,41 +9,6 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-__all__ = [
-    "Checkpoint",
-    "Collection",
-    "Database",
-    "Exact",
-    "Expired",
-    "Format",
-    "From",
-    "FromAny",
-    "Json",
-    "JsonLines",
-    "Key",
-    "Kind",
-    "Last",
-    "MaxEvents",
-    "MaxScanRate",
-    "OldState",
-    "OnExpired",
-    "OnlyKey",
-    "ProviderOption",
-    "Scope",
-    "Since",
-    "SkipPoison",
-    "State",
-    "Target",
-    "Timeout",
-    "To",
-    "Token",
-    "Type",
-    "UntilIdle",
-    "Url",
-    "Wait",
-    "Want",
-]
-
 
 class Kind(StrEnum):
     """The kind of a change, as an option's value."""
@@ -111,10 +76,7 @@ def _complete_url(incomplete: str) -> list[str]:
 
 
 def _url_so_far() -> str | None:
-    """Return the URL on the command line that the shell is completing.
-
-    The parser does not provide the URL while the shell is completing an option's value.
-    """
+    """Return the URL on the command line that the shell is completing."""
     words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()
     return next((word for word in words if "://" in word or word.endswith(".toml")), None)
 

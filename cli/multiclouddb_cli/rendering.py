@@ -16,16 +16,6 @@ from multiclouddb_api.codec import plain_value
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_cli.screen import is_terminal, printable, shorter, width, with_colour
 
-__all__ = [
-    "Renderer",
-    "Template",
-    "event_line",
-    "key_text",
-    "notice_line",
-    "plain_json",
-    "renderer",
-]
-
 
 def plain_json(value: Any) -> bytes:
     """Return the JSON text of `plain_value`."""

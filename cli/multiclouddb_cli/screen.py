@@ -19,26 +19,6 @@ from multiclouddb_api import SnapshotProgress
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = [
-    "Cell",
-    "ScanProgress",
-    "check_reader",
-    "counted",
-    "duration",
-    "emit",
-    "is_terminal",
-    "moment",
-    "print_fields",
-    "print_table",
-    "print_text",
-    "printable",
-    "progress_line",
-    "rich_table",
-    "shorter",
-    "width",
-    "with_colour",
-]
-
 Cell: TypeAlias = str | tuple[str, str]
 """The content of a table cell: a text, or a text with a style of rich."""
 

@@ -28,8 +28,6 @@ from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import Tries
 
-__all__ = ["CALL_SECONDS", "OUTAGE_SECONDS", "Contact", "Interrupt", "Session", "until_signal"]
-
 CALL_SECONDS: Final = 30.0
 OUTAGE_SECONDS: Final = 300.0
 

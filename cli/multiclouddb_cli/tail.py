@@ -50,8 +50,6 @@ from multiclouddb_cli.screen import (
 )
 from multiclouddb_cli.session import OUTAGE_SECONDS, Contact, Interrupt, until_signal
 
-__all__ = ["OutageReport", "StatusLine", "Wish", "tail"]
-
 _CLEAR: Final = "\r\x1b[2K"
 _SHOWN_SECONDS: Final = 0.5
 
@@ -100,16 +98,7 @@ class StatusLine:
 
 
 class OutageReport(Observer):
-    """Prints an outage: the reason once, then a line every 30 seconds, and finally the end of the outage.
-
-    Args:
-        status: The status line, which is cleared before another line is printed.
-
-    Attributes:
-        promise: What the command will do, printed after the reason of an outage.
-        muted: True to print nothing. No outage is printed while the command is closing. No outage
-            is printed if the run ends by itself, because such a run reports its own error.
-    """
+    """Prints an outage: the reason once, then a line every 30 seconds, and finally the end of the outage."""
 
     def __init__(self, status: StatusLine, *, muted: bool = False) -> None:
         self.muted = muted
@@ -143,21 +132,7 @@ _PAGE_EVENTS: Final = 1000
 
 @attrs.frozen
 class Wish:
-    """The settings of a `tail` command: what to read, and what to print.
-
-    Attributes:
-        request: The request to read; its start position is used only if there is no checkpoint.
-        render: A function that makes the text of an event.
-        selection: The selection of events to print.
-        last: The number of newest events to print first, or None.
-        checkpoint: The file that stores the position, or None.
-        until_idle: True to end after the first idle page.
-        max_events: The number of printed events after which the command ends, or None.
-        skip_poison: True to skip records that cannot be decoded.
-        wait: True to keep trying while the feed cannot be read.
-        timeout: The time limit of one call, in seconds.
-        has_start: True if the user said where to start, with `--from`.
-    """
+    """The settings of a `tail` command: what to read, and what to print."""
 
     request: ChangeFeedRequest
     render: Renderer
@@ -268,11 +243,7 @@ def _follow(changes: ChangeFeedIterator, wish: Wish, printer: _Printer, bookmark
 
 
 class _Printer:
-    """Prints pages; a method returns only after the process has written all output of the method.
-
-    Attributes:
-        printed: The number of events that were printed.
-    """
+    """Prints pages; a method returns only after the process has written all output of the method."""
 
     def __init__(self, wish: Wish, status: StatusLine) -> None:
         self.printed = 0

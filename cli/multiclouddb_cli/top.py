@@ -41,8 +41,6 @@ from multiclouddb_cli.session import Interrupt, Session, until_signal
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.token_report import Standing, read_standings
 
-__all__ = ["top"]
-
 _COLUMNS: Final = ("partition", "state", "events", "events/s", "position", "time", "kept for", "trouble")
 _SPARE: Final = ("time", "position", "kept for", "state")
 _IDLE_SECONDS: Final = 0.05

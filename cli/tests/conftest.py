@@ -12,10 +12,32 @@ from multiclouddb_embedded import EmbeddedStore
 from .terminals import PROGRAM
 
 PLUGIN = """
+import random
+
 from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ErrorCategory, Support
-from multiclouddb_spi import Fault, ProviderFault, ProviderPlugin
+from multiclouddb_spi import Fault, Provider, ProviderFault, ProviderPlugin
 
 VENDOR = "refused what was signed with a secret"
+
+
+class Dead(Provider):
+    provider_id = "fake"
+
+    def __init__(self, tried_again):
+        self.tried_again = tried_again
+
+    def capabilities(self):
+        return CapabilitySet({each: CapabilityNote(Support.NATIVE) for each in Capability})
+
+    def open_feed(self, spec, deadline):
+        raise ConnectionError("nobody at mongodb://me:a-hidden-key@host/")
+
+    def classify(self, error):
+        return Fault(ErrorCategory.TRANSIENT_FAILURE, f"{error}; check the host", retryable=True,
+                     vendor_retried=self.tried_again)
+
+    def close(self):
+        pass
 
 
 class Plugin(ProviderPlugin):
@@ -23,6 +45,10 @@ class Plugin(ProviderPlugin):
 
     def connect(self, config, native_client):
         kind = config.connection["url"].rpartition("/")[2]
+        if kind.startswith("DEAD"):
+            # Waits between two attempts are random; the longest leave time for the report of the outage.
+            random.uniform = max
+            return Dead(kind == "DEAD-ONCE")
         if kind == "DEFECT":
             raise KeyError("a defect")
         message = "first line of " + config.connection["url"] + "\\nsecond"

@@ -1,17 +1,14 @@
 """Tests the commands that only read."""
 
-import contextlib
 import json
-import os
-import pty
 import re
 import signal
 import subprocess
 import sys
-import threading
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
+from itertools import product
 
 import attrs
 import pytest
@@ -27,19 +24,16 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
-from multiclouddb_cli.listing import Family
 from multiclouddb_cli.rendering import event_line
 from multiclouddb_cli.screen import print_table
 from multiclouddb_cli.top import Board
-from multiclouddb_spi import Partition, PartitionState
+from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spi.continuation.token import decode_token, encode_token
 
-from . import terminals
-from .terminals import PROGRAM
+from .terminals import PROGRAM, Terminal, in_terminal
 
 ORDERS = ResourceAddress("main", "orders")
 BOX = re.compile("[\u2500-\u257f]")
-STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 @pytest.fixture
@@ -58,12 +52,6 @@ def token(url, store):
         return client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), max_page_size=3)).continuation_token
 
 
-def in_terminal(*words, columns=200):
-    code, text = terminals.in_terminal(*words, columns=columns)
-    assert code == 0
-    return text
-
-
 class TestPartitions:
     def test_are_indented_below_their_parents(self, run, url, shaped):
         lines = run("partitions", url, "main/orders").stdout.splitlines()
@@ -77,14 +65,8 @@ class TestPartitions:
             "  p4  open  (see above)",
         ]
 
-    def test_one_whose_parent_is_gone_says_so(self):
-        """Some services do not list a partition any more after its changes have expired."""
-        family = Family([Partition("p2", ("p0",), PartitionState.OPEN)])
-        (branch,) = family.tree(lines=False)
-        assert branch.partition.partition_id == "p2"
-        assert family.gone(branch.partition) == ["p0"]
-
     def test_one_that_is_gone_is_named_as_a_parent(self, run, url, shaped):
+        """Some services do not list a partition any more after its changes have expired."""
         shaped.trim("orders", max_count=0)
         shown = run("partitions", url, "orders").stdout
         assert shown.startswith("4 partitions: 2 open, 2 closed\n")
@@ -160,7 +142,6 @@ class TestProviders:
         assert rows["fake"].split() == ["fake", "multiclouddb-fake", "9.8", "yes"]
         assert 'pip install "multiclouddb[broken]"' in rows["broken"]
 
-    def test_as_json(self, run, fake):
         found = {item["provider"]: item for item in json.loads(run("providers", "--json").stdout)}
         assert found["fake"] == {
             "provider": "fake", "distribution": "multiclouddb-fake", "version": "9.8", "problem": None
@@ -168,20 +149,16 @@ class TestProviders:
 
 
 class TestInspect:
-    def test_needs_no_store(self, run, path, token):
-        path.unlink()
-        out = run("token", "inspect", token).stdout
-        for line in ("provider +embedded", "resource +main/orders", "scope +collection", "version +1"):
-            assert re.search(f"^{line}$", out, re.MULTILINE)
-        assert re.search(r"^issued +\S+Z \(\S+s ago\)$", out, re.MULTILINE)
-        assert re.search(r"^p0 +active +\d+ bytes, #", out, re.MULTILINE)
-
-    def test_reads_stdin_files_and_checkpoints(self, run, url, token, tmp_path):
+    def test_reads_stdin_files_and_checkpoints_without_a_store(self, run, path, url, token, tmp_path):
         (tmp_path / "token").write_text(token)
-        run("tail", url, "orders", "--until-idle", "--checkpoint", tmp_path / "pos")
-        assert run("token", "inspect", "-", input=token + "\n").exit_code == 0
-        assert run("token", "inspect", f"@{tmp_path}/token").exit_code == 0
-        assert run("token", "inspect", f"@{tmp_path}/pos").exit_code == 0
+        run("tail", url, "main/orders", "--until-idle", "--checkpoint", tmp_path / "pos")
+        path.unlink()
+        outs = [run("token", "inspect", "-", input=token + "\n").stdout]
+        outs += [run("token", "inspect", f"@{tmp_path}/{name}").stdout for name in ("token", "pos")]
+        lines = ["provider +embedded", "resource +main/orders", "scope +collection", "version +1"]
+        lines += [r"issued +\S+Z \(\S+s ago\)", r"p0 +active +\d+ bytes, #\w+"]
+        for line, out in product(lines, outs):
+            assert re.search(f"^{line}$", out, re.MULTILINE)
 
     def test_shows_what_waits_for_its_parents(self, run, url, shaped, token):
         with connect(url) as client:
@@ -207,15 +184,9 @@ class TestCheck:
         out = run("token", "check", url, token).stdout
         assert re.search(r"^resumes +yes$", out, re.MULTILINE)
         assert re.search(r"^changes +waiting$", out, re.MULTILINE)
+        assert re.search(r"^covers +yes$", out, re.MULTILINE)
         assert re.search(r"^kept for +1h \d+m$", out, re.MULTILINE)
         assert len(re.findall(r"^p\d +active +sequence", out, re.MULTILINE)) == 2
-
-    def test_as_json(self, run, url, token):
-        found = json.loads(run("token", "check", url, token, "--json").stdout)
-        assert found["resumes"] is True
-        assert found["changes_waiting"] is True
-        assert 5000 < found["retention_headroom_seconds"] < 7200
-        assert {item["state"] for item in found["partitions"]} == {"active"}
 
     def test_finds_one_expired_partition_behind_a_good_one(self, run, url, store, token):
         parts = {
@@ -239,12 +210,6 @@ class TestCheck:
         assert re.search(r"^p1 .*CHECKPOINT_EXPIRED$", result.stdout, re.MULTILINE)
         assert run("token", "check", url, token).exit_code == 6
 
-    def test_says_whether_it_covers_every_partition(self, run, url, store, token):
-        result = run("token", "check", url, token)
-        assert result.exit_code == 0
-        assert re.search(r"^covers +yes$", result.stdout, re.MULTILINE)
-        assert json.loads(run("token", "check", url, token, "--json").stdout)["covers"] is True
-
     def test_that_leaves_a_partition_out_has_an_exit_code_of_its_own(self, run, url, store, token):
         whole = decode_token(token)
         part = {**whole.state, "p": [entry for entry in whole.state["p"] if entry[0] == "p0"]}
@@ -257,7 +222,9 @@ class TestCheck:
         result = run("token", "check", url, token, "--json")
         assert result.exit_code == 10
         found = json.loads(result.stdout)
-        assert found["covers"] is False
+        assert (found["resumes"], found["covers"], found["changes_waiting"]) == (True, False, True)
+        assert 5000 < found["retention_headroom_seconds"] < 7200
+        assert {item["state"] for item in found["partitions"]} == {"active"}
         assert [name.rpartition(":")[2] for name in found["missed"]] == ["p1"]
 
     def test_of_one_partition_does_not_speak_of_coverage(self, run, url, store):
@@ -303,34 +270,23 @@ class TestOutput:
             "tail --help",
         ],
     )
-    def test_in_a_pipe_is_plain_and_ends_with_its_reader(self, shell, url, token, words):
+    def test_in_a_pipe_is_plain_and_ends_with_its_reader(self, shell, url, token, tmp_path, words):
         words = words.replace("URL", url).replace("TOKEN", token)
         result = shell(f"multiclouddb {words} | tee all | head -1")
         assert result.stderr == ""
         assert result.returncode in (0, 141)  # the exit code of tee
         assert result.stdout.count("\n") == 1
-        assert "\x1b" not in result.stdout
-
-    def test_in_a_pipe_has_no_boxes_and_no_colours(self, run, url, shaped, token):
-        for words in (
-            ("partitions", url, "orders"),
-            ("top", url, "orders", "--once", "--interval", "0.1"),
-            ("capabilities", url),
-            ("providers",),
-            ("token", "check", url, token),
-            ("--help",),
-        ):
-            out = run(*words).stdout
-            assert out
-            assert not BOX.search(out)
-            assert "\x1b" not in out
+        whole = (tmp_path / "all").read_text()
+        assert not BOX.search(whole)
+        assert "\x1b" not in whole
 
     def test_in_a_terminal_has_tables_and_colours(self, url, shaped):
-        out = in_terminal("top", url, "orders", "--once", "--interval", "0.1")
-        assert BOX.search(out)
-        assert "\u2514\u2500 " in in_terminal("partitions", url, "orders")
-        out = in_terminal("tail", url, "orders", "--from", "beginning", "--until-idle")
-        assert "\x1b[32mCREATE" in out
+        code, out = in_terminal("top", url, "orders", "--once", "--interval", "0.1")
+        assert (code, bool(BOX.search(out))) == (0, True)
+        assert "\u2514\u2500 " in in_terminal("partitions", url, "orders")[1]
+        assert (
+            "\x1b[32mCREATE" in in_terminal("tail", url, "orders", "--from", "beginning", "--until-idle")[1]
+        )
 
     @pytest.mark.parametrize(
         "words",
@@ -343,7 +299,9 @@ class TestOutput:
     )
     def test_fits_into_a_narrow_terminal(self, url, shaped, token, words):
         words = words.replace("URL", url).replace("TOKEN", token).split()
-        lines = STYLE.sub("", in_terminal(*words, columns=80)).splitlines()
+        terminal = Terminal(*words, columns=80)
+        assert terminal.end(None) == 0
+        lines = terminal.lines()
         assert max(map(len, lines)) <= 80
         top = next(number for number, line in enumerate(lines) if line.startswith("\u256d"))
         assert lines[top + 2].startswith("\u251c")  # the headings fit on one line
@@ -360,6 +318,53 @@ class TestOutput:
         assert "2026-11-20T16:35:20Z" in out
         assert time not in out  # there was not enough room for it
         assert "trouble" not in out  # the column is empty, so it is omitted
+
+
+class TestDescendants:
+    @pytest.fixture
+    def root(self, run, url, store):
+        """Return the public id of a partition that was split, with documents in its descendants."""
+        listed = json.loads(run("partitions", url, "main/orders", "--json").stdout)
+        store.split("orders", "p0")
+        for number in range(10, 40):
+            store.put("orders", f"o-{number}", {})
+        return {item["native_id"]: item["partition_id"] for item in listed}["p0"]
+
+    @pytest.fixture
+    def token(self, url, root):
+        scope = PhysicalPartition(root, with_descendants=True)
+        with connect(url) as client:
+            return client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), scope)).continuation_token
+
+    def test_tail_reads_on_in_the_children(self, run, url, root):
+        def events(scope):
+            words = ("--from", "beginning", "--until-idle", "--json", "--scope", f"{scope}:{root}")
+            lines = run("tail", url, "main/orders", *words).stdout.splitlines()
+            return [json.loads(line)["event_id"] for line in lines]
+
+        whole = events("descendants")
+        assert set(events("partition")) < set(whole)
+        assert len(set(whole)) == len(whole)
+
+    def test_inspect_and_check_understand_the_token(self, run, url, token):
+        shown = run("token", "inspect", token).stdout
+        assert re.search(r"^scope +descendants:p0$", shown, re.MULTILINE)
+        assert len(re.findall(r"^p\d +active", shown, re.MULTILINE)) == 2
+        checked = run("token", "check", url, token)
+        assert checked.exit_code == 0
+        for line in (r"resumes +yes", r"covers +unknown"):
+            assert re.search(f"^{line}$", checked.stdout, re.MULTILINE)
+        assert (
+            len(re.findall(r"^p\d +active .*(nothing new|has changes)$", checked.stdout, re.MULTILINE)) == 2
+        )
+
+    def test_token_of_the_other_form_is_refused(self, run, url, root, token, tmp_path):
+        (tmp_path / "token").write_text(token)
+        words = ("tail", url, "main/orders", "--from", f"@{tmp_path}/token", "--until-idle", "--scope")
+        assert run(*words, f"descendants:{root}").exit_code == 0
+        result = run(*words, f"partition:{root}")
+        assert result.exit_code == 3
+        assert "with its descendants" in result.stderr
 
 
 class TestScope:
@@ -403,25 +408,20 @@ class TestScope:
 
 
 class TestInterrupt:
-    @pytest.mark.parametrize("live", [True, False])
-    def test_ends_top_in_silence(self, url, store, live):
-        main, worker = pty.openpty()
-        words = [*PROGRAM, "top", url, "orders", "--interval", "0.5"]
-        out = worker if live else subprocess.PIPE
+    def test_ends_top_in_silence_on_a_terminal(self, url, store):
+        terminal = Terminal("top", url, "orders", "--interval", "0.5")
+        wait_until(lambda: "ctrl-C ends" in terminal.read())
+        assert terminal.end(signal.SIGINT) == 130
+        assert "Traceback" not in terminal.text
+
+    def test_ends_top_in_silence_in_a_pipe(self, url, store):
         # A shell's background jobs ignore SIGINT, and so do their child processes until they set a handler.
         heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-        with subprocess.Popen(
-            words, stdout=out, stderr=subprocess.PIPE, text=True, preexec_fn=heed
-        ) as process:
-            os.close(worker)
-            try:
-                assert os.read(main, 10) if live else process.stdout.readline()
-                # If nobody read the terminal, it would block the command in the middle of a line.
-                threading.Thread(target=drain, args=(main,), daemon=True).start()
-                process.send_signal(signal.SIGINT)
-                assert (process.wait(timeout=60), process.stderr.read()) == (130, "")
-            finally:
-                process.kill()
+        words, pipe = [*PROGRAM, "top", url, "orders", "--interval", "0.5"], subprocess.PIPE
+        with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed) as process:
+            assert process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            assert (process.wait(timeout=60), process.stderr.read()) == (130, "")
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -444,13 +444,7 @@ class TestInterrupt:
         assert before == [0.1]
 
 
-def drain(terminal: int) -> None:
-    with contextlib.suppress(OSError):  # the other end of the terminal is closed
-        while os.read(terminal, 65536):
-            pass
-    os.close(terminal)
-
-
+@pytest.mark.slow
 class TestProgram:
     def test_tells_its_version(self, run):
         assert run("--version").stdout == f"multiclouddb {version('multiclouddb-cli')}\n"

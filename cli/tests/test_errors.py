@@ -59,11 +59,6 @@ class TestExitCode:
         assert result.stderr == f"error: [{category}] first line of fake://***@host/{category} second\n"
         assert result.stdout == ""
 
-    @pytest.mark.parametrize("command", [("top",), ("partitions",), ("capabilities",)])
-    def test_is_the_same_for_every_command(self, run, fake, command):
-        words = [*command, f"{fake}/THROTTLED", *(["orders"] if command != ("capabilities",) else [])]
-        assert run(*words).exit_code == 8
-
     def test_a_defect_is_one_line_too(self, run, fake):
         result = run("tail", f"{fake}/DEFECT", "orders")
         assert result.exit_code == 1
@@ -105,44 +100,20 @@ class TestExitCode:
         assert result.stderr.startswith("error: [")
         assert result.stderr.count("\n") == 1
 
-    def test_expired_is_6(self, run, url, store, tmp_path):
-        run("tail", url, "orders", "--from", "beginning", "--checkpoint", tmp_path / "pos", "--max-events", 2)
-        store.trim("orders", max_count=0)
-        result = run("tail", url, "orders", "--checkpoint", tmp_path / "pos", "--until-idle")
-        assert result.exit_code == 6
-
 
 LINK = "https://multiclouddb.readthedocs.io/reference/errors/#not_found"
 
 
-def shown(*words, **environment):
-    code, text = in_terminal(*words, **environment)
-    return code, text.splitlines()
-
-
-class TestLink:
-    def test_a_person_at_a_terminal_gets_it_dim_below_the_error(self, tmp_path):
-        code, lines = shown("tail", f"embedded://{tmp_path}/no.db", "orders")
-        assert (code, len(lines)) == (4, 2)
-        assert lines[0].startswith("error: [NOT_FOUND] ")
-        assert lines[1] == f"\x1b[2m{LINK}\x1b[0m"
-
-    def test_has_no_style_where_colours_are_unwanted(self, tmp_path):
-        _, lines = shown("tail", f"embedded://{tmp_path}/no.db", "orders", NO_COLOR="1")
-        assert lines[1:] == [LINK]
-
-    def test_comes_once_with_debug(self, tmp_path):
-        _, lines = shown("tail", f"embedded://{tmp_path}/no.db", "orders", "--debug")
-        assert sum(LINK in line for line in lines) == 1
-        assert lines[-1].startswith("error: [NOT_FOUND] ")
-
-    def test_a_wrong_command_line_has_the_help_instead(self, tmp_path):
-        _, lines = shown("tial")
-        assert (len(lines), "--help" in lines[0]) == (1, True)
-
-    def test_a_log_keeps_its_one_line(self, run, tmp_path):
-        stderr = run("tail", f"embedded://{tmp_path}/no.db", "orders").stderr
-        assert (stderr.count("\n"), LINK in stderr) == (1, False)
+@pytest.mark.parametrize("no_colour", ["", "1"])
+def test_a_person_at_a_terminal_gets_a_link_dim_below_the_error(tmp_path, no_colour):
+    code, text = in_terminal("tail", f"embedded://{tmp_path}/no.db", "orders", NO_COLOR=no_colour)
+    error, link = text.splitlines()
+    assert (code, link) == (4, LINK if no_colour else f"\x1b[2m{LINK}\x1b[0m")
+    assert error.startswith("error: [NOT_FOUND] ")
+    _, text = in_terminal("tail", f"embedded://{tmp_path}/no.db", "orders", "--debug")
+    assert text.count(LINK) == 1
+    assert text.splitlines()[-1].startswith("error: [NOT_FOUND] ")
+    assert LINK not in in_terminal("tial")[1]
 
 
 class TestDebug:

@@ -1,6 +1,5 @@
 """Tests `multiclouddb tail`."""
 
-import json
 import re
 import signal
 import subprocess
@@ -9,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from multiclouddb_api import FileCheckpointStore, event_from_json
+from multiclouddb_api import FileCheckpointStore, SnapshotOrder, SnapshotProgress, event_from_json
+from multiclouddb_cli.screen import ScanProgress, progress_line
 from multiclouddb_conformance.command_line import apart_from_silence
 
 from .terminals import PROGRAM
@@ -33,10 +33,6 @@ class TestLines:
         assert result.exit_code == 0
         assert len({LINE.fullmatch(line)[1] for line in result.stdout.splitlines()}) == 10
 
-    def test_a_program_reads_one_event_a_line(self, run, url, store):
-        result = run("tail", url, "orders", "--from", "beginning", "--until-idle", "--exact")
-        assert sorted(keys(result.stdout)) == [f"o-{number}" for number in range(10)]
-
     def test_deletes_and_long_documents_stay_on_one_line(self, run, url, store):
         store.put("orders", "o-1", {"text": "long\x1b[31m \x9b" * 100})
         store.delete("orders", "o-1")
@@ -48,56 +44,8 @@ class TestLines:
         assert "\x9b" not in result.stdout
         assert deleted.endswith('DELETE  id="o-1"')
 
-    def test_documents_are_left_out_on_request(self, run, url, store):
-        result = run("tail", url, "orders", "--from", "beginning", "--until-idle", "--state", "omit")
-        assert "total" not in result.stdout
-
-    def test_now_has_nothing_old(self, run, url, store):
-        assert run("tail", url, "orders", "--until-idle").stdout == ""
-
-    def test_a_time_is_a_start(self, run, url, store):
-        first = run("tail", url, "orders", "--from", "beginning", "--until-idle", "--exact").stdout
-        events = sorted((event_from_json(line) for line in first.splitlines()), key=lambda e: e.timestamp)
-        late = events[7].timestamp.isoformat()
-        result = run("tail", url, "orders", "--from", late, "--until-idle", "--exact")
-        assert len(result.stdout.splitlines()) == 3
-
-
-class TestScope:
-    def test_one_key(self, run, url, store):
-        result = run(
-            "tail",
-            url,
-            "orders",
-            "--from",
-            "beginning",
-            "--until-idle",
-            "--exact",
-            "--scope",
-            'key:{"id":"o-4"}',
-        )
-        assert keys(result.stdout) == ["o-4"]
-
-    def test_one_partition_as_the_list_names_it(self, run, url, store):
-        listed = json.loads(run("partitions", url, "orders", "--json").stdout)
-        found = []
-        for item in listed:
-            scope = f"partition:{item['partition_id']}"
-            words = ("--from", "beginning", "--until-idle", "--exact", "--scope", scope)
-            found += keys(run("tail", url, "orders", *words).stdout)
-        assert sorted(found) == [f"o-{number}" for number in range(10)]
-
 
 class TestCheckpoint:
-    def test_a_second_run_goes_on_behind_the_first(self, run, url, store, tmp_path):
-        words = ("tail", url, "orders", "--from", "beginning", "--checkpoint", tmp_path / "pos", "--exact")
-        first = keys(run(*words, "--max-events", 4).stdout)
-        second = keys(run(*words, "--until-idle").stdout)
-        assert len(first) == 4
-        assert sorted(first + second) == [f"o-{number}" for number in range(10)]
-        store.put("orders", "o-new", {})
-        assert keys(run(*words, "--until-idle").stdout) == ["o-new"]
-
     def test_an_application_s_checkpoint_is_continued(self, run, url, store, tmp_path):
         words = ("tail", url, "orders", "--until-idle", "--exact")
         run(*words, "--checkpoint", tmp_path / "worker.checkpoint.json")
@@ -108,14 +56,6 @@ class TestCheckpoint:
         assert kept.load("worker") == before
         run(*words, "--checkpoint", tmp_path / "worker.checkpoint.json")
         assert kept.load("worker").token != before.token
-
-    def test_a_token_in_a_file_is_a_start(self, run, url, store, tmp_path):
-        run("tail", url, "orders", "--until-idle", "--checkpoint", tmp_path / "pos")
-        token = json.loads((tmp_path / "pos").read_text())["token"]
-        (tmp_path / "token").write_text(token + "\n")
-        store.put("orders", "o-new", {})
-        words = ("tail", url, "orders", "--from", f"@{tmp_path}/token", "--until-idle", "--exact")
-        assert keys(run(*words).stdout) == ["o-new"]
 
     def test_a_reader_that_goes_gets_what_it_missed_the_next_time(self, shell, url, store):
         line = f"multiclouddb tail {url} orders --from beginning --checkpoint pos --exact --until-idle"
@@ -183,24 +123,6 @@ class TestInterrupt:
         # The command ended after the page that it was printing, so nothing is printed twice.
         assert len(keys(first)) + len(second) == len({*keys(first), *second}) == 310
 
-    def test_by_kill_loses_nothing(self, run, url, store, tmp_path):
-        for number in range(300):
-            store.put("orders", f"big-{number}", {"text": "x" * 1000})
-        words = (url, "orders", "--from", "beginning", "--checkpoint", tmp_path / "pos", "--exact")
-        with follow(*words) as process:
-            first = process.stdout.readline()
-            process.kill()
-            whole, _, _ = (first + process.stdout.read()).rpartition("\n")
-        second = keys(run("tail", *words, "--until-idle").stdout)
-        assert len({*keys(whole), *second}) == 310
-
-    def test_without_a_checkpoint_is_as_quiet(self, url, store):
-        with follow(url, "orders", "--from", "beginning", "--max-events", 11) as process:
-            assert process.stdout.readline()
-            process.send_signal(signal.SIGINT)
-            process.stdout.read()
-            assert (process.wait(timeout=60), apart_from_silence(process.stderr.read())) == (130, "")
-
 
 class TestPipe:
     def test_a_follower_notices_that_its_reader_has_gone(self, shell, url, store):
@@ -227,3 +149,57 @@ class TestPipe:
         result = shell(line, PYTHONIOENCODING="latin-1")
         assert result.returncode == 0
         assert "\\u2603" in result.stdout
+
+
+class TestSnapshot:
+    @pytest.mark.parametrize(
+        "start", ["snapshot", "snapshot:ordered", "snapshot:interleaved", "snapshot:auto"]
+    )
+    def test_every_row_is_printed_and_the_notices_are_on_stderr(self, run, url, store, start):
+        store.delete("orders", "o-3")
+        result = run("tail", url, "orders", "--from", start, "--until-idle", "--exact")
+        assert result.exit_code == 0
+        assert sorted(keys(result.stdout)) == [f"o-{number}" for number in range(10) if number != 3]
+        assert all(event_from_json(line).backfilled for line in result.stdout.splitlines())
+        assert "notice: SnapshotStarted: floor=" in result.stderr
+        assert "notice: BackfillDone: " in result.stderr
+        assert "snapshot: [--------------------]  0/1 segments  0 rows" in result.stderr
+
+    def test_a_checkpoint_continues_it(self, run, url, store, tmp_path):
+        words = ("tail", url, "orders", "--from", "snapshot", "--exact", "--checkpoint", tmp_path / "pos")
+        first = run(*words, "--max-events", 4).stdout
+        store.put("orders", "new", {"total": 1})
+        second = run(*words, "--until-idle").stdout
+        assert sorted({*keys(first + second)}) == ["new", *(f"o-{number}" for number in range(10))]
+
+    def test_other_commands_refuse_it(self, run, url, store):
+        result = run("top", url, "orders", "--from", "snapshot")
+        assert result.exit_code == 2
+        assert "only be used with tail" in result.output
+
+    def test_line_has_segments_rows_rate_and_the_rest(self):
+        progress = SnapshotProgress(SnapshotOrder.ORDERED, 4, 10, 1200, 3000)
+        assert progress_line(progress, 600.0) == (
+            "[########------------]  4/10 segments  1,200 rows  600 rows/s  about 3.0s left  ordered"
+        )
+
+        progress = SnapshotProgress(SnapshotOrder.INTERLEAVED, 4, None, 0, None)
+        assert progress_line(progress, None) == "4/? segments  0 rows  interleaved"
+
+    def test_a_terminal_has_one_line_that_is_renewed(self, monkeypatch):
+        shown = []
+        monkeypatch.setattr("typer.echo", lambda text, err, nl: shown.append((text, nl)))
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+        times = iter([0.0, 1.0, 1.1, 2.0])
+        bar = ScanProgress(lambda: next(times))
+        for rows in (0, 100, 110, 200):
+            bar.show(SnapshotProgress(SnapshotOrder.ORDERED, 0, 2, rows, 400))
+        bar.clear()
+        bar.clear()
+        assert [text.partition("segments")[2] for text, _ in shown] == [
+            "  0 rows  ordered",
+            "  100 rows  100 rows/s  about 3.0s left  ordered",
+            "  200 rows  100 rows/s  about 2.0s left  ordered",
+            "",
+        ]
+        assert not any(nl for _, nl in shown)

@@ -23,6 +23,8 @@ from .environments import Wheels, environment
 from .local_services import SERVICES
 from .page import ROOT
 
+pytestmark = pytest.mark.xdist_group("jvm apart")
+
 PAGES = ["README.md", "docs/index.md"]
 FENCE = re.compile(r"^```(\w*)[^\n`]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INSTALL = re.compile(r'pip install "(multiclouddb\[[a-z,]+\])"')

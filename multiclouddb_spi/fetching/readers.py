@@ -256,11 +256,21 @@ class ReaderCache:
         self._lock = threading.Lock()
         self._closed = False
 
-    def pop(self, feed: Feed, partition_id: str, cursor: Cursor) -> PartitionReader | None:
-        """Return the reader at exactly this position, or None."""
+    def pop(
+        self, feed: Feed, partition_id: str, cursor: Cursor, hand: list[PartitionReader]
+    ) -> PartitionReader | None:
+        """Return the reader at exactly this position, or None; it is in `hand` before it leaves the cache."""
         with self._lock:
             here = _here(self._crowds.get((id(feed), partition_id), _NOBODY), cursor)
-            return None if here is None else self._taken(here)
+            if here is None:
+                return None
+            hand.append(here)
+            return self._taken(here)
+
+    def remove(self, reader: PartitionReader) -> None:
+        """Take a reader out of the cache if it is there."""
+        with self._lock:
+            self._taken(reader)
 
     def holds(self, feed: Feed, partition_id: str, cursor: Cursor) -> bool:
         """Return whether a reader at exactly this position has fetched or requested records."""

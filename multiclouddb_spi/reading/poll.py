@@ -141,10 +141,10 @@ class Poll(Generic[T]):
                     self._read()
                 if not (result.stopped() or result.in_hand()):
                     self._wait()
+            self._finish()
         except BaseException:
             self._fetches.abandon()
             raise
-        self._finish()
         return result
 
     # -- Rounds
@@ -200,6 +200,7 @@ class Poll(Generic[T]):
         if self._waiting.rounds and not self._result.count and len(self._lineage) <= self._context.width:
             wait = self._waiting.of_fetch(self._longest_wait())
         scanning, feed, cache = self._scanning, self._feed, self._context.cache
+        fetches.hand.clear()
         while fetches.may_ask():
             turn = next(iter(turns.due.values()))
             if self._head is not None and self._head.partition_id in fetches.overtaken:
@@ -208,7 +209,8 @@ class Poll(Generic[T]):
             if entry is None:
                 turns.move(turn, Stage.ANSWERED)
                 continue
-            reader = cache.pop(feed, turn.partition_id, entry.said[0])  # what an earlier call has left there
+            # What an earlier call has left there.
+            reader = cache.pop(feed, turn.partition_id, entry.said[0], fetches.hand)
             runs = reader is not None and reader.future is not None and not reader.future.done()
             if reader is not None and runs and reader.takes_too_long():
                 reader.discard()
@@ -232,6 +234,7 @@ class Poll(Generic[T]):
                     turns.fail(turn, reader.trouble)
                     turns.move(turn, Stage.ANSWERED)
                 cache.put(reader)
+                fetches.hand.clear()
                 self._has_had_turn(turn, answered=False)
                 continue
             slow = reader.future is not None and now - reader.asked_at > HEAD_SECONDS
@@ -240,6 +243,7 @@ class Poll(Generic[T]):
             fetches.launch(
                 turn, reader, wait, scanning.most_records(turn) if scanning is not None and starts else None
             )
+            fetches.hand.clear()
 
     # -- 4. Wait for answers
 
@@ -310,7 +314,8 @@ class Poll(Generic[T]):
         reader = turn.reader
         assert reader is not None
         # The order of these lines matters: if they are interrupted, every asked partition must still have a
-        # reader.
+        # reader, and the reader must be in a turn or in the hand.
+        self._fetches.hand.append(reader)
         del self._turns.asked[turn.partition_id]
         turn.stage, turn.reader, turn.awaited = Stage.ANSWERED, None, False
         entry = self._lineage.reading(turn.partition_id)
@@ -352,9 +357,6 @@ class Poll(Generic[T]):
                 return
             self._has_had_turn(turn)
             self._turns.ask(self._answers.failed(turn, error))
-        except BaseException:
-            reader.discard()
-            raise
         else:
             if turn.error is not None:
                 self._turns.recover(turn)
@@ -376,22 +378,18 @@ class Poll(Generic[T]):
             self._context.cache.put(reader)
             return
         stop = min(count, reader.taken + places)
-        try:
-            paced = scanning is not None and scanning.not_before(turn)
-            if stop == count > 0 and reader.has_more(batch) and not paced:
-                self._fetches.prefetch(reader)
-            if scanning is not None:
-                scanning.takes(turn, stop - reader.taken)
-            if not self._put_on_page(turn, reader, batch, stop):
-                reader.discard()
-            elif reader.taken == count:
-                self._used_up(turn, reader, batch)
-            else:
-                self._context.cache.put(reader)
-                turn.stage, self._turns.held[turn.partition_id] = Stage.HELD, turn
-        except BaseException:
+        paced = scanning is not None and scanning.not_before(turn)
+        if stop == count > 0 and reader.has_more(batch) and not paced:
+            self._fetches.prefetch(reader)
+        if scanning is not None:
+            scanning.takes(turn, stop - reader.taken)
+        if not self._put_on_page(turn, reader, batch, stop):
             reader.discard()
-            raise
+        elif reader.taken == count:
+            self._used_up(turn, reader, batch)
+        else:
+            self._context.cache.put(reader)
+            turn.stage, self._turns.held[turn.partition_id] = Stage.HELD, turn
 
     def _put_on_page(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> bool:
         """Put the records up to `stop` on the page; False if the provider cannot map its own records."""
@@ -520,6 +518,7 @@ class Fetches:
         deadline: The time limit of the call.
 
     Attributes:
+        hand: Readers that have left the cache or a turn, and are not in the other one yet.
         overtaken: Partitions that wait for free memory while records of other partitions are
             returned. These partitions keep their place in the lineage, so they are read first when
             memory becomes free.
@@ -535,6 +534,7 @@ class Fetches:
         self._most = max(limit, context.page_records)
         self._no_room = self._sorted = False
         self._landed: deque[Turn] = deque()
+        self.hand = list[PartitionReader]()
         self._slow_from = 0.0  # before this time, no partition that is being read counts as slow
         self._wakeup = Wakeup()
         self.overtaken: frozenset[str] = frozenset()
@@ -658,26 +658,31 @@ class Fetches:
 
     def park(self) -> dict[str, Exception | None]:
         """Leave running fetches to the next call, except those that have been running for too long."""
-        passed = time.monotonic() >= self._deadline.at
+        self.hand.clear()
+        passed, asked = time.monotonic() >= self._deadline.at, self._turns.asked
         late: dict[str, Exception | None] = {}
-        for turn in self._turns.asked.values():
+        while asked:
+            turn = next(iter(asked.values()))
             reader = turn.reader
             assert reader is not None
+            gives_up = False
             if passed and reader.future is not None and not reader.future.done():
                 if not (turn.awaited and reader.trouble is None):  # else there are just no records
                     late[turn.partition_id] = reader.trouble
-                if reader.takes_too_long():
-                    reader.discard()
-                    continue
-            self._cache.put(reader)
+                gives_up = reader.takes_too_long()
+            if gives_up:
+                reader.discard()
+            else:
+                self._cache.put(reader)
+            del asked[turn.partition_id]
         self._cache.tidy(self._in_use)
         return late
 
     def abandon(self) -> None:
-        """Cancel every running fetch."""
-        for turn in self._turns.asked.values():
-            if turn.reader is not None:
-                turn.reader.discard()
+        """Cancel every running fetch; after an interrupt, a reader may already be in the cache again."""
+        for reader in [*self.hand, *(turn.reader for turn in self._turns.asked.values() if turn.reader)]:
+            self._cache.remove(reader)
+            reader.discard()
 
     def _start(self, reader: PartitionReader, wait: float, most: int | None = None) -> None:
         reader.window = min(self._most, max(self._limit, 2 * reader.window))

@@ -21,30 +21,20 @@ from multiclouddb_api import MulticloudDbError, invalid_request
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Checkpoint", "Scan", "query_of"]
-
 _THIS_QUERY: Final = "pass the checkpointLocation of the query that calls this function"
 _OWN: Final = "use a separate query with one source for the snapshot"
 
 
 @attrs.frozen
 class Scan:
-    """The snapshot to which a micro-batch belongs.
-
-    Attributes:
-        floor: Rows of the target table with a lower `order_key` are older than the snapshot.
-        is_first: True if no earlier batch of the query belongs to this snapshot.
-        was_over: True if the scan was over before the batch.
-        is_over: True if the scan is over when the batch is merged.
-        whole: True if the scan reads every row of the collection.
-    """
+    """The snapshot to which a micro-batch belongs."""
 
     plan: str
-    floor: str
-    is_first: bool
-    was_over: bool
-    is_over: bool
-    whole: bool = True
+    floor: str  # rows of the target table with a lower `order_key` are older than the snapshot
+    is_first: bool  # no earlier batch of the query belongs to this snapshot
+    was_over: bool  # the scan was over before the batch
+    is_over: bool  # the scan is over when the batch is merged
+    whole: bool = True  # the scan reads every row of the collection
 
 
 class Checkpoint:
@@ -88,10 +78,8 @@ class Checkpoint:
     def is_scanned(self) -> bool:
         """Return True if a batch after the end of the scan was completed, or if the query has no scan."""
         last = max(self._completed(), default=None)
-        if last is None:
-            return False
-        snapshot = self._snapshot(last)
-        return snapshot is None or bool(snapshot["over"])
+        snapshot = None if last is None else self._snapshot(last)
+        return last is not None and (snapshot is None or bool(snapshot["over"]))
 
     def _snapshot(self, batch_id: int) -> dict[str, Any] | None:
         """Return the snapshot that was stored with the end of a batch, if its scan reads every row."""
@@ -160,18 +148,15 @@ class Checkpoint:
 def query_of(batch: DataFrame | None) -> tuple[str | None, bool]:
     """Return the id of the query that runs a batch, and whether Spark reports ids (not over Connect)."""
     try:
-        session = _active_session() if batch is None else batch.sparkSession
+        # Without a frame, Spark is not imported for this.
+        spark = sys.modules.get("pyspark.sql")
+        active = None if spark is None else spark.SparkSession.getActiveSession()
+        session = active if batch is None else batch.sparkSession
         context = None if session is None else session.sparkContext
         query_id = None if context is None else context.getLocalProperty("sql.streaming.queryId")
     except Exception:  # noqa: BLE001 - the error depends on the version of Connect
         return None, batch is None
     return query_id or None, True
-
-
-def _active_session() -> SparkSession | None:
-    """Return the session of this thread, without importing Spark for it."""
-    spark = sys.modules.get("pyspark.sql")
-    return None if spark is None else spark.SparkSession.getActiveSession()
 
 
 def _offsets_in(line: str) -> Iterator[dict[str, Any]]:

@@ -33,8 +33,6 @@ from multiclouddb_spi.retry import Call, Tries, directly
 from pyspark_multiclouddb.errors import poisoned
 from pyspark_multiclouddb.options import Settings
 
-__all__ = ["Connection", "close_connections", "connection_for"]
-
 T = TypeVar("T")
 
 _CALL_SECONDS: Final = 120.0

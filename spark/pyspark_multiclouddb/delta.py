@@ -19,7 +19,7 @@ import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api import ChangeType, ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 from multiclouddb_spi.missing_state import DOCUMENT, STALE_SINCE, lacks_state
 from pyspark_multiclouddb.errors import REPAIR
@@ -29,19 +29,12 @@ if TYPE_CHECKING:
 
     from pyspark_multiclouddb.checkpoint import Scan
 
-__all__ = [
-    "DELETED_AT",
-    "Numbered",
-    "Target",
-    "check_cases",
-    "committed",
-    "in_backticks",
-    "missing",
-    "opened",
-]
-
 DELETED_AT: Final = "_deleted_at"
 """The column that contains the time at which the sink merged a delete; null in the row of a document."""
+CHANGE_TYPES: Final = tuple(kind.value for kind in ChangeType)
+"""The values of the column `type`."""
+PLAN: Final = "_multiclouddb_plan"
+"""The column of a frame with the id of the snapshot that a row belongs to; null for a change."""
 _T = TypeVar("_T")
 _TRIES: Final = 10
 _ONE_AT_A_TIME: Final[defaultdict[str, Lock]] = defaultdict(Lock)
@@ -62,7 +55,16 @@ _ENDED: Final = 1
 _SAID: Final = set[tuple[str, str]]()
 """The tables and names about which a warning was logged."""
 _NEW_QUERY: Final = "with startingPosition=snapshot, this table, and a checkpointLocation of its own"
-_CAST: Final = "cast it, or leave it out"
+
+
+@attrs.frozen
+class Piece:
+    """One part of a batch."""
+
+    rows: pa.Table
+    is_last: bool
+    plan: str | None
+    is_incomplete: bool
 
 
 @attrs.frozen
@@ -124,7 +126,11 @@ class Target:
         if self._table is None:
             self._table = _created(self._where, schema)
         known = {field.name: field for field in self._table.schema().fields}
-        _check_kinds(wanted, known, self._where)
+        for name, field in wanted.items():
+            if name in known and _kind(known[name].type) != _kind(field.type):
+                ours, theirs = (_json(each.type).strip('"') for each in (field, known[name]))
+                problem = f"is {ours} in the batch and {theirs} in {self._where}"
+                raise invalid_request(f"column {name}", problem, "cast it, or give it another name")
         for name in _TEXT:
             if name not in known:
                 raise _foreign(self._where, name)
@@ -285,10 +291,11 @@ class Target:
     def merge(self, rows: pa.Table, batch: Numbered | None, *, is_last: bool) -> None:
         """Merge the last changes of some keys in one commit. If nothing changes, there is no commit."""
         table, lacking = self._known(), lacks_state(rows)
-        source = _with_tombstones(rows)
+        now, none = pa.scalar(datetime.now(UTC), _TIME), pa.scalar(None, _TIME)
+        deleted = pc.if_else(pc.equal(rows["type"], "DELETE"), now, none)
+        source = rows.drop_columns("type").append_column(pa.field(DELETED_AT, _TIME), deleted)
         if may_be_stale := STALE_SINCE in {field.name for field in table.schema().fields}:
-            since = pc.if_else(lacking, pa.scalar(datetime.now(UTC), _TIME), pa.scalar(None, _TIME))
-            source = source.append_column(pa.field(STALE_SINCE, _TIME), since)
+            source = source.append_column(pa.field(STALE_SINCE, _TIME), pc.if_else(lacking, now, none))
         columns = {name: f"s.{name}" for name in map(in_backticks, source.column_names)}
         is_newer, has_state = "s.order_key > t.order_key", f"s.{STALE_SINCE} IS NULL"
         moved = {name: f"s.{name}" for name in ("order_key", DELETED_AT)}
@@ -378,13 +385,6 @@ def _stored(schema: pa.Schema) -> pa.Schema:
     return schema.append(pa.field(DELETED_AT, _TIME))
 
 
-def _with_tombstones(rows: pa.Table) -> pa.Table:
-    """Return the rows in the form in which they are stored."""
-    now = pa.scalar(datetime.now(UTC), _TIME)
-    deleted = pc.if_else(pc.equal(rows["type"], "DELETE"), now, pa.scalar(None, _TIME))
-    return rows.drop_columns("type").append_column(pa.field(DELETED_AT, _TIME), deleted)
-
-
 def opened(where: str) -> DeltaTable | None:
     """Return the table, or None if there is none."""
     from deltalake import DeltaTable
@@ -410,22 +410,18 @@ def committed(table: DeltaTable, commit: Callable[[], _T]) -> _T:
                 return commit()
             except CommitFailedError as error:
                 if tried == _TRIES:
-                    raise _conflict(table, error) from error
+                    raise MulticloudDbError(
+                        f"table_path: another process changed {table.table_uri} during each of {_TRIES} "
+                        f"attempts; let only one process write the table, and try again",
+                        ErrorDetail(
+                            category=ErrorCategory.CONFLICT,
+                            retryable=True,
+                            native_class=f"deltalake.exceptions.{type(error).__name__}",
+                            native_text=str(error),
+                        ),
+                    ) from error
                 table.update_incremental()
     raise AssertionError("the loop returns or raises")
-
-
-def _conflict(table: DeltaTable, error: Exception) -> MulticloudDbError:
-    return MulticloudDbError(
-        f"table_path: another process changed {table.table_uri} during each of {_TRIES} attempts; let only "
-        f"one process write the table, and try again",
-        ErrorDetail(
-            category=ErrorCategory.CONFLICT,
-            retryable=True,
-            native_class=f"deltalake.exceptions.{type(error).__name__}",
-            native_text=str(error),
-        ),
-    )
 
 
 def _stored_fields(schema: pa.Schema) -> dict[str, Field]:
@@ -457,15 +453,13 @@ def check_cases(wanted: Iterable[str], known: Iterable[str] = ()) -> None:
             )
 
 
-def _check_kinds(wanted: Mapping[str, Field], known: Mapping[str, Field], where: str) -> None:
-    """Refuse a column that has another type in the table."""
-    for name, field in wanted.items():
-        if name in known and _kind(known[name].type) != _kind(field.type):
-            raise invalid_request(
-                f"column {name}",
-                f"is {_name(field.type)} in the batch and {_name(known[name].type)} in {where}",
-                "cast it, or give it another name",
-            )
+def incomplete_rows() -> MulticloudDbError:
+    """Make the error for a batch with a missing value, or with a `type` that is no change type."""
+    return invalid_request(
+        "batch",
+        "has rows without key, order_key or type, or whose type is not CREATE, UPDATE or DELETE",
+        "pass the rows of the data source, and give other names to columns that you add",
+    )
 
 
 def in_backticks(name: str) -> str:
@@ -474,18 +468,13 @@ def in_backticks(name: str) -> str:
 
 
 def _cannot_be_stored(field: pa.Field) -> MulticloudDbError:
-    return invalid_request(
-        f"column {field.name}", f"is {field.type}, which a Delta table cannot store", _CAST
-    )
+    problem = f"is {field.type}, which a Delta table cannot store"
+    return invalid_request(f"column {field.name}", problem, "cast it, or leave it out")
 
 
 def _kind(of: object) -> str:
     """Return the name of a Delta type. The name does not say whether the type is nullable."""
     return re.sub(r'"(nullable|containsNull|valueContainsNull)":(true|false)', "", _json(of))
-
-
-def _name(of: object) -> str:
-    return _json(of).strip('"')
 
 
 def _json(of: object) -> str:

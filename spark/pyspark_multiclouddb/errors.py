@@ -20,17 +20,6 @@ from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi import ProviderFault, RecordFault
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE, START_AGAIN
 
-__all__ = [
-    "NEW_QUERY",
-    "REPAIR",
-    "SourceError",
-    "check_has",
-    "error_from_query",
-    "no_pyspark",
-    "poisoned",
-    "source_errors",
-]
-
 NEW_QUERY: Final = (
     "start a query with startingPosition=snapshot, a new checkpointLocation and a new app_id, and pass "
     "checkpoint= to merge_into_delta"

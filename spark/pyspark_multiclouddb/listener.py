@@ -18,8 +18,6 @@ if TYPE_CHECKING:
         QueryTerminatedEvent,
     )
 
-__all__ = ["ProgressTable"]
-
 _COLUMNS: Final = (
     ("query", 16),
     ("batch", 7),

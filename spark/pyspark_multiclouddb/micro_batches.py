@@ -6,11 +6,10 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
 import attrs
-import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from multiclouddb_api import (
@@ -39,9 +38,7 @@ from pyspark_multiclouddb.offsets import (
 )
 from pyspark_multiclouddb.options import Settings
 from pyspark_multiclouddb.progress import Reports, snapshot_state
-from pyspark_multiclouddb.rows import find_poison, read_work, work_of
-
-__all__ = ["MicroBatches"]
+from pyspark_multiclouddb.rows import find_poison, work_of
 
 _LOG: Final = logging.getLogger("multiclouddb.spark")
 
@@ -103,15 +100,9 @@ class MicroBatches:
             said = _start_warning(self.settings)
             offset = Pinned(connection.incarnation, start.to_json(), snapshot=state, warning=said)
             if step.moved and not step.empty:
-                offset = Pinned(
-                    connection.incarnation,
-                    step.after.to_json(),
-                    step.ends,
-                    origin=start.to_json(),
-                    more=_may_have_more(start, step.after, max_records),
-                    snapshot=state,
-                    warning=said,
-                )
+                more = _may_have_more(start, step.after, max_records)
+                origin, after = offset.cursors, step.after.to_json()
+                offset = attrs.evolve(offset, cursors=after, ends=step.ends, origin=origin, more=more)
             self._saved = time.monotonic()
             return self._named(offset)
 
@@ -122,7 +113,9 @@ class MicroBatches:
         # 1. Spark repeats the call without a pause, so the service is asked once in `pollInterval`.
         # 2. Positions that have moved without a record are an end too, at the first call and then once in
         #    `idleCheckpointInterval`, because a position that stays in the checkpoint would expire.
-        if self._is_idle(start):
+        asked, when = self._idle or (None, 0.0)
+        is_known = asked == start and time.monotonic() - when < self.settings.poll_seconds
+        if is_known and not self.ends_by_itself:
             time.sleep(min(_NAP_SECONDS, self.settings.poll_seconds))
             return start
         with source_errors():
@@ -157,10 +150,6 @@ class MicroBatches:
             skip = self.settings.skip_poison or after.poison is not None
             return work_of(self.settings, after.incarnation, ranges, skip_poison=skip)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one task."""
-        return read_work(self.settings, partition)
-
     def _offset(self, value: dict[str, Any]) -> Offset:
         """Return the parsed offset."""
         for known, offset in self._parsed:
@@ -169,13 +158,6 @@ class MicroBatches:
         offset = offset_from_json(self.settings, value)
         self._parsed.append((value, offset))
         return offset
-
-    def _is_idle(self, start: dict[str, Any]) -> bool:
-        """Return True if the same start was requested a moment ago and no change was found."""
-        if self._idle is None or self.ends_by_itself:
-            return False
-        asked, when = self._idle
-        return asked == start and time.monotonic() - when < self.settings.poll_seconds
 
     def _plan(self, start: dict[str, Any], max_records: int | None, tell_more: bool) -> dict[str, Any]:
         offset = self._offset(start)
@@ -200,7 +182,9 @@ class MicroBatches:
         mark = self._mark()
         try:
             self._check_kept(connection, before)
-            step = self._step(connection, self._standing(start, before), max_records)
+            # The step begins after what an earlier call has found to be empty.
+            known, ahead = self._ahead or (None, before)
+            step = self._step(connection, ahead if known == start else before, max_records)
             self._search(connection, step)
         except MulticloudDbError as error:
             again = self.settings.on_loss
@@ -323,10 +307,6 @@ class MicroBatches:
         # The open feed may still belong to an earlier resource with the same name.
         connection.opened.renew()
         return connection.start(position)
-
-    def _standing(self, start: dict[str, Any], before: Lineage) -> Lineage:
-        """Return where the next micro-batch starts: after what an earlier call has found to be empty."""
-        return self._ahead[1] if self._ahead is not None and self._ahead[0] == start else before
 
     def _step(self, connection: Connection, before: Lineage, max_records: int | None) -> Step:
         if self.ends_by_itself and self._target is None:

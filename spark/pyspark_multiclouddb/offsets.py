@@ -52,16 +52,6 @@ from multiclouddb_spi.open_feed import OpenFeed
 from pyspark_multiclouddb.errors import NEW_QUERY
 from pyspark_multiclouddb.options import Settings, position_from_text, position_text
 
-__all__ = [
-    "Offset",
-    "Pinned",
-    "Symbolic",
-    "offset_from_json",
-    "offset_to_json",
-    "poison_state",
-    "ranges_of",
-]
-
 _VERSION: Final = 1
 _PLACES: Final = 20
 _NEW_CHECKPOINT: Final = "use a checkpointLocation of its own"

@@ -60,17 +60,6 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi import FeedStart
 
-__all__ = [
-    "BACKLOG_RECORDS",
-    "OPTIONS",
-    "Option",
-    "Settings",
-    "options_table",
-    "parse_options",
-    "position_from_text",
-    "position_text",
-]
-
 CONNECTION: Final = "connection."
 """The prefix of options that are passed to the provider's own configuration."""
 
@@ -172,38 +161,25 @@ _HINTS: Final = {
     "checkpointlocation": "set it on the query: df.writeStream.option(…)",
     "maxpartitionsperbatch": "use the option maxTasksPerBatch",
 }
-_ENVIRONMENT: Final = "env:"
 _SECONDS: Final = {
-    "ms": 0.001,
-    "millisecond": 0.001,
-    "": 1,
-    "s": 1,
-    "sec": 1,
-    "second": 1,
-    "min": 60,
-    "minute": 60,
-    "h": 3600,
-    "hour": 3600,
-}
+    "ms": 0.001, "millisecond": 0.001, "": 1, "s": 1, "sec": 1, "second": 1, "min": 60, "minute": 60,
+    "h": 3600, "hour": 3600,
+}  # fmt: skip
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
-_RESNAPSHOT: Final = "resnapshot"
 _WAY_OUT_POSITION: Final = (
     "write beginning, now, snapshot, or a time with its zone such as 2026-01-31T12:00:00Z"
 )
 # As milliseconds, values below this number would be times from 1970 to 1973, so they are probably seconds.
 _LEAST_MILLIS: Final = 100_000_000_000
 _Mode = TypeVar("_Mode", bound=Enum)
-
-
-def _names_alone(connection: tuple[tuple[str, str], ...]) -> str:
-    return "{" + ", ".join(f"{name}: …" for name, _ in connection) + "}"
+_T = TypeVar("_T")
 
 
 @attrs.frozen
 class Settings:
     """The checked options of the data source."""
 
-    connection: tuple[tuple[str, str], ...] = attrs.field(repr=_names_alone)
+    connection: tuple[tuple[str, str], ...] = attrs.field(repr=lambda given: f"{[name for name, _ in given]}")
     address: ResourceAddress
     start: FeedStart | Snapshot
     end: datetime | None
@@ -332,7 +308,7 @@ def parse_options(options: Mapping[str, str]) -> Settings:
         max_records=_count(*given["maxRecordsPerTrigger"]) if "maxRecordsPerTrigger" in given else None,
         max_tasks=_tasks(given),
         on_loss=_on_loss(given),
-        skip_poison=_on_poison(*text("onPoison", "fail")),
+        skip_poison=_choice(*text("onPoison", "fail"), {"fail": False, "skip": True}),
         new_item_state=_mode(*text("newItemState", "include_if_available"), NewItemStateMode),
         old_item_state=_mode(*text("oldItemState", "omit"), OldItemStateMode),
         poll_seconds=_duration(*text("pollInterval", "1 second")),
@@ -362,7 +338,9 @@ def _start(given: Mapping[str, tuple[str, str]]) -> FeedStart | Snapshot:
 
 def _on_loss(given: Mapping[str, tuple[str, str]]) -> OnExpired:
     """Return the action after data loss. A snapshot that repairs a loss has the order `AUTO` by default."""
-    on_loss = _loss(*given.get("failOnDataLoss", ("failOnDataLoss", "true")))
+    name, text = given.get("failOnDataLoss", ("failOnDataLoss", "true"))
+    known: dict[str, OnExpired] = {"true": Fail(), "false": SkipToOldest(), "resnapshot": Resnapshot()}
+    on_loss = _choice(name, text.removesuffix("()"), known)
     return Resnapshot(_as_given(on_loss.snapshot, given)) if isinstance(on_loss, Resnapshot) else on_loss
 
 
@@ -413,7 +391,14 @@ def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, tuple[str, str]],
     for name, value in options.items():
         lower, text = name.lower(), str(value).strip()
         if lower.startswith(CONNECTION):
-            _check_hidden(name, lower.removeprefix(CONNECTION))
+            setting = lower.removeprefix(CONNECTION)
+            if _SECRET.search(setting) and not _HIDDEN.search(setting):
+                raise invalid_request(
+                    name,
+                    "would show a secret: Spark prints this option in plain text",
+                    "provide it with the vendor's environment variable or credential chain, or put it into "
+                    "url",
+                )
             connection[lower] = str(value)
             continue
         option = ALIASES[_ALIAS_NAMES[lower]] if lower in _ALIAS_NAMES else _NAMES.get(lower)
@@ -430,15 +415,6 @@ def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, tuple[str, str]],
             text = _from_environment(spelled, text)
         given[option] = spelled, _moment_of_millis(spelled, text) if "Timestamp" in spelled else text
     return given, connection
-
-
-def _check_hidden(name: str, setting: str) -> None:
-    if _SECRET.search(setting) and not _HIDDEN.search(setting):
-        raise invalid_request(
-            name,
-            "would show a secret: Spark prints this option in plain text",
-            "provide it with the vendor's environment variable or credential chain, or put it into url",
-        )
 
 
 def _unknown(name: str) -> MulticloudDbError:
@@ -468,9 +444,9 @@ def _config(url: str | None, provider: str | None, connection: Mapping[str, str]
 
 def _from_environment(name: str, value: str) -> str:
     """Return the value, or for `env:NAME` the value of this environment variable in this process."""
-    if not value.startswith(_ENVIRONMENT):
+    if not value.startswith("env:"):
         return value
-    variable = value.removeprefix(_ENVIRONMENT).strip()
+    variable = value.removeprefix("env:").strip()
     found = os.environ.get(variable)
     if found is None:
         raise invalid_request(
@@ -498,22 +474,6 @@ def _position(name: str, text: str) -> FeedStart | Snapshot:
             )
         case _:
             return AtTime(_moment(name, text))
-
-
-def _loss(name: str, text: str) -> OnExpired:
-    """Return what to do if changes have expired."""
-    if text.lower().removesuffix("()") == _RESNAPSHOT:
-        return Resnapshot()
-    if text.lower() not in ("true", "false"):
-        raise invalid_request(name, f"is {text!r}", "write true, false or resnapshot")
-    return Fail() if text.lower() == "true" else SkipToOldest()
-
-
-def _on_poison(name: str, text: str) -> bool:
-    """Return True if changes that cannot be decoded are left out."""
-    if text.lower() not in ("fail", "skip"):
-        raise invalid_request(name, f"is {text!r}", "write fail or skip")
-    return text.lower() == "skip"
 
 
 def _moment(name: str, text: str) -> datetime:
@@ -552,18 +512,19 @@ def _count(name: str, text: str) -> int:
 
 def _mode(name: str, text: str, kind: type[_Mode]) -> _Mode:
     """Parse a mode, which is one of the values of an enumeration."""
-    modes = {each.value: each for each in kind}
-    if text.lower() not in modes:
-        raise invalid_request(name, f"is {text!r}", f"write one of {', '.join(modes)}")
-    return modes[text.lower()]
+    return _choice(name, text, {each.value: each for each in kind})
+
+
+def _choice(name: str, text: str, known: Mapping[str, _T]) -> _T:
+    if text.lower() not in known:
+        raise invalid_request(name, f"is {text!r}", f"write one of {', '.join(known)}")
+    return known[text.lower()]
 
 
 def _duration(name: str, text: str) -> float:
     """Return a duration in seconds."""
     found = _DURATION.fullmatch(text.lower())
-    unit = None
-    if found:
-        unit = _SECONDS.get(found[2]) or _SECONDS.get(found[2].removesuffix("s"))
+    unit = found and (_SECONDS.get(found[2]) or _SECONDS.get(found[2].removesuffix("s")))
     if found is None or unit is None:
         raise invalid_request(name, f"is {text!r}", "write it as 1 second, 500 ms or 2 minutes")
     return float(found[1]) * unit

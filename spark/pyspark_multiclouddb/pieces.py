@@ -9,26 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
+from pyspark.storagelevel import StorageLevel
 
-from multiclouddb_api import ChangeType, MulticloudDbError, invalid_request
 from multiclouddb_spi.missing_state import DOCUMENT, LACKS_STATE, MissingState, missing_state_error
-from pyspark_multiclouddb.delta import in_backticks
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType
-
-__all__ = ["CHANGE_TYPES", "PLAN", "Piece", "collected_in_pieces", "incomplete_rows", "latest_rows"]
-
-CHANGE_TYPES: Final = tuple(kind.value for kind in ChangeType)
-"""The values of the column `type`."""
-
-PLAN: Final = "_multiclouddb_plan"
-"""The column with the id of the snapshot that a row belongs to; null for a change."""
+from pyspark_multiclouddb.delta import CHANGE_TYPES, PLAN, Piece, in_backticks, incomplete_rows
 
 _BUCKETS: Final = 4096
 """The number of parts into which keys are distributed; a piece consists of one or more parts."""
@@ -39,20 +29,8 @@ _SIZE: Final = "_multiclouddb_size"
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
 
 
-@attrs.frozen
-class Piece:
-    """One part of a batch."""
-
-    rows: pa.Table
-    is_last: bool
-    plan: str | None
-    is_incomplete: bool
-
-
 def latest_rows(frame: DataFrame) -> DataFrame:
     """Return the row with the highest `order_key` for each `key`. Spark computes the result."""
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-
     row = F.struct(*(_column(name) for name in frame.columns))
     order = F.coalesce("order_key", F.lit("\U0010ffff"))
     return frame.groupBy("key").agg(F.max_by(row, order).alias("row")).select("row.*")
@@ -62,9 +40,6 @@ def collected_in_pieces(
     frame: DataFrame, max_bytes: int, missing_state: MissingState = "refuse"
 ) -> Generator[Piece, None, None]:
     """Collect the last change of each key."""
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-    from pyspark.storagelevel import StorageLevel
-
     columns = [_column(name) for name in frame.columns if name != PLAN]
     bucket = F.pmod(F.xxhash64("key"), F.lit(_BUCKETS)).cast("int")
     size = sum((_bytes_of(_column(field.name), field.dataType) for field in frame.schema), F.lit(0))
@@ -87,8 +62,6 @@ def collected_in_pieces(
 
 def _column(name: str) -> Column:
     """Return the column with exactly this name; dots in the name do not select nested fields."""
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-
     return F.col(in_backticks(name))
 
 
@@ -103,8 +76,6 @@ class _Total:
 
 
 def _total(kept: DataFrame) -> _Total:
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-
     known = F.coalesce(F.col("type").isin(*CHANGE_TYPES), F.lit(False))
     incomplete = F.col("key").isNull() | F.col("order_key").isNull() | ~known
     lacks = F.expr(LACKS_STATE) if DOCUMENT in kept.columns else F.lit(False)
@@ -122,8 +93,6 @@ def _total(kept: DataFrame) -> _Total:
 
 def _cuts(kept: DataFrame, total: _Total, bound: int) -> list[tuple[int, int]]:
     """Return the numbers of the first and the last bucket of each piece."""
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-
     if not total.rows:
         return []
     if total.size <= bound:
@@ -143,9 +112,6 @@ def _cuts(kept: DataFrame, total: _Total, bound: int) -> list[tuple[int, int]]:
 
 def _bytes_of(value: Column, kind: DataType) -> Column:
     """Estimate the size of a value in Arrow."""
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-    from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
-
     if isinstance(kind, StructType):
         fields = ((value.getField(field.name), field.dataType) for field in kind)
         return sum((_bytes_of(part, of) for part, of in fields), F.lit(1))
@@ -167,12 +133,3 @@ def _bound(frame: DataFrame, max_bytes: int) -> int:
     found = re.fullmatch(r"(\d+)([kmgtp]?)b?", limit.strip().lower())
     allowed = int(found[1]) * _UNITS[found[2]] if found else 0
     return min(max_bytes, allowed // 2) if allowed else max_bytes
-
-
-def incomplete_rows() -> MulticloudDbError:
-    """Make the error for a batch with a missing value, or with a `type` that is no change type."""
-    return invalid_request(
-        "batch",
-        "has rows without key, order_key or type, or whose type is not CREATE, UPDATE or DELETE",
-        "pass the rows of the data source, and give other names to columns that you add",
-    )

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
     from pyspark_multiclouddb.connection import Connection
 
-__all__ = ["Reports", "caught_up", "snapshot_state"]
-
 _CLOCK_SECONDS: Final = 30.0
 
 
@@ -83,6 +81,9 @@ class Reports:
         if step is not None:
             self._skipped += step.skipped
             self._found_late += len(step.found_late)
+        # The number of rows that a scan reads is not known before they are read.
+        is_scan = step is not None and step.before.plan is not None and bool(step.ranges())
+        events = 0 if step is None else None if is_scan else step.records
         active = lineage.active()
         feed, now = connection.feed, self._now(connection)
         answers = {} if step is None else step.answers
@@ -93,7 +94,7 @@ class Reports:
         lag = None if until is None or now is None else max(0.0, (now - until).total_seconds())
         rooms = [] if now is None else [feed.headroom(cursor, now) for cursor in _kept(lineage)]
         return {
-            "events": _events(step),
+            "events": events,
             "foundLate": self._found_late,
             "headroomSeconds": min((room for room in rooms if room is not None), default=None),
             "idle": idle,
@@ -133,13 +134,6 @@ def _told(places: Sequence[str]) -> dict[str, Any]:
     return {"count": len(places), "last": places[-1] if places else None}
 
 
-def _events(step: Step | None) -> int | None:
-    """Return the number of events in a step, or None if the number is unknown."""
-    if step is None:
-        return 0
-    return None if step.before.plan is not None and step.ranges() else step.records
-
-
 def _scan(snapshot: Mapping[str, Any], lineage: Lineage) -> dict[str, Any]:
     """Return the state of a snapshot, and the progress of its scan while the scan is running."""
     state = {name: snapshot[name] for name in ("floor", "over", "plan")}
@@ -175,18 +169,9 @@ def caught_up(query: StreamingQuery) -> bool:
         ...         break
     """
     check_has("query", query, "lastProgress", "a streaming query")
-    progress = query.lastProgress
-    if progress is None:
-        return True
-    return not any(_has_more(source) for source in progress["sources"])
-
-
-def _has_more(source: Any) -> bool:
-    start, end = source["startOffset"], source["endOffset"]
-    if start == end:
-        return False
-    value = _parsed(end)
-    return isinstance(value, dict) and value.get("more") is True
+    sources = [] if query.lastProgress is None else query.lastProgress["sources"]
+    ends = [_parsed(each["endOffset"]) for each in sources if each["startOffset"] != each["endOffset"]]
+    return not any(isinstance(end, dict) and end.get("more") is True for end in ends)
 
 
 def _parsed(offset: Any) -> Any:

@@ -23,8 +23,6 @@ from pyspark_multiclouddb.micro_batches import MicroBatches
 from pyspark_multiclouddb.options import Settings, parse_options
 from pyspark_multiclouddb.rows import SPARK_SCHEMA, read_work, work_of
 
-__all__ = ["ChangeFeedReader", "PlainStreamReader", "checked_schema", "settings_of"]
-
 _WRAPPER: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
 
@@ -120,4 +118,4 @@ class PlainStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task."""
-        return self._batches.read(partition)
+        return read_work(self._batches.settings, partition)

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 from multiclouddb_api import ChangeFeedPage, invalid_request
 from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_api.validators import check_type, type_name
-from multiclouddb_spi import Batch, Range, RecordFault, collector_paused, read_range
+from multiclouddb_spi import Range, RecordFault, collector_paused, read_range
 from multiclouddb_spi.scan.contract import plan_id_of
 from pyspark_multiclouddb.connection import Connection, connection_for
 from pyspark_multiclouddb.errors import check_has, poisoned, source_errors
@@ -32,8 +32,6 @@ from pyspark_multiclouddb.options import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-__all__ = ["ROW_SCHEMA", "SPARK_SCHEMA", "Work", "find_poison", "pages_to_dataframe", "read_work", "work_of"]
 
 _LOG: Final = logging.getLogger("multiclouddb.spark")
 
@@ -80,7 +78,11 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
         for part in work.ranges:
             done = 0
             parts = _events(connection, part, skip_poison=work.skip_poison, on_poison=_warn)
-            while (events := _next(parts)) is not None:
+            while True:
+                with collector_paused():
+                    events = next(parts, None)
+                if events is None:
+                    break
                 yield _with_sequence(events, range(done, done + events.num_rows))
                 done += events.num_rows
 
@@ -118,7 +120,8 @@ def _events(
             stop, poison = len(batch), None
             while stop > first:
                 try:
-                    events = _to_arrow(batch, first, stop)
+                    arrow = batch.arrow(first, stop)
+                    events = events_to_arrow(batch.events(first, stop)) if arrow is None else arrow
                 except RecordFault as fault:
                     stop, poison = max(first, min(fault.index, stop - 1)), fault
                 else:
@@ -134,19 +137,9 @@ def _warn(where: str, fault: RecordFault) -> None:
     _LOG.warning("%s: %s; the change is left out (onPoison=skip)", where, fault)
 
 
-def _next(parts: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
-    with collector_paused():
-        return next(parts, None)
-
-
 def _with_sequence(events: pa.RecordBatch, sequence: Sequence[int]) -> pa.RecordBatch:
     """Add the column `sequence` to the events, and return them."""
     return pa.RecordBatch.from_arrays([*events.columns, pa.array(sequence, pa.int64())], schema=ROW_SCHEMA)
-
-
-def _to_arrow(batch: Batch, first: int, stop: int) -> pa.RecordBatch:
-    arrow = batch.arrow(first, stop)
-    return events_to_arrow(batch.events(first, stop)) if arrow is None else arrow
 
 
 def pages_to_dataframe(
@@ -183,21 +176,16 @@ def pages_to_dataframe(
     if schema is not None and not isinstance(schema, str):
         check_has("schema", schema, "fieldNames", "a StructType or its DDL")
     seen: Counter[str] = Counter()
-    batches = [_to_batch(page, seen) for page in map(_checked, pages) if page.events]
+    batches = []
+    for page in pages:
+        check_type("pages", page, ChangeFeedPage)
+        sequence = []
+        for event in page.events:
+            sequence.append(seen[event.partition_id])
+            seen[event.partition_id] += 1
+        if page.events:
+            batches.append(_with_sequence(events_to_arrow(page.events), sequence))
     frame = spark.createDataFrame(pa.Table.from_batches(batches, schema=ROW_SCHEMA), schema=SPARK_SCHEMA)
     if schema is None:
         return frame
     return frame.withColumn("new_item_state", F.from_json("new_item_state", schema))
-
-
-def _checked(page: ChangeFeedPage) -> ChangeFeedPage:
-    check_type("pages", page, ChangeFeedPage)
-    return page
-
-
-def _to_batch(page: ChangeFeedPage, seen: Counter[str]) -> pa.RecordBatch:
-    sequence = []
-    for event in page.events:
-        sequence.append(seen[event.partition_id])
-        seen[event.partition_id] += 1
-    return _with_sequence(events_to_arrow(page.events), sequence)

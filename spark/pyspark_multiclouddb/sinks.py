@@ -31,34 +31,28 @@ from multiclouddb_spi.missing_state import MissingState, lacks_state, missing_st
 from multiclouddb_spi.scan.contract import plan_id_of
 from pyspark_multiclouddb.checkpoint import Checkpoint, Scan, query_of
 from pyspark_multiclouddb.delta import (
+    CHANGE_TYPES,
     DELETED_AT,
+    PLAN,
     Numbered,
+    Piece,
     Target,
     check_cases,
     committed,
     in_backticks,
+    incomplete_rows,
     missing,
     opened,
 )
 from pyspark_multiclouddb.errors import check_has
-from pyspark_multiclouddb.pieces import (
-    CHANGE_TYPES,
-    PLAN,
-    Piece,
-    collected_in_pieces,
-    incomplete_rows,
-    latest_rows,
-)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["drop_tombstones", "latest_by_key", "live_rows", "merge_into_delta"]
-
 _Events = TypeVar("_Events", bound="pa.Table | DataFrame")
 _NEEDED: Final = ("key", "order_key", "type")
 _OF_THE_EVENT: Final = frozenset(
-    {
+    [
         "event_id",
         "type",
         "old_item_state",
@@ -68,7 +62,7 @@ _OF_THE_EVENT: Final = frozenset(
         "collection",
         "partition_id",
         "sequence",
-    }
+    ]
 )
 _PAGE_SCHEMA: Final = pa.schema([field for field in EVENT_SCHEMA if field.name not in _OF_THE_EVENT])
 """The columns that the table gets from a page."""
@@ -89,6 +83,8 @@ def latest_by_key(events: _Events) -> _Events:
     """
     _check_rows("events", events)
     if not isinstance(events, pa.Table):
+        from pyspark_multiclouddb.pieces import latest_rows
+
         return cast("_Events", latest_rows(events))
     if not events.num_rows:
         return events
@@ -352,10 +348,10 @@ def _scans_in(batch: DataFrame | pa.Table | ChangeFeedPage) -> tuple[list[Scan],
     for notice in batch.notices if isinstance(batch, ChangeFeedPage) else ():
         match notice:
             case SnapshotStarted(floor, where, whole):
-                begun.append(Scan(_plan_of(where), floor, True, False, False, whole))
+                begun.append(Scan(_plan_of(where) or where, floor, True, False, False, whole))
             case BackfillDone(where, floor):
-                ended.append(Scan(_plan_of(where), floor, False, False, True))
-            case RecordSkipped(where, position) if plan_id_of(_native(where)) is not None:
+                ended.append(Scan(_plan_of(where) or where, floor, False, False, True))
+            case RecordSkipped(where, position) if _plan_of(where) is not None:
                 raise invalid_request(
                     "batch",
                     f"lacks a row of a snapshot that cannot be decoded ({position}); at the end of the "
@@ -367,14 +363,9 @@ def _scans_in(batch: DataFrame | pa.Table | ChangeFeedPage) -> tuple[list[Scan],
     return begun, ended
 
 
-def _plan_of(partition_id: str) -> str:
-    """Return the id of a snapshot, as the `event_id` of its rows contains it, from the id in a notice."""
-    return plan_id_of(_native(partition_id)) or partition_id
-
-
-def _native(partition_id: str) -> str:
-    """Return the service's own id, which comes after the provider and the resource."""
-    return partition_id.split(":", 2)[-1]
+def _plan_of(partition_id: str) -> str | None:
+    """Return the id of a snapshot from a public id, in which the provider and the resource come first."""
+    return plan_id_of(partition_id.split(":", 2)[-1])
 
 
 def _told(
@@ -432,6 +423,8 @@ def _pieces(
     kept = [*(name for name in names if name not in _OF_THE_EVENT), "type"]
     tells_plan = {"backfilled", "event_id"} <= set(names)
     if not is_table:
+        from pyspark_multiclouddb.pieces import collected_in_pieces
+
         check_cases(names)
         plan = "CASE WHEN backfilled AND event_id LIKE 'snapshot:%' THEN split(event_id, ':')[1] END"
         columns = [*map(in_backticks, kept), *([f"{plan} AS {PLAN}"] if tells_plan else [])]
@@ -465,11 +458,8 @@ def _stored_schema(batch: DataFrame | pa.Table | ChangeFeedPage) -> pa.Schema:
 
 def _plan_in(events: pa.Table) -> str | None:
     """Return the id of the snapshot to which rows of `events` belong, or None."""
-    backfilled = events["backfilled"]
-    where = pc.index(backfilled, True).as_py()
-    if where < 0:
-        return None
-    return plan_id_of(events["event_id"][where].as_py() or "") or None
+    where = pc.index(events["backfilled"], True).as_py()
+    return None if where < 0 else plan_id_of(events["event_id"][where].as_py() or "") or None
 
 
 def _last_of_each(events: pa.Table) -> pa.Array:

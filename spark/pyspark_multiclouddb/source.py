@@ -16,8 +16,6 @@ from typing import Any, Final
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-__all__ = ["DefaultSource"]
-
 _OLDEST_PYTHON: Final = (3, 11)
 # Spark introduced this class together with the interface that passes positions and limits (4.2). Some
 # platforms also offer it in older versions.

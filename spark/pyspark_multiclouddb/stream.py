@@ -7,16 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from pyspark_multiclouddb.micro_batches import MicroBatches
 from pyspark_multiclouddb.options import BACKLOG_RECORDS, Settings
-
-__all__ = ["ChangeFeedStreamReader"]
+from pyspark_multiclouddb.rows import read_work
 
 
 class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -56,4 +51,4 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task."""
-        return self._batches.read(partition)
+        return read_work(self._batches.settings, partition)

@@ -1,14 +1,23 @@
-"""Provides one Spark session per process, one embedded store per test, and readers of the store's feed."""
+"""Provides one embedded store or simulation per test, databases for the whole run, and simulated deaths."""
 
 import random
+import sqlite3
+from contextlib import closing
+from functools import partial
 
+import deltalake
 import pytest
+from deltalake import DeltaTable
+from deltalake.table import TableMerger
 
+from multiclouddb_conformance.simulation import Simulation, SimulationProvider
 from multiclouddb_embedded import EmbeddedStore
+from pyspark_multiclouddb import connection
 from pyspark_multiclouddb.connection import close_connections
 
 from .databases import Cosmos, Dynamo, Embedded, Mongo, credentials
-from .queries import Queries
+from .drivers import Queries, end
+from .tables import Killed
 
 COLLECTION = "orders"
 
@@ -36,13 +45,47 @@ class Source:
         for _ in range(count):
             key, number = f"k{dice.randrange(keys)}", len(self.truth)
             if key in self.documents and dice.random() < 0.2:
-                self.store.delete(COLLECTION, key)
-                del self.documents[key]
-                self.truth.append(("DELETE", key, None))
+                self.delete(key)
             else:
-                kind = self.store.put(COLLECTION, key, {"n": number})
-                self.documents[key] = {"n": number}
-                self.truth.append((kind.value, key, {"n": number}))
+                self.put(key, {"n": number})
+
+    def put(self, key, document):
+        kind = self.store.put(COLLECTION, key, document)
+        self.documents[key] = document
+        self.truth.append((kind.value, key, document))
+
+    def delete(self, key):
+        self.store.delete(COLLECTION, key)
+        del self.documents[key]
+        self.truth.append(("DELETE", key, None))
+
+    def fill(self, count, first=0):
+        for number in range(first, first + count):
+            self.put(f"k{number}", {"n": number})
+
+    def delete_some(self, count=5):
+        gone = sorted(self.documents)[:count]
+        for key in gone:
+            self.delete(key)
+        return gone
+
+    def lose(self):
+        """Expire all changes, deletes included, that were made while the query was stopped."""
+        self.write(15, seed="lost")
+        self.trim()
+        self.write(3, seed="kept")
+
+    def trim(self, most=0):
+        self.store.trim(COLLECTION, max_count=most)
+
+    def damage(self, *numbers, row=None):
+        """Damage the changes with these numbers, or the stored document with this key."""
+        with closing(sqlite3.connect(self.store.path)) as database, database:
+            each = [(number,) for number in numbers]
+            database.executemany("UPDATE log SET doc = 'damaged' WHERE seq = ?", each)
+            if row is not None:
+                update = "UPDATE documents SET doc = 'damaged' WHERE key LIKE ?"
+                assert database.execute(update, (f"%{row}%",)).rowcount == 1
 
     def split(self, which=0):
         parts = self.store.partitions(COLLECTION)
@@ -58,6 +101,48 @@ class Source:
 def source(tmp_path):
     with EmbeddedStore(tmp_path / "store.db", durable=False) as store:
         yield Source(store)
+
+
+@pytest.fixture
+def simulation(monkeypatch):
+    """Provide a simulated database, whose `provider` the option `url=simulation://` opens."""
+    sim = Simulation(partitions=2)
+    sim.provider = SimulationProvider(sim)
+    place = {"url": "simulation://", "database": "sim", "collection": "items"}
+    sim.options = lambda **more: {**place, **more}
+    monkeypatch.setattr(connection, "open_provider", lambda config: sim.provider)
+    monkeypatch.setattr("multiclouddb_spi.retry.time.sleep", lambda seconds: None)
+    return sim
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Provide the path of a Delta table that does not exist yet."""
+    return tmp_path / "table"
+
+
+@pytest.fixture
+def kills(monkeypatch):
+    """Return a function that makes the process die once, at a random commit to a Delta table."""
+    left = {"dice": None, "chance": 0.0}
+
+    def patched(original):
+        def call(*args, **kwargs):
+            dice = left["dice"]
+            if dice is None or dice.random() >= left["chance"]:
+                return original(*args, **kwargs)
+            left["dice"] = None
+            if dice.random() < 0.5:
+                original(*args, **kwargs)
+            raise Killed
+
+        return call
+
+    monkeypatch.setattr(DeltaTable, "update", patched(DeltaTable.update))
+    monkeypatch.setattr(TableMerger, "execute", patched(TableMerger.execute))
+    monkeypatch.setattr(DeltaTable, "create", staticmethod(patched(DeltaTable.create)))
+    monkeypatch.setattr(deltalake, "write_deltalake", patched(deltalake.write_deltalake))
+    return partial(left.update)
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +177,8 @@ def start_queries(tmp_path):
 
     yield make
     for queries in made:
-        queries.clean()
+        if queries.process is not None:
+            end(queries.process)
 
 
 @pytest.fixture(autouse=True)

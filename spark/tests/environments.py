@@ -3,15 +3,11 @@
 An environment is a folder in `PYTHONPATH`, so its packages precede those of `.venv`. Everything else that a
 test needs is in `.venv`. PySpark is a source package of about 430 MB. The package is unpacked instead of
 built, because a build takes half a minute longer and gives the same files.
-
-    python spark/tests/environments.py          builds all of them, and prints the time of each
-    python spark/tests/environments.py 4.0.5    prints the folder of this version
 """
 
 import os
 import sys
 import tarfile
-import time
 import zipfile
 from pathlib import Path
 
@@ -81,13 +77,3 @@ def _unpack(package, scratch):
                     members.append(member)
         archive.extractall(scratch, members, filter="data")
     return scratch / "environment"
-
-
-if __name__ == "__main__" and len(sys.argv) > 1:
-    sys.stdout.write(f"{environment(sys.argv[1])}\n")
-elif __name__ == "__main__":
-    zstandard()
-    for wanted in DIGESTS:
-        began = time.monotonic()
-        found = environment(wanted)
-        sys.stdout.write(f"{wanted} {found} {time.monotonic() - began:.1f} s\n")

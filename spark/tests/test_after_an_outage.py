@@ -6,9 +6,7 @@ import tomllib
 from pathlib import Path
 from unittest.mock import patch
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 
 from multiclouddb_api import (
     Beginning,
@@ -22,15 +20,13 @@ from multiclouddb_api import (
     Snapshot,
     connect,
 )
-from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 from pyspark_multiclouddb import merge_into_delta, micro_batches
 from pyspark_multiclouddb.errors import SourceError
 
-from .conftest import COLLECTION, Source
-from .test_sinks import documents, rows
+from .micro_batches import MergedQuery
+from .tables import documents, notes_of, rows, with_columns
 from .test_snapshot_pages import ADDRESS, Pages
-from .test_snapshot_sink import Killed, Query
 
 COUNT = 100
 LATER = 10
@@ -41,9 +37,7 @@ class Outage:
     """A collection that is copied into a table, and changed while the consumer is stopped."""
 
     def __init__(self, source, folder, count=COUNT * 3):
-        self.source, self.store, self.folder, self.table = source, source.store, folder, folder / "table"
-        self.documents = {}
-        self.number = 0
+        self.source, self.folder, self.table, self.number = source, folder, folder / "table", 0
         for _ in range(count):
             self.create()
 
@@ -53,15 +47,13 @@ class Outage:
 
     def put(self, key):
         self.number += 1
-        self.documents[key] = {"n": self.number}
-        self.store.put(COLLECTION, key, self.documents[key])
+        self.source.put(key, {"n": self.number})
 
     def change(self, count):
         """Delete, update and create this number of documents each."""
-        oldest = [key for key, _ in sorted(self.documents.items(), key=lambda item: item[1]["n"])]
+        oldest = [key for key, _ in sorted(self.source.documents.items(), key=lambda item: item[1]["n"])]
         for key in oldest[:count]:
-            self.store.delete(COLLECTION, key)
-            del self.documents[key]
+            self.source.delete(key)
         for key in oldest[count : 2 * count]:
             self.put(key)
         for _ in range(count):
@@ -70,23 +62,38 @@ class Outage:
     def lose(self):
         """Change documents, and expire these changes; some later changes are still kept."""
         self.change(COUNT)
-        self.store.trim(COLLECTION, max_count=0)
+        self.source.trim()
         self.change(LATER)
 
-    def measured(self, table=None):
-        found = documents(table or self.table)
-        both = found.keys() & self.documents.keys()
+    def measured(self):
+        found, wanted = documents(self.table), self.source.documents
         return {
-            "ghosts": len(found.keys() - self.documents.keys()),
-            "missing": len(self.documents.keys() - found.keys()),
-            "stale": sum(found[key] != self.documents[key] for key in both),
+            "ghosts": len(found.keys() - wanted.keys()),
+            "missing": len(wanted.keys() - found.keys()),
+            "stale": sum(found[key] != wanted[key] for key in found.keys() & wanted.keys()),
         }
 
     def pages(self, start=None, **settings):
         return Pages(self.source, self.table, start, **settings)
 
     def query(self, name, **options):
-        return Query(self.source, self.folder, name, **options)
+        return MergedQuery(self.source, self.folder, name, **options)
+
+    def read_through(self, query, times=1):
+        """Let a query read everything, and again after each of several outages."""
+        query.drain()
+        for _ in range(times):
+            self.lose()
+            query.restart().drain()
+
+    def refused(self):
+        """Let a query meet an outage without an option; it is refused."""
+        query = self.query("first")
+        with pytest.raises(
+            SourceError, match=r"CHECKPOINT_EXPIRED.*failOnDataLoss=resnapshot.*after-an-outage"
+        ):
+            self.read_through(query)
+        return query
 
 
 @pytest.fixture
@@ -100,11 +107,10 @@ def pages_resnapshot(outage, times=1):
         for _ in range(times):
             outage.lose()
             pages.drain()
-    return outage.measured()
 
 
 def pages_resnapshot_twice(outage):
-    return pages_resnapshot(outage, 2)
+    pages_resnapshot(outage, 2)
 
 
 def again(outage, start, **settings):
@@ -123,197 +129,138 @@ def again(outage, start, **settings):
         pages.drain()
         outage.change(1)
         pages.drain()
-    return outage.measured()
-
-
-def pages_snapshot(outage):
-    return again(outage, Snapshot())
-
-
-def pages_skip(outage):
-    return again(outage, None, on_expired=SkipToOldest())
-
-
-def pages_beginning(outage):
-    return again(outage, Beginning())
-
-
-def pages_now(outage):
-    return again(outage, Now())
 
 
 def pages_read_then_now(outage):
     outage.lose()
-    with connect(f"embedded://{outage.store.path}") as client:
-        copy = rows(*((key, 0, value) for key, value in outage.documents.items()))
-        keys = pa.array([json.dumps({"id": key}, separators=(",", ":")) for key in outage.documents])
-        merge_into_delta(
-            copy.set_column(copy.column_names.index("key"), "key", keys), None, outage.table, None
-        )
+    with connect(f"embedded://{outage.source.store.path}") as client:
+        copy = rows(*((key, 0, value) for key, value in outage.source.documents.items()))
+        keys = [json.dumps({"id": key}, separators=(",", ":")) for key in outage.source.documents]
+        merge_into_delta(with_columns(copy, key=keys), None, outage.table, None)
         outage.change(LATER)
         assert client.read_changes(ChangeFeedRequest(ADDRESS, Now())).events == ()
-    return outage.measured()
-
-
-def spark_resnapshot(outage):
-    query = outage.query("first", failOnDataLoss="resnapshot")
-    for _ in range(3):
-        query.drain()
-        outage.lose()
-        query.restart()
-    query.drain()
-    return outage.measured()
-
-
-def first_query(outage):
-    query = outage.query("first")
-    query.drain()
-    outage.lose()
-    query.restart()
-    with pytest.raises(SourceError, match=r"CHECKPOINT_EXPIRED.*failOnDataLoss=resnapshot.*after-an-outage"):
-        query.drain()
-    return query
-
-
-def spark_snapshot(outage):
-    first_query(outage)
-    outage.query("second").drain()
-    return outage.measured()
-
-
-def spark_skip(outage):
-    query = outage.query("first", failOnDataLoss="false")
-    query.drain()
-    outage.lose()
-    query.restart()
-    query.drain()
-    return outage.measured()
-
-
-def spark_beginning(outage):
-    first_query(outage)
-    outage.query("second", startingPosition="beginning").drain()
-    return outage.measured()
 
 
 def spark_same_app_id(outage):
-    first = first_query(outage)
+    outage.refused()
     before = outage.measured()
     second = outage.query("second", startingPosition="beginning")
-    second.name = first.name
+    second.app_id = "first"
     with pytest.raises(MulticloudDbError, match=r"app_id: is 'first'.*after-an-outage") as caught:
         second.drain()
     assert caught.value.category == ErrorCategory.INVALID_REQUEST
     assert outage.measured() == before
-    return
 
 
-WAYS = [(kind, row) for kind in ("pages", "spark") for row in PAGE[kind]]
+def another(outage, **options):
+    outage.refused()
+    outage.query("second", **options).drain()
 
 
-@pytest.mark.parametrize(("kind", "row"), WAYS, ids=[f"{kind}_{row['id']}" for kind, row in WAYS])
-def test_page_says_what_is_measured(outage, kind, row):
-    found = globals()[f"{kind}_{row['id']}"](outage)
-    told = None if row.get("refused") else {name: row[name] for name in ("ghosts", "missing", "stale")}
-    assert found == told, "correct docs/outage.toml, and run: python docs/generate.py"
+WAYS = {
+    "pages_resnapshot": pages_resnapshot,
+    "pages_resnapshot_twice": pages_resnapshot_twice,
+    "pages_snapshot": lambda outage: again(outage, Snapshot()),
+    "pages_skip": lambda outage: again(outage, None, on_expired=SkipToOldest()),
+    "pages_beginning": lambda outage: again(outage, Beginning()),
+    "pages_now": lambda outage: again(outage, Now()),
+    "pages_read_then_now": pages_read_then_now,
+    "spark_resnapshot": lambda o: o.read_through(o.query("first", failOnDataLoss="resnapshot"), 3),
+    "spark_snapshot": another,
+    "spark_skip": lambda outage: outage.read_through(outage.query("first", failOnDataLoss="false")),
+    "spark_beginning": lambda outage: another(outage, startingPosition="beginning"),
+    "spark_same_app_id": spark_same_app_id,
+}
+ROWS = {f"{kind}_{row['id']}": row for kind in ("pages", "spark") for row in PAGE[kind]}
+
+
+@pytest.mark.parametrize("way", ROWS)
+def test_page_says_what_is_measured(outage, way):
+    WAYS[way](outage)
+    if not ROWS[way].get("refused"):
+        told = {name: ROWS[way][name] for name in ("ghosts", "missing", "stale")}
+        assert outage.measured() == told, "correct docs/outage.toml, and run: python docs/generate.py"
 
 
 class TestWarning:
     """A way that leaves the table wrong says so, and names the way that repairs it."""
 
-    def test_skipped_changes_are_named_in_log_offset_and_commit(self, outage, caplog):
-        query = outage.query("first", failOnDataLoss="false")
-        query.drain()
-        outage.lose()
-        query.restart()
+    @pytest.fixture(autouse=True)
+    def logged(self, caplog):
+        self.caplog = caplog
         with caplog.at_level(logging.WARNING, "multiclouddb.spark"):
-            query.drain()
-            outage.change(1)
-            query.drain()
-        [said] = {each.getMessage() for each in caplog.records if each.name == "multiclouddb.spark"}
+            yield
+
+    def said(self):
+        found = (each for each in self.caplog.records if each.name == "multiclouddb.spark")
+        return [each.getMessage() for each in found]
+
+    def test_skipped_changes_are_named_in_log_offset_and_commit_also_by_the_next_process(self, outage):
+        query = outage.query("first", failOnDataLoss="false")
+        outage.read_through(query)
+        [said] = set(self.said())
         assert "startingPosition=snapshot" in said
         assert AFTER_AN_OUTAGE in said
-        last = query.offset(query.numbers("offsets")[-1])
-        assert last["lost"] is True
-        assert last["warning"] in said
-        commits = DeltaTable(query.table).history(2)
-        assert [each.get("multiclouddb.warning") for each in commits] == [last["warning"]] * 2
-
-    def test_warning_outlives_the_process(self, outage):
-        query = outage.query("first", failOnDataLoss="false")
-        query.drain()
-        outage.lose()
-        query.restart()
-        query.drain()
-        before = query.offset(query.numbers("offsets")[-1])["warning"]
-        query.restart()
+        warning = query.log[-1]["warning"]
+        assert warning in said
         outage.change(1)
-        query.drain()
-        assert query.offset(query.numbers("offsets")[-1])["warning"] == before
+        query.restart().drain()
+        assert (query.log[-1]["lost"], query.log[-1]["warning"]) == (True, warning)
+        assert notes_of(outage.table, "warning")[-2:] == [warning] * 2
 
     @pytest.mark.parametrize("is_planned", [True, False], ids=["planned", "not planned"])
-    def test_loss_that_only_the_tasks_meet(self, tmp_path, caplog, is_planned):
+    def test_loss_that_only_the_tasks_meet(self, source, tmp_path, is_planned):
         """The next process reads a batch that was planned before its changes expired."""
-        with EmbeddedStore(tmp_path / "kept.db", durable=False) as store:
-            source = Source(store)
-            outage = Outage(source, tmp_path, 5)
-            query = outage.query("first", failOnDataLoss="false")
-            query.drain()
-            outage.change(2)
-            if is_planned:
-                with patch.object(query, "run", side_effect=Killed), pytest.raises(Killed):
-                    query.step()
-            store.trim(COLLECTION, max_count=0)
-            outage.change(2)
-            query.restart()
-            with caplog.at_level(logging.WARNING, "multiclouddb.spark"):
-                query.drain()
-            assert query.offset(query.numbers("offsets")[-1])["lost"] is True
-        assert AFTER_AN_OUTAGE in caplog.text
+        outage = Outage(source, tmp_path, 5)
+        query = outage.query("first", failOnDataLoss="false")
+        query.drain()
+        outage.change(2)
+        if is_planned:
+            assert query.plan()
+        source.trim()
+        outage.change(2)
+        query.restart().drain()
+        assert query.log[-1]["lost"] is True
+        assert AFTER_AN_OUTAGE in self.caplog.text
 
     def test_first_offset_of_a_query_that_does_not_begin_with_a_snapshot(self, outage):
         query = outage.query("first", startingPosition="beginning")
         query.drain()
-        assert AFTER_AN_OUTAGE in query.offset(0)["warning"]
+        assert AFTER_AN_OUTAGE in query.log[0]["warning"]
         outage.change(1)
         query.drain()
-        assert "warning" not in query.offset(query.numbers("offsets")[-1])
+        assert "warning" not in query.log[-1]
         snapshot = outage.query("second")
         snapshot.drain()
-        assert "warning" not in snapshot.offset(0)
+        assert "warning" not in snapshot.log[0]
 
-    def test_new_query_on_a_table_with_rows(self, outage, caplog):
-        first_query(outage)
-        with caplog.at_level(logging.WARNING, "multiclouddb.spark"):
-            outage.query("second", startingPosition="beginning").drain()
-            outage.change(1)
-            outage.query("third").drain()
-        [said] = [each.getMessage() for each in caplog.records if each.name == "multiclouddb.spark"]
+    def test_new_query_on_a_table_with_rows(self, outage):
+        another(outage, startingPosition="beginning")
+        outage.change(1)
+        outage.query("third").drain()
+        [said] = self.said()
         assert "app_id 'second' is new" in said
         assert AFTER_AN_OUTAGE in said
-        commits = [each.get("multiclouddb.warning") for each in DeltaTable(outage.table).history()]
-        assert said in commits
+        assert said in notes_of(outage.table, "warning")
 
-    def test_nothing_is_said_about_a_healthy_query(self, outage, caplog):
-        with caplog.at_level(logging.WARNING, "multiclouddb.spark"):
-            query = outage.query("first", startingPosition="beginning")
+    def test_nothing_is_said_about_a_healthy_query(self, outage):
+        query = outage.query("first", startingPosition="beginning")
+        for _ in range(3):
+            query.drain()
+            outage.change(2)
+            query.restart()
+        with outage.pages() as pages:
             for _ in range(3):
-                query.drain()
-                outage.change(2)
-                query.restart()
-            with outage.pages() as pages:
-                for _ in range(3):
-                    merge_into_delta(pages.page(), None, outage.table, None)
-        assert [each for each in caplog.records if each.name == "multiclouddb.spark"] == []
-        assert not any("multiclouddb.warning" in each for each in DeltaTable(outage.table).history())
+                merge_into_delta(pages.page(), None, outage.table, None)
+        assert self.said() == []
+        assert notes_of(outage.table, "warning") == []
 
     def test_search_for_a_loss_does_not_stop_at_a_change_that_cannot_be_decoded(self, outage):
         """The tasks leave such a change out with `onPoison=skip`, or name it."""
         query = outage.query("first", failOnDataLoss="false", onPoison="skip")
         query.drain()
         outage.change(1)
-        with patch.object(query, "run", side_effect=Killed), pytest.raises(Killed):
-            query.step()
+        assert query.plan()
         query.restart()
         unreadable = MulticloudDbError("unreadable", ErrorDetail(ErrorCategory.PROVIDER_ERROR))
         with patch.object(micro_batches, "check_kept", side_effect=unreadable) as asked:

@@ -9,14 +9,27 @@ from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.readers import ChangeFeedReader
 
+from .micro_batches import ids
 
-def rows(source, **options):
-    reader = pickle.loads(
-        pickle.dumps(ChangeFeedReader(parse_options(source.options(**options)).for_batch()))
-    )
+
+def now():
+    return datetime.now(UTC).isoformat()
+
+
+def planned(source, **options):
+    """Plan a batch; return a function that reads it."""
+    settings = parse_options(source.options(**options)).for_batch()
+    reader = pickle.loads(pickle.dumps(ChangeFeedReader(settings)))
     tasks = reader.partitions()
     assert isinstance(tasks, list)
-    return [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+    return lambda: [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+
+
+def count(source, **options):
+    """Return the number of rows of a batch; each row comes once."""
+    found = ids(planned(source, **options)())
+    assert len(set(found)) == len(found)
+    return len(found)
 
 
 def grow(source):
@@ -26,68 +39,45 @@ def grow(source):
         source.split(turn)
         source.write(20, seed=turn)
         source.merge(turn)
+    return now(), len(source.truth)
 
 
-def test_reads_through_every_generation(source):
-    grow(source)
-    found = rows(source)
-    assert len({row["event_id"] for row in found}) == len(found) == len(source.truth)
+def test_reads_every_generation_of_partitions_from_and_to_a_moment(source):
+    (first, before), (last, after), _ = grow(source), grow(source), grow(source)
+    assert count(source) == len(source.truth)
+    assert count(source, endingPosition=first) == before
+    assert count(source, startingPosition=first, endingPosition=last) == after - before
+    assert count(source, startingPosition=last, endingPosition=last) == 0
 
 
 def test_snapshot_is_taken_when_it_is_planned(source):
     source.write(20)
-    reader = ChangeFeedReader(parse_options(source.options()))
-    tasks = reader.partitions()
+    read = planned(source)
     source.write(20)
     source.split()
-    assert sum(batch.num_rows for task in tasks for batch in reader.read(task)) == 20
-
-
-def test_end_at_a_moment(source):
-    grow(source)
-    count, moment = len(source.truth), datetime.now(UTC)
-    grow(source)
-    found = rows(source, endingPosition=moment.isoformat())
-    assert len({row["event_id"] for row in found}) == len(found) == count
+    assert len(read()) == 20
 
 
 def test_end_at_a_moment_right_before_a_split(source):
-    """The parent's last change is exactly at the end of the range.
-
-    The changes of the children are after the end and are not read.
-    """
+    """The parent's last change is exactly at the end of the range; the changes of the children come after."""
     source.write(20)
-    moment = datetime.now(UTC)
+    moment = now()
     for _ in range(3):
         source.split()
         source.write(20)
-    assert len(rows(source, endingPosition=moment.isoformat())) == 20
-
-
-def test_from_a_moment_to_a_moment(source):
-    grow(source)
-    first, before = datetime.now(UTC), len(source.truth)
-    grow(source)
-    last, after = datetime.now(UTC), len(source.truth)
-    grow(source)
-    between = {"startingPosition": first.isoformat(), "endingPosition": last.isoformat()}
-    assert len(rows(source, **between)) == after - before
-    nothing = {"startingPosition": last.isoformat(), "endingPosition": last.isoformat()}
-    assert rows(source, **nothing) == []
+    assert count(source, endingPosition=moment) == 20
 
 
 def test_end_to_come_is_refused(source):
-    with pytest.raises(
-        SourceError, match=r"\[MULTICLOUDDB:INVALID_REQUEST\] endingPosition: is \d+ s ahead of"
-    ):
-        rows(source, endingPosition="2999-01-01T00:00:00Z")
+    with pytest.raises(SourceError, match=r"INVALID_REQUEST\] endingPosition: is \d+ s ahead of"):
+        planned(source, endingPosition="2999-01-01T00:00:00Z")
 
 
 def test_start_that_was_trimmed_is_told(source):
     source.write(10)
-    moment = datetime.now(UTC)
+    moment = now()
     source.write(10)
-    source.store.trim("orders", max_count=3)
+    source.trim(3)
     with pytest.raises(SourceError, match=r"\[MULTICLOUDDB:CHECKPOINT_EXPIRED\]"):
-        rows(source, startingPosition=moment.isoformat())
-    assert len(rows(source)) == 3
+        planned(source, startingPosition=moment)
+    assert count(source) == 3

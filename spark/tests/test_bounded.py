@@ -12,8 +12,7 @@ from multiclouddb_api import MulticloudDbError
 from pyspark_multiclouddb import latest_by_key, merge_into_delta, pieces
 from pyspark_multiclouddb.pieces import collected_in_pieces
 
-from .test_sinks import apply, documents, random_changes, rows
-from .test_snapshot_table import scanned
+from .tables import apply, documents, random_changes, rows, scanned, with_columns
 
 SPARSE = [f"'f{number}', CAST(NULL AS BIGINT)" for number in range(25)]
 """The fields of a struct without values. Arrow needs eight bytes for each of them."""
@@ -23,6 +22,7 @@ MOSTLY = {
     "array": ["sequence(1, 40)"],
     "array of sparse structs": [f"transform(sequence(1, 2), n -> named_struct({', '.join(SPARSE)}))"],
     "numbers": [f"{number} AS f{number}" for number in range(25)],
+    "maps and times": ["named_struct('n', 1) as `a.b`", "now() AS at", "map(id, true) as flags"],
 }
 
 
@@ -69,24 +69,24 @@ class TestPieces:
         dice.shuffle(changes)
         return changes, model
 
-    def test_batch_is_several_commits_and_the_source_is_read_once(self, spark, tmp_path):
+    def test_batch_is_several_commits_and_the_source_is_read_once(self, spark, tmp_path, path):
         changes, model = self.changes()
         frame = spark.createDataFrame(rows(*changes)).repartition(3)
         frame = read_counted(frame, tmp_path / "reads")
-        assert merge_into_delta(frame, 0, tmp_path / "table", "app", max_bytes=4000)
+        assert merge_into_delta(frame, 0, path, "app", max_bytes=4000)
         assert (tmp_path / "reads").read_text() == "read\n" * 3
-        assert documents(tmp_path / "table") == model
-        table = DeltaTable(tmp_path / "table")
+        assert documents(path) == model
+        table = DeltaTable(path)
         assert table.version() > 3
         assert table.transaction_version("app") == 0
         # The part that was already merged is merged again, which changes nothing.
-        assert merge_into_delta(frame, 1, tmp_path / "table", "app", max_bytes=9000)
-        assert DeltaTable(tmp_path / "table").version() == table.version()
+        assert merge_into_delta(frame, 1, path, "app", max_bytes=9000)
+        assert DeltaTable(path).version() == table.version()
 
-    def test_number_of_a_batch_is_stored_with_its_last_piece(self, spark, tmp_path, monkeypatch):
+    def test_number_of_a_batch_is_stored_with_its_last_piece(self, spark, tmp_path, path, monkeypatch):
         """A batch that fails at its last piece is merged again; a batch that fails keeps nothing in Spark."""
         changes, model = self.changes()
-        frame, table = spark.createDataFrame(rows(*changes)), tmp_path / "table"
+        frame, table = spark.createDataFrame(rows(*changes)), path
         merges, fails_at, execute = [], None, TableMerger.execute
 
         def failing(merger):
@@ -121,58 +121,37 @@ class TestPieces:
         assert 3 < len(found) <= 2 * sum(piece.nbytes for piece in found) / 3000 + 2
         assert max(piece.num_rows for piece in found[1:]) > 10
 
-    def test_snapshot_without_the_checkpoint_is_refused_where_rows_are(self, spark, tmp_path):
-        table = tmp_path / "table"
-        merge_into_delta(rows(("old", 1, {"n": 1})), 0, table, "older")
+    def test_snapshot_without_the_checkpoint_is_refused_where_rows_are(self, spark, path):
+        merge_into_delta(rows(("old", 1, {"n": 1})), 0, path, "older")
         frame = spark.createDataFrame(scanned("a", "b"))
         with pytest.raises(MulticloudDbError, match=r"rows of a snapshot, .* contains older rows"):
-            merge_into_delta(frame, 0, table, "app")
-        assert documents(table) == {"old": {"n": 1}}
+            merge_into_delta(frame, 0, path, "app")
+        assert documents(path) == {"old": {"n": 1}}
 
-    def test_column_may_have_any_name(self, spark, tmp_path):
+    def test_column_may_have_any_name(self, spark, path):
         names = ["_size", "_bucket", "row", "a`b", "a.b", "Total"]
         batch = rows(("a", 1, {}), ("a", 2, {}), ("b", 1, {}))
         for name in names:
             batch = batch.append_column(name, pa.array([1, 2, 3]))
-        merge_into_delta(spark.createDataFrame(batch), 0, tmp_path / "table", "app", max_bytes=1)
-        found = DeltaTable(tmp_path / "table").to_pyarrow_table().sort_by("key").to_pylist()
+        merge_into_delta(spark.createDataFrame(batch), 0, path, "app", max_bytes=1)
+        found = DeltaTable(path).to_pyarrow_table().sort_by("key").to_pylist()
         assert [[row[name] for name in names] for row in found] == [[2] * len(names), [3] * len(names)]
 
-    def test_bound_holds_for_what_arrow_really_takes(self, spark):
-        changes, _ = self.changes()
-        frame = spark.createDataFrame(rows(*changes))
-        frame = frame.selectExpr(
-            "key",
-            "order_key",
-            "type",
-            "new_item_state",
-            "named_struct('n', 1, 's', key) as `a.b`",
-            "sequence(1, 20) as numbers",
-            "timestamp",
-            "map(key, true) as flags",
-        )
-        found = list(collected_in_pieces(frame, 20_000))
-        pieces, lasts = [piece.rows for piece in found], tuple(piece.is_last for piece in found)
-        keys = [key for piece in pieces for key in piece["key"].to_pylist()]
-        assert len(keys) == len(set(keys)) == len({key for key, _, _ in changes})
-        assert len(pieces) > 3
-        assert lasts == (*[False] * (len(pieces) - 1), True)
-        # A table needs a fixed amount for each column, and the sizes of its buffers are rounded up.
-        assert max(piece.nbytes for piece in pieces) <= 20_000 + 1_000
-        assert pieces[0].column_names == frame.columns
-
     @pytest.mark.parametrize("values", MOSTLY.values(), ids=MOSTLY)
-    def test_bound_holds_for_a_frame_of_mostly(self, spark, values):
+    def test_bound_holds_for_what_arrow_really_takes_of_mostly(self, spark, values):
         columns = ["CAST(id AS STRING) AS key", "'1' AS order_key", "'CREATE' AS type", *values]
         frame = spark.range(100).selectExpr(*columns)
-        pieces = [piece.rows for piece in collected_in_pieces(frame, 10_000)]
-        assert max(piece.nbytes for piece in pieces) <= 10_000 + 1_000
-        assert sum(piece.num_rows for piece in pieces) == 100
+        found = list(collected_in_pieces(frame, 10_000))
+        # A table needs a fixed amount for each column, and the sizes of its buffers are rounded up.
+        assert max(piece.rows.nbytes for piece in found) <= 10_000 + 1_000
+        assert sum(piece.rows.num_rows for piece in found) == 100
+        assert [piece.is_last for piece in found] == [*[False] * (len(found) - 1), True]
+        assert found[0].rows.column_names == frame.columns
 
-    def test_frame_without_rows_makes_no_table(self, spark, tmp_path):
+    def test_frame_without_rows_makes_no_table(self, spark, path):
         frame = spark.createDataFrame(rows(("a", 1, {}))).where("false")
-        assert not merge_into_delta(frame, 0, tmp_path / "table", "app")
-        assert not (tmp_path / "table").exists()
+        assert not merge_into_delta(frame, 0, path, "app")
+        assert not (path).exists()
 
     def test_single_row_above_the_bound_is_a_piece(self, spark):
         frame = spark.createDataFrame(rows(("a", 1, {"text": "x" * 9000}), ("b", 1, {})))
@@ -186,24 +165,22 @@ class TestPieces:
         expected = latest_by_key(table).sort_by("key").drop_columns("timestamp")
         assert frame.sort("key").toArrow().drop_columns("timestamp") == expected
 
-    def test_columns_that_cannot_be_distinguished_are_an_error(self, spark, tmp_path):
-        batch = rows(("a", 1, {})).append_column("Total", pa.array([1])).append_column("total", pa.array([2]))
-        with pytest.raises(MulticloudDbError, match="column total: differs from the column Total only in"):
-            merge_into_delta(spark.createDataFrame(batch), 0, tmp_path / "table", "app")
-
     @pytest.mark.parametrize(
-        ("name", "value", "match"),
+        ("values", "match"),
         [
-            ("type", "van", "whose type is not CREATE, UPDATE or DELETE"),
-            ("key", None, "rows without key, order_key or type"),
-            ("order_key", None, "rows without key, order_key or type"),
-            ("type", None, "rows without key, order_key or type"),
+            ({"type": ["UPDATE", "van"]}, "whose type is not CREATE, UPDATE or DELETE"),
+            ({"key": ["a", None]}, "rows without key, order_key or type"),
+            ({"order_key": ["1", None]}, "rows without key, order_key or type"),
+            ({"type": ["UPDATE", None]}, "rows without key, order_key or type"),
+            ({"Total": [1, 1], "total": [2, 2]}, "column total: differs from the column Total only in"),
         ],
     )
-    def test_row_without_a_valid_value_is_an_error(self, spark, tmp_path, name, value, match):
+    def test_invalid_batch_is_an_error(self, spark, path, values, match):
         batch = rows(("a", 1, {}), ("a", 2, {}))
-        place = batch.column_names.index(name)
-        batch = batch.set_column(place, name, pa.array([batch[name][0].as_py(), value]))
+        for name in values:
+            if name not in batch.column_names:
+                batch = batch.append_column(name, pa.array(values[name]))
+        batch = with_columns(batch, **values)
         with pytest.raises(MulticloudDbError, match=match):
-            merge_into_delta(spark.createDataFrame(batch), 0, tmp_path / "table", "app")
-        assert not (tmp_path / "table").exists()
+            merge_into_delta(spark.createDataFrame(batch), 0, path, "app")
+        assert not path.exists()

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pyspark
@@ -20,9 +20,9 @@ from multiclouddb_conformance.waiting import wait_until
 from pyspark_multiclouddb import ensure_java
 
 from .databases import EVENTS, PARTS
-from .queries import SECONDS
+from .drivers import SECONDS, end
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.xdist_group("jvm apart")]
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 DATABASES = ("embedded", "dynamo", "mongo")
@@ -50,16 +50,6 @@ def processes():
             return process
 
         yield start
-
-
-def end(process):
-    """Kill a program and its child processes.
-
-    Each program has its own session, so no other process is killed.
-    """
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def parent_of(pid):

@@ -18,8 +18,10 @@ from pyspark_multiclouddb import error_from_query
 
 from .environments import environment, zstandard
 from .jvm_settings import environment_of
-from .test_kill import table_of
+from .tables import documents
 from .test_source import through_the_client
+
+pytestmark = pytest.mark.xdist_group("jvm apart")
 
 SERVER, CLIENT = (Path(__file__).with_name(name) for name in ("serving.py", "remote.py"))
 SECONDS = 300
@@ -77,7 +79,7 @@ def run_client(address, folder, *folders):
 def check_client(found, source, written, folder):
     assert not found["ours"]
     assert sorted(found["batch"]) == sorted(written)
-    assert table_of(folder) == source.documents
+    assert documents(folder / "table") == source.documents
     categories = {name: error_from_query(RuntimeError(found[name])) for name in ("wrong", "missing", "other")}
     assert categories == {
         "wrong": ErrorCategory.INVALID_REQUEST,

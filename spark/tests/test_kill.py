@@ -1,35 +1,21 @@
 """Kills the driver and its JVM with SIGKILL during a batch; then the sink must equal the source."""
 
-import json
 import os
 import random
 import time
 from itertools import repeat
 
 import pytest
-from deltalake import DeltaTable
-
-from pyspark_multiclouddb import live_rows
 
 from .databases import EVENTS, KEYS
-from .following import files
-from .queries import marks
+from .delta_lives import files
+from .drivers import marks
+from .tables import documents, tombstones
 
 MOMENTS = ("planning", "planned", "task", "sink", "commit")
 # The queries on other databases are killed at only one moment, after which a whole batch is repeated.
 MOMENT_OF_OTHERS = "sink"
 OTHERS = ("dynamo", "mongo")
-
-
-def table_of(folder):
-    table = live_rows(folder / "table").read_all()
-    return {json.loads(row["key"])["id"]: json.loads(row["new_item_state"]) for row in table.to_pylist()}
-
-
-def deleted_in(folder):
-    """Return the keys of the tombstones."""
-    table = DeltaTable(folder / "table").to_pyarrow_dataset().scanner(use_threads=False).to_table()
-    return {json.loads(row["key"])["id"] for row in table.to_pylist() if row["_deleted_at"] is not None}
 
 
 def check_pending(queries, moment):
@@ -73,7 +59,10 @@ def test_kills_at_every_moment_and_at_random_ones_give_the_same_rows(databases, 
     queries.start(followed=followed)
     queries.end()
     queries.check()
-    table = table_of(queries.folder / "embedded")
-    assert table == {f"k{number % KEYS}": {"n": number} for number in range(EVENTS - KEYS, EVENTS)}
-    assert table_of(folder) == source.documents
-    assert deleted_in(folder) == {key for _, key, _ in source.truth} - source.documents.keys()
+    assert documents(queries.folder / "embedded" / "table") == {
+        f"k{number % KEYS}": {"n": number} for number in range(EVENTS - KEYS, EVENTS)
+    }
+    assert documents(folder / "table") == source.documents
+    assert (
+        tombstones(folder / "table").keys() == {key for _, key, _ in source.truth} - source.documents.keys()
+    )

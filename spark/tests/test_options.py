@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 from multiclouddb_api import (
     AtTime,
@@ -22,10 +23,15 @@ from multiclouddb_api import (
     Snapshot,
     SnapshotOrder,
 )
+from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import options_table, parse_options, position_from_text, position_text
+from pyspark_multiclouddb.readers import checked_schema, settings_of
+from pyspark_multiclouddb.rows import SPARK_SCHEMA
 
 LEAST = {"url": "embedded:///data/store.db", "collection": "orders"}
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+MILLIS = str(int(NOON.timestamp() * 1000))
+ISO = "2026-01-31T12:00:00Z"
 
 
 def parse(**options):
@@ -61,20 +67,17 @@ def test_request_has_the_options_of_the_rows():
     [
         ({"startingPosition": "beginning"}, Beginning()),
         ({"startingPosition": "Now"}, Now()),
-        ({"startingPosition": "2026-01-31T12:00:00Z"}, AtTime(NOON)),
+        ({"startingPosition": ISO}, AtTime(NOON)),
         ({"startingPosition": "2026-01-31T14:00:00+02:00"}, AtTime(NOON)),
         ({"startingOffsets": "earliest"}, Beginning()),
         ({"startingOffsets": "latest"}, Now()),
-        ({"startingTimestamp": str(int(NOON.timestamp() * 1000))}, AtTime(NOON)),
+        ({"startingTimestamp": MILLIS}, AtTime(NOON)),
         ({"startingTimestamp": "100000000000"}, AtTime(datetime(1973, 3, 3, 9, 46, 40, tzinfo=UTC))),
         ({"startingTimestamp": "0"}, AtTime(datetime(1970, 1, 1, tzinfo=UTC))),
         ({"startingTimestamp": "-1000"}, AtTime(datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC))),
         ({"startingPosition": "snapshot"}, Snapshot(SnapshotOrder.ORDERED)),
         ({"startingPosition": "Snapshot", "snapshotOrder": "Auto"}, Snapshot(SnapshotOrder.AUTO)),
-        (
-            {"startingPosition": "snapshot", "snapshotOrder": "interleaved", "snapshotSegments": "12"},
-            Snapshot(SnapshotOrder.INTERLEAVED, 12),
-        ),
+        ({"startingPosition": "snapshot", "snapshotSegments": "12"}, Snapshot(SnapshotOrder.ORDERED, 12)),
     ],
 )
 def test_start(options, start):
@@ -88,8 +91,8 @@ def test_start(options, start):
     [
         ({"endingPosition": "latest"}, None),
         ({"endingOffsets": "latest"}, None),
-        ({"endingPosition": "2026-01-31T12:00:00Z"}, NOON),
-        ({"endingTimestamp": str(int(NOON.timestamp() * 1000))}, NOON),
+        ({"endingPosition": ISO}, NOON),
+        ({"endingTimestamp": MILLIS}, NOON),
     ],
 )
 def test_end(options, end):
@@ -114,7 +117,6 @@ def test_another_snapshot_after_a_loss(text):
         ("250 milliseconds", 0.25),
         ("1.5", 1.5),
         ("7s", 7),
-        ("2 min", 120),
         ("2 Min", 120),
         ("90 minutes", 5400),
         ("1 h", 3600),
@@ -135,81 +137,95 @@ def test_provider_without_url():
     assert settings.address == ResourceAddress("d", "c")
 
 
-def test_connection_options_come_along_with_a_url():
-    config = parse(**{"connection.Tls": "false"}).config
-    assert config.connection == {"url": LEAST["url"], "tls": "false"}
-
-
-def test_blanks_belong_to_a_value_of_the_connection_only():
-    settings = parse(collection=" orders ", **{"connection.password": " hush "})
+def test_connection_options_come_along_with_a_url_and_keep_their_blanks():
+    settings = parse(collection=" orders ", **{"connection.Tls": "false", "connection.password": " hush "})
     assert settings.address.collection == "orders"
-    assert settings.config.connection["password"] == " hush "
+    assert settings.config.connection == {"url": LEAST["url"], "tls": "false", "password": " hush "}
+
+
+POSITION = "; write beginning, now, snapshot, or a time"
+NO_NUMBER = "; give a whole number, 1 or more"
+SECRET = ": would show a secret: Spark prints this option in"
+UNKNOWN = ": is not an option of this source; "
+WRONG = {
+    ("collection", None): ": is missing; add .option(",
+    ("url", None): ": is missing; add .option(",
+    ("url", "store.db"): "has no scheme",
+    ("url", "env:NOT_SET_HERE"): ": is 'env:NOT_SET_HERE', but no such variable is set",
+    ("provider", "mongo"): ": is mongo, but url is of embedded; leave it out",
+    ("connection.URL", "embedded:///other.db"): "connection.url: is set beside the option url; leave",
+    ("colection", "x"): UNKNOWN + "did you mean collection?",
+    ("maxrecordspertriger", "1"): UNKNOWN + "did you mean maxRecordsPerTrigger?",
+    ("path", "x"): UNKNOWN + "load() takes no path: ",
+    ("topic", "x"): UNKNOWN + "use the option collection",
+    ("checkpointLocation", "x"): UNKNOWN + "set it on the query: df.writeStream",
+    ("maxPartitionsPerBatch", "3"): UNKNOWN + "use the option maxTasksPerBatch",
+    ("zebra", "x"): UNKNOWN + "known are url, provider, ",
+    ("connection.key", "hush"): SECRET,
+    ("connection.account_key", "x"): SECRET,
+    ("connection.connection_string", "x"): SECRET,
+    ("connection.credential", "x"): SECRET,
+    ("connection.sas", "x"): SECRET,
+    ("database", " "): ": is empty; give a value",
+    ("startingOffsets", "first"): ": is 'first'" + POSITION,
+    ("startingPosition", "yesterday"): ": is 'yesterday'" + POSITION,
+    ("startingPosition", "2026-01-31T12:00:00"): ": has no time zone",
+    ("startingTimestamp", "1767225600"): ": is '1767225600', which seems to be in sec",
+    ("startingTimestamp", "99999999999"): ": 99999999999000",
+    ("startingTimestamp", "noon"): ": is 'noon'; give milliseconds since 1970",
+    ("startingTimestamp", "9" * 40): "; give milliseconds since 1970",
+    ("endingPosition", "beginning"): ": is the beginning; write latest",
+    ("endingPosition", "soon"): ": is 'soon'; write latest, or a time with its zone",
+    ("endingOffsets", "soon"): ": is 'soon'; write latest, or a time with its zone",
+    ("maxRecordsPerTrigger", "0"): ": is '0'" + NO_NUMBER,
+    ("maxRecordsPerTrigger", "1e3"): ": is '1e3'" + NO_NUMBER,
+    ("maxRecordsPerTrigger", "9" * 19): NO_NUMBER,
+    ("maxRecordsPerTrigger", "\u0663"): NO_NUMBER,
+    ("maxTasksPerBatch", "-1"): ": is '-1'" + NO_NUMBER,
+    ("failOnDataLoss", "no"): ": is 'no'; write one of true, false, resnapshot",
+    ("onPoison", "ignore"): ": is 'ignore'; write one of fail, skip",
+    ("newItemState", "full"): ": is 'full'; write one of omit, include_if_available, require",
+    ("oldItemState", "yes"): ": is 'yes'; write one of omit",
+    ("pollInterval", "often"): ": is 'often'; write it as 1 second",
+    ("pollInterval", "3 weeks"): ": is '3 weeks'; write it as",
+    ("pollInterval", "3 hourss"): ": is '3 hourss'; write it as",
+    ("idleCheckpointInterval", "never"): ": is 'never'; write it as 1 second",
+}
+
+
+def refused(options, text):
+    given = {name: value for name, value in {**LEAST, **options}.items() if value is not None}
+    with pytest.raises(MulticloudDbError) as caught:
+        parse_options(given)
+    assert text in caught.value.message
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+@pytest.mark.parametrize(("option", "text"), WRONG.items(), ids=str)
+def test_wrong_value_says_which_option_and_the_way_out(option, text):
+    name, value = option
+    message = refused({name: value}, text)
+    assert name.lower() in message.lower()
+    assert "hush" not in message
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "text"),
     [
-        ({"collection": None}, r"collection: is missing; add .option\("),
-        ({"url": None}, r"url: is missing; add .option\(.*or provider"),
-        ({"url": "store.db"}, r"url: .*has no scheme"),
-        ({"provider": "mongo"}, r"provider: is mongo, but url is of embedded; leave it out"),
-        ({"connection.URL": "embedded:///other.db"}, r"connection.url: is set beside the option url; leave"),
-        ({"colection": "x"}, r"colection: is not an option of this source; did you mean collection\?"),
-        ({"maxrecordspertriger": "1"}, r"did you mean maxRecordsPerTrigger\?"),
-        ({"path": "x"}, r"path: is not an option of this source; load\(\) takes no path: .*url"),
-        ({"topic": "x"}, r"topic: is not an option of this source; use the option collection"),
-        ({"checkpointLocation": "x"}, r"checkpointLocation: is not an option.*writeStream"),
-        ({"zebra": "x"}, r"zebra: is not an option of this source; known are url, provider, .*connection\."),
-        (
-            {"startingTimestamp": "1767225600"},
-            r"startingTimestamp: is '1767225600', which seems to be in sec",
-        ),
-        ({"startingOffsets": "first"}, r"startingOffsets: is 'first'; write beginning, now, snapshot, or"),
-        ({"maxTasksPerBatch": "3", "minPartitions": "4"}, r"maxTasksPerBatch: is less than minPartitions"),
-        ({"maxPartitionsPerBatch": "3"}, r"maxPartitionsPerBatch: is not .*use the option maxTasksPerBatch"),
-        ({"connection.key": "hush"}, r"connection.key: would show a secret: Spark prints this option in"),
-        ({"connection.account_key": "x"}, r"connection.account_key: would show a secret"),
-        ({"connection.connection_string": "x"}, r"connection.connection_string: would show a secret"),
-        ({"url": "env:NOT_SET_HERE"}, r"url: is 'env:NOT_SET_HERE', but no such variable is set"),
-        (
-            {"startingPosition": "yesterday"},
-            r"startingPosition: is 'yesterday'; write beginning, now, snapshot, or a time",
-        ),
-        ({"startingPosition": "2026-01-31T12:00:00"}, r"startingPosition: has no time zone"),
-        ({"startingTimestamp": "noon"}, r"startingTimestamp: is 'noon'; give milliseconds since 1970"),
-        ({"startingTimestamp": "99999999999"}, r"startingTimestamp: .* in seconds; .*: 99999999999000"),
-        ({"startingTimestamp": "9" * 40}, r"startingTimestamp: is '9{40}'; give milliseconds since 1970"),
+        ({"maxTasksPerBatch": "3", "minPartitions": "4"}, "maxTasksPerBatch: is less than minPartitions"),
         (
             {"startingPosition": "now", "startingOffsets": "latest"},
-            r"startingOffsets: is given twice, also as startingPosition",
+            "startingOffsets: is given twice, also as startingPosition",
         ),
-        ({"endingPosition": "beginning"}, r"endingPosition: is the beginning; write latest"),
-        ({"endingPosition": "soon"}, r"endingPosition: is 'soon'; write latest, or a time with its zone"),
-        ({"endingOffsets": "soon"}, r"endingOffsets: is 'soon'; write latest, or a time with its zone"),
-        ({"maxRecordsPerTrigger": "0"}, r"maxRecordsPerTrigger: is '0'; give a whole number, 1 or more"),
-        ({"maxRecordsPerTrigger": "1e3"}, r"maxRecordsPerTrigger: is '1e3'; give a whole number"),
-        ({"maxRecordsPerTrigger": "9" * 19}, r"maxRecordsPerTrigger: is '9{19}'; give a whole number"),
-        ({"maxRecordsPerTrigger": "\u0663"}, r"maxRecordsPerTrigger: is '.'; give a whole number"),
-        ({"maxTasksPerBatch": "-1"}, r"maxTasksPerBatch: is '-1'; give a whole number"),
-        ({"failOnDataLoss": "no"}, r"failOnDataLoss: is 'no'; write true, false or resnapshot"),
-        (
-            {"newItemState": "full"},
-            r"newItemState: is 'full'; write one of omit, include_if_available, require",
-        ),
-        ({"oldItemState": "yes"}, r"oldItemState: is 'yes'; write one of omit"),
-        ({"pollInterval": "often"}, r"pollInterval: is 'often'; write it as 1 second"),
-        ({"pollInterval": "3 weeks"}, r"pollInterval: is '3 weeks'; write it as"),
-        ({"pollInterval": "3 hourss"}, r"pollInterval: is '3 hourss'; write it as"),
-        ({"idleCheckpointInterval": "never"}, r"idleCheckpointInterval: is 'never'; write it as 1 second"),
-        ({"database": " "}, r"database: is empty; give a value"),
     ],
 )
-def test_wrong_value_says_which_option_and_the_way_out(options, message):
-    given = {name: value for name, value in {**LEAST, **options}.items() if value is not None}
-    with pytest.raises(MulticloudDbError, match=message) as caught:
-        parse_options(given)
-    assert caught.value.category == ErrorCategory.INVALID_REQUEST
-    assert "\n" not in caught.value.message
+def test_options_that_contradict_each_other(options, text):
+    refused(options, text)
+
+
+LATER, EARLIER = "2026-02-01T00:00:00Z", "2026-01-31T00:00:00Z"
 
 
 @pytest.mark.parametrize(
@@ -222,7 +238,7 @@ def test_wrong_value_says_which_option_and_the_way_out(options, message):
         ({"startingPosition": "now"}, "startingPosition: is now"),
         ({"startingOffsets": "latest"}, "startingOffsets: is now"),
         (
-            {"startingPosition": "2026-02-01T00:00:00Z", "endingPosition": "2026-01-31T00:00:00Z"},
+            {"startingPosition": LATER, "endingPosition": EARLIER},
             "endingPosition: is before startingPosition",
         ),
         (
@@ -231,14 +247,14 @@ def test_wrong_value_says_which_option_and_the_way_out(options, message):
         ),
         ({"failOnDataLoss": "resnapshot"}, "failOnDataLoss: is resnapshot.*startingPosition=snapshot"),
         (
-            {"startingPosition": "snapshot", "endingPosition": "2026-01-31T00:00:00Z"},
+            {"startingPosition": "snapshot", "endingPosition": EARLIER},
             "endingPosition: is a time, but startingPosition is snapshot",
         ),
     ],
 )
 def test_what_means_nothing_in_a_batch(options, message):
-    with pytest.raises(MulticloudDbError, match=message):
-        parse(**options).for_batch()
+    with pytest.raises(SourceError, match=rf"\[MULTICLOUDDB:INVALID_REQUEST\] {message}"):
+        settings_of({**LEAST, **options}, SPARK_SCHEMA, is_stream=False)
 
 
 @pytest.mark.parametrize("options", [{"endingPosition": "latest"}, {"endingTimestamp": "1767225600000"}])
@@ -248,45 +264,61 @@ def test_end_means_nothing_in_a_stream(options):
         parse(**options).for_stream()
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        SPARK_SCHEMA.fields[:-1],
+        [*SPARK_SCHEMA.fields[:-1], StructField("sequence", IntegerType())],
+        [*SPARK_SCHEMA.fields[1:], SPARK_SCHEMA.fields[0]],
+    ],
+    ids=["too few", "other type", "other order"],
+)
+def test_schema_of_the_user_is_refused(fields, is_stream):
+    assert settings_of(LEAST, SPARK_SCHEMA, is_stream=is_stream).address.collection == "orders"
+    with pytest.raises(SourceError, match=r"\[MULTICLOUDDB:INVALID_REQUEST\] schema: differs .*from_json"):
+        settings_of(LEAST, StructType(fields), is_stream=is_stream)
+
+
+@pytest.mark.parametrize(
+    "url", ["embedded:///none.db", "dynamo://eu-west-1", "mongodb://nowhere:1", "spanner://project/instance"]
+)
+def test_provider_checks_its_connection_without_opening_it(url):
+    options = {"url": url, "collection": "c"}
+    assert checked_schema(options).fieldNames()[0] == "event_id"
+    with pytest.raises(SourceError, match=r"\[MULTICLOUDDB:INVALID_REQUEST\] connection.*'?colour'?"):
+        checked_schema({**options, "connection.colour": "red"})
+
+
 def test_digest_of_the_source_knows_what_is_read_and_not_how():
     same = [
         parse(),
         parse(url="embedded:///other/place.db"),
         parse(maxRecordsPerTrigger="5", startingPosition="now"),
     ]
-    assert len({settings.source for settings in same}) == 1
+    # Every checkpoint contains the digest, so another digest would refuse every existing checkpoint.
+    assert {settings.source for settings in same} == {"f6ed17a01a34"}
+    assert parse(url="mongodb://host", database="shop").source == "35563d8a1ebf"
     others = [parse(collection="other"), parse(database="other"), parse(url="mongodb://host")]
     assert len({settings.source for settings in [parse(), *others]}) == 4
 
 
-def test_digest_of_the_source_never_changes():
-    """Every checkpoint contains the digest, so another digest would refuse every existing checkpoint."""
-    assert parse().source == "f6ed17a01a34"
-    assert parse(url="mongodb://host", database="shop").source == "35563d8a1ebf"
-
-
 def test_settings_show_no_secret():
-    settings = parse_options(
-        {"url": "mongodb://user:hush@host/?password=hush", "connection.password": "hush", "collection": "c"}
-    )
-    assert "hush" not in repr(settings)
+    url = "mongodb://user:hush@host/?password=hush"
+    assert "hush" not in repr(parse(url=url, **{"connection.password": "hush"}))
 
 
 def test_value_from_the_environment_is_read_where_it_is_used(monkeypatch):
-    monkeypatch.setenv("STORE", "embedded:///one.db")
-    monkeypatch.setenv("WORD", "hush")
-    settings = parse(url="env:STORE", **{"connection.password": "env:WORD"})
+    for name, value in {"STORE": "embedded:///one.db", "WORD": "hush", "EMPTY": ""}.items():
+        monkeypatch.setenv(name, value)
+    given = {"connection.password": "env:WORD", "connection.user": "env:EMPTY"}
+    settings = parse(url="env:STORE", **given)
     monkeypatch.setenv("STORE", "embedded:///two.db")
     there = pickle.loads(pickle.dumps(settings))
-    assert there.config.connection == {"url": "embedded:///two.db", "password": "hush"}
+    assert there.config.connection == {"url": "embedded:///two.db", "password": "hush", "user": ""}
     assert b"hush" not in pickle.dumps(settings)
     assert parse(collection="env:WORD").address.collection == "hush"
     assert parse(collection="env: WORD").address.collection == "hush"
-
-
-def test_variable_may_be_set_to_an_empty_text(monkeypatch):
-    monkeypatch.setenv("WORD", "")
-    assert parse(**{"connection.password": "env:WORD"}).config.connection["password"] == ""
 
 
 @pytest.mark.parametrize(

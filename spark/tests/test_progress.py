@@ -96,39 +96,41 @@ def report(database, *entries, step=None, idle=False, reports=None, snapshot=Non
 
 
 class TestReport:
-    def test_until_is_the_time_of_the_slowest_partition(self, database):
-        database.now += timedelta(seconds=60)
-        found = report(database, ["p0", 20], ["p1", 5], ["p2", 40])
-        assert (found["readUntil"], found["lagSeconds"]) == ("2026-01-31T12:00:05Z", 55.0)
-
-    def test_until_is_unknown_if_the_time_of_a_partition_is_unknown(self, database):
-        found = report(database, ["p0", 20], ["p1", None])
-        assert (found["readUntil"], found["lagSeconds"]) == (None, None)
+    @pytest.mark.parametrize(
+        ("now", "entries", "expected"),
+        [
+            # `readUntil` is the time of the slowest partition, and unknown if the time of one is unknown.
+            (60, [["p0", 20], ["p1", 5]], {"readUntil": "2026-01-31T12:00:05Z", "lagSeconds": 55.0}),
+            (0, [["p0", 20], ["p1", None]], {"readUntil": None, "lagSeconds": None}),
+            # The lag is never negative.
+            (0, [["p0", 20]], {"readUntil": "2026-01-31T12:00:20Z", "lagSeconds": 0.0}),
+            # The headroom is that of the first position to expire.
+            (0, [["p0", 20], ["p1", 5], ["p2", None]], {"headroomSeconds": 3605.0}),
+            (3605, [["p0", 20], ["p1", 5]], {"headroomSeconds": 0.0}),
+            (0, [["p0", None]], {"headroomSeconds": None}),
+            # Without the time of the service, lag and headroom are unknown.
+            (
+                None,
+                [["p0", 20]],
+                {"readUntil": "2026-01-31T12:00:20Z", "lagSeconds": None, "headroomSeconds": None},
+            ),
+            # Partitions are counted by their state.
+            (
+                0,
+                [["p0", 5], ["p1", 5], ["p2", 9, 1], ["p3", 9, 1, ["p4"], 17], ["p4", [9], 4, ["p2"]]],
+                {"partitions": 2, "openWatches": 1, "waiting": 1},
+            ),
+        ],
+    )
+    def test_of_positions(self, database, now, entries, expected):
+        database.now = None if now is None else NOON + timedelta(seconds=now)
+        found = report(database, *entries)
+        assert {name: found[name] for name in expected} == expected
 
     def test_until_never_goes_back_in_a_run(self, database):
         reports = Reports()
-        assert report(database, ["p0", 20], reports=reports)["readUntil"] == "2026-01-31T12:00:20Z"
-        for entries in ([["p0", 20], ["p1", None]], [["p0", 5]]):
+        for entries in ([["p0", 20]], [["p0", 20], ["p1", None]], [["p0", 5]]):
             assert report(database, *entries, reports=reports)["readUntil"] == "2026-01-31T12:00:20Z"
-
-    def test_lag_is_never_negative(self, database):
-        assert report(database, ["p0", 20])["lagSeconds"] == 0.0
-        database.now += timedelta(seconds=60)
-        assert report(database, ["p0", 20])["lagSeconds"] == 40.0
-
-    def test_headroom_is_that_of_the_first_position_to_expire(self, database):
-        assert report(database, ["p0", 20], ["p1", 5], ["p2", None])["headroomSeconds"] == 3605.0
-        assert report(database, ["p0", None])["headroomSeconds"] is None
-
-    def test_position_that_expires_now_has_a_headroom_of_0(self, database):
-        database.kept = 0.0
-        assert report(database, ["p0", 0], ["p1", 5])["headroomSeconds"] == 0.0
-
-    def test_without_the_time_of_the_service_lag_and_headroom_are_unknown(self, database):
-        database.now = None
-        found = report(database, ["p0", 20])
-        assert (found["lagSeconds"], found["headroomSeconds"]) == (None, None)
-        assert found["readUntil"] == "2026-01-31T12:00:20Z"
 
     def test_time_of_the_service_is_requested_once_in_30_seconds(self, database):
         reports, lags = Reports(), []
@@ -138,18 +140,6 @@ class TestReport:
         assert lags == [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0]
         assert database.asked == 2
 
-    def test_partitions_are_counted_by_their_state(self, database):
-        found = report(
-            database,
-            ["p0", 5],
-            ["p1", 5],
-            ["p2", 9, 1],
-            ["p3", 9, 1, ["p4"], 17],
-            ["p4", [9], 4, ["p2"]],
-        )
-        names = ("partitions", "openWatches", "waiting")
-        assert [found[name] for name in names] == [2, 1, 1]
-
     def test_what_was_skipped_or_found_late_is_counted_for_the_whole_run(self, database):
         reports, at = Reports(), lineage(["p0", 5])
         for number in range(3):
@@ -158,18 +148,15 @@ class TestReport:
         assert found["skipped"] == {"count": 3, "last": "place 2"}
         assert found["foundLate"] == 3
 
-    def test_events_are_those_of_the_step(self, database):
+    def test_events_are_those_of_the_step_and_unknown_in_a_scan_that_reads(self, database):
         before, after = lineage(["p0", 5]), lineage(["p0", 9])
         assert report(database, ["p0", 5])["events"] == 0
-        assert report(database, ["p0", 9], step=Step(before, after, {}, records=4))["events"] == 4
-        assert report(database, ["p0", 9], step=Step(before, after, {}, records=None))["events"] is None
-
-    def test_events_of_a_scan_are_unknown_unless_the_step_reads_nothing(self, database):
-        before = lineage(plan(), ["snapshot:1:4", None, SEGMENT])
-        reads = Step(before, lineage(plan()), {"snapshot:1:4": [1]}, records=0)
+        for count in (4, None):
+            assert report(database, ["p0", 9], step=Step(before, after, {}, records=count))["events"] == count
+        scan = lineage(plan(), ["snapshot:1:4", None, SEGMENT])
+        reads = Step(scan, lineage(plan()), {"snapshot:1:4": [1]}, records=0)
         assert report(database, plan(), step=reads)["events"] is None
-        nothing = Step(before, before, {}, records=0)
-        assert report(database, plan(), step=nothing)["events"] == 0
+        assert report(database, plan(), step=Step(scan, scan, {}, records=0))["events"] == 0
 
     def test_scan_has_its_own_numbers_and_the_headroom_of_the_stream(self, database):
         database.passes(60)
@@ -219,17 +206,13 @@ def text_of(form, **offset):
 @pytest.mark.parametrize("form", ["json", "python"])
 class TestCaughtUp:
     def test_records_that_may_follow(self, form):
-        assert not caught_up(ended((None, text_of(form, more=True))))
-        assert not caught_up(ended((text_of(form, v=0), text_of(form, more=True))))
-
-    def test_nothing_that_may_follow(self, form):
+        more = text_of(form, more=True)
+        assert not caught_up(ended((None, more)))
+        assert not caught_up(ended((text_of(form, v=0), more)))
         assert caught_up(ended((None, text_of(form))))
         assert caught_up(ended((text_of(form, v=0), text_of(form, empty=True))))
-
-    def test_run_without_a_step(self, form):
-        """The last step of an earlier run may have been cut at its limit, and nothing has followed it."""
-        stands = text_of(form, more=True)
-        assert caught_up(ended((stands, stands)))
+        # The last step of an earlier run may have been cut at its limit, and nothing has followed it.
+        assert caught_up(ended((more, more)))
 
     @pytest.mark.parametrize("other", ["12", None, "no json", "{'a", '{"orders": {"0": 5}}', "[1]"])
     def test_query_with_another_source(self, form, other):
@@ -238,10 +221,7 @@ class TestCaughtUp:
         assert not caught_up(ended((None, text_of(form, more=True)), ("0", other)))
 
 
-def test_query_without_progress_has_read_everything():
+def test_what_has_no_progress_or_is_no_query():
     assert caught_up(SimpleNamespace(lastProgress=None))
-
-
-def test_what_is_no_query_is_refused():
     with pytest.raises(MulticloudDbError, match="query: must be a streaming query, not int"):
         caught_up(7)

@@ -5,24 +5,24 @@ The reader is called as Spark calls it: with positions and limits as in version 
 version 4.0.
 """
 
-import json
 import os
 from unittest.mock import patch
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from multiclouddb_conformance.simulation import Listing, ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_conformance.simulation.feed import SimulationFeed
 from pyspark_multiclouddb import connection
-from pyspark_multiclouddb.options import parse_options
-from pyspark_multiclouddb.readers import PlainStreamReader
-from pyspark_multiclouddb.stream import ChangeFeedStreamReader
+from pyspark_multiclouddb.connection import close_connections
 
-LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "25"))
-OPTIONS = {"url": "simulation://", "database": "sim", "collection": "items", "pollInterval": "0"}
+from . import micro_batches
+from .micro_batches import ids
+
+LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "12"))
+PLACE = {"url": "simulation://", "database": "sim", "collection": "items"}
 LAST_ROUNDS = 400
 
 
@@ -40,19 +40,19 @@ class Query(RuleBasedStateMachine):
     def begin(self, partitions, form, limit, plain, idle, seed):
         self.sim = Simulation(partitions=partitions)
         self.sim.behaviour = ServiceBehaviour(listing=form, seed=seed)
-        self.provider = SimulationProvider(self.sim)
+        self.sim.options = lambda **more: {**PLACE, **more}
+        provider = SimulationProvider(self.sim)
         self.during, self.most = [], partitions + 20
         self.patches = [
-            patch.object(connection, "open_provider", lambda config: self.provider),
+            patch.object(connection, "open_provider", lambda config: provider),
             patch.object(SimulationFeed, "heads", self.heads(SimulationFeed.heads)),
         ]
         for each in self.patches:
             each.start()
-        self.limit, self.plain, self.number = limit, plain, 0
         bound = {} if limit is None else {"maxRecordsPerTrigger": str(limit)}
-        self.settings = parse_options({**OPTIONS, **bound, "idleCheckpointInterval": idle})
-        self.log, self.delivered, self.latest = [], [], {}
-        self.restart()
+        options = {**bound, "idleCheckpointInterval": idle}
+        self.query = micro_batches.Query(self.sim, is_plain=plain, **options)
+        self.limit, self.number, self.delivered, self.latest = limit, 0, [], {}
         self.write(0, 3)
 
     def heads(self, original):
@@ -64,13 +64,6 @@ class Query(RuleBasedStateMachine):
             return original(feed, *arguments)
 
         return ask
-
-    def restart(self):
-        """Continue planning in another process. On Spark 4.0, the new process receives the end of the log."""
-        connection.close_connections()
-        self.reader = (PlainStreamReader if self.plain else ChangeFeedStreamReader)(self.settings)
-        if self.plain and self.log:
-            self.reader.partitions(self.log[-1], self.log[-1])
 
     @rule(key=st.integers(0, 9), count=st.integers(1, 8))
     def write(self, key, count):
@@ -112,35 +105,22 @@ class Query(RuleBasedStateMachine):
         for _ in range(times):
             self.plan_and_read(replays)
         if dies:
-            self.restart()
+            self.query.restart()
 
     def plan_and_read(self, replays=False):
         """Plan and read one micro-batch; return False if there was nothing to plan."""
-        start = self.log[-1] if self.log else through_json(self.reader.initialOffset())
-        if self.plain:
-            end = self.reader.latestOffset()
-        else:
-            limit = ReadAllAvailable() if self.limit is None else ReadMaxRows(self.limit)
-            end = self.reader.latestOffset(start, limit)
-        end = through_json(end)
-        if self.log and end == start:
+        if not self.query.plan("all" if self.limit is None else None):
             return False
-        rows = self.rows(start, end)
-        self.log.append(end)
+        rows = self.query.read()
         if replays:
-            self.restart()
-            assert ids(self.rows(start, end)) == ids(rows)
+            assert ids(self.query.restart().read()) == ids(rows)
+        assert all(part for task in self.query.tasks() for part in task.value.ranges)
         assert self.limit is None or len(rows) <= self.limit
         for row in sorted(rows, key=lambda row: row["order_key"]):
             assert self.latest.get(row["key"], "") < row["order_key"]
             self.latest[row["key"]] = row["order_key"]
         self.delivered += ids(rows)
         return True
-
-    def rows(self, start, end):
-        tasks = self.reader.partitions(start, end)
-        assert all(part for task in tasks for part in task.value.ranges)
-        return [row for task in tasks for batch in self.reader.read(task) for row in batch.to_pylist()]
 
     def teardown(self):
         if not hasattr(self, "patches"):
@@ -152,20 +132,17 @@ class Query(RuleBasedStateMachine):
             written = sorted(record.event_id for record in self.sim.truth)
             assert sorted(self.delivered) == written
         finally:
-            connection.close_connections()
+            close_connections()
             for each in self.patches:
                 each.stop()
 
 
-def through_json(offset):
-    return json.loads(json.dumps(offset))
+class TestQuery(Query.TestCase):
+    settings = settings(
+        max_examples=LIVES, stateful_step_count=25, deadline=None, phases=[Phase.generate, Phase.shrink]
+    )
 
 
-def ids(rows):
-    return sorted(row["event_id"] for row in rows)
-
-
-TestQuery = Query.TestCase
-TestQuery.settings = settings(
-    max_examples=LIVES, stateful_step_count=25, deadline=None, phases=[Phase.generate, Phase.shrink]
-)
+@pytest.mark.soak
+class TestMoreQueries(Query.TestCase):
+    settings = settings(TestQuery.settings, max_examples=100 * LIVES)

@@ -1,127 +1,63 @@
-"""Tests that a micro-batch gives the same rows when read again, even after writes, splits and merges.
+"""Tests that micro-batches together are the log, and that each gives the same rows when it is read again.
 
-The tests use the reader as Spark does: the reader is pickled, and its offsets are converted to JSON and back.
+The calls come in the order of Spark 4.2, or of Spark 4.0 and 4.1.
 """
 
 import json
 import pickle
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from multiclouddb_spi.planning import ranges
-from pyspark_multiclouddb.options import parse_options
+from pyspark_multiclouddb.errors import SourceError
+from pyspark_multiclouddb.readers import PlainStreamReader
 from pyspark_multiclouddb.rows import ROW_SCHEMA
-from pyspark_multiclouddb.stream import ChangeFeedStreamReader
+
+from .micro_batches import Query, ids
 
 
-class Query:
-    """Makes the calls that a query makes to a reader."""
-
-    def __init__(self, source, **options):
-        self.settings = parse_options(source.options(pollInterval="0", **options)).for_stream()
-        self.reader = self.restarted()
-        self.offsets = [through_json(self.reader.initialOffset())]
-
-    def restarted(self):
-        return pickle.loads(pickle.dumps(ChangeFeedStreamReader(self.settings)))
-
-    def plan(self, limit=None):
-        start = self.offsets[-1]
-        end = self.reader.latestOffset(start, ReadAllAvailable() if limit is None else ReadMaxRows(limit))
-        if end is start:
-            return False
-        self.offsets.append(through_json(end))
-        return True
-
-    def plan_all(self, limit=None):
-        while self.plan(limit):
-            pass
-
-    def rows(self, number, reader=None):
-        """Return the rows of one micro-batch, by task."""
-        reader = reader or self.reader
-        tasks = reader.partitions(self.offsets[number], self.offsets[number + 1])
-        return [list(reader.read(pickle.loads(pickle.dumps(task)))) for task in tasks]
-
-    def batches(self, reader=None):
-        return [self.rows(number, reader) for number in range(len(self.offsets) - 1)]
-
-
-def through_json(offset):
-    return json.loads(json.dumps(offset))
-
-
-def events(batches):
-    return [row for tasks in batches for task in tasks for batch in task for row in batch.to_pylist()]
-
-
-def live(source, query, limit):
+def live(source, query):
     """Write, split and merge between the micro-batches, and sometimes let a backlog grow."""
     source.write(60)
-    query.plan(limit)
+    found = [query.step()]
     for turn in range(6):
-        query.plan(limit)
+        found.append(query.step())
         source.write(25, seed=turn)
         source.split(turn)
-        query.plan(limit)
+        found.append(query.step())
         source.write(10, seed=turn)
         if turn % 2:
             source.merge(turn)
-        query.plan(limit)
-    query.plan_all(limit)
+        found.append(query.step())
+    return [rows for rows in [*found, *iter(query.step, None)] if rows is not None]
 
 
-@pytest.mark.parametrize("limit", [None, 7, 40])
-def test_every_batch_is_the_same_when_it_is_read_again(source, limit):
-    query = Query(source)
-    live(source, query, limit)
-    first = query.batches()
-    source.write(50, seed="later")
-    source.split(1)
-    source.merge(0)
-    source.write(50, seed="later still")
-    assert query.batches(query.restarted()) == first
-    assert query.batches(query.restarted()) == first
-
-
-@pytest.mark.parametrize("limit", [None, 7, 40])
-def test_batches_together_are_the_log(source, limit):
-    query = Query(source)
-    live(source, query, limit)
-    rows = events(query.batches())
-    rows.sort(key=lambda row: row["order_key"])
-    got = [(row["type"], json.loads(row["key"])["id"], row["new_item_state"]) for row in rows]
-    assert got == [
+@pytest.mark.parametrize("limit", [{}, {"maxRecordsPerTrigger": "7"}, {"maxRecordsPerTrigger": "40"}])
+def test_batches_are_the_log_in_order_and_the_same_when_they_are_read_again(source, limit):
+    query = Query(source, **limit)
+    batches = live(source, query)
+    rows = sorted((row for rows in batches for row in rows), key=lambda row: row["order_key"])
+    assert [(row["type"], json.loads(row["key"])["id"], row["new_item_state"]) for row in rows] == [
         (kind, key, document and json.dumps(document, separators=(",", ":")))
         for kind, key, document in source.truth
     ]
-
-
-def test_one_key_is_in_order_across_batches(source):
-    query = Query(source)
-    live(source, query, 7)
+    assert max(map(len, batches)) <= int(limit.get("maxRecordsPerTrigger", 1000))
     last = {}
-    for tasks in query.batches():
-        for row in sorted(events([tasks]), key=lambda row: row["order_key"]):
+    for batch in batches:
+        for row in sorted(batch, key=lambda row: row["order_key"]):
             assert last.get(row["key"], "") < row["order_key"]
             last[row["key"]] = row["order_key"]
-
-
-def test_limit_is_hard(source):
-    query = Query(source)
-    live(source, query, 7)
-    sizes = [len(events([tasks])) for tasks in query.batches()]
-    assert max(sizes) == 7
+    source.write(50, seed="later")
+    source.split(1)
+    source.merge(0)
+    assert [query.restart().read(number) for number in range(len(query.log))] == batches
 
 
 def test_sequence_counts_rows_in_partition_and_batch(source, monkeypatch):
     monkeypatch.setattr(ranges, "_RECORDS", 7)
-    query = Query(source)
     source.write(100)
-    query.plan_all()
     found = {}
-    for row in sorted(events([query.rows(1)]), key=lambda row: row["order_key"]):
+    for row in sorted(Query(source).drain(), key=lambda row: row["order_key"]):
         found.setdefault(row["partition_id"], []).append(row["sequence"])
     assert len(found) == 3
     assert all(numbers == list(range(len(numbers))) for numbers in found.values())
@@ -130,10 +66,8 @@ def test_sequence_counts_rows_in_partition_and_batch(source, monkeypatch):
 def test_rows_have_the_exact_schema(source):
     query = Query(source, oldItemState="include_if_available")
     source.write(30)
-    query.plan_all()
-    for task in query.rows(1):
-        for batch in task:
-            assert batch.schema.equals(ROW_SCHEMA)
+    query.drain()
+    assert all(batch.schema.equals(ROW_SCHEMA) for batch in query.batches())
 
 
 def test_tasks_are_few_and_bounded(source):
@@ -141,18 +75,81 @@ def test_tasks_are_few_and_bounded(source):
     source.split(0)
     source.split(3)
     source.write(200)
-    query.plan_all()
-    parts = [len(tasks) for tasks in query.batches()]
-    assert max(parts) == 2
+    query.drain()
+    assert max(len(query.tasks(number)) for number in range(len(query.log))) == 2
 
 
 def test_planning_a_replay_needs_no_database(source, tmp_path):
     query = Query(source)
     source.write(30)
-    query.plan_all()
-    before = query.reader.partitions(*query.offsets[1:3])
+    query.drain()
+    before = query.tasks()
     source.store.close()
     (tmp_path / "store.db").rename(tmp_path / "gone.db")
-    assert [task.value for task in query.restarted().partitions(*query.offsets[1:3])] == [
-        task.value for task in before
-    ]
+    assert [task.value for task in query.restart().tasks()] == [task.value for task in before]
+
+
+class TestPlainStream:
+    """The stream of Spark 4.0 and 4.1, of which a run that ends by itself has one micro-batch."""
+
+    @pytest.fixture
+    def query(self, source):
+        source.write(60)
+        return Query(source, is_plain=True, maxRecordsPerTrigger="20")
+
+    def run(self, query):
+        """Return the rows of one run, and whether more may follow."""
+        rows = query.restart().step()
+        return rows or [], rows is not None and query.log[-1].get("more", False)
+
+    @pytest.mark.parametrize("limit", [{}, {"maxRecordsPerTrigger": "20"}])
+    def test_runs_until_nothing_more_follows_read_all(self, source, limit):
+        source.write(50)
+        source.split()
+        source.write(20)
+        query, found, more = Query(source, is_plain=True, **limit), [], True
+        while more:
+            rows, more = self.run(query)
+            found += ids(rows)
+        assert len(set(found)) == len(found) == len(source.truth)
+
+    def test_nothing_more_follows_a_position_that_moved_without_a_record(self, source, query):
+        source.store.create_collection("others")
+        query.restart(idleCheckpointInterval="0", maxRecordsPerTrigger="100").step()
+        source.store.put("others", "k", {"n": 1})
+        before = len(query.log)
+        assert self.run(query) == ([], False)
+        assert len(query.log) == before + 1
+
+    @pytest.mark.parametrize("done", [0, 1])
+    def test_pending_batch_is_read_again_and_the_next_one_follows_it(self, source, query, done):
+        for _ in range(done):
+            self.run(query)
+        assert query.restart().plan()
+        first = query.read()
+        source.write(10)
+        assert query.restart().step() == first
+        assert set(ids(query.step())).isdisjoint(ids(first))
+
+    def test_batch_that_was_planned_without_the_checkpoint_is_refused(self, query):
+        for _ in range(2):
+            self.run(query)
+        blind = PlainStreamReader(query.settings)
+        assert blind.latestOffset() != query.log[-1]
+        with pytest.raises(SourceError, match=r"triggerAvailableNowWrapper\.enabled"):
+            blind.partitions(query.log[-1], query.log[-1])
+
+    def test_start_is_resolved_once(self, source):
+        """Changes after the start would be lost if a second call resolved the start again."""
+        source.write(10)
+        query = Query(source, is_plain=True, startingPosition="now")
+        assert query.plan()
+        source.write(5)
+        assert query.reader.latestOffset() == query.log[-1]
+        assert query.step() == []
+        assert len(query.step()) == 5
+
+    def test_copy_in_another_process_has_the_same_options(self, query):
+        copy = pickle.loads(pickle.dumps(query.reader))
+        assert type(copy) is PlainStreamReader
+        assert copy._batches.settings == query.settings

@@ -1,9 +1,9 @@
 """Tests that a snapshot read as pages repairs a table, as a snapshot read by Spark does."""
 
-import json
 import os
 import random
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
@@ -25,20 +25,20 @@ from multiclouddb_api import (
     SnapshotStarted,
     connect,
 )
+from multiclouddb_api.arrow import events_to_arrow
 from pyspark_multiclouddb import merge_into_delta
-from pyspark_multiclouddb.sinks import events_to_arrow
 
 from .conftest import COLLECTION
-from .test_app_ids import checkpoint
-from .test_sinks import documents, rows
-from .test_snapshot_sink import Killed, kills, lose, stale
-from .test_snapshot_table import scanned
-from .test_tombstones import tombstones
+from .tables import Killed, check_equal, documents, make_checkpoint, rows, scanned, tombstones
 
 LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
-SEEDS = [*range(LIVES), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(LIVES, LIVES + 100))]
+ORDERS = list(SnapshotOrder)
+# Each seed of `make test` has one order, and each of `make soak` has one too.
+LIVED = [
+    pytest.param(seed, ORDERS[seed % 3], marks=[pytest.mark.soak] * (seed >= LIVES))
+    for seed in range(100 * LIVES)
+]
 ADDRESS = ResourceAddress(collection=COLLECTION)
-assert kills
 
 
 class Pages:
@@ -78,231 +78,6 @@ class Pages:
 def follow(source, table, start=None, **settings):
     with Pages(source, table, start, **settings) as pages:
         pages.drain()
-        return pages.token
-
-
-def delete_some(source, count=5):
-    gone = sorted(source.documents)[:count]
-    for key in gone:
-        source.store.delete(COLLECTION, key)
-        del source.documents[key]
-    return gone
-
-
-def check(source, table):
-    assert documents(table) == source.documents
-    assert stale(table) == []
-    assert {json.loads(key)["id"] for key in tombstones(table)}.isdisjoint(source.documents)
-
-
-@pytest.fixture
-def table(tmp_path):
-    return tmp_path / "table"
-
-
-class TestRepairs:
-    def test_two_outages_with_resnapshot(self, source, table):
-        source.write(60)
-        with Pages(source, table, on_expired=Resnapshot()) as pages:
-            for outage in range(3):
-                pages.drain()
-                check(source, table)
-                source.write(10, seed=outage)
-                gone = delete_some(source)
-                lose(source)
-            pages.drain()
-            assert set(gone) - source.documents.keys() <= {json.loads(key)["id"] for key in tombstones(table)}
-            check(source, table)
-
-    def test_new_snapshot_into_the_same_table(self, source, table):
-        source.write(60)
-        follow(source, table)
-        delete_some(source)
-        lose(source)
-        follow(source, table)
-        check(source, table)
-
-    def test_collection_that_was_created_again(self, source, table):
-        source.write(40)
-        with Pages(source, table) as pages:
-            pages.drain()
-            source.store.create_collection(COLLECTION, partitions=2, recreate=True)
-            source.documents.clear()
-            source.write(20, seed="again")
-            with pytest.raises(MulticloudDbError, match=r"Snapshot\(\)"):
-                pages.step()
-            pages.token = None
-            pages.drain()
-        check(source, table)
-
-    def test_floor_below_every_change_as_on_dynamodb(self, table):
-        """Without the mark at the begin, the row of the scan would not replace the stale row."""
-        where = "dynamo:0.0:snapshot:p"
-        merge_into_delta(rows(("a", 1, {"v": 1}), ("gone", 2, {"v": 2}), ("b", 3, None)), None, table, None)
-        merge_into_delta(notices(SnapshotStarted("00", where)), None, table, None)
-        merge_into_delta(scanned("a", "b", floor="00"), None, table, None)
-        merge_into_delta(rows(("c", 9, {"v": 9})), None, table, None)
-        merge_into_delta(notices(BackfillDone(where, "00")), None, table, None)
-        assert documents(table) == {"a": {"scan": "a"}, "b": {"scan": "b"}, "c": {"v": 9}}
-        assert tombstones(table) == {'{"id": "gone"}': "00"}
-
-    def test_table_that_was_written_from_the_beginning(self, source, table):
-        source.write(60)
-        follow(source, table, Beginning())
-        delete_some(source)
-        lose(source)
-        follow(source, table)
-        check(source, table)
-
-    def test_snapshot_of_a_collection_that_is_empty_now(self, source, table):
-        source.write(20)
-        follow(source, table)
-        delete_some(source, 40)
-        source.store.trim(COLLECTION, max_count=0)
-        follow(source, table)
-        assert documents(table) == {}
-
-    @pytest.mark.parametrize("seed", SEEDS)
-    @pytest.mark.parametrize("order", SnapshotOrder)
-    def test_equal_after_kills_lost_tokens_and_outages(self, source, table, kills, order, seed):
-        dice = random.Random(f"{seed} {order}")
-        source.write(80, seed=seed)
-        wanted = Snapshot(order, segments=dice.choice([1, 5]))
-        settings = {"on_expired": Resnapshot(wanted), "max_page_size": dice.choice([0, 7])}
-        with Pages(source, table, wanted, **settings) as pages:
-            deaths = 0
-            for moment in range(50):
-                kills(dice=dice, chance=dice.choice([0.0, 0.2]))
-                stored = pages.token
-                try:
-                    pages.step()
-                except Killed:
-                    deaths += 1
-                if dice.random() < 0.15:
-                    pages.token = stored
-                source.write(dice.choice([0, 1, 3]), seed=f"{seed} {moment}")
-                if moment in (15, 30):
-                    delete_some(source, 3)
-                    lose(source)
-                if moment == 40:
-                    pages.token = None
-            kills(dice=None)
-            pages.drain()
-        assert deaths or seed
-        check(source, table)
-
-
-class TestMarks:
-    def test_notices_name_the_same_snapshot_and_floor(self, source, table):
-        source.write(10)
-        with Pages(source, table) as pages:
-            [started] = pages.step().notices
-            assert isinstance(started, SnapshotStarted)
-            assert started.whole
-            found = []
-            while not found:
-                found = [each for each in pages.step().notices if isinstance(each, BackfillDone)]
-        assert found == [BackfillDone(started.partition_id, started.floor)]
-
-    def test_first_page_makes_the_table(self, source, table):
-        with Pages(source, table) as pages:
-            pages.step()
-            assert DeltaTable(table).to_pyarrow_dataset().count_rows() == 0
-            pages.drain()
-        source.write(5)
-        with pytest.raises(MulticloudDbError, match="there is no Delta table"):
-            merge_into_delta(pages_of(source)[0], None, table.with_name("none"), None, create=False)
-
-    def test_rows_of_a_snapshot_that_has_not_begun_in_the_table(self, source, table):
-        source.write(20)
-        follow(source, table)
-        version = DeltaTable(table).version()
-        for page in pages_of(source)[1:]:
-            with pytest.raises(MulticloudDbError, match=r"batch: .* of which .* has no mark"):
-                merge_into_delta(page, None, table, None)
-        assert DeltaTable(table).version() == version
-
-    def test_checkpoint_of_a_query_says_nothing_about_pages(self, source, table, tmp_path):
-        source.write(20)
-        follow(source, table)
-        given = {"app_id": "app", "checkpoint": checkpoint(tmp_path / "query", "query-1", batches=20)}
-        for number, page in enumerate(pages_of(source)[1:]):
-            with pytest.raises(MulticloudDbError, match=r"of which .* has no mark"):
-                merge_into_delta(page, number, table, **given)
-        delete_some(source)
-        for number, page in enumerate(pages_of(source)):
-            merge_into_delta(page, number, table, **given)
-        check(source, table)
-
-    def test_rows_in_a_table_of_arrow(self, source, table):
-        """A table has no notices."""
-        import pyarrow as pa
-
-        source.write(20)
-        follow(source, table, Beginning())
-        rows = [pa.Table.from_batches([events_to_arrow(page.events)]) for page in pages_of(source)[1:]]
-        with pytest.raises(MulticloudDbError, match=r"of which .* has no mark"):
-            merge_into_delta(rows[0], None, table, None)
-        for each in rows:
-            merge_into_delta(each, None, table.with_name("new"), None)
-        assert documents(table.with_name("new")) == source.documents
-
-    def test_loop_that_leaves_out_pages_without_events(self, source, table):
-        """Into a new table this is harmless; there are no older rows."""
-        source.write(20)
-        for page in pages_of(source):
-            if page.events:
-                merge_into_delta(page, None, table, None)
-        check(source, table)
-
-    def test_page_with_a_number_that_another_read_has_used(self, source, table):
-        source.write(20)
-        for number, page in enumerate(pages_of(source)):
-            merge_into_delta(page, number, table, "app")
-        check(source, table)
-        with pytest.raises(MulticloudDbError, match="app_id: is 'app'"):
-            merge_into_delta(pages_of(source)[0], 0, table, "app")
-
-
-class TestParts:
-    """A snapshot that does not deliver every row must not delete the rows of others."""
-
-    def test_segments_of_a_plan(self, source, table):
-        source.write(60)
-        planned = ChangeFeedRequest(ADDRESS, Snapshot(SnapshotOrder.INTERLEAVED, segments=4))
-
-        def read(name, token):
-            scope = PhysicalPartition(name, with_descendants=True)
-            with Pages(source, table, FromContinuationToken(token), scope=scope) as pages:
-                page = pages.step()
-                while not page.idle and not page.partition_retired and not ended(page):
-                    page = pages.step()
-
-        with connect(f"embedded://{source.store.path}") as client:
-            for name, token in client.plan_partitions(planned, with_descendants=True):
-                read(name, token)
-            check(source, table)
-            for name, token in client.plan_partitions(planned, with_descendants=True):
-                if ":snapshot:" in name:
-                    with pytest.raises(MulticloudDbError, match="does not deliver every row"):
-                        read(name, token)
-        check(source, table)
-
-    def test_one_partition_key(self, source, table):
-        source.write(30)
-        follow(source, table)
-        before = documents(table)
-        key = sorted(source.documents)[0]
-        scope = LogicalPartition(MulticloudDbKey({"id": key}))
-        with pytest.raises(MulticloudDbError, match="does not deliver every row"):
-            follow(source, table, scope=scope)
-        assert documents(table) == before
-        follow(source, table.with_name("one"), scope=scope)
-        assert documents(table.with_name("one")) == {key: source.documents[key]}
-
-
-def notices(*wanted):
-    return ChangeFeedPage((), "token", idle=False, notices=wanted)
 
 
 def ended(page):
@@ -317,3 +92,181 @@ def pages_of(source):
             found.append(page := pages.page())
             pages.token = page.continuation_token
     return found
+
+
+class TestRepairs:
+    def test_two_outages_with_resnapshot(self, source, path):
+        source.write(60)
+        with Pages(source, path, on_expired=Resnapshot()) as pages:
+            for outage in range(3):
+                pages.drain()
+                check_equal(path, source)
+                source.write(10, seed=outage)
+                source.delete_some()
+                source.lose()
+            gone = documents(path).keys() - source.documents.keys()
+            pages.drain()
+        assert gone
+        assert gone <= tombstones(path).keys()
+        check_equal(path, source)
+
+    @pytest.mark.parametrize("start", [None, Beginning()])
+    @pytest.mark.parametrize("is_empty", [False, True])
+    def test_new_snapshot_into_the_same_table(self, source, path, start, is_empty):
+        source.write(60)
+        follow(source, path, start)
+        source.delete_some(40 if is_empty else 5)
+        if is_empty:
+            source.trim()
+        else:
+            source.lose()
+        follow(source, path)
+        check_equal(path, source)
+        assert bool(documents(path)) is not is_empty
+
+    def test_collection_that_was_created_again(self, source, path):
+        source.write(40)
+        with Pages(source, path) as pages:
+            pages.drain()
+            source.store.create_collection(COLLECTION, partitions=2, recreate=True)
+            source.documents.clear()
+            source.write(20, seed="again")
+            with pytest.raises(MulticloudDbError, match=r"Snapshot\(\)"):
+                pages.step()
+            pages.token = None
+            pages.drain()
+        check_equal(path, source)
+
+    def test_floor_below_every_change_as_on_dynamodb(self, path):
+        """Without the mark at the begin, the row of the scan would not replace the stale row."""
+        where = "dynamo:0.0:snapshot:p"
+
+        def merge(batch):
+            merge_into_delta(batch, None, path, None)
+
+        merge(rows(("a", 1, {"v": 1}), ("gone", 2, {"v": 2}), ("b", 3, None)))
+        merge(ChangeFeedPage((), "token", idle=False, notices=(SnapshotStarted("00", where),)))
+        merge(scanned("a", "b", floor="00"))
+        merge(rows(("c", 9, {"v": 9})))
+        merge(ChangeFeedPage((), "token", idle=False, notices=(BackfillDone(where, "00"),)))
+        assert documents(path) == {"a": {"scan": "a"}, "b": {"scan": "b"}, "c": {"v": 9}}
+        assert tombstones(path) == {"gone": "00"}
+
+    @pytest.mark.parametrize(("seed", "order"), LIVED)
+    def test_equal_after_kills_lost_tokens_and_outages(self, source, path, kills, seed, order):
+        dice = random.Random(f"{seed} {order}")
+        source.write(80, seed=seed)
+        wanted = Snapshot(order, segments=dice.choice([1, 5]))
+        settings = {"on_expired": Resnapshot(wanted), "max_page_size": dice.choice([0, 7])}
+        with Pages(source, path, wanted, **settings) as pages:
+            deaths = 0
+            for moment in range(50):
+                kills(dice=dice, chance=dice.choice([0.0, 0.2]))
+                stored = pages.token
+                try:
+                    pages.step()
+                except Killed:
+                    deaths += 1
+                if dice.random() < 0.15:
+                    pages.token = stored
+                source.write(dice.choice([0, 1, 3]), seed=f"{seed} {moment}")
+                if moment in (15, 30):
+                    source.delete_some(3)
+                    source.lose()
+                if moment == 40:
+                    pages.token = None
+            kills(dice=None)
+            pages.drain()
+        assert deaths or seed
+        check_equal(path, source)
+
+
+class TestMarks:
+    @pytest.fixture
+    def filled(self, source, path):
+        """Provide a collection that a table contains."""
+        source.write(20)
+        follow(source, path)
+        return source
+
+    def test_notices_name_the_same_snapshot_and_the_first_page_makes_the_table(self, source, path):
+        source.write(10)
+        with Pages(source, path) as pages:
+            [started] = pages.step().notices
+            assert isinstance(started, SnapshotStarted)
+            assert started.whole
+            assert DeltaTable(path).to_pyarrow_dataset().count_rows() == 0
+            found = []
+            while not found:
+                found = [each for each in pages.step().notices if isinstance(each, BackfillDone)]
+        assert found == [BackfillDone(started.partition_id, started.floor)]
+        with pytest.raises(MulticloudDbError, match="there is no Delta table"):
+            merge_into_delta(pages_of(source)[0], None, path.with_name("none"), None, create=False)
+
+    @pytest.mark.parametrize("is_table", [False, True], ids=["page", "table"])
+    def test_rows_of_a_snapshot_that_has_not_begun_in_the_table(self, filled, path, is_table):
+        """Into a new table they are harmless; there are no older rows. A table of Arrow has no notices."""
+        version, found = DeltaTable(path).version(), [page for page in pages_of(filled) if page.events]
+        if is_table:
+            found = [pa.Table.from_batches([events_to_arrow(page.events)]) for page in found]
+        for each in found:
+            with pytest.raises(MulticloudDbError, match=r"batch: .* of which .* has no mark"):
+                merge_into_delta(each, None, path, None)
+        assert DeltaTable(path).version() == version
+        for each in found:
+            merge_into_delta(each, None, path.with_name("new"), None)
+        check_equal(path.with_name("new"), filled)
+
+    def test_checkpoint_of_a_query_says_nothing_about_pages(self, filled, path, tmp_path):
+        given = {"app_id": "app", "checkpoint": make_checkpoint(tmp_path / "query", "query-1", batches=20)}
+        for number, page in enumerate(pages_of(filled)[1:]):
+            with pytest.raises(MulticloudDbError, match=r"of which .* has no mark"):
+                merge_into_delta(page, number, path, **given)
+        filled.delete_some()
+        for number, page in enumerate(pages_of(filled)):
+            merge_into_delta(page, number, path, **given)
+        check_equal(path, filled)
+
+    def test_page_with_a_number_that_another_read_has_used(self, source, path):
+        source.write(20)
+        for number, page in enumerate(pages_of(source)):
+            merge_into_delta(page, number, path, "app")
+        check_equal(path, source)
+        with pytest.raises(MulticloudDbError, match="app_id: is 'app'"):
+            merge_into_delta(pages_of(source)[0], 0, path, "app")
+
+
+class TestParts:
+    """A snapshot that does not deliver every row must not delete the rows of others."""
+
+    def test_segments_of_a_plan(self, source, path):
+        source.write(60)
+        planned = ChangeFeedRequest(ADDRESS, Snapshot(SnapshotOrder.INTERLEAVED, segments=4))
+
+        def read(name, token):
+            scope = PhysicalPartition(name, with_descendants=True)
+            with Pages(source, path, FromContinuationToken(token), scope=scope) as pages:
+                page = pages.step()
+                while not page.idle and not page.partition_retired and not ended(page):
+                    page = pages.step()
+
+        with connect(f"embedded://{source.store.path}") as client:
+            for name, token in client.plan_partitions(planned, with_descendants=True):
+                read(name, token)
+            check_equal(path, source)
+            for name, token in client.plan_partitions(planned, with_descendants=True):
+                if ":snapshot:" in name:
+                    with pytest.raises(MulticloudDbError, match="does not deliver every row"):
+                        read(name, token)
+        check_equal(path, source)
+
+    def test_one_partition_key(self, source, path):
+        source.write(30)
+        follow(source, path)
+        key = sorted(source.documents)[0]
+        scope = LogicalPartition(MulticloudDbKey({"id": key}))
+        with pytest.raises(MulticloudDbError, match="does not deliver every row"):
+            follow(source, path, scope=scope)
+        check_equal(path, source)
+        follow(source, path.with_name("one"), scope=scope)
+        assert documents(path.with_name("one")) == {key: source.documents[key]}

@@ -1,4 +1,4 @@
-"""Runs random snapshots through the Delta sink: the table must equal the source, despite kills and expiry.
+"""Tests what snapshots do to a Delta table: they repair it, despite kills, expiry and older rows.
 
 Each run plans and reads micro-batches as Spark does, and stores Spark's checkpoint in a folder. The process
 dies before or after any commit of the table, and between the commit of the table and the update of the
@@ -8,374 +8,311 @@ checkpoint.
 import json
 import os
 import random
-import uuid
 from datetime import timedelta
 from functools import partial
+from unittest.mock import patch
 
-import deltalake
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
-from deltalake.table import TableMerger
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from deltalake import DeltaTable, write_deltalake
 
 from multiclouddb_api import MulticloudDbError
-from multiclouddb_embedded import EmbeddedStore
 from pyspark_multiclouddb import drop_tombstones, merge_into_delta, sinks
-from pyspark_multiclouddb.connection import close_connections
 from pyspark_multiclouddb.errors import SourceError
-from pyspark_multiclouddb.options import parse_options
-from pyspark_multiclouddb.readers import PlainStreamReader
-from pyspark_multiclouddb.rows import ROW_SCHEMA
-from pyspark_multiclouddb.stream import ChangeFeedStreamReader
 
-from .conftest import COLLECTION, Source
-from .test_sinks import documents, rows
-from .test_tombstones import tombstones
+from .micro_batches import MergedQuery
+from .tables import (
+    Killed,
+    check_equal,
+    documents,
+    make_checkpoint,
+    rows,
+    scanned,
+    table_of,
+    tombstones,
+    with_columns,
+    write_offset,
+)
 
 LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
-
-
-class Killed(BaseException):
-    """Raised to simulate the death of the process at this point."""
-
-
-class Query:
-    """A query with its checkpoint, as Spark runs it.
-
-    Attributes:
-        table: The Delta table.
-        checkpoint: The folder of the checkpoint.
-    """
-
-    def __init__(self, source, folder, name="query", *, limit=None, plain=False, told=True, **options):
-        self.source, self.table, self.name, self.limit = source, folder / "table", name, limit
-        self.checkpoint, self.plain, self.told = folder / name, plain, told
-        for part in ("offsets", "commits"):
-            (self.checkpoint / part).mkdir(parents=True)
-        (self.checkpoint / "metadata").write_text(json.dumps({"id": uuid.uuid4().hex}))
-        bound = {} if limit is None else {"maxRecordsPerTrigger": str(limit)}
-        given = {"startingPosition": "snapshot", "pollInterval": "0", **bound, **options}
-        self.settings = parse_options(source.options(**given))
-        self.restart()
-
-    def restart(self):
-        close_connections()
-        make = PlainStreamReader if self.plain else ChangeFeedStreamReader
-        self.reader = make(self.settings.for_stream())
-        if self.plain and self.numbers("offsets"):
-            last = self.offset(self.numbers("offsets")[-1])
-            self.reader.partitions(last, last)
-
-    def numbers(self, part):
-        return sorted(int(path.name) for path in (self.checkpoint / part).iterdir())
-
-    def offset(self, number):
-        return json.loads((self.checkpoint / "offsets" / str(number)).read_text().splitlines()[2])
-
-    def step(self):
-        """Run the pending batch, or plan the next one. Return False if there are no changes to read."""
-        done, planned = self.numbers("commits"), self.numbers("offsets")
-        number = len(planned) - 1
-        if len(done) == len(planned):
-            number += 1
-            start = self.offset(number - 1) if number else self.reader.initialOffset()
-            most = ReadMaxRows(self.limit) if self.limit else ReadAllAvailable()
-            end = self.reader.latestOffset() if self.plain else self.reader.latestOffset(start, most)
-            if end == start:
-                return False
-            text = "\n".join(["v1", json.dumps({"batchWatermarkMs": 0}), json.dumps(end)])
-            (self.checkpoint / "offsets" / str(number)).write_text(text)
-        self.run(number)
-        (self.checkpoint / "commits" / str(number)).write_text("v1\n{}")
-        return True
-
-    def run(self, number):
-        start = self.offset(number - 1) if number else self.reader.initialOffset()
-        tasks = self.reader.partitions(start, self.offset(number))
-        batches = [batch for task in reversed(tasks) for batch in self.reader.read(task)]
-        table = pa.Table.from_batches(batches, schema=ROW_SCHEMA)
-        where = self.checkpoint if self.told else None
-        return merge_into_delta(table, number, self.table, self.name, checkpoint=where)
-
-    def drain(self):
-        while self.step():
-            pass
-
-    def snapshot(self):
-        return self.offset(self.numbers("offsets")[-1])["s"]
-
-
-@pytest.fixture
-def kills(monkeypatch):
-    """Return a function that makes the process die once, at a random commit to the table."""
-    left = {"dice": None, "chance": 0.0}
-
-    def around(original, *args, **kwargs):
-        dice, chance = left["dice"], left["chance"]
-        if dice is not None and dice.random() < chance:
-            left["dice"] = None
-            if dice.random() < 0.5:
-                original(*args, **kwargs)
-            raise Killed
-        return original(*args, **kwargs)
-
-    def patched(original):
-        return lambda *args, **kwargs: around(original, *args, **kwargs)
-
-    monkeypatch.setattr(DeltaTable, "update", patched(DeltaTable.update))
-    monkeypatch.setattr(TableMerger, "execute", patched(TableMerger.execute))
-    monkeypatch.setattr(DeltaTable, "create", staticmethod(patched(DeltaTable.create)))
-    monkeypatch.setattr(deltalake, "write_deltalake", patched(deltalake.write_deltalake))
-    return partial(left.update)
-
-
-def stale(path):
-    """Return the keys whose rows are marked as older than the snapshot."""
-    table = DeltaTable(path).to_pyarrow_dataset().scanner(use_threads=False).to_table()
-    return [row["key"] for row in table.to_pylist() if not row["order_key"]]
-
-
-def check(query):
-    assert documents(query.table) == query.source.documents
-    assert stale(query.table) == []
-    assert {json.loads(key)["id"] for key in tombstones(query.table)}.isdisjoint(query.source.documents)
-
-
-def lose(source):
-    """Expire all changes, including deletes, that were made while the query was stopped."""
-    source.write(15, seed="lost")
-    source.store.trim(COLLECTION, max_count=0)
-    source.write(3, seed="kept")
-
-
+SEEDS = [*range(LIVES), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(LIVES, LIVES + 100))]
 ORDERS = ["ordered", "interleaved", "auto"]
+RESNAPSHOT = {"failOnDataLoss": "resnapshot"}
+SMALL = {"maxRecordsPerTrigger": "5", "snapshotSegments": "8"}
+SCAN = {"plan": "p", "floor": "000010~", "over": False, "whole": True}
 
 
-class TestLives:
-    @pytest.mark.parametrize("plain", [False, True], ids=["4.2", "4.0"])
-    @pytest.mark.parametrize("order", ORDERS)
-    @pytest.mark.parametrize("seed", range(LIVES))
-    def test_equal_after_kills_splits_expired_positions_and_another_query(
-        self, tmp_path, kills, order, plain, seed
-    ):
-        dice = random.Random(f"{seed} {order} {plain}")
-        with EmbeddedStore(tmp_path / "store.db", durable=False) as store:
-            source = Source(store)
-            source.write(120, seed=seed)
-            options = {"snapshotOrder": order, "snapshotSegments": dice.choice(["1", "5", "12"])}
-            start = partial(
-                Query, source, tmp_path, plain=plain, limit=dice.choice([None, 8, 20]),
-                failOnDataLoss="resnapshot", **options,
-            )  # fmt: skip
-            query, deaths, losses = start("first"), 0, 0
-            for moment in range(40):
-                kills(dice=dice, chance=dice.choice([0.0, 0.3]))
-                try:
-                    query.step()
-                except Killed:
-                    deaths += 1
-                    query.restart()
-                source.write(dice.choice([0, 2, 5]), seed=f"{seed} {moment}")
-                if dice.random() < 0.1:
-                    source.split(dice.randrange(9))
-                pending = query.numbers("offsets") != query.numbers("commits")
-                if moment in (12, 25) and not pending:
-                    lose(source)
-                    losses += 1
-                    query.restart()
-                if moment == 32:
-                    # Another query repairs the same table.
-                    query = start("second")
-            kills(dice=None)
+@pytest.mark.parametrize(("order", "is_plain"), [("ordered", False), ("interleaved", True), ("auto", False)])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_equal_after_kills_splits_expired_positions_and_another_query(
+    source, tmp_path, kills, order, is_plain, seed
+):
+    dice = random.Random(f"{seed} {order} {is_plain}")
+    source.write(120, seed=seed)
+    options = {"snapshotOrder": order, "snapshotSegments": dice.choice(["1", "5", "12"]), **RESNAPSHOT}
+    if limit := dice.choice([None, 8, 20]):
+        options["maxRecordsPerTrigger"] = str(limit)
+    start = partial(MergedQuery, source, tmp_path, is_plain=is_plain, **options)
+    query, deaths, losses = start("first"), 0, 0
+    for moment in range(40):
+        kills(dice=dice, chance=dice.choice([0.0, 0.3]))
+        try:
+            query.step()
+        except Killed:
+            deaths += 1
             query.restart()
-            query.drain()
-            assert query.snapshot()["over"]
-            assert deaths + losses > 1
-            check(query)
+        source.write(dice.choice([0, 2, 5]), seed=f"{seed} {moment}")
+        if dice.random() < 0.1:
+            source.split(dice.randrange(9))
+        if moment in (12, 25) and query.done == len(query.log):
+            source.lose()
+            losses += 1
+            query.restart()
+        if moment == 32:
+            # Another query repairs the same table.
+            query = start("second")
+    kills(dice=None)
+    query.restart().drain()
+    assert query.snapshot["over"]
+    assert deaths + losses > 1
+    check_equal(query.table, source)
 
 
 class TestAnotherSnapshot:
     @pytest.mark.parametrize("order", ORDERS)
     def test_expired_position_begins_one_that_also_finds_missed_deletes(self, source, tmp_path, order):
         source.write(80)
-        query = Query(source, tmp_path, snapshotOrder=order, failOnDataLoss="resnapshot")
+        query = MergedQuery(source, tmp_path, snapshotOrder=order, **RESNAPSHOT)
         query.drain()
-        first = query.snapshot()["plan"]
-        gone = sorted(source.documents)[:5]
-        for key in gone:
-            source.store.delete(COLLECTION, key)
-            del source.documents[key]
-        lose(source)
-        query.restart()
-        query.drain()
-        assert query.snapshot()["plan"] != first
-        check(query)
+        first, gone = query.snapshot["plan"], source.delete_some()
+        source.lose()
+        query.restart().drain()
+        assert query.snapshot["plan"] != first
+        check_equal(query.table, source)
         # A deleted row stays deleted when an older change arrives.
+        keys = [json.dumps({"id": key}, separators=(",", ":")) for key in gone]
         older = rows(*((key, 1, {"old": True}) for key in gone))
-        keys = pa.array([json.dumps({"id": key}, separators=(",", ":")) for key in gone])
-        orders = pa.array(["0" * 18 + "1"] * len(gone))
-        for name, values in (("key", keys), ("order_key", orders)):
-            older = older.set_column(older.column_names.index(name), name, values)
+        older = with_columns(older, key=keys, order_key=["0" * 18 + "1"] * len(gone))
         merge_into_delta(older, None, query.table, None)
-        check(query)
+        check_equal(query.table, source)
 
-    def test_query_that_began_without_a_snapshot_begins_one_too(self, source, tmp_path):
-        source.write(40)
-        query = Query(source, tmp_path, startingPosition="beginning", failOnDataLoss="resnapshot")
-        query.drain()
-        lose(source)
-        query.restart()
-        query.drain()
-        assert query.snapshot()["over"]
-        check(query)
-
-    def test_new_query_repairs_a_table_that_is_stale(self, source, tmp_path):
+    @pytest.mark.parametrize("start", ["beginning", "snapshot"])
+    @pytest.mark.parametrize("is_new", [False, True], ids=["the same query", "a new query"])
+    def test_repairs_a_table_that_is_stale(self, source, tmp_path, start, is_new):
         source.write(80)
-        Query(source, tmp_path, "first").drain()
-        lose(source)
-        query = Query(source, tmp_path, "second", limit=10, snapshotSegments="8")
+        query = MergedQuery(source, tmp_path, startingPosition=start, **RESNAPSHOT)
         query.drain()
-        check(query)
+        source.lose()
+        query.restart()
+        if is_new:
+            query = MergedQuery(source, tmp_path, "new", **{**SMALL, "maxRecordsPerTrigger": "10"})
+        query.drain()
+        assert query.snapshot["over"]
+        check_equal(query.table, source)
 
-    def test_position_below_old_changes_as_on_dynamodb(self, source, tmp_path):
-        """The floor of the snapshot is lower than every `order_key`, so all older rows must be marked."""
-        checkpoint, table = tmp_path / "checkpoint", tmp_path / "table"
-        for part in ("offsets", "commits"):
-            (checkpoint / part).mkdir(parents=True)
-
-        def batch(number, batch_rows, *, over):
-            snapshot = {"plan": "p", "floor": "00", "over": over, "whole": True}
-            offset = {"v": 1, "src": "x", "c": {}, "inc": None, "s": snapshot}
-            (checkpoint / "offsets" / str(number)).write_text("\n".join(["v1", "{}", json.dumps(offset)]))
-            merge_into_delta(batch_rows, number, table, "second", checkpoint=checkpoint)
-
-        def scanned(*keys):
-            found = rows(*((key, 0, {"scan": key}) for key in keys))
-            floor = pa.array(["00"] * len(keys))
-            return found.set_column(found.column_names.index("order_key"), "order_key", floor)
-
-        old = (("a", 1, {}), ("b", 2, {}), ("c", 3, {}), ("gone", 4, {}), ("d", 5, None), ("e", 6, None))
-        merge_into_delta(rows(*old), 0, table, "first")
-        batch(0, rows(), over=False)
-        batch(1, pa.concat_tables([scanned("a", "d"), rows(("c", 9, None), ("b", 8, {"n": 8}))]), over=False)
-        batch(2, scanned("c"), over=True)
-        batch(3, rows(("d", 10, {"n": 10})), over=True)
-        assert documents(table) == {"a": {"scan": "a"}, "b": {"n": 8}, "d": {"n": 10}}
-        found = {json.loads(key)["id"]: order for key, order in tombstones(table).items()}
-        assert found == {"c": "000009", "e": "00", "gone": "00"}
-        [gone] = [row for row in DeltaTable(table).to_pyarrow_table().to_pylist() if "gone" in row["key"]]
-        assert gone["new_item_state"] is None
-
-    def test_death_after_a_first_batch_of_which_no_change_can_be_decoded(self, tmp_path, monkeypatch):
-        checkpoint, table = tmp_path / "checkpoint", tmp_path / "table"
-        (checkpoint / "offsets").mkdir(parents=True)
-        snapshot = {"plan": "p", "floor": "00", "over": False, "whole": True}
-        poison = {"count": 1, "first": []}
-        offset = {"v": 1, "src": "x", "c": {}, "inc": None, "s": snapshot, "poison": poison}
-        (checkpoint / "offsets" / "0").write_text("\n".join(["v1", "{}", json.dumps(offset)]))
-
-        def dies(*_):
-            raise Killed
-
-        with monkeypatch.context() as patch:
-            patch.setattr(sinks, "_end", dies)
-            with pytest.raises(Killed):
-                merge_into_delta(rows(), 0, table, "second", checkpoint=checkpoint)
-        assert not merge_into_delta(rows(), 0, table, "second", checkpoint=checkpoint)
-        assert DeltaTable(table).transaction_version("multiclouddb-snapshot:p") == 0
+    def test_batch_that_was_planned_and_expired_says_what_to_do(self, source, tmp_path):
+        source.write(40)
+        query = MergedQuery(source, tmp_path, maxRecordsPerTrigger="5", **RESNAPSHOT)
+        query.drain()
+        source.write(20, seed="more")
+        assert query.plan()  # the process dies before the sink
+        source.lose()
+        with pytest.raises(SourceError, match=r"CHECKPOINT_EXPIRED.*startingPosition=snapshot"):
+            query.restart().step()
+        second = MergedQuery(source, tmp_path, "second")
+        second.drain()
+        check_equal(second.table, source)
 
 
 class TestRefusals:
     def test_another_snapshot_without_the_checkpoint(self, source, tmp_path):
         source.write(30)
-        query = Query(source, tmp_path, told=False, failOnDataLoss="resnapshot")
+        query = MergedQuery(source, tmp_path, passes_checkpoint=False, **RESNAPSHOT)
         query.drain()
-        lose(source)
-        query.restart()
+        source.lose()
         with pytest.raises(MulticloudDbError, match=r"checkpoint.*startingPosition=snapshot, this table"):
-            query.drain()
+            query.restart().drain()
 
-    def test_checkpoint_that_comes_when_rows_were_merged_without_it(self, source, tmp_path):
+    @pytest.mark.parametrize("has_older_rows", [True, False])
+    def test_checkpoint_that_comes_when_rows_were_merged_without_it(
+        self, source, tmp_path, path, has_older_rows
+    ):
         """Without the checkpoint, the sink cannot distinguish the snapshot's rows from older rows."""
         source.write(40)
-        merge_into_delta(rows(("old", 1, {})), None, tmp_path / "table", None)
-        query = Query(source, tmp_path, limit=5, snapshotSegments="8", told=False)
-        query.step()
-        query.told = True
-        with pytest.raises(MulticloudDbError, match=r"was not given when the snapshot began"):
-            query.drain()
-
-    def test_checkpoint_that_comes_when_the_table_was_new(self, source, tmp_path):
-        source.write(40)
-        query = Query(source, tmp_path, limit=5, snapshotSegments="8", told=False)
-        for _ in range(4):
+        if has_older_rows:
+            merge_into_delta(rows(("old", 1, {})), None, path, None)
+        query = MergedQuery(source, tmp_path, passes_checkpoint=False, **SMALL)
+        for _ in range(1 if has_older_rows else 4):
             query.step()
-        query.told = True
-        query.drain()
-        check(query)
+        query.passes_checkpoint = True
+        if has_older_rows:
+            with pytest.raises(MulticloudDbError, match=r"was not given when the snapshot began"):
+                query.drain()
+        else:
+            query.drain()
+            check_equal(path, source)
 
     def test_app_id_of_another_query(self, source, tmp_path):
         source.write(10)
-        Query(source, tmp_path).drain()
+        MergedQuery(source, tmp_path).drain()
         (tmp_path / "query").rename(tmp_path / "old")
         with pytest.raises(MulticloudDbError, match=r"app_id: is 'query', under which another query"):
-            Query(source, tmp_path).drain()
+            MergedQuery(source, tmp_path).drain()
 
-    def test_checkpoint_of_another_snapshot(self, source, tmp_path):
-        source.write(10)
-        query, other = Query(source, tmp_path, "one"), Query(source, tmp_path, "two")
-        for each in (query, other):
-            each.step()
-        other.step()
-        query.checkpoint, other.checkpoint = other.checkpoint, query.checkpoint
+    def test_checkpoint_without_the_batch(self, tmp_path, path):
+        checkpoint = make_checkpoint(tmp_path / "one", "query-1")
         with pytest.raises(MulticloudDbError, match=r"has no offsets/9"):
-            merge_into_delta(rows(("a", 1, {})), 9, query.table, "one", checkpoint=query.checkpoint)
-
-    def test_checkpoint_without_a_number(self, tmp_path):
+            merge_into_delta(rows(("a", 1, {})), 9, path, "one", checkpoint=checkpoint)
         with pytest.raises(MulticloudDbError, match="checkpoint: must be given together with batch_id"):
-            merge_into_delta(rows(("a", 1, {})), None, tmp_path / "table", None, checkpoint=tmp_path)
-
-    def test_batch_that_was_planned_and_expired_says_what_to_do(self, source, tmp_path):
-        source.write(40)
-        query = Query(source, tmp_path, limit=5, failOnDataLoss="resnapshot")
-        while query.step():
-            pass
-        source.write(20, seed="more")
-        query.told = False  # the process dies before the sink
-        query.run = lambda number: (_ for _ in ()).throw(Killed)
-        with pytest.raises(Killed):
-            query.step()
-        del query.run
-        query.told = True
-        lose(source)
-        query.restart()
-        with pytest.raises(SourceError, match=r"CHECKPOINT_EXPIRED.*startingPosition=snapshot"):
-            query.step()
-        second = Query(source, tmp_path, "second")
-        second.drain()
-        check(second)
+            merge_into_delta(rows(("a", 1, {})), None, path, None, checkpoint=checkpoint)
 
 
-class TestTombstones:
-    def test_stay_until_a_batch_after_the_scan_is_completed(self, source, tmp_path):
-        source.write(60)
-        query = Query(source, tmp_path, limit=10, snapshotOrder="interleaved", snapshotSegments="8")
-        drop = partial(drop_tombstones, query.table, checkpoint=query.checkpoint)
-        query.step()
-        query.step()
-        for key in sorted(source.documents)[:6]:
-            source.store.delete(COLLECTION, key)
-            del source.documents[key]
-        while not query.snapshot()["over"]:
-            query.step()
-            if not query.snapshot()["over"]:
-                assert drop(timedelta(0)) == 0
-        last = query.numbers("commits")[-1]
-        (query.checkpoint / "commits" / str(last)).unlink()
-        assert drop(timedelta(0)) == 0
-        query.drain()
-        kept = len(tombstones(query.table))
-        assert kept >= 1
-        assert drop(timedelta(0)) == kept
-        check(query)
+class Merging:
+    """A query whose checkpoint is written by hand, and its table."""
+
+    def __init__(self, folder, name="query"):
+        self.table, self.name, self.number = folder / "table", name, 0
+        self.checkpoint = make_checkpoint(folder / name)
+        self.passes_checkpoint = True
+
+    def batch(self, changes, **scan):
+        """Merge the next batch, which belongs to the snapshot with these fields in its offset."""
+        write_offset(self.checkpoint, self.number, s={**SCAN, **scan})
+        self.number += 1
+        checkpoint = self.checkpoint if self.passes_checkpoint else None
+        return merge_into_delta(changes, self.number - 1, self.table, self.name, checkpoint=checkpoint)
+
+
+@pytest.fixture
+def query(tmp_path):
+    return Merging(tmp_path)
+
+
+class TestBegin:
+    def test_second_snapshot_with_the_floor_of_the_first(self, query):
+        """On DynamoDB, all snapshots have the same floor, so the rows of the first one must be marked."""
+        query.batch(scanned("a", "gone", floor="00"), floor="00", over=True)
+        again = {"plan": "q", "floor": "00"}
+        query.batch(rows(), **again)
+        query.batch(scanned("a", **again, value="again"), **again, over=True)
+        assert documents(query.table) == {"a": {"again": "a"}}
+        assert tombstones(query.table) == {"gone": "00"}
+
+    def test_floor_below_every_change_as_on_dynamodb(self, query):
+        """All older rows must be marked; changes win over the rows of the scan."""
+        old = (("a", 1, {}), ("b", 2, {}), ("c", 3, {}), ("gone", 4, {}), ("d", 5, None), ("e", 6, None))
+        merge_into_delta(rows(*old), 0, query.table, "first")
+        low = {"floor": "00"}
+        query.batch(rows(), **low)
+        changes = rows(("c", 9, None), ("b", 8, {"n": 8}))
+        query.batch(pa.concat_tables([scanned("a", "d", **low), changes]), **low)
+        query.batch(scanned("c", **low), **low, over=True)
+        query.batch(rows(("d", 10, {"n": 10})), **low, over=True)
+        assert documents(query.table) == {"a": {"scan": "a"}, "b": {"n": 8}, "d": {"n": 10}}
+        assert tombstones(query.table) == {"c": "000009", "e": "00", "gone": "00"}
+        assert table_of(query.table)["gone"]["new_item_state"] is None
+
+    def test_rows_below_the_floor_are_not_rewritten(self, query):
+        merge_into_delta(rows(("a", 1, {}), ("b", 2, {})), 0, query.table, "older")
+        before = DeltaTable(query.table).file_uris()
+        query.batch(rows())
+        assert DeltaTable(query.table).file_uris() == before
+        query.batch(scanned("a", "b", "c"), over=True)
+        before = DeltaTable(query.table).file_uris()
+        query.batch(rows(), plan="later", floor="000020~")
+        assert DeltaTable(query.table).file_uris() == before
+
+    def test_rows_of_another_snapshot_than_that_of_the_checkpoint(self, query):
+        query.batch(scanned("a"))
+        with pytest.raises(MulticloudDbError, match=r"belongs to the snapshot p, but the batch .* of other"):
+            query.batch(scanned("b", plan="other"))
+        assert documents(query.table) == {"a": {"scan": "a"}}
+
+    @pytest.mark.parametrize("is_separate", [True, False], ids=["own line", "same line"])
+    def test_query_that_also_reads_another_source(self, query, is_separate):
+        """The rows of the other source are not in the snapshot, so the sink would delete them."""
+        query.batch(rows())
+        offsets = query.checkpoint / "offsets" / "0"
+        *lines, offset = offsets.read_text().splitlines()
+        both = json.dumps({"one": offset, "other": json.loads(offset)})
+        offsets.write_text("\n".join([*lines, *([offset, offset] if is_separate else [both])]))
+        with pytest.raises(MulticloudDbError, match="a query that reads a snapshot and another source"):
+            merge_into_delta(rows(("a", 1, {})), 0, query.table, "query", checkpoint=query.checkpoint)
+        assert not query.table.exists()
+
+    def test_checkpoint_that_comes_when_a_scan_without_rows_is_over(self, query):
+        """The sink does not know what the table contained before the scan, so it leaves these rows alone."""
+        query.passes_checkpoint = False
+        query.batch(rows(), over=True)
+        query.batch(rows(("early", 1, {"n": 1}), ("a", 11, {"n": 11})), over=True)
+        query.passes_checkpoint = True
+        query.batch(rows(("a", 12, {"n": 12})), over=True)
+        assert documents(query.table) == {"early": {"n": 1}, "a": {"n": 12}}
+
+    def test_death_after_a_first_batch_of_which_no_change_can_be_decoded(self, query):
+        write_offset(query.checkpoint, 0, s=SCAN, poison={"count": 1, "first": []})
+
+        def merge():
+            return merge_into_delta(rows(), 0, query.table, "query", checkpoint=query.checkpoint)
+
+        with patch.object(sinks, "_end", side_effect=Killed), pytest.raises(Killed):
+            merge()
+        assert not merge()
+        assert DeltaTable(query.table).transaction_version("multiclouddb-snapshot:p") == 0
+
+
+class TestEnd:
+    def test_tombstone_that_is_older_than_the_snapshot_keeps_its_time(self, query):
+        merge_into_delta(rows(("a", 1, {}), ("b", 2, None)), 0, query.table, "older")
+        before = table_of(query.table)["b"]["_deleted_at"]
+        query.batch(rows())
+        query.batch(scanned("c"), over=True)
+        assert table_of(query.table)["b"]["_deleted_at"] == before
+        assert set(tombstones(query.table)) == {"a", "b"}
+
+    def test_table_without_tombstones_gets_them(self, query):
+        """An earlier version of the sink created the table, and the snapshot contains no rows."""
+        schema = pa.schema([("key", pa.string()), ("order_key", pa.string()), ("n", pa.int64())])
+        table = pa.Table.from_pylist([{"key": '{"id": "a"}', "order_key": "000001", "n": 1}], schema=schema)
+        write_deltalake(query.table, table)
+        query.batch(rows(), over=True)
+        assert tombstones(query.table) == {"a": "000010~"}
+
+    def test_happens_once(self, query):
+        query.batch(scanned("a"), over=True)
+        version = DeltaTable(query.table).version()
+        assert not query.batch(rows(), over=True)
+        assert DeltaTable(query.table).version() == version
+        query.batch(rows(("a", 11, {"n": 11})), over=True)
+        assert DeltaTable(query.table).version() == version + 1
+        merge_into_delta(rows(("late", 1, {"n": 1})), None, query.table, None)
+        query.batch(rows(("a", 12, {"n": 12})), over=True)
+        assert documents(query.table) == {"a": {"n": 12}, "late": {"n": 1}}
+
+    def test_table_that_is_partitioned(self, query):
+        """A document that the snapshot did not contain keeps its partition, and loses its other columns."""
+        schema = rows().schema
+        kept = [schema.field(name) for name in ("key", "order_key", "timestamp", "new_item_state")]
+        DeltaTable.create(query.table, pa.schema([*kept, ("day", pa.string())]), partition_by="day")
+        batch = rows(("a", 1, {"n": 1}), ("gone", 2, {"n": 2}))
+        merge_into_delta(batch.append_column("day", pa.array(["mo", "tu"])), 0, query.table, "older")
+        query.batch(rows())
+        query.batch(scanned("a").append_column("day", pa.array(["we"])), over=True)
+        assert documents(query.table) == {"a": {"scan": "a"}}
+        found = {key: (row["day"], row["new_item_state"]) for key, row in table_of(query.table).items()}
+        assert found == {"a": ("we", '{"scan": "a"}'), "gone": ("tu", None)}
+
+
+def test_tombstones_stay_until_a_batch_after_the_scan_is_completed(query):
+    def drop():
+        return drop_tombstones(query.table, timedelta(0), checkpoint=query.checkpoint)
+
+    query.batch(rows(("a", 11, None)))
+    assert drop() == 0
+    commits = query.checkpoint / "commits"
+    (commits / "0").touch()
+    assert drop() == 0
+    query.batch(scanned("b"), over=True)
+    assert drop() == 0
+    (commits / "1").touch()
+    assert drop() == 1

@@ -1,11 +1,13 @@
-"""Tests the source inside Spark: batches, streams, restarts and errors."""
+"""Tests the source inside Spark: batches, streams, restarts, errors, and what is imported when."""
 
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 
@@ -14,12 +16,13 @@ from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
     ErrorCategory,
-    FromContinuationToken,
     ResourceAddress,
     connect,
     encode_json,
 )
-from pyspark_multiclouddb import error_from_query
+from multiclouddb_conformance.waiting import wait_until
+from pyspark_multiclouddb import ProgressTable, error_from_query, local_session
+from pyspark_multiclouddb.errors import no_pyspark
 from pyspark_multiclouddb.rows import SPARK_SCHEMA
 
 SECONDS = 500  # the time limit, in seconds, for a whole query on a slow machine
@@ -34,24 +37,33 @@ class Rows:
     def __call__(self, frame, batch_id):
         self.batches[batch_id] = frame.toArrow().to_pylist()
 
+    def in_order(self):
+        return [self.batches[number] for number in sorted(self.batches)]
+
     def all(self):
-        return [row for number in sorted(self.batches) for row in self.batches[number]]
+        return [row for batch in self.in_order() for row in batch]
 
     def sizes(self):
-        return [len(self.batches[number]) for number in sorted(self.batches)]
+        return [len(batch) for batch in self.in_order()]
 
 
 def load(reader, source, **options):
     return reader.format("multiclouddb").options(**source.options(**options)).load()
 
 
-def follow(spark, source, checkpoint, **options):
-    """Run the query until all events are delivered; return the rows of this run."""
-    rows = Rows()
-    stream = load(spark.readStream, source, **options).writeStream.foreachBatch(rows)
+def run_sink(spark, source, checkpoint, sink, **options):
+    """Run a query with a sink until all events are delivered; return the query."""
+    stream = load(spark.readStream, source, **options).writeStream.foreachBatch(sink)
     query = stream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     query.awaitTermination(SECONDS)
     assert not query.isActive
+    return query
+
+
+def follow(spark, source, checkpoint, **options):
+    """Run the query until all events are delivered; return the rows of this run."""
+    rows = Rows()
+    run_sink(spark, source, checkpoint, rows, **options)
     return rows
 
 
@@ -63,15 +75,9 @@ def offset_of(checkpoint, batch):
 def through_the_client(source):
     """Return every event that the client delivers, in the form of rows."""
     request = ChangeFeedRequest(ResourceAddress(None, "orders"), Beginning())
-    found = []
     with connect(f"embedded://{source.store.path}") as client:
-        page = client.read_changes(request)
-        while not page.idle:
-            found += page.events
-            request = ChangeFeedRequest(request.address, FromContinuationToken(page.continuation_token))
-            page = client.read_changes(request)
-        found += page.events
-    return sorted((as_row(event) for event in found), key=lambda row: row["order_key"])
+        found = [as_row(event) for event in client.iterate_changes(request, until_idle=True)]
+    return sorted(found, key=lambda row: row["order_key"])
 
 
 def as_row(event):
@@ -103,24 +109,15 @@ class TestBatch:
         source.write(40)
         source.merge(1)
         source.write(40)
-        frame = load(spark.read, source)
+        frame, everything = load(spark.read, source), through_the_client(source)
         assert frame.schema == SPARK_SCHEMA
-        assert without_sequence(frame.toArrow().to_pylist()) == through_the_client(source)
-
-    def test_between_two_times(self, spark, source):
-        source.write(30)
-        everything = through_the_client(source)
-        first, last = everything[10]["timestamp"], everything[20]["timestamp"]
-        source.split()
-        source.write(10)
-        frame = load(spark.read, source, startingPosition=first.isoformat(), endingPosition=last.isoformat())
+        assert without_sequence(frame.toArrow().to_pylist()) == everything
+        times = [everything[number]["timestamp"].isoformat() for number in (10, 20)]
+        frame = load(spark.read, source, startingPosition=times[0], endingPosition=times[1])
         assert without_sequence(frame.toArrow().to_pylist()) == everything[10:20]
-
-    def test_as_a_view_in_sql(self, spark, source):
-        source.write(25)
         options = ", ".join(f"`{name}` '{value}'" for name, value in source.options().items())
         spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW orders USING multiclouddb OPTIONS ({options})")
-        assert spark.sql("SELECT count(*) FROM orders WHERE key LIKE '%id%'").first()[0] == 25
+        assert spark.sql("SELECT count(*) FROM orders WHERE key LIKE '%id%'").first()[0] == 200
 
     def test_recreated_collection_is_read_anew(self, spark, source):
         source.write(20)
@@ -132,39 +129,40 @@ class TestBatch:
 
 class TestStream:
     def test_every_event_once_through_splits_merges_and_restarts(self, spark, source, tmp_path):
-        runs = []
-        for turn in range(3):
+        runs, out = [], io.StringIO()
+        listener = ProgressTable(out)
+        spark.streams.addListener(listener)
+        for turn in range(2):
             source.write(60, seed=turn)
             source.split(turn)
             source.write(20, seed=turn)
             source.merge(turn)
             source.write(20, seed=turn)
-            runs.append(follow(spark, source, tmp_path / "checkpoint", maxRecordsPerTrigger=45))
-        delivered = [row for run in runs for row in run.all()]
-        assert without_sequence(delivered) == through_the_client(source)
-        assert max(size for run in runs for size in run.sizes()) == 45
-
+            runs.append(follow(spark, source, tmp_path / "checkpoint", maxRecordsPerTrigger=65))
+        wait_until(lambda: out.getvalue().count(" ended") == 2)
+        spark.streams.removeListener(listener)
+        assert without_sequence(row for run in runs for row in run.all()) == through_the_client(source)
+        assert max(size for run in runs for size in run.sizes()) == 65
+        shown = [line.split()[2:4] for line in out.getvalue().splitlines()]
+        assert ["65", "65"] in shown, "rows and events of a batch"
         last = {}
-        for run in runs:
-            for number in sorted(run.batches):
-                for row in sorted(run.batches[number], key=lambda row: row["order_key"]):
-                    assert last.get(row["key"], "") < row["order_key"]
-                    last[row["key"]] = row["order_key"]
+        for batch in (batch for run in runs for batch in run.in_order()):
+            for row in sorted(batch, key=lambda row: row["order_key"]):
+                assert last.get(row["key"], "") < row["order_key"]
+                last[row["key"]] = row["order_key"]
 
     def test_idle_position_goes_to_the_checkpoint(self, spark, source, tmp_path):
         checkpoint = tmp_path / "checkpoint"
         source.store.create_collection("others")
         source.write(5)
         assert follow(spark, source, checkpoint).sizes() == [0, 5]
-        for night in range(2, 4):
-            source.store.put("others", "k", {"n": night})
-            assert follow(spark, source, checkpoint).sizes() == [0]
-            end, before = (offset_of(checkpoint, number) for number in (night, night - 1))
-            assert end["c"] != before["c"]
-            assert end["empty"] is True
-        assert follow(spark, source, checkpoint).sizes() == []
+        source.store.put("others", "k", {"n": 1})
+        assert follow(spark, source, checkpoint).sizes() == [0]
+        end, before = (offset_of(checkpoint, number) for number in (2, 1))
+        assert end["c"] != before["c"]
+        assert end["empty"] is True
         # The driver crashes in this batch: the batch is planned but not finished.
-        for name in ("3", ".3.crc"):
+        for name in ("2", ".2.crc"):
             (checkpoint / "commits" / name).unlink()
         source.write(2)
         again = follow(spark, source, checkpoint)
@@ -198,7 +196,7 @@ class TestErrors:
         source.write(10)
         follow(spark, source, tmp_path / "checkpoint")
         source.write(30)
-        source.store.trim("orders", max_count=12)
+        source.trim(12)
         with pytest.raises(StreamingQueryException) as caught:
             follow(spark, source, tmp_path / "checkpoint")
         assert error_from_query(caught.value) == ErrorCategory.CHECKPOINT_EXPIRED
@@ -222,11 +220,38 @@ class TestErrors:
         assert error_from_query(ValueError("[MULTICLOUDDB] no marker")) is None
         assert error_from_query(None) is None
 
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"url": "mongodb://user:hush-hush@nowhere:1"},
+            {"url": "mongodb://nowhere:1", "connection.username": "u", "connection.password": "hush-hush"},
+        ],
+        ids=["url", "password"],
+    )
+    def test_secrets_are_not_in_the_plan_of_a_stream(self, spark, capsys, options):
+        spark.readStream.format("multiclouddb").options(collection="c", **options).load().explain(True)
+        out = capsys.readouterr().out
+        assert "collection" in out or "multiclouddb" in out
+        assert "hush-hush" not in out
 
-class TestDiscovery:
-    """Spark imports every package `pyspark_*` on the path of its Python, and looks for `DefaultSource`."""
 
-    LOOKUP = """
+class TestSession:
+    """`test_versions.py` checks that a session prints nothing."""
+
+    def test_uses_this_python_utc_and_the_settings_of_the_caller(self, spark):
+        assert spark.range(1).rdd.map(lambda _: __import__("sys").executable).first() == sys.executable
+        assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+        options = spark.conf.get("spark.driver.extraJavaOptions")
+        assert "log4j2" in options
+        assert options.endswith(" -XX:TieredStopAtLevel=1")
+
+    def test_that_runs_is_taken_and_set(self, spark):
+        assert local_session("another", **{"spark.sql.shuffle.partitions": 3, "spark.none": None}) is spark
+        assert spark.conf.get("spark.sql.shuffle.partitions") == "3"
+        assert spark.conf.get("spark.none", "unset") == "unset"
+
+
+LOOKUP = """
 import sys
 from importlib import import_module
 from pkgutil import iter_modules
@@ -241,18 +266,7 @@ ours = {name for name in sys.modules if name.startswith("multiclouddb")}
 assert not {"attrs", "pyarrow", *ours} & set(sys.modules), "nothing that may be missing or fail"
 print(source.name())
 """
-
-    def test_with_nothing_but_a_path(self, tmp_path):
-        homes = {Path(module.__file__).parents[1] for module in (pyspark_multiclouddb, pytest)}
-        path = os.pathsep.join(str(home) for home in homes)
-        # -S: no site-packages, so this project's editable installation is not found.
-        command = [sys.executable, "-S", "-c", self.LOOKUP]
-        ran = subprocess.run(
-            command, env={"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert ran.stdout == "multiclouddb\n", ran.stderr
-
-    MISSING = """
+MISSING = """
 import sys
 
 class Missing:
@@ -262,38 +276,44 @@ class Missing:
 
 sys.meta_path.insert(0, Missing())
 import pyspark_multiclouddb
-{then}
+pyspark_multiclouddb.{use}
 """
 
+
+class TestDiscovery:
+    """Spark imports every package `pyspark_*` on the path of its Python, and looks for `DefaultSource`."""
+
+    def test_with_nothing_but_a_path(self, tmp_path):
+        homes = {Path(module.__file__).parents[1] for module in (pyspark_multiclouddb, pytest)}
+        path = os.pathsep.join(str(home) for home in homes)
+        # -S: no site-packages, so this project's editable installation is not found.
+        command = [sys.executable, "-S", "-c", LOOKUP]
+        ran = subprocess.run(
+            command, env={"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert ran.stdout == "multiclouddb\n", ran.stderr
+
     @pytest.mark.parametrize(
-        ("name", "then", "message"),
+        ("name", "use", "message"),
         [
-            (
-                "pyspark",
-                "pyspark_multiclouddb.DefaultSource",
-                "DefaultSource needs PySpark 4.0 or newer: it is n",
-            ),
-            (
-                "pyspark",
-                "pyspark_multiclouddb.ensure_java()",
-                "ensure_java needs PySpark 4.0 or newer: it is n",
-            ),
-            (
-                "pyarrow",
-                "pyspark_multiclouddb.DefaultSource({}).schema()",
-                "No module named 'pyarrow'; install",
-            ),
-            ("attrs", "pyspark_multiclouddb.DefaultSource({}).schema()", "cannot run in "),
+            ("pyspark", "DefaultSource", "DefaultSource needs PySpark 4.0 or newer: it is n"),
+            ("pyspark", "ensure_java()", "ensure_java needs PySpark 4.0 or newer: it is n"),
+            ("pyarrow", "DefaultSource({}).schema()", "No module named 'pyarrow'; install"),
+            ("attrs", "DefaultSource({}).schema()", "cannot run in "),
         ],
     )
-    def test_what_is_missing_is_one_clear_error_at_its_use(self, name, then, message):
-        program = self.MISSING.format(name=name, then=then)
-        command = [sys.executable, "-c", program]
+    def test_what_is_missing_is_one_clear_error_at_its_use(self, name, use, message):
+        command = [sys.executable, "-c", MISSING.format(name=name, use=use)]
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         last = ran.stderr.splitlines()[-1]
         assert last.startswith("ImportError: ")
         assert message in last
         assert "multiclouddb[spark]" in last
+
+    def test_function_that_needs_a_newer_pyspark_names_the_version(self):
+        message = str(no_pyspark("local_session"))
+        assert message.startswith("local_session needs PySpark 4.0 or newer: ")
+        assert message.endswith(f"this is {pyspark.__version__}; install a newer one")
 
     def test_public_names(self):
         assert pyspark_multiclouddb.__all__ == sorted(pyspark_multiclouddb.__all__)

@@ -1,81 +1,70 @@
-"""Tests the source on older minor versions of Spark 4, next to another source, in separate processes.
+"""Tests queries on each minor version of Spark 4 and on each database, next to another source, in separate
+processes.
 
 `make test` runs the oldest version; `test_connect.py` and all other tests run the newest one.
 """
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
+import pyspark
 import pytest
 
-from multiclouddb_embedded import EmbeddedStore
+from multiclouddb_conformance.waiting import wait_until
 
-from .conftest import Source
-from .environments import DIGESTS, environment
+from .databases import EVENTS
+from .drivers import SECONDS, end, rows_of, start_driver
+from .environments import DIGESTS
 from .foreign import install
-from .jvm_settings import environment_of
-from .test_source import through_the_client
 
-PROGRAM = Path(__file__).with_name("life.py")
-SECONDS = 400
+pytestmark = pytest.mark.xdist_group("jvm apart")
+
 OLDEST, *OTHERS = DIGESTS
+LIMIT = EVENTS // 2
 
 
-class Life:
-    """Runs the program on one version; `written` are the ids of all events, as the test itself reads them."""
-
-    def __init__(self, version, folder):
-        self.version, self.folder = version, folder
-        self.foreign = install(folder)
-        with EmbeddedStore(folder / "store.db", durable=False) as store:
-            source = Source(store)
-            source.write(70)
-            source.split()
-            source.write(50)
-            source.merge(1)
-            source.write(30)
-            self.written = sorted(row["event_id"] for row in through_the_client(source))
-        (folder / "count").write_text(str(len(self.written)))
-
-    def run(self, part, status=0):
-        """Run one part of the program, and return what all parts so far have recorded."""
-        place = environment(self.version)
-        folders = [place, self.foreign, *filter(None, [os.environ.get("PYTHONPATH")])]
-        path = os.pathsep.join(map(str, folders))
-        ran = subprocess.run(
-            [sys.executable, str(PROGRAM), str(self.folder), part],
-            env={**os.environ, **environment_of(place), "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-        assert ran.returncode == status, ran.stdout + ran.stderr
-        noise = [line for line in ran.stderr.splitlines() if not line.startswith("WARNING: ")]
-        assert noise == [], "a session prints nothing; only Java's launcher does"
-        facts = self.folder / "facts"
-        return dict(fact for line in facts.read_text().splitlines() for fact in json.loads(line).items())
+def soaked(*values):
+    return [pytest.param(value, marks=pytest.mark.soak) for value in values]
 
 
-@pytest.mark.parametrize(
-    "version", [OLDEST, *(pytest.param(version, marks=pytest.mark.soak) for version in OTHERS)]
-)
-def test_batches_and_streams_that_end_deliver_every_event_once(version, tmp_path):
-    life = Life(version, tmp_path)
-    facts = life.run("ended")
-    assert (facts["version"], facts["foreign"]) == (version, [42]), "both sources are found"
-    assert sorted(facts["batch"]) == life.written
-    assert sorted(facts["ended"]) == life.written
-    sizes = [len(json.loads(file.read_text())) for file in (tmp_path / "ended").iterdir()]
-    assert max(sizes) == 60
+def run(feeds, folder, version, *, shows=False, replays=True):
+    """Run queries that end by themselves on these feeds; return what the driver has found out."""
+    for feed in feeds:
+        feed.mark()
+    given = {feed.name: {**feed.options(), "maxRecordsPerTrigger": str(LIMIT)} for feed in feeds}
+    log, path = folder / "log", [install(folder)]
+    wanted = {"queries": given, "events": EVENTS, "shows": shows, "replays": replays}
+    process = start_driver("ended", folder, log, version, path, **wanted)
+    try:
+        wait_until(lambda: (folder / "pinned").exists() or process.poll() is not None, SECONDS)
+        assert process.poll() is None, log.read_text()[-5000:]
+        for feed in feeds:
+            feed.write()
+        (folder / "written").touch()
+        assert process.wait(SECONDS) == 0, log.read_text()[-5000:]
+    finally:
+        end(process)
+    facts = json.loads((folder / "facts").read_text())
+    assert (facts["version"], facts["foreign"]) == (version, 42), "both sources are found"
+    assert all(facts["replayed"]), "a batch that was not completed comes again with the same rows"
+    for feed in feeds:
+        assert sorted(rows_of(folder / feed.name)) == feed.ids()
+        assert len(feed.ids()) == EVENTS
+        sizes = [len(json.loads(file.read_text())) for file in (folder / feed.name / "rows").iterdir()]
+        assert max(sizes) == LIMIT
+    return facts
+
+
+@pytest.mark.parametrize("version", [OLDEST, *soaked(*OTHERS)])
+def test_batches_and_streams_that_end_deliver_every_event_once(databases, tmp_path, version):
+    [feed] = databases(f"ended{version}", "embedded")
+    # On the oldest version, a soak test replays a batch of several databases.
+    facts = run([feed], tmp_path, version, replays=version != OLDEST)
+    noise = [line for line in (tmp_path / "log").read_text().splitlines() if not line.startswith("WARNING: ")]
+    assert noise == [], "a session prints nothing; only Java's launcher does"
+    assert sorted(facts["batch"]) == feed.ids()
     # From 4.2 on, one run reads everything; in earlier versions, each run is one batch.
-    assert (facts["runs"] == 1) == (version >= "4.2")
-    assert (facts["replayed"], facts["same"]) == (True, True), "a batch that was not done comes again"
-    assert facts["offsets_stay"]
+    assert (facts["runs"] == [1]) == (version >= "4.2")
     if version < "4.2":
         category, message = facts["refused"]
         assert category == "INVALID_REQUEST"
@@ -85,8 +74,31 @@ def test_batches_and_streams_that_end_deliver_every_event_once(version, tmp_path
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("version", [pyspark.__version__, OLDEST])
+def test_no_secret_of_a_database_is_shown_or_written(databases, tmp_path, version):
+    names = ["dynamo", "mongo", "cosmos"]
+    feeds = list(databases(f"life{version[:3].replace('.', '')}", *names))
+    run(feeds, tmp_path, version, shows=True)
+    for feed in feeds:
+        shown = tmp_path / "shown" / f"{feed.name}-batch"
+        assert feed.position == "now" or f"={EVENTS})" in shown.read_text()
+    files = [file for file in tmp_path.rglob("*") if file.is_file() and file.name != "given"]
+    assert len([file for file in files if "page-" in file.name]) >= 10
+    assert any("events" in file.parts for file in files)
+    secrets = {secret for feed in feeds for secret in feed.secrets}
+    found = [(file, secret) for file in files for secret in secrets if secret.encode() in file.read_bytes()]
+    assert found == []
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("version", DIGESTS)
-def test_nothing_is_lost_or_doubled_by_a_kill_of_driver_and_jvm(version, tmp_path):
-    life = Life(version, tmp_path)
-    life.run("killed", -signal.SIGKILL)
-    assert sorted(life.run("resumed")["followed"]) == life.written
+def test_nothing_is_lost_or_doubled_by_a_kill_of_driver_and_jvm(databases, start_queries, version):
+    queries = start_queries(list(databases(f"killed{version}", "embedded")), version=version)
+    queries.start("sink")
+    queries.write()
+    queries.reach()
+    queries.kill()
+    assert queries.process.returncode == -signal.SIGKILL
+    queries.start()
+    queries.end()
+    queries.check()

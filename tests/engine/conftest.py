@@ -38,7 +38,12 @@ class Bench:
     def __init__(self, sim):
         self.sim = sim
         self.opened = []
-        self.engine = None
+        self._engine = None
+
+    @property
+    def engine(self):
+        """The engine that was connected last; without one, a deterministic one is connected."""
+        return self._engine or self.connect()
 
     @property
     def provider(self):
@@ -67,7 +72,7 @@ class Bench:
         executor = None if threads else InlineExecutor()
         if pause is None and not threads:
             pause = _no_pause
-        self.engine = Engine(
+        self._engine = Engine(
             provider,
             ClientConfig("simulation", **config),
             observer,
@@ -75,8 +80,8 @@ class Bench:
             attempts=attempts,
             pause=pause,
         )
-        self.opened.append(self.engine)
-        return self.engine
+        self.opened.append(self._engine)
+        return self._engine
 
     def page(self, place=BEGINNING, size=0, *, timeout=30.0, wait=0.0, engine=None, **request):
         """Read one page, from a start position or a token."""
@@ -179,11 +184,21 @@ def make_bench():
 
 
 @pytest.fixture
+def threaded(make_bench):
+    """Make a bench whose engine reads on threads."""
+
+    def make(partitions=1, behaviour=None, **config):
+        bench = make_bench(partitions, behaviour=behaviour)
+        bench.connect(threads=True, **config)
+        return bench
+
+    return make
+
+
+@pytest.fixture
 def bench(make_bench):
     """Provide a collection of one partition, and a deterministic engine."""
-    made = make_bench()
-    made.connect()
-    return made
+    return make_bench()
 
 
 @pytest.fixture

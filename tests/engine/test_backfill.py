@@ -103,15 +103,6 @@ def test_the_rows_come_before_every_change(bench, feed, number):
     assert [type(notice) for notice in notices] == [BackfillDone]
 
 
-def test_only_a_scan_of_every_row_is_whole(bench):
-    bench.fill(3)
-    beginning, moment = starts(bench)
-    alone = PhysicalPartition(bench.partitions()[1])
-    asked = [(beginning, {}), (moment, {}), (beginning, {"scope": alone})]
-    started = [bench.page(position, 3, **more).notices[0].whole for position, more in asked]
-    assert started == [True, False, False]
-
-
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_partition_is_started_alone(bench, feed, number):
     bench.fill_partition("p1", 1)
@@ -146,12 +137,6 @@ def test_a_partition_without_a_scan_cannot_be_started(bench, feed):
         )
 
 
-def test_a_scan_without_a_stream_is_tried_again(bench, feed):
-    feed.plan = lambda plan: attrs.evolve(plan, seeds=())
-    error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, match="names no partition to read")
-    assert error.retryable
-
-
 def test_a_time_in_the_future_is_refused_before_a_scan_is_planned(bench, feed):
     late = AtTime(bench.sim.now + timedelta(seconds=61))
     bench.refused(ErrorCategory.INVALID_REQUEST, late, match=r"AtTime\.utc.*61 s ahead")
@@ -160,10 +145,13 @@ def test_a_time_in_the_future_is_refused_before_a_scan_is_planned(bench, feed):
     assert len(feed.asked) == 1
 
 
-def test_now_needs_no_scan(bench, feed):
-    bench.fill(10)
-    page = bench.page(Now())
-    assert (page.idle, lineage(page).plan, feed.asked) == (True, None, [])
+def test_only_a_scan_of_every_row_is_whole(bench):
+    bench.fill(3)
+    beginning, moment = starts(bench)
+    alone = PhysicalPartition(bench.partitions()[1])
+    asked = [(beginning, {}), (moment, {}), (beginning, {"scope": alone})]
+    started = [bench.page(position, 3, **more).notices[0].whole for position, more in asked]
+    assert started == [True, False, False]
 
 
 def test_rows_without_a_common_floor_cannot_be_read_among_changes(bench, feed):
@@ -173,3 +161,9 @@ def test_rows_without_a_common_floor_cannot_be_read_among_changes(bench, feed):
     with pytest.raises(ProviderFault, match="ORDERED or AUTO"):
         planner.start(wanted, soon)
     assert planner.start(Snapshot(SnapshotOrder.ORDERED), soon).plan.holds
+
+
+def test_a_scan_without_a_stream_is_tried_again(bench, feed):
+    feed.plan = lambda plan: attrs.evolve(plan, seeds=())
+    error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, match="names no partition to read")
+    assert error.retryable

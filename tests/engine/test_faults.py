@@ -1,23 +1,21 @@
 """Tests the error-handling code that all providers share: faults, error tables, and shortened texts."""
 
+import re
+
 import pytest
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
+from multiclouddb_api import ClientConfig, ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_conformance.simulation import Simulation, SimulationProvider, ThrottledError
-from multiclouddb_spi import Fault, InvalidCursor, ProviderFault, RecordFault, cancelled, expired
+from multiclouddb_spi import InvalidCursor, ProviderFault, expired, open_provider, plugin
+from multiclouddb_spi.connection import Location, parse_location
 from multiclouddb_spi.error_table import THROTTLED, UNAVAILABLE, Row, one_line, row_of_status, unexpected
-from multiclouddb_spi.errors import fault_of, to_error
+from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 
 INVALID, TRANSIENT = ErrorCategory.INVALID_REQUEST, ErrorCategory.TRANSIENT_FAILURE
 
 
 class TestOwnFaults:
-    def test_a_fault_has_what_it_was_made_of(self):
-        made = ProviderFault.of(TRANSIENT, "later", "7", retryable=True, vendor_retried=True)
-        assert made.fault == Fault(TRANSIENT, "later", "7", retryable=True, vendor_retried=True)
-        assert ProviderFault.of(INVALID, "wrong").fault == Fault(INVALID, "wrong")
-
     def test_an_expired_position_names_the_way_that_repairs_first(self):
         found = expired("changes were trimmed").fault
         assert (found.category, found.retryable) == (ErrorCategory.CHECKPOINT_EXPIRED, False)
@@ -25,16 +23,6 @@ class TestOwnFaults:
         ways = [found.message.index(f"on_expired={way}") for way in ("Resnapshot()", "SkipToOldest()")]
         assert ways == sorted(ways)
         assert AFTER_AN_OUTAGE in found.message
-
-    def test_a_cancelled_read_may_be_tried_again(self):
-        found = cancelled().fault
-        assert (found.category, found.retryable) == (TRANSIENT, True)
-        assert "cancelled" in found.message
-
-    def test_each_becomes_the_user_s_error(self):
-        for made in (expired("gone"), cancelled(), ProviderFault.of(INVALID, "wrong")):
-            error = to_error("sim", "read_changes", made.fault, made)
-            assert (error.category, error.message) == (made.fault.category, made.fault.message)
 
 
 class TestMeaning:
@@ -59,11 +47,6 @@ class TestMeaning:
         assert "continuation_token" in found.message
         assert "no number" in found.message
 
-    def test_a_record_that_cannot_be_read(self, provider):
-        found = fault_of(provider, RecordFault(0, "sequence 7", "too large", 8, "10334"))
-        assert (found.category, found.code) == (ErrorCategory.PROVIDER_ERROR, "10334")
-        assert "sequence 7" in found.message
-
     def test_a_classification_that_fails_does_not_hide_the_error(self, provider):
         provider.classify = lambda error: 1 / 0
         found = fault_of(provider, ValueError("what happened"))
@@ -72,19 +55,6 @@ class TestMeaning:
 
 
 class TestRow:
-    @pytest.mark.parametrize(
-        "category", ["INVALID_REQUEST", "NOT_FOUND", "THROTTLED", "TRANSIENT_FAILURE", "PERMANENT_FAILURE"]
-    )
-    def test_what_may_pass_is_retryable(self, category):
-        category = getattr(ErrorCategory, category)
-        may_pass = category in (ErrorCategory.THROTTLED, TRANSIENT)
-        assert Row(category, "wait").retryable is may_pass
-        assert not Row(category, "wait", retryable=False).retryable
-
-    def test_a_fault_says_what_happened_and_the_way_out(self):
-        made = Row(INVALID, "write it right").fault("it is wrong", "E7")
-        assert made == Fault(INVALID, "it is wrong; write it right", "E7")
-
     def test_the_service_s_pause_and_the_vendor_s_tries_are_passed_on(self):
         made = THROTTLED.fault("slow down", retry_after=2.0, vendor_retried=True)
         assert (made.retryable, made.retry_after, made.vendor_retried) == (True, 2.0, True)
@@ -106,12 +76,6 @@ class TestRow:
 
 
 class TestText:
-    def test_what_no_table_knows_is_to_be_reported(self):
-        found = unexpected(KeyError("Table"))
-        assert (found.category, found.retryable) == (ErrorCategory.PERMANENT_FAILURE, False)
-        assert found.message.startswith("KeyError: 'Table'; ")
-        assert "report" in found.message
-
     @pytest.mark.parametrize(
         "text", ["a\nb", "a\r\nb", "a\tb", "a\x0bb", "a\u2028b", "a\x1b\x07 b", "  a \n\n b  "], ids=ascii
     )
@@ -126,3 +90,84 @@ class TestText:
 def test_a_vendor_s_error_is_the_provider_s_to_classify():
     found = fault_of(SimulationProvider(Simulation()), ThrottledError("slow down", 0.5))
     assert (found.category, found.retry_after) == (ErrorCategory.THROTTLED, 0.5)
+
+
+SECRET = "hunter2"
+
+
+def refused(*words):
+    match = ".*".join(map(re.escape, words))
+    return pytest.raises(
+        MulticloudDbError, match=match, check=lambda error: error.category == ErrorCategory.INVALID_REQUEST
+    )
+
+
+def parsed(url):
+    return parse_location(
+        url, "db", options=["profile", "tls"], form="write db://HOST", credentials="set it in the environment"
+    )
+
+
+class TestLocation:
+    @pytest.mark.parametrize(
+        ("url", "location"),
+        [
+            ("db://", Location("", "", {})),
+            ("db://host", Location("host", "", {})),
+            ("db://host:81/a/b", Location("host:81", "/a/b", {})),
+            ("db:///a%20b@c", Location("", "/a%20b@c", {})),
+            ("db://host?tls=false", Location("host", "", {"tls": "false"})),
+            ("db://host?tls=&profile=x", Location("host", "", {"tls": "", "profile": "x"})),
+            ("db://host?profile=http://a:1/b", Location("host", "", {"profile": "http://a:1/b"})),
+        ],
+    )
+    def test_the_parts_of_a_url(self, url, location):
+        assert parsed(url) == location
+
+    @pytest.mark.parametrize(
+        ("url", "words"),
+        [
+            (7, ["connection.url", "text", "int", "db://HOST"]),
+            (None, ["connection.url", "text", "NoneType"]),
+            ("", ["connection.url", "scheme ''", "db://HOST"]),
+            ("host", ["connection.url", "scheme", "db://HOST"]),
+            ("dbs://host", ["connection.url", "'dbs'", "db://HOST"]),
+            ("db://[host", ["connection.url", "no address", "db://HOST"]),
+            ("db://host:port", ["connection.url", "no address", "db://HOST"]),
+            ("db://host:99999", ["connection.url", "no address"]),
+            ("db://host#place", ["connection.url", "after a #"]),
+            ("db://host?tlss=1", ["connection.url", "'tlss'", "did you mean 'tls'?"]),
+            ("db://host?x=1", ["connection.url", "'x'", "profile, tls"]),
+            ("db://host?tls=1&tls=1", ["'tls'", "second time", "once"]),
+        ],
+        ids=str,
+    )
+    def test_what_is_wrong_is_named_with_the_way_out(self, url, words):
+        with refused(*words):
+            parsed(url)
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            f"db://user:{SECRET}@host",
+            f"db://{SECRET}@host",
+            f"db://user:{SECRET}@",
+            f"db://host#{SECRET}",
+            f"db://host?tls={SECRET}&tls={SECRET}",
+            f"db://host?password={SECRET}",
+            f"db://host:{SECRET}",
+        ],
+    )
+    def test_no_message_has_a_secret(self, url):
+        with refused("connection") as caught:
+            parsed(url)
+        assert SECRET not in str(caught.value)
+
+
+def test_an_entry_point_that_names_something_else_is_refused(monkeypatch):
+    monkeypatch.setattr(plugin, "load_plugin", lambda name: object())
+    with pytest.raises(
+        MulticloudDbError, match="'foreign' names a object, which is not a ProviderPlugin"
+    ) as raised:
+        open_provider(ClientConfig("foreign"))
+    assert raised.value.category == ErrorCategory.INVALID_REQUEST

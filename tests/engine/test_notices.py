@@ -9,14 +9,11 @@ from multiclouddb_api import (
     Gap,
     MulticloudDbError,
     Now,
-    PhysicalPartition,
     RecordSkipped,
     Renamed,
     SkipToOldest,
 )
-from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour, TrimmedError
-from multiclouddb_conformance.simulation.feed import SimulationFeed
-from multiclouddb_spi import Deadline, FeedSpec, Planner, Range, read_range
+from multiclouddb_conformance.simulation import ServiceBehaviour, TrimmedError
 
 FACTS = [Renamed("a", "b"), Dropped("b"), Renamed("c", "d")]
 FOREVER = 10**9
@@ -46,7 +43,6 @@ class TestOrder:
     @pytest.mark.parametrize("between", ["buffered", "evicted", "restarted"])
     def test_every_token_tells_what_lies_behind_it(self, make_bench, told, size, between):
         bench = make_bench()
-        bench.connect()
         order = self.written(bench)
         place, pages, places = Beginning(), [], []
         while not (pages and pages[-1].idle):
@@ -64,7 +60,6 @@ class TestOrder:
 
     def test_events_of_other_partitions_may_stand_on_the_page(self, make_bench, ids):
         bench = make_bench(partitions=2)
-        bench.connect()
         first = bench.fill_partition("p0", 2)
         bench.sim.announce("p0", FACTS[0])
         later = bench.fill_partition("p0", 2)
@@ -77,18 +72,9 @@ class TestOrder:
 
     def test_a_page_with_a_notice_alone_waits_for_nothing_more(self, make_bench):
         bench = make_bench(partitions=2)
-        bench.connect()
         bench.sim.announce("p0", FACTS[0])
         assert bench.page(wait=20.0).notices == (FACTS[0],)
         assert bench.calls.fetches == {"p0": 1, "p1": 1}
-
-    def test_reading_ahead_does_not_move_it(self, make_bench, told):
-        bench = make_bench()
-        bench.connect(threads=True, page_records=2)
-        order = bench.fill_partition("p0", 9)
-        bench.sim.announce("p0", FACTS[0])
-        order += [FACTS[0], *bench.fill_partition("p0", 9)]
-        assert told(*bench.walk(size=2)) == order
 
 
 class TestHeirs:
@@ -97,7 +83,6 @@ class TestHeirs:
     @pytest.mark.parametrize("named_late", [False, True])
     def test_the_children_of_its_partition(self, make_bench, ids, named_late):
         bench = make_bench(behaviour=ServiceBehaviour(late_children=1) if named_late else ServiceBehaviour())
-        bench.connect()
         bench.sim.announce("p0", FACTS[0])
         children = bench.sim.split("p0")
         events = [event for name in children for event in bench.fill_partition(name, 2)]
@@ -108,7 +93,6 @@ class TestHeirs:
 
     def test_a_merged_child_whose_other_parent_ends_later_in_the_call(self, make_bench, ids):
         bench = make_bench(partitions=2)
-        bench.connect()
         bench.sim.announce("p0", FACTS[0])
         first = bench.fill_partition("p1", 2)
         second = bench.fill_partition(bench.sim.merge("p0", "p1"), 2)
@@ -119,7 +103,6 @@ class TestHeirs:
     @pytest.mark.parametrize("split", [False, True])
     def test_what_takes_the_place_of_a_lost_partition(self, make_bench, ids, split):
         bench = make_bench(partitions=2)
-        bench.connect()
         token = bench.page(Now()).continuation_token
         bench.fill_partition("p0", 3)
         heirs = bench.sim.split("p0") if split else ("p0",)
@@ -141,7 +124,6 @@ class TestGap:
         nothing is skipped silently.
         """
         bench = make_bench(partitions=2)
-        bench.connect()
         token = bench.page(Now()).continuation_token
         bench.fill_partition("p0", 3)
         bench.sim.trim("p0")
@@ -156,25 +138,10 @@ class TestGap:
         assert [gap.lost_from for each in pages for gap in gaps(each)] == ["commit 0"]
         assert [name for each in pages for name in ids(each)] == left
 
-    def test_trouble_behind_it_does_not_cost_it(self, make_bench, ids):
-        bench = make_bench()
-        bench.connect(attempts=1)
-        bench.fill_partition("p0", 3)
-        token = bench.page(size=1).continuation_token
-        bench.sim.trim("p0")
-        left = bench.fill_partition("p0", 2)
-        bench.connect(attempts=1)
-        bench.sim.fail_next("p0", TrimmedError("gone"))
-        bench.sim.fail_next("p0", ServerError("503"))
-        page = bench.page(token, on_expired=SKIP)
-        assert len(gaps(page)) == 1
-        assert ids(bench.drain(page.continuation_token)[0]) == left
-
 
 class TestSkipped:
     def poisoned(self, make_bench, partitions=1):
         bench = make_bench(partitions)
-        bench.connect()
         bench.sim.write(bench.key_in("p0"), {"n": 0}, poison=True)
         return bench, bench.fill_partition("p0", 3)
 
@@ -196,46 +163,3 @@ class TestSkipped:
         pages = list(bench.walk(page.continuation_token))
         assert [name for each in pages for name in ids(each)] == left
         assert not any(each.notices for each in pages)
-
-    def test_what_is_planned_from_there_tells_of_it_in_its_partition(self, make_bench):
-        bench, _ = self.poisoned(make_bench, partitions=2)
-        found = {}
-        for name, token in bench.plan(self.token(bench)):
-            pages = list(bench.walk(token, scope=PhysicalPartition(name)))
-            assert not (pages[0].notices and pages[0].events)
-            found[name] = [notice.partition_id for page in pages for notice in page.notices]
-        where = bench.sim.public_id("p0")
-        assert found == {where: [where], bench.sim.public_id("p1"): []}
-
-    def test_one_that_expires_meanwhile_is_told_first(self, make_bench):
-        bench, _ = self.poisoned(make_bench)
-        token = self.token(bench)
-        bench.sim.trim()
-        bench.connect()
-        page = bench.page(token)
-        assert [type(notice) for notice in page.notices] == [RecordSkipped]
-        bench.refused(ErrorCategory.CHECKPOINT_EXPIRED, page.continuation_token)
-
-
-class TestPlanned:
-    def test_a_range_with_a_notice_inside_is_read_to_its_end(self, make_bench, monkeypatch):
-        bench = make_bench()
-        bench.connect()
-        events = bench.fill_partition("p0", 2)
-        bench.sim.announce("p0", FACTS[0])
-        bench.sim.announce("p0", FACTS[1])
-        events += bench.fill_partition("p0", 2)
-        deadline = Deadline.after(60)
-        feed = bench.provider.open_feed(FeedSpec(bench.sim.address), deadline)
-        # Heads are found by reading.
-        monkeypatch.setattr(SimulationFeed, "heads", lambda *_: {})
-        planner = Planner(bench.provider, feed)
-        step = planner.advance(planner.start(Beginning(), deadline), 100, deadline)
-        (part,) = step.ranges()
-        assert isinstance(part, Range)
-        read = [
-            event.event_id
-            for batch in read_range(bench.provider, feed, part)
-            for event in batch.events(0, len(batch))
-        ]
-        assert read == events

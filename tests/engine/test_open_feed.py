@@ -2,22 +2,15 @@
 
 import pytest
 
-from multiclouddb_api import (
-    AtTime,
-    Beginning,
-    Capability,
-    ChangeFeedRequest,
-    ErrorCategory,
-    MulticloudDbError,
-    Now,
-)
+from multiclouddb_api import Beginning, ChangeFeedRequest, LogicalPartition, Now
 from multiclouddb_conformance.simulation import (
     MissingError,
     ServerError,
     Simulation,
+    SimulationFeed,
     SimulationProvider,
-    capabilities_without,
 )
+from multiclouddb_spi import Deadline, FeedSpec, open_feed
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import Tries
@@ -57,97 +50,6 @@ def closings(opened):
     return closed
 
 
-class TestOpening:
-    def test_is_opened_once_and_at_the_first_use(self, opened):
-        assert opened.provider.calls.feeds == 0
-        assert opened.feed is opened.feed
-        assert opened.provider.calls.feeds == 1
-
-    def test_is_tried_again(self, opened, sim):
-        sim.fail_next(None, ServerError("503"), 2, "open_feed")
-        assert opened.feed.spec == opened.spec
-        assert opened.provider.calls.feeds == 1
-
-    def test_what_keeps_failing_is_the_user_s_error(self, opened, sim):
-        sim.drop()
-        with pytest.raises(MulticloudDbError) as caught:
-            _ = opened.feed
-        assert (caught.value.category, caught.value.detail.operation) == (ErrorCategory.NOT_FOUND, "open")
-
-    def test_closing_closes_it_once(self, opened):
-        closed = closings(opened)
-        opened.close()
-        feed = opened.feed
-        opened.close()
-        opened.close()
-        assert closed == [feed]
-
-    def test_renewing_closes_it_and_opens_another(self, opened):
-        closed = closings(opened)
-        feed = opened.feed
-        opened.renew()
-        assert closed == [feed]
-        assert opened.feed is not feed
-
-
-class TestKeeping:
-    def test_a_kept_feed_is_released_and_not_closed(self, sim):
-        told = []
-
-        class Keeper:
-            def acquire(self, spec, open_feed):
-                told.append("acquire")
-                return open_feed(), False
-
-            def forget(self, feed):
-                told.append("forget")
-
-            def release(self, feed):
-                told.append("release")
-
-        opened = opened_by(SimulationProvider(sim), sim, Keeper())
-        closed = closings(opened)
-        _ = opened.feed
-        opened.renew()
-        _ = opened.feed
-        opened.close()
-        assert told == ["acquire", "forget", "release", "acquire", "release"]
-        assert closed == []
-
-
-class TestIncarnation:
-    WAY_OUT = ("checkpoint", "use another")
-
-    def test_its_own_goes_on(self, opened, sim):
-        opened.check_resumes(sim.incarnation, *self.WAY_OUT)
-        opened.check_resumes(sim.incarnation, *self.WAY_OUT)
-        assert opened.provider.calls.feeds == 1
-
-    def test_an_earlier_one_is_refused(self, opened, sim):
-        earlier = sim.incarnation
-        sim.recreate()
-        for count in (1, 2):  # a feed that was opened for this call is not opened again
-            with pytest.raises(MulticloudDbError) as caught:
-                opened.check_resumes(earlier, *self.WAY_OUT)
-            assert caught.value.category == ErrorCategory.INVALID_REQUEST
-            problem = f"belongs to an earlier {sim.address}, which was recreated under the same name"
-            assert caught.value.message == f"checkpoint: {problem}; use another"
-            assert opened.provider.calls.feeds == count
-
-    def test_a_feed_that_was_open_before_is_opened_anew_first(self, opened, sim):
-        closed = closings(opened)
-        old = opened.feed
-        sim.recreate()
-        opened.check_resumes(sim.incarnation, *self.WAY_OUT)
-        assert closed == [old]
-        assert opened.feed.identity.incarnation == sim.incarnation
-
-    def test_it_is_the_feed_that_says_what_resumes(self, opened):
-        opened.feed.resumes = lambda incarnation: incarnation == "an older one of the same data"
-        opened.check_resumes("an older one of the same data", *self.WAY_OUT)
-        assert opened.provider.calls.feeds == 1
-
-
 class TestUse:
     def test_not_found_on_a_feed_that_was_open_before_is_asked_again_on_a_new_one(self, opened):
         old = opened.feed
@@ -182,27 +84,120 @@ class TestUse:
             opened.use(begin)
         assert opened.feed is feed
 
-    def test_nothing_is_a_result_too(self, opened):
-        assert opened.use(lambda feed: None) is None
-        assert opened.use(lambda feed: None) is None
-        assert opened.provider.calls.feeds == 1
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
 
 
-class TestStarts:
-    @pytest.mark.parametrize(
-        ("capability", "refused"),
-        [
-            (Capability.CHANGE_FEED_BEGINNING, Beginning()),
-            (Capability.CHANGE_FEED_POINT_IN_TIME, AtTime(Simulation().now)),
-        ],
-        ids=["beginning", "time"],
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(open_feed, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def closed(monkeypatch):
+    """Return the keys whose feeds were closed."""
+    names = []
+    monkeypatch.setattr(
+        SimulationFeed, "close", lambda self: names.append(self.spec.scope.key.components["id"])
     )
-    def test_one_that_the_provider_cannot_do_is_refused(self, sim, capability, refused):
-        provider = SimulationProvider(sim, capabilities=capabilities_without(capability))
-        opened = opened_by(provider, sim)
-        for position in {Beginning(), AtTime(sim.now), Now()} - {refused}:
-            opened.check_start(position)
-        with pytest.raises(MulticloudDbError) as caught:
-            opened.check_start(refused)
-        assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
-        assert provider.calls.feeds == 0
+    return names
+
+
+class Worker:
+    """A worker that reads many keys in turn."""
+
+    def __init__(self, bench, count):
+        self.bench, self.tokens = bench, dict.fromkeys((f"k{number}" for number in range(count)), Beginning())
+
+    def turn(self, *names):
+        """Read a page of some keys, or of every key; return how many feeds were opened."""
+        before = self.bench.calls.feeds
+        for name in names or self.tokens:
+            scope = LogicalPartition(self.bench.sim.key(name))
+            page = self.bench.page(self.tokens.get(name, Beginning()), scope=scope)
+            self.tokens[name] = page.continuation_token
+        return self.bench.calls.feeds - before
+
+
+def test_a_feed_is_opened_once_for_each_of_many_keys(bench, closed):
+    worker = Worker(bench, 500)
+    assert [worker.turn() for _ in range(3)] == [500, 0, 0]
+    assert closed == []
+
+
+def test_one_that_nobody_has_used_for_ten_minutes_is_closed(bench, clock, closed):
+    worker = Worker(bench, 20)
+    worker.turn()
+    clock.now += 599
+    assert worker.turn("k19") == 0
+    assert closed == []
+    clock.now += 2
+    for _ in range(3):  # each call closes only some of the feeds
+        worker.turn("k19")
+    assert sorted(closed) == sorted(f"k{number}" for number in range(19))
+    assert worker.turn("k19") == 0
+    assert worker.turn("k0") == 1
+
+
+def test_more_than_are_kept_do_not_push_each_other_out(bench, clock, closed, monkeypatch):
+    monkeypatch.setattr(open_feed, "_MOST_FEEDS", 10)
+    worker = Worker(bench, 12)
+    assert [worker.turn() for _ in range(3)] == [12, 2, 2]
+    assert closed == ["k10", "k11"] * 3
+
+
+def test_one_that_was_not_used_for_a_minute_gives_its_place(bench, clock, closed, monkeypatch):
+    monkeypatch.setattr(open_feed, "_MOST_FEEDS", 10)
+    worker = Worker(bench, 10)
+    worker.turn()
+    clock.now += 61
+    worker.turn("k5", "new")
+    assert closed == ["k0"]
+    assert worker.turn("k5", "new", "k1") == 0
+
+
+class TestInUse:
+    """Tests that a feed in use by a call is not closed before the call ends."""
+
+    @pytest.fixture
+    def cache(self, bench):
+        return bench.engine._feeds
+
+    def acquire(self, bench, cache, name):
+        spec = FeedSpec(bench.sim.address, LogicalPartition(bench.sim.key(name)))
+        return cache.acquire(spec, lambda: bench.provider.open_feed(spec, Deadline.after(30)))[0]
+
+    def test_it_does_not_age(self, bench, cache, clock, closed):
+        feed = self.acquire(bench, cache, "long")
+        clock.now += 601
+        cache.release(self.acquire(bench, cache, "other"))
+        assert closed == []
+        cache.release(feed)
+        clock.now += 599
+        cache.release(self.acquire(bench, cache, "other"))
+        assert closed == []
+        clock.now += 2
+        cache.release(self.acquire(bench, cache, "other"))
+        assert closed == ["long"]
+
+    def test_one_that_was_being_opened_while_the_client_closed_is_not_kept(self, bench, cache, closed):
+        spec = FeedSpec(bench.sim.address, LogicalPartition(bench.sim.key("late")))
+
+        def open_late():
+            feed = bench.provider.open_feed(spec, Deadline.after(30))
+            cache.close()
+            return feed
+
+        feed, _ = cache.acquire(spec, open_late)
+        assert closed == []
+        cache.release(feed)
+        assert closed == ["late"]

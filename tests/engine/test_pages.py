@@ -1,25 +1,37 @@
 """Tests what a page promises: its size limit, its order, its token, and when it may be idle."""
 
-import threading
+from __future__ import annotations
+
+import gc
+import time
+import weakref
 from datetime import timedelta
 
+import attrs
 import pytest
 
 from multiclouddb_api import (
     AtTime,
     Beginning,
     Dropped,
-    ErrorCategory,
-    Invalidated,
+    FeedEnded,
     LogicalPartition,
     MulticloudDbKey,
     Now,
     Observer,
-    PhysicalPartition,
-    RecordSkipped,
+    PartitionFoundLate,
     Renamed,
+    SkipToOldest,
 )
-from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour, SimulationReader
+from multiclouddb_conformance.delegating import WrappedProvider
+from multiclouddb_conformance.simulation import (
+    ServerError,
+    ServiceBehaviour,
+    SimulationProvider,
+    SimulationReader,
+)
+from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
+from multiclouddb_spi import Drained, Ended
 from multiclouddb_spi.continuation.token import decode_token
 
 
@@ -37,24 +49,13 @@ def grown(bench):
 
 
 def state(page):
-    """Return the position in a page's token.
-
-    Tokens also contain their time of issue, so their texts differ.
-    """
+    """Return the position in a page's token."""
     return decode_token(page.continuation_token).state
 
 
 class TestSize:
-    @pytest.mark.parametrize("size", [1, 2, 7, 29, 30, 31])
-    def test_bound_is_hard_inside_a_transaction(self, bench, ids, size):
-        bench.sim.transaction([(f"k{number}", {"n": number}) for number in range(30)])
-        pages = list(bench.walk(size=size))
-        assert max(len(page.events) for page in pages) == min(size, 30)
-        assert [name for page in pages for name in ids(page)] == bench.written()
-
     def test_bound_holds_over_several_partitions(self, make_bench):
         bench = make_bench(partitions=5)
-        bench.connect()
         bench.fill(60, keys=60)
         pages = list(bench.walk(size=7))
         assert {len(page.events) for page in pages[:-2]} == {7}
@@ -74,78 +75,16 @@ class TestSize:
         assert bench.page(size=1).diagnostics.native_charge <= 3
 
 
-class TestResume:
-    def test_one_token_gives_the_same_events_to_many_threads(self, make_bench, ids):
-        bench = make_bench(partitions=3)
-        bench.connect(threads=True)
-        bench.fill(60, keys=20)
-        first = bench.page(size=4)
-        came = [None] * 8
-
-        def read(number):
-            came[number] = sorted(ids(bench.drain(first.continuation_token, size=number + 1)[0]))
-
-        threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert came == [sorted(set(bench.written()) - set(ids(first)))] * 8
-
-
-class TestTokenMoves:
-    def test_token_moves_on_an_empty_page_when_the_service_does(self, make_bench):
-        bench = make_bench(partitions=2)
-        bench.connect()
-        quiet, busy = bench.sim.open_partitions
-        scope = PhysicalPartition(bench.sim.public_id(quiet))
-        before = bench.page(Now(), scope=scope)
-        bench.fill_partition(busy, 5)
-        after = bench.page(before.continuation_token, scope=scope)
-        assert after.idle
-        assert not after.events
-        assert decode_token(after.continuation_token).state != decode_token(before.continuation_token).state
-
-    def test_idle_feed_never_falls_out_of_retention(self, make_bench, ids):
-        bench = make_bench(partitions=2)
-        bench.connect()
-        quiet, busy = bench.sim.open_partitions
-        scope = PhysicalPartition(bench.sim.public_id(quiet))
-        first = token = bench.page(Now(), scope=scope).continuation_token
-        for _ in range(20):
-            bench.fill_partition(busy, 3)
-            token = bench.page(token, scope=scope).continuation_token
-            bench.sim.trim()
-        late = bench.fill_partition(quiet)
-        assert ids(bench.page(token, scope=scope)) == late
-        bench.refused(ErrorCategory.CHECKPOINT_EXPIRED, first, scope=scope)
-
-    def test_token_is_there_on_every_page(self, bench):
-        bench.fill(5)
-        assert all(page.continuation_token for page in bench.walk(size=2))
-
-    def test_record_out_of_scope_moves_the_token(self, bench):
-        bench.fill(3)
-        scope = LogicalPartition(MulticloudDbKey({"id": "nobody"}))
-        before = bench.page(Now(), scope=scope)
-        bench.fill(3)
-        after = bench.page(before.continuation_token, scope=scope)
-        assert not after.events
-        assert decode_token(after.continuation_token).state != decode_token(before.continuation_token).state
-
-
 class TestIdle:
     def test_filter_that_still_scans_is_not_idle(self, make_bench, ids):
         """The first answers are empty because of the filter, and the engine continues to read."""
         bench = make_bench(behaviour=ServiceBehaviour(scan_limit=1))
-        bench.connect()
         bench.fill(50, keys=50)
         scope = LogicalPartition(MulticloudDbKey({"id": "k49"}))
         assert ids(bench.page(scope=scope)) == bench.written()[-1:]
 
     def test_partition_without_an_answer_keeps_the_page_from_idle(self, make_bench):
         bench = make_bench(partitions=2)
-        bench.connect()
         first = bench.page(Now())
         bench.sim.fail_next("p1", ServerError("503"), times=None)
         page = bench.page(first.continuation_token)
@@ -175,15 +114,15 @@ class TestIdle:
         assert not page.idle
         assert list(page.diagnostics.partition_errors) == [bench.sim.public_id("p1")]
 
-    def test_partition_that_waits_for_its_children_keeps_the_page_from_idle(self, bench, ids):
-        token = bench.page(Now()).continuation_token
-        bench.sim.delay_children("p0", 3)
-        bench.sim.split("p0")
-        late = bench.fill_partition(bench.sim.open_partitions[0])
-        came = []
-        for page in bench.walk(token):
-            came += ids(page)
-            assert page.idle == (came == late and not page.events)
+    def test_a_prefetched_nothing_from_before_a_write_is_no_proof(self, make_bench, ids):
+        bench = make_bench(behaviour=ServiceBehaviour(caught_up=CaughtUp.WHEN_EMPTY))
+        bench.connect(page_records=2)
+        bench.fill(4)
+        token = bench.page(bench.page(size=2).continuation_token, 2).continuation_token
+        assert bench.calls.fetches["p0"] == 3, "the second page should have started a read ahead"
+        late = bench.fill_partition("p0")
+        page = bench.page(token)
+        assert (ids(page), page.idle) == (late, False)
 
     def test_answer_to_an_earlier_call_is_no_proof(self, make_bench, eventually, ids):
         """After the call has ended, p1 answers that it has no more changes; then a change is written."""
@@ -203,38 +142,24 @@ class TestIdle:
         assert ids(page) == late
         assert bench.calls.fetches["p1"] >= fetches
 
-    def test_stale_empty_answer_is_asked_again(self, make_bench, eventually):
+    def test_child_that_waits_keeps_the_page_from_idle_and_the_watermark_back(self, make_bench):
         bench = make_bench(partitions=2)
-        bench.connect(threads=True)
-        token = bench.page(Now()).continuation_token
-        bench.fill_partition("p0")
-        bench.sim.hold("p1")
-        token = bench.page(token).continuation_token
-        before = bench.calls.fetches["p1"]
-        bench.sim.release("p1")
-        eventually(lambda: not bench.sim.waiting())
-        assert bench.page(token).idle
-        assert bench.calls.fetches["p1"] == before + 1
-
-    def test_child_that_waits_keeps_the_page_from_idle(self, make_bench):
-        bench = make_bench(partitions=2)
-        bench.connect()
         token = bench.page(Now()).continuation_token
         bench.sim.merge("p0", "p1")
+        bound = bench.sim.now
         bench.sim.fail_next("p1", ServerError("503"), times=None)
+        bench.sim.advance(60)
+        bench.fill(3)
         page = bench.page(token)
+        assert page.diagnostics.watermark <= bound
         assert not page.idle
         bench.sim.forgive()
-        assert bench.page(page.continuation_token).idle
+        events, token = bench.drain(page.continuation_token)
+        assert len(events) == 3
+        assert bench.page(token).idle
 
 
 class TestAtTime:
-    def test_seconds_ahead_of_the_service_are_named(self, bench):
-        moment = bench.sim.now + timedelta(seconds=300)
-        error = bench.refused(ErrorCategory.INVALID_REQUEST, AtTime(moment), match=r"AtTime\.utc")
-        assert "300 s ahead" in error.message or "299 s ahead" in error.message
-        assert bench.calls.starts == 0
-
     def test_a_minute_ahead_is_taken_for_now(self, bench, ids):
         bench.fill(3)
         first = bench.page(AtTime(bench.sim.now + timedelta(seconds=50)))
@@ -244,31 +169,9 @@ class TestAtTime:
         assert ids(bench.page(first.continuation_token)) == bench.written(after)
 
 
-class TestEvents:
-    def test_native_record_comes_when_asked_for(self, bench):
-        bench.fill(1)
-        assert bench.page(include_native=True).events[0].native == bench.sim.truth[0]
-
-    def test_partition_id_of_an_event_can_be_read_by_itself(self, make_bench, ids):
-        bench = make_bench(partitions=2)
-        bench.connect()
-        bench.fill(10)
-        events = bench.drain()[0]
-        name = events[0].partition_id
-        own = [event.event_id for event in events if event.partition_id == name]
-        assert ids(bench.page(scope=PhysicalPartition(name))) == own
-
-
 class TestNotices:
-    def test_facts_alone_make_a_page(self, bench):
-        bench.sim.announce("p0", Renamed("items", "things"))
-        page = bench.page()
-        assert page.notices
-        assert not page.events
-
     def test_dropped_collection_ends_the_feed_for_good(self, make_bench, ended, ids):
         bench = make_bench(partitions=3, behaviour=ServiceBehaviour(drop_notice=True))
-        bench.connect()
         bench.fill(3)
         token = bench.drain()[1]
         bench.sim.drop()
@@ -280,17 +183,6 @@ class TestNotices:
         assert ended(again) == ended(page)
         assert again.idle
         assert not again.events
-
-    def test_end_of_the_feed_is_told_after_a_restart_too(self, make_bench, ended):
-        bench = make_bench(behaviour=ServiceBehaviour(drop_notice=True))
-        bench.connect()
-        token = bench.page(Now()).continuation_token
-        bench.sim.drop()
-        last = bench.page(token)
-        bench.connect()
-        again = bench.page(last.continuation_token)
-        assert ended(again) == ended(last)
-        assert state(again) == state(last)
 
     def test_events_before_the_end_are_delivered_first(self, bench, ids, ended):
         """The collection is dropped while some of its pages are still buffered."""
@@ -306,26 +198,6 @@ class TestNotices:
         came += [name for page in pages for name in ids(page)]
         assert came == [item.event_id for item in bench.sim.history][: len(came)]
         assert ended(pages[-1])
-
-    def test_skipped_record_is_told_once(self, bench, ids):
-        bench.sim.write("a", {"n": 1}, poison=True)
-        bench.fill(3)
-        error = bench.refused(ErrorCategory.PROVIDER_ERROR)
-        page = bench.page(error.detail.skip_token)
-        (notice,) = page.notices
-        assert isinstance(notice, RecordSkipped)
-        assert notice.partition_id == bench.sim.public_id("p0")
-        assert notice.position in error.message
-        assert not page.events
-        assert not page.idle
-        page = bench.page(page.continuation_token)
-        assert ids(page) == bench.written()[1:]
-        assert not page.notices
-
-    def test_notice_that_is_no_end_does_not_end(self, bench, ended):
-        bench.sim.announce("p0", Invalidated("somebody said so"))
-        page = bench.page()
-        assert ended(page) is None
 
 
 class Seen(Observer):
@@ -358,21 +230,8 @@ class TestDiagnostics:
         assert (bench.calls.surveys, page.diagnostics.requests) == (2, 1)
         assert bench.page(page.continuation_token).diagnostics.requests == 1 + 2
 
-    def test_retries_are_counted(self, bench):
-        bench.fill(3)
-        bench.sim.fail_next("p0", ServerError("503"), times=2)
-        assert bench.page().diagnostics.retries == 2
-
-    def test_lag_is_the_distance_to_the_service(self, bench):
-        bench.fill(10)
-        bench.sim.advance(60)
-        lagging = bench.page(size=2).diagnostics
-        assert lagging.lag_seconds == pytest.approx(60, abs=5)
-        assert list(bench.walk())[-1].diagnostics.lag_seconds < 5
-
     def test_watermark_never_goes_back_and_no_later_event_is_older(self, make_bench):
         bench = make_bench(partitions=3)
-        bench.connect()
         grown(bench)
         mark = None
         for page in bench.walk(size=3):
@@ -390,17 +249,6 @@ class TestDiagnostics:
         bench.sim.behaviour = ServiceBehaviour(watermarks=False)
         bench.connect()
         assert bench.page(first.continuation_token).diagnostics.watermark == first.diagnostics.watermark
-
-    def test_watermark_is_held_back_by_a_child_that_waits(self, make_bench):
-        bench = make_bench(partitions=2)
-        bench.connect()
-        token = bench.page(Now()).continuation_token
-        bench.sim.merge("p0", "p1")
-        bound = bench.sim.now
-        bench.sim.fail_next("p1", ServerError("503"), times=None)
-        bench.sim.advance(60)
-        bench.fill(3)
-        assert bench.page(token).diagnostics.watermark <= bound
 
     def test_service_that_tells_nothing_leaves_none(self, bench, monkeypatch):
         monkeypatch.setattr(type(bench.sim), "commit_time", lambda self, number: None)
@@ -440,14 +288,6 @@ class TestDiagnostics:
         assert ids(page) == bench.written()
         assert page.diagnostics.lag_seconds is None
 
-    def test_clock_is_not_asked_on_every_page(self, bench):
-        asked = []
-        bench.fill(30)
-        control = bench.sim.control
-        bench.sim.control = lambda operation: (asked.append(operation), control(operation))
-        list(bench.walk(size=1))
-        assert asked.count("clock") == 1
-
     def test_clock_that_fails_is_not_asked_on_every_page(self, bench):
         asked = []
         bench.fill(30)
@@ -456,3 +296,119 @@ class TestDiagnostics:
         bench.sim.control = lambda operation: (asked.append(operation), control(operation))
         list(bench.walk(size=1))
         assert asked.count("clock") <= 6
+
+
+def test_a_partition_whose_time_comes_is_asked_again_in_the_same_call(make_bench):
+    bench = make_bench(behaviour=ServiceBehaviour(poll_after=0.2))
+    bench.connect(threads=True)
+    token = bench.page(Now()).continuation_token
+    bench.fill(3)
+    page = bench.page(token, timeout=25)
+    assert [event.event_id for event in page.events] == bench.written()
+
+
+class SwitchedOff(WrappedProvider):
+    """A feed in which each partition ends after its last record."""
+
+    def fetch(self, reader, max_records, max_bytes, wait, deadline):
+        batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
+        if not len(batch):
+            return attrs.evolve(batch, outcome=Ended(FeedEnded("switched off")))
+        return batch
+
+
+@pytest.mark.parametrize("size", [1, 3, 0])
+def test_the_feed_ends_with_its_last_partition_and_says_so_once(make_bench, ended, size):
+    bench = make_bench(partitions=3)
+    bench.connect(provider=SwitchedOff(SimulationProvider(bench.sim)))
+    for partition, count in (("p0", 0), ("p1", 2), ("p2", 9)):
+        if count:
+            bench.fill_partition(partition, count)
+    pages, token = [], None
+    while not pages or not ended(pages[-1]):
+        pages.append(bench.page(token, size) if token else bench.page(size=size))
+        token = pages[-1].continuation_token
+    assert sum(len(page.events) for page in pages) == 11
+    assert [notice for page in pages for notice in page.notices] == [FeedEnded("switched off")]
+    assert ended(bench.page(token)) == "switched off"
+
+
+def test_a_start_at_now_does_not_trust_a_clock_that_was_carried_on(make_bench, monkeypatch):
+    """Events after the start are delivered even if the service's clock was set back or one of its machines
+    has a slow clock.
+    """
+    bench = make_bench(2, behaviour=ServiceBehaviour(proves_children=False))
+    bench.connect(coverage_audit_seconds=1e-9)
+    real, ahead = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: real() + ahead[0])
+    bench.page(Now())
+    ahead[0] = 20.0
+    late = bench.sim.open_partitions[1]
+    bench.sim.hide(late, 2)
+    place = bench.page(Now()).continuation_token
+    wanted = bench.fill_partition(late, 3)
+    bench.sim.split(late)
+    found, came = [], []
+    for _ in range(10):
+        page = bench.page(place)
+        found += [notice for notice in page.notices if isinstance(notice, PartitionFoundLate)]
+        came += [event.event_id for event in page.events]
+        place = page.continuation_token
+    assert found
+    assert came == wanted
+
+
+FACT = Renamed("a", "b")
+SKIP = SkipToOldest()
+
+
+def test_children_come_after_a_notice_that_stands_at_the_end_of_their_parent(make_bench, ids, monkeypatch):
+    """One answer contains the last records, the notice and the end of the partition."""
+    fetch = SimulationReader.fetch
+
+    def with_notice(self, records, nbytes, wait, deadline):
+        batch = fetch(self, records, nbytes, wait, deadline)
+        ends = isinstance(batch.outcome, Drained) and self._id == "p0"
+        return attrs.evolve(batch, notices=(FACT,)) if ends else batch
+
+    monkeypatch.setattr(SimulationReader, "fetch", with_notice)
+    bench = make_bench()
+    first = bench.fill_partition("p0", 2)
+    later = [event for name in bench.sim.split("p0") for event in bench.fill_partition(name, 2)]
+    page = bench.page()
+    assert (ids(page), page.notices) == (first, (FACT,))
+    assert not page.idle
+    assert sorted(ids(bench.drain(page.continuation_token)[0])) == sorted(later)
+
+
+def test_a_failure_that_was_retried_is_not_kept(make_bench):
+    """The error's traceback refers to the records that were being read, which may take many megabytes."""
+    bench = make_bench()
+    bench.fill_partition("p0", 3)
+    error = ServerError("503")
+    kept = weakref.ref(error)
+    bench.sim.fail_next("p0", error)
+    del error
+    page = bench.page(size=1)
+    assert (len(page.events), page.diagnostics.retries) == (1, 1)
+    gc.collect()
+    assert kept() is None
+
+
+def test_a_feed_of_one_key_goes_on_with_a_partition_that_is_listed_after_a_loss(make_bench, ids):
+    bench = make_bench(behaviour=ServiceBehaviour(late_listing=1))
+    bench.connect(coverage_audit_seconds=1e-9)
+    scope = LogicalPartition(bench.sim.key("k"))
+    token = bench.page(Now(), scope=scope).continuation_token
+    bench.sim.write("k", {})
+    child = bench.sim.roll("p0")
+    last = bench.sim.roll(child)
+    bench.sim.hide(last, 4)
+    bench.sim.trim("p0")
+    bench.sim.trim(child)
+    left = bench.sim.write("k", {}).event_id
+    found = []
+    for _ in range(9):
+        page = bench.page(token, scope=scope, on_expired=SKIP)
+        token, found = page.continuation_token, found + ids(page)
+    assert (found, page.idle) == ([left], True)

@@ -5,11 +5,16 @@ import pytest
 from multiclouddb_api import (
     Beginning,
     ErrorCategory,
+    Gap,
     MulticloudDbError,
     Now,
     PhysicalPartition,
+    SkipToOldest,
 )
+from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour
+from multiclouddb_spi import Child
+from multiclouddb_spi.continuation.state import Retired, end_to_json, state_from_json
 
 BEGINNING = Beginning()
 
@@ -19,13 +24,7 @@ def scope(bench, name):
 
 
 def follow(bench, tokens, size=3, most=500):
-    """Read every planned partition as an application would: each child once, after all its parents.
-
-    If a parent is not in the plan, it was already read to its end before the plan was made.
-
-    Returns:
-        A mapping from each partition id to the ids of its events, in order.
-    """
+    """Read every planned partition as an application would: each child once, after all its parents."""
     came, waiting = {}, {}
     todo = list(tokens)
     for _ in range(most):
@@ -78,41 +77,11 @@ class TestRetirement:
         assert [page.partition_retired for page in pages] == [False] * 4 + [True]
         assert len(pages[-1].child_partitions) == 2
 
-    def test_children_that_never_come_are_asked_for_at_the_end_and_then_once_a_page(self, bench):
-        token = bench.page().continuation_token
-        bench.sim.delay_children("p0", 10**6)
-        bench.sim.split("p0")
-        token = bench.page(token).continuation_token
-        for _ in range(5):
-            token = bench.page(token).continuation_token
-        assert bench.calls.surveys == 1 + 5
-
-    def test_children_are_asked_for_in_the_call_in_which_their_parent_ends(self, make_bench):
-        bench = make_bench(partitions=1)
-        bench.connect()
-        token = bench.page().continuation_token
-        bench.sim.delay_children("p0", 1)
-        bench.sim.split("p0")
-        bench.fill(4)
-        token = bench.page(token).continuation_token  # requested but not named yet
-        assert len(bench.page(token).events) == 4
-
 
 class TestPlan:
-    def test_start_is_resolved_once(self, make_bench):
-        bench = make_bench(partitions=4)
-        bench.connect()
-        bench.fill(10)
-        plan = bench.plan(Now())
-        head = bench.sim.head
-        bench.fill(20)
-        assert bench.calls.starts == 1
-        assert {name: events for name, events in follow(bench, plan).items() if events} == truth(bench, head)
-
     @pytest.mark.parametrize("pages", [0, 1, 3, 8])
     def test_plan_from_a_token_goes_on_where_the_token_stands(self, make_bench, ids, pages):
         bench = make_bench(partitions=3)
-        bench.connect()
         bench.fill(20)
         bench.sim.merge("p0", "p1")
         bench.sim.split("p2")
@@ -140,7 +109,6 @@ class TestPlan:
 
     def test_child_that_waits_is_named_by_its_parents_and_not_planned(self, make_bench):
         bench = make_bench(partitions=2)
-        bench.connect()
         token = bench.page(Now()).continuation_token
         bench.sim.merge("p0", "p1")
         bench.sim.fail_next("p1", ServerError("503"), times=None)
@@ -164,8 +132,53 @@ class TestPlan:
         assert bench.plan(bench.page(token).continuation_token) == ()
 
 
-class TestList:
-    def test_listing_shares_the_feed_with_reading(self, bench):
-        bench.page()
-        bench.partitions()
-        assert bench.calls.feeds == 1
+@pytest.mark.parametrize("parents", [(), ("p",), ("q", "p"), ("p", "q"), ("x", "q", "p")], ids=str)
+def test_parents_come_back_in_their_order(parents):
+    state = Retired("p", (Child("c", parents, [1]), Child("d", ("p",), 2)))
+    assert state_from_json(end_to_json(state), RULES) == state
+
+
+@pytest.fixture
+def worker(make_bench):
+    """Read one partition of a service that lists late up to its last record, and then split it."""
+    bench = make_bench(behaviour=ServiceBehaviour(late_listing=1))
+    settings = {"scope": PhysicalPartition(bench.sim.public_id("p0")), "on_expired": SkipToOldest()}
+    token = bench.page(Now(), **settings).continuation_token
+    bench.fill_partition("p0")
+
+    def read(times):
+        nonlocal token
+        pages = []
+        for _ in range(times):
+            pages.append(bench.page(token, **settings))
+            token = pages[-1].continuation_token
+        return pages
+
+    return bench, read, bench.sim.split("p0")
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["goes-on", "restarts"])
+def test_a_child_that_is_listed_late_after_a_loss_is_named(worker, looks_at_once, restarts):
+    bench, read, children = worker
+    bench.sim.hide(children[1], 4)
+    bench.sim.trim("p0")
+    for _ in range(8):
+        (page,) = read(1)
+        if restarts:
+            bench.connect()
+    assert [child.partition_id for child in page.child_partitions] == list(map(bench.sim.public_id, children))
+    assert not page.diagnostics.partition_errors
+
+
+def test_every_child_is_named_if_the_partition_is_lost_before_that(worker, ids):
+    bench, read, children = worker
+    bench.sim.delay_children("p0", 1000)
+    assert [len(ids(page)) for page in read(2)] == [1, 0]
+    for name in children:
+        bench.fill_partition(name)
+    bench.sim.trim("p0")
+    bench.sim.split(children[0])  # only the first one ends
+    first, *_, last = read(4)
+    assert [type(notice) for notice in first.notices] == [Gap]
+    assert [child.partition_id for child in last.child_partitions] == list(map(bench.sim.public_id, children))
+    assert (first.partition_retired, ids(last)) == (True, [])

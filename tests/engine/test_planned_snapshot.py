@@ -2,9 +2,28 @@
 
 import pytest
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, SkipToOldest, Snapshot, SnapshotOrder
-from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider, TrimmedError
+from multiclouddb_api import (
+    Beginning,
+    ErrorCategory,
+    MulticloudDbError,
+    SkipToOldest,
+    Snapshot,
+    SnapshotOrder,
+)
+from multiclouddb_conformance.simulation import (
+    ServerError,
+    ServiceBehaviour,
+    Simulation,
+    SimulationFeed,
+    SimulationProvider,
+    TrimmedError,
+)
+from multiclouddb_conformance.sink import Sink
 from multiclouddb_spi import Deadline, FeedSpec, Planner, read_range
+from multiclouddb_spi.errors import fault_of
+from multiclouddb_spi.planning.step import check_kept
+
+from .test_planner import Asked
 
 SOON = 30.0
 
@@ -63,19 +82,6 @@ def test_an_expired_segment_is_never_skipped():
     assert sum(map(len, read_range(plan.provider, plan.feed, part, SkipToOldest()))) == 10
 
 
-@pytest.mark.parametrize("most", [2, 5, 100])
-def test_readers_of_a_segment_that_splits_are_closed(most):
-    plan = Plan(40, ServiceBehaviour(splits_segments=1.0, page_limit=3, faults_in_row=100), segments=1)
-    plan.step()
-    (part,) = plan.step().ranges()
-    batches = read_range(plan.provider, plan.feed, part)
-    for _, _batch in zip(range(most), batches, strict=False):
-        assert plan.provider.calls.open_readers <= 1
-    batches.close()
-    assert plan.provider.calls.opens.total() > 1
-    assert plan.provider.calls.open_readers == 0
-
-
 def test_a_limit_counts_estimated_rows_in_whole_segments():
     plan = Plan(1000, segments=100)
     sizes = [len(step.ranges()) for step in plan.run(50)]
@@ -83,21 +89,176 @@ def test_a_limit_counts_estimated_rows_in_whole_segments():
     assert set(sizes[1:-1]) == {5}
 
 
-def test_a_step_that_is_read_again_has_the_same_rows():
-    plan = Plan(40, segments=4)
-    plan.step()
-    step = plan.step()
-    assert [event.event_id for event in plan.events(step)] == [event.event_id for event in plan.events(step)]
+INTERLEAVED, AUTO = SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
 
 
-def test_an_empty_collection_is_over_at_once():
-    plan = Plan(0)
-    assert [plan.events(step) for step in plan.run()] == [[]] * 2
+def writing(plan, number):
+    """Make the changes that an application makes while the scan runs."""
+    plan.sim.write(f"k{number % 40}", {"n": 100 + number})
+    plan.sim.write(f"k{(number * 7) % 40}", None if number % 3 else {"n": 200 + number})
+    names = list(plan.sim.open_partitions)
+    if number == 2:
+        plan.sim.split(names[0])
+    if number == 5:
+        plan.sim.merge(*names[:2])
+
+
+@pytest.mark.parametrize("most", [None, 1, 7, 100])
+@pytest.mark.parametrize("splits", [0.0, 0.5])
+def test_rows_and_changes_come_together_and_make_the_source(most, splits):
+    plan = Plan(40, ServiceBehaviour(splits_segments=splits, page_limit=3), segments=100, order=INTERLEAVED)
+    sink, kinds = Sink(), []
+    for number, step in enumerate(plan.run(most)):
+        events = plan.events(step)
+        sink.apply(events)
+        kinds += [event.backfilled for event in events]
+        if number < 12:
+            writing(plan, number)
+    assert sink.rows() == {key: dict(document) for key, document in plan.sim.documents().items()}
+    if most != 100 and most is not None:
+        assert kinds.index(False) < len(kinds) - 1 - kinds[::-1].index(True)
+
+
+def test_a_step_has_rows_and_changes_within_the_limit():
+    plan = Plan(1000, segments=100, order=INTERLEAVED)
+    for number in range(1000):
+        plan.sim.write(f"k{number}", {"n": number})
+    sizes = [(0, 0)]
+    for step in plan.run(100):
+        events = plan.events(step)
+        rows = sum(event.backfilled for event in events)
+        sizes.append((rows, len(events) - rows))
+    assert max(rows + changes for rows, changes in sizes) <= 130
+    both = [each for each in sizes if all(each)]
+    assert len(both) > 10
+    assert all(changes >= 25 for _, changes in both[:-1])
+
+
+def aged(order, retention=60.0, writes=0, part=0.6):
+    plan = Plan(40, segments=10, order=order, retention=retention)
+    plan.step(4)
+    for number in range(writes):
+        plan.sim.write(f"more{number}", {"n": number})
+    plan.sim.advance(retention * part)
+    return plan
+
+
+@pytest.mark.parametrize(("part", "holds"), [(0.49, True), (0.5, False)])
+def test_the_stream_is_released_when_exactly_half_of_the_retention_is_used(part, holds):
+    plan = aged(AUTO, part=part)
+    plan.step(4)
+    assert plan.lineage.plan.holds is holds
+
+
+def test_a_scan_that_outlasts_the_retention_ends_equal():
+    for order in (AUTO, INTERLEAVED):
+        plan = Plan(400, segments=200, order=order, retention=60.0)
+        sink, steps = Sink(), 0
+        for step in plan.run(8):
+            sink.apply(plan.events(step))
+            steps += 1
+            if steps < 60:
+                writing(plan, steps)
+                plan.sim.advance(5.0)
+                plan.sim.trim_older_than(60.0)
+        assert steps > 30
+        assert sink.rows() == {key: dict(document) for key, document in plan.sim.documents().items()}
+
+
+def test_the_scan_waits_while_a_worn_stream_fills_its_limit():
+    plan = aged(INTERLEAVED, writes=40)
+    plan.step(8)
+    step = plan.step(8)
+    assert {event.backfilled for event in plan.events(step)} == {False}
+    while plan.step(8).moved:
+        pass
     assert plan.lineage.plan is None
 
 
-def test_auto_is_read_as_ordered_while_positions_are_kept():
-    plan = Plan(3, order=SnapshotOrder.AUTO)
-    plan.sim.write("k1", {"n": 1})
-    kinds = [event.backfilled for step in plan.run() for event in plan.events(step)]
-    assert kinds == [True] * 3 + [False]
+def test_a_position_that_expired_is_found_before_a_range_is_planned():
+    plan = aged(INTERLEAVED)
+    soon = Deadline.after(SOON)
+    check_kept(plan.feed, plan.lineage, soon)
+    plan.sim.write("k1", {"n": 100})
+    plan.sim.advance(600.0)
+    plan.sim.trim_older_than(60.0)
+    feed = Asked(plan.feed)
+    with pytest.raises(Exception, match="no longer kept") as caught:
+        check_kept(feed, plan.lineage, soon)
+    ((most, nbytes, wait, _),) = feed.asked
+    assert (most, wait) == (1, 0.0)
+    assert 1 << 16 <= nbytes <= 1 << 26
+    assert fault_of(plan.provider, caught.value).category == ErrorCategory.CHECKPOINT_EXPIRED
+
+
+REQUESTS = ["clock", "start", "survey", "heads", "snapshot", "segments"]
+
+
+class Failing:
+    """Makes the first attempt of every request fail, and repeats it as a `call` of the planner does."""
+
+    def __init__(self, monkeypatch):
+        self.sent, self.reading, self._attempt = set(), False, 0
+        for name in REQUESTS:
+            monkeypatch.setattr(SimulationFeed, name, self._failing(name, getattr(SimulationFeed, name)))
+
+    def _failing(self, name, original):
+        def request(feed, *args, **named):
+            if self.reading:  # a range has its own retries
+                return original(feed, *args, **named)
+            assert self._attempt, f"{name} is not sent through `call`"
+            if self._attempt == 1:
+                raise ServerError("503")
+            self.sent.add(name)
+            return original(feed, *args, **named)
+
+        return request
+
+    def __call__(self, ask, deadline):
+        for self._attempt in (1, 2, 3):
+            try:
+                return ask()
+            except ServerError:
+                continue
+            finally:
+                self._attempt = 0
+        pytest.fail("a request failed twice, so it was sent with another one")
+
+
+def _consume(provider, feed, planner, failing, at, deadline):
+    """Read every planned step; return the ids of the events and the last lineage."""
+    came = []
+    for _ in range(10):  # the service names children late, so a step without news is not the end
+        step = planner.advance(at, None, deadline)
+        failing.reading = True
+        for part in step.ranges():
+            for batch in read_range(provider, feed, part, SkipToOldest()):
+                came += [event.event_id for event in batch.events(0, len(batch))]
+        failing.reading, at = False, step.after
+    return came, at
+
+
+def test_each_request_is_repeated_alone(monkeypatch):
+    sim = Simulation(partitions=4, behaviour=ServiceBehaviour(late_children=1))
+    write = lambda: [sim.write(f"k{key}", {"n": sim.head}) for key in range(12)]  # noqa: E731
+    write()
+    failing, deadline = Failing(monkeypatch), Deadline.after(60)
+    provider = SimulationProvider(sim)
+    feed = provider.open_feed(FeedSpec(sim.address), deadline)
+    planner = Planner(provider, feed, SkipToOldest(), call=failing, audit_seconds=1e-9)
+    for position in [Beginning(), Snapshot(order=SnapshotOrder.AUTO)]:
+        at = planner.start(position, deadline)
+        came, at = _consume(provider, feed, planner, failing, at, deadline)
+        assert len(came) == 12
+    planner.target(at, deadline)
+    left, _ = sim.split("p0")
+    merged = sim.merge(left, "p1")
+    write()
+    sim.trim("p0")
+    sim.split(merged)
+    write()
+    came, _ = _consume(provider, feed, planner, failing, at, deadline)
+    assert len(set(came)) == len(came)
+    assert {item.event_id for item in sim.truth[12:] if item.partition_id != "p0"} == set(came)
+    planner.target_at(sim.commit_time(sim.head), deadline)
+    assert failing.sent == set(REQUESTS)

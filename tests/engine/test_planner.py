@@ -1,15 +1,14 @@
 """Tests bounded reads for any service behaviour and step size; repeated reads return the same events."""
 
-import threading
-import time
 from contextlib import nullcontext
+from datetime import timedelta
 
 import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multiclouddb_api import AtTime, Beginning, ErrorCategory, MulticloudDbError, Now, SkipToOldest
+from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, Renamed, SkipToOldest
 from multiclouddb_conformance.simulation import (
     CorruptError,
     Listing,
@@ -19,18 +18,12 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
     TrimmedError,
 )
-from multiclouddb_spi import (
-    Deadline,
-    FeedSpec,
-    Planner,
-    SupportsHeads,
-    Target,
-    ranges_between,
-    read_range,
-)
+from multiclouddb_spi import Deadline, FeedSpec, Planner, SupportsHeads, ranges_between, read_range
 from multiclouddb_spi.planning import ranges
 
 BEGINNING = Beginning()
+HEADS = st.sampled_from(["all", "none", "some"])
+both = pytest.mark.parametrize("heads", ["all", "none"])
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("write"), st.integers(0, 11), st.integers(1, 5)),
@@ -45,31 +38,37 @@ ACTIONS = st.lists(
 )
 
 
-class Headless:
-    """A feed that cannot find heads (end positions) without reading."""
+class Heads:
+    """A feed that finds the heads (end positions) of no partition, or of some that differ at each call."""
 
-    def __init__(self, feed):
-        self._feed = feed
+    def __init__(self, feed, found):
+        self._feed, self._found, self.asked, self.left_out = feed, found, 0, set()
 
     def for_one_call(self):
         return self
 
     def __getattr__(self, name):
-        if name == "heads":
+        if name == "heads" and self._found == "none":
             raise AttributeError(name)
-        return getattr(self._feed, name)
+        return self._some if name == "heads" else getattr(self._feed, name)
+
+    def _some(self, cursors, max_records, deadline):
+        found = self._feed.heads(cursors, max_records, deadline)
+        self.asked += 1
+        self.left_out = {name for number, name in enumerate(found) if (self.asked + number) % 2}
+        return {name: head for name, head in found.items() if name not in self.left_out}
 
 
 class Consumer:
     """A consumer that plans steps over a simulation, reads them, and records their events."""
 
-    def __init__(self, sim, *, heads=True, position=BEGINNING, on_expired=None):
+    def __init__(self, sim, *, heads="all", position=BEGINNING, on_expired=None):
         self.sim, self.on_expired = sim, on_expired
         self.provider = SimulationProvider(sim)
         self.deadline = Deadline.after(120)
         feed = self.provider.open_feed(FeedSpec(sim.address), self.deadline)
-        self.feed = feed if heads else Headless(feed)
-        assert isinstance(self.feed, SupportsHeads) == heads
+        self.feed = feed if heads == "all" else Heads(feed, heads)
+        assert isinstance(self.feed, SupportsHeads) == (heads != "none")
         self.planner = Planner(self.provider, self.feed, on_expired)
         self.at = self.planner.start(position, self.deadline)
         self.steps, self.delivered, self.truth = [], [], {item.event_id: item for item in sim.truth}
@@ -190,7 +189,7 @@ class TestAnyLife:
     @given(
         actions=ACTIONS,
         partitions=st.integers(1, 4),
-        heads=st.booleans(),
+        heads=HEADS,
         last=st.sampled_from([None, 1, 3, 50]),
         caught=st.integers(0, 4),
         form=st.sampled_from(list(Listing)),
@@ -221,7 +220,7 @@ class TestAnyLife:
         consumer.close()
 
     @settings(max_examples=60, deadline=None)
-    @given(actions=ACTIONS, later=ACTIONS, heads=st.booleans(), most=st.sampled_from([None, 1, 4]))
+    @given(actions=ACTIONS, later=ACTIONS, heads=HEADS, most=st.sampled_from([None, 1, 4]))
     def test_target_is_what_was_there_and_nothing_later(self, actions, later, heads, most):
         sim = Simulation(partitions=2)
         consumer = Consumer(sim, heads=heads)
@@ -243,7 +242,7 @@ class TestAnyLife:
         actions=ACTIONS,
         rest=ACTIONS,
         cut=st.floats(0, 1),
-        heads=st.booleans(),
+        heads=HEADS,
         most=st.integers(1, 9),
         form=st.sampled_from(list(Listing)),
     )
@@ -266,35 +265,7 @@ class TestAnyLife:
 
 
 class TestTarget:
-    @pytest.mark.parametrize("heads", [True, False], ids=["heads", "by reading"])
-    def test_ends_under_concurrent_writes(self, heads):
-        sim = Simulation(partitions=3)
-        consumer = Consumer(sim, heads=heads)
-        for number in range(100):
-            sim.write(f"k{number % 12}", {"n": number})
-        before, stop = {item.event_id for item in sim.truth}, threading.Event()
-
-        def write():
-            number = 0
-            while not stop.is_set():
-                number += 1
-                sim.write(f"k{number % 12}", {"n": number})
-                time.sleep(0.0002)
-
-        writer = threading.Thread(target=write)
-        writer.start()
-        try:
-            began = time.monotonic()
-            target = consumer.planner.target(consumer.at, consumer.deadline)
-            consumer.drain(target=target)
-            assert time.monotonic() - began < 20
-        finally:
-            stop.set()
-            writer.join()
-        assert before <= set(consumer.delivered)
-        assert set(consumer.delivered) <= {item.event_id for item in sim.truth}
-
-    @pytest.mark.parametrize("heads", [True, False], ids=["heads", "by reading"])
+    @both
     def test_partition_whose_children_are_not_named_yet_is_read_to_its_end(self, heads):
         sim = Simulation()
         consumer = Consumer(sim, heads=heads)
@@ -306,17 +277,9 @@ class TestTarget:
         consumer.drain(target=target)
         assert consumer.delivered == [item.event_id for item in sim.truth]
 
-    def test_nothing_to_read_is_no_step(self):
-        sim = Simulation(partitions=3)
-        consumer = Consumer(sim, position=Now())
-        assert consumer.step() is None
-        assert consumer.step(5) is None
-        consumer.drain(target=consumer.planner.target(consumer.at, consumer.deadline))
-        assert consumer.delivered == []
-
 
 class TestTrouble:
-    @pytest.mark.parametrize("heads", [True, False], ids=["heads", "by reading"])
+    @both
     @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
     def test_merge_below_a_lost_branch_waits_for_a_parent_that_is_only_slow(self, heads, form):
         sim = Simulation(partitions=2, behaviour=ServiceBehaviour(listing=form))
@@ -337,19 +300,6 @@ class TestTrouble:
             commits = [items[name].commit for name in consumer.delivered if items[name].key == key]
             assert commits == sorted(commits)
 
-    @pytest.mark.parametrize("heads", [True, False], ids=["heads", "by reading"])
-    def test_merge_with_a_parent_that_was_gone_before_the_start_is_read(self, heads):
-        sim = Simulation(partitions=2, behaviour=ServiceBehaviour(seed_descendants=False))
-        for number in range(8):
-            sim.write(f"k{number}", {"n": number})
-        sim.merge("p0", "p1")
-        for number in range(8):
-            sim.write(f"k{number}", {"n": number})
-        sim.trim("p1")
-        consumer = Consumer(sim, heads=heads)
-        consumer.drain()
-        assert set(consumer.delivered) == {item.event_id for item in sim.truth if item.partition_id != "p1"}
-
     def test_range_is_retried_and_then_raised_in_our_words(self):
         sim = Simulation()
         consumer = Consumer(sim)
@@ -363,39 +313,6 @@ class TestTrouble:
         assert caught.value.category == ErrorCategory.PERMANENT_FAILURE
         assert isinstance(caught.value.__cause__, CorruptError)
         consumer.close()
-
-    def test_trouble_with_finding_the_oldest_is_raised_in_our_words(self):
-        sim = Simulation()
-        consumer = Consumer(sim, on_expired=SkipToOldest())
-        sim.write("a", {"n": 1})
-        (part,) = consumer.planner.advance(consumer.at, None, consumer.deadline).ranges()
-        sim.trim()
-        sim.fail_next(None, CorruptError("no oldest"), times=None, operation="survey")
-        with pytest.raises(MulticloudDbError, match="no oldest"):
-            consumer.read([part])
-        consumer.close()
-
-    def test_range_that_retention_took_is_raised(self):
-        sim = Simulation()
-        consumer = Consumer(sim)
-        sim.write("a", {"n": 1})
-        sim.write("a", {"n": 2})
-        (part,) = consumer.planner.advance(consumer.at, None, consumer.deadline).ranges()
-        sim.trim(upto=1)
-        with pytest.raises(MulticloudDbError) as caught:
-            consumer.read([part])
-        assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
-
-    @pytest.mark.parametrize("position", [AtTime, Now, Beginning])
-    def test_every_start_can_be_planned(self, position):
-        sim = Simulation(partitions=2)
-        sim.write("a", {"n": 1})
-        place = AtTime(sim.now) if position is AtTime else position()
-        consumer = Consumer(sim, position=place)
-        sim.write("b", {"n": 2})
-        consumer.drain()
-        assert ("1.0" in consumer.delivered) == (position is not Now)
-        assert "2.0" in consumer.delivered
 
 
 class Beside(Consumer):
@@ -417,7 +334,7 @@ class Beside(Consumer):
         self.sim.write(self.others[0], {"n": self.sim.head})
 
 
-@pytest.mark.parametrize("heads", [True, False], ids=["heads", "by reading"])
+@both
 class TestIdlePosition:
     @pytest.mark.parametrize("most", [None, 1, 5])
     def test_that_moved_is_a_step_where_that_is_allowed(self, heads, most):
@@ -429,27 +346,6 @@ class TestIdlePosition:
         assert consumer.step(most, allow_empty=True) is None
         assert consumer.feed.compare(consumer.first.cursor("p0"), consumer.at.cursor("p0")) == -1
         consumer.close()
-
-    def test_that_stands_still_is_none(self, heads):
-        sim = Simulation(partitions=3, behaviour=ServiceBehaviour(heartbeats=False))
-        consumer = Consumer(sim, heads=heads, position=Now())
-        sim.advance(3600)
-        assert consumer.step(allow_empty=True) is None
-
-    def test_that_stands_still_in_front_of_the_target_is_none(self, heads):
-        sim = Simulation(partitions=3)
-        consumer = Consumer(sim, heads=heads, position=Now())
-        ahead = Target({"p0": sim.head + 9}, frozenset())
-        assert consumer.step(target=ahead, allow_empty=True) is None
-
-    def test_comes_along_with_records(self, heads):
-        sim = Simulation(partitions=2)
-        consumer = Beside(sim, heads=heads)
-        name = consumer.write()
-        consumer.write_beside()
-        step = consumer.planner.advance(consumer.at, None, consumer.deadline, allow_empty=True)
-        assert not step.empty
-        assert consumer.read(step.ranges()) == [name]
 
     def test_is_not_taken_for_the_end_of_a_partition(self, heads):
         sim = Simulation(partitions=2)
@@ -540,11 +436,46 @@ class TestIdlePosition:
         consumer.close()
 
 
-class Forgetful:
-    """A feed that finds the heads of only some partitions, which are different at each call."""
+@pytest.mark.parametrize("most", [None, 8])
+def test_only_partitions_without_a_head_are_read_for_one(most):
+    sim = Simulation(partitions=4)
+    consumer = Consumer(sim, heads="some")
+    for number in range(40):
+        sim.write(f"k{number % 12}", {"n": number})
+    step = consumer.planner.advance(consumer.at, most, consumer.deadline)
+    assert consumer.feed.asked == 1
+    assert set(consumer.provider.calls.fetches) == consumer.feed.left_out == {"p0", "p2"}
+    assert [part.partition_id for part in step.ranges()] == ["p0", "p1", "p2", "p3"]
+    assert len(consumer.read(step.ranges())) == (40 if most is None else most)
+
+
+@both
+@pytest.mark.parametrize("most", [None, 2])
+def test_a_partition_that_ends_right_at_the_moment_leads_to_no_child(heads, most):
+    sim = Simulation()
+    for number in range(3):
+        sim.write("k", {"n": number})
+    before = [item.event_id for item in sim.truth]
+    sim.advance(1)
+    moment = sim.now
+    sim.advance(1)
+    sim.split("p0")
+    for number in range(10):
+        sim.write(f"k{number}", {"n": number})
+    consumer = Consumer(sim, heads=heads)
+    consumer.drain(most, consumer.planner.target_at(moment, consumer.deadline))
+    assert consumer.delivered == before
+    assert [entry.partition_id for entry in consumer.at.active()] == ["p0"]
+    with pytest.raises(MulticloudDbError, match="endingPosition") as caught:
+        consumer.planner.target_at(sim.now + timedelta(hours=1), consumer.deadline, "endingPosition")
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+
+
+class Asked:
+    """A feed that records what each fetch of its readers requests."""
 
     def __init__(self, feed):
-        self._feed, self.asked, self.left_out = feed, 0, set()
+        self._feed, self.asked = feed, []
 
     def for_one_call(self):
         return self
@@ -552,74 +483,64 @@ class Forgetful:
     def __getattr__(self, name):
         return getattr(self._feed, name)
 
-    def heads(self, cursors, max_records, deadline):
-        found = self._feed.heads(cursors, max_records, deadline)
-        self.asked += 1
-        self.left_out = {name for number, name in enumerate(found) if (self.asked + number) % 2}
-        return {name: head for name, head in found.items() if name not in self.left_out}
+    def open(self, *args):
+        reader = self._feed.open(*args)
+        fetch = reader.fetch
+
+        def noted(most, nbytes, wait, deadline):
+            self.asked.append((most, nbytes, wait, deadline.remaining()))
+            return fetch(most, nbytes, wait, deadline)
+
+        reader.fetch = noted
+        return reader
 
 
-class TestLeftOutHeads:
-    """Tests a feed that omits heads: the planner then finds these heads by reading."""
+def test_a_range_is_read_in_parts_that_fit_into_memory_and_end():
+    sim = Simulation()
+    for number in range(3):
+        sim.write("k", {"n": number})
+    consumer = Consumer(sim)
+    parts = consumer.planner.advance(consumer.at, None, consumer.deadline).ranges()
+    consumer.feed = Asked(consumer.feed)
+    assert len(consumer.read(parts)) == 3
+    assert consumer.feed.asked
+    for most, nbytes, wait, remaining in consumer.feed.asked:
+        assert 100 <= most <= 100_000
+        assert 1 << 20 <= nbytes <= 1 << 26
+        assert wait == 0
+        assert 10 <= remaining <= 600
 
-    def consumer(self, sim, **settings):
-        consumer = Consumer(sim, **settings)
-        consumer.feed = Forgetful(consumer.feed)
-        consumer.planner = Planner(consumer.provider, consumer.feed, consumer.on_expired)
-        return consumer
 
-    @pytest.mark.parametrize("most", [None, 8])
-    def test_only_these_are_read(self, most):
-        sim = Simulation(partitions=4)
-        consumer = self.consumer(sim)
-        for number in range(40):
-            sim.write(f"k{number % 12}", {"n": number})
-        calls = consumer.provider.calls
-        step = consumer.planner.advance(consumer.at, most, consumer.deadline)
-        assert consumer.feed.asked == 1
-        assert set(calls.fetches) == consumer.feed.left_out == {"p0", "p2"}
-        assert [part.partition_id for part in step.ranges()] == ["p0", "p1", "p2", "p3"]
-        assert len(consumer.read(step.ranges())) == (40 if most is None else most)
+@both
+def test_a_partition_beside_one_that_retention_took_is_read_in_the_same_step(heads):
+    sim = Simulation(partitions=2)
+    consumer = Consumer(sim, heads=heads, on_expired=SkipToOldest())
+    for number in range(40):
+        sim.write(f"k{number}", {"n": number})
+    sim.trim("p0")
+    step = consumer.planner.advance(consumer.at, None, consumer.deadline)
+    left = [item.event_id for item in sim.truth if item.partition_id == "p1"]
+    assert consumer.read(step.ranges()) == left != []
+    where = consumer.feed.describe(consumer.at.cursor("p0")).text
+    assert step.skipped == (f"{consumer.feed.public_id('p0')} after {where}",)
+    assert consumer.planner.advance(step.after, None, consumer.deadline).skipped == ()
 
-    @settings(max_examples=80, deadline=None)
-    @given(
-        actions=ACTIONS,
-        rest=ACTIONS,
-        partitions=st.integers(1, 4),
-        last=st.sampled_from([None, 1, 3, 50]),
-        behaviour=st.sampled_from(
-            [ServiceBehaviour(), ServiceBehaviour(seed_descendants=False, heartbeats=False, scan_limit=1)]
-        ),
-    )
-    def test_steps_give_the_truth(self, actions, rest, partitions, last, behaviour):
-        sim = Simulation(partitions=partitions, behaviour=behaviour)
-        consumer = self.consumer(sim)
-        for action in actions:
-            act(sim, consumer, action)
-        target = consumer.planner.target(consumer.at, consumer.deadline)
-        there = {item.event_id for item in sim.truth}
-        for action in rest:
-            if action[0] != "step":
-                act(sim, consumer, action)
-        sim.behaviour = ServiceBehaviour()
-        consumer.drain(last, target)
-        assert set(consumer.delivered) == there
-        consumer.drain(last)
-        consumer.check_all()
-        consumer.close()
 
-    @settings(max_examples=40, deadline=None)
-    @given(actions=ACTIONS, rest=ACTIONS, cut=st.floats(0, 1), most=st.sampled_from([None, 1, 4]))
-    def test_what_retention_took_is_replaced_all_the_same(self, actions, rest, cut, most):
-        sim = Simulation(partitions=3)
-        consumer = self.consumer(sim, on_expired=SkipToOldest())
-        for action in actions:
-            act(sim, consumer, action)
-        sim.trim(upto=int(cut * sim.head))
-        trimmed = {partition.id: partition.trimmed for partition in sim.partitions.values()}
-        for action in rest:
-            if action[0] != "step":
-                act(sim, consumer, action)
-        consumer.drain(most)
-        consumer.check_left(trimmed)
-        consumer.close()
+def test_what_was_read_shortly_before_the_deadline_is_a_step():
+    sim = Simulation(behaviour=ServiceBehaviour(page_limit=10))
+    for number in range(50):
+        sim.write("k", {"n": number})
+    consumer = Consumer(sim, heads="none")
+    step = consumer.planner.advance(consumer.at, None, Deadline.after(20))
+    assert len(consumer.read(step.ranges())) == 10
+
+
+@both
+def test_a_notice_inside_a_range_does_not_end_it(heads):
+    sim = Simulation()
+    consumer = Consumer(sim, heads=heads)
+    for number in range(3):
+        sim.write("k", {"n": number})
+        sim.announce("p0", Renamed("a", "b"))
+    consumer.drain()
+    consumer.check_all()

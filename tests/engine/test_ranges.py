@@ -1,9 +1,13 @@
 """Tests bounded reads of a service that answers late, ends early, or has no more records."""
 
+from typing import get_args
+
 import attrs
 import pytest
 
-from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, SkipToOldest
+from multiclouddb_api import Beginning, ErrorCategory, FeedEnded, MulticloudDbError, SkipToOldest
+from multiclouddb_conformance.delegating import WrappedFeed, WrappedProvider
+from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import (
     ServerError,
     ServiceBehaviour,
@@ -11,19 +15,32 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
     TrimmedError,
 )
+from multiclouddb_conformance.simulation.view import View
 from multiclouddb_spi import (
+    Awaiting,
     Batch,
+    Child,
+    Continue,
     Deadline,
+    Drained,
+    Ended,
+    Feed,
     FeedSpec,
     Partition,
     PartitionState,
     Planner,
-    Reader,
+    ProviderFault,
+    Reached,
+    Scanned,
     Survey,
     deadline,
     read_range,
 )
 from multiclouddb_spi.arrival import current
+from multiclouddb_spi.batch import Outcome, children_of, goes_on
+from multiclouddb_spi.continuation.entry import Entry, Plan, Stage
+from multiclouddb_spi.continuation.follow import Ending, apply_end
+from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.planning import ranges
 from multiclouddb_spi.planning.ranges import read_head
 
@@ -66,22 +83,15 @@ class Lagging:
         return getattr(self.feed, name)
 
     def open(self, partition_id, cursor, until=None):
-        reader, lagging = self.feed.open(partition_id, cursor, until), self
+        reader = self.feed.open(partition_id, cursor, until)
+        fetch = reader.fetch
 
-        class Late(Reader):
-            def fetch(self, *asked):
-                answer = lagging.cursors.pop(0) if lagging.cursors else ...
-                if answer is ...:
-                    return reader.fetch(*asked)
-                return nothing(answer or cursor, lagging.poll_after)
+        def late(*asked):
+            answer = self.cursors.pop(0) if self.cursors else ...
+            return fetch(*asked) if answer is ... else nothing(answer or cursor, self.poll_after)
 
-            def cancel(self):
-                reader.cancel()
-
-            def close(self):
-                reader.close()
-
-        return Late()
+        reader.fetch = late
+        return reader
 
 
 class World:
@@ -139,20 +149,6 @@ def test_who_stays_behind_is_given_up_in_words_that_help(clock):
     assert 119 < sum(clock.pauses) < 121
 
 
-def test_who_moves_and_cannot_be_said_to_come_nearer_is_not_waited_for_without_end(clock, monkeypatch):
-    world = World(clock)
-    monkeypatch.setattr(type(world.feed), "compare", lambda *_: None)
-    with pytest.raises(MulticloudDbError, match="nothing more for 120 s"):
-        list(world.read(Lagging(world.feed, world.places[:2] * 2000)))
-
-
-def test_who_has_brought_records_comes_nearer(clock, monkeypatch):
-    world = World(clock, page_limit=1)
-    monkeypatch.setattr(type(world.feed), "compare", lambda *_: None)
-    lagging = Lagging(world.feed, [*[None] * 50, ..., *[None] * 50], 2.0)
-    assert list(world.read(lagging)) == world.names[:3]
-
-
 def test_a_partition_that_ends_early_is_told_behind_what_came_before(clock):
     world = World(clock, drop_notice=True, page_limit=1)
     rows = world.read()
@@ -195,14 +191,6 @@ class TestSkips:
         batches = read_range(world.provider, world.feed, part or world.part, SkipToOldest())
         return [event.event_id for batch in batches for event in batch.events(0, len(batch))]
 
-    def test_a_position_that_is_the_oldest_one_is_read_again(self, clock, monkeypatch):
-        """For example, the oldest record may expire between two requests, or a replica may be late."""
-        world = World(clock)
-        part = attrs.evolve(world.part, start=world.places[1])
-        stated(monkeypatch, world, Partition("p0", (), OPEN, world.places[1]))
-        world.sim.fail_next("p0", TrimmedError("too old"))
-        assert self.read(world, part) == world.names[1:3]
-
     def test_a_position_that_stays_expired_is_an_error(self, clock, monkeypatch):
         world = World(clock)
         stated(monkeypatch, world, Partition("p0", (), OPEN, world.places[0]))
@@ -239,23 +227,18 @@ class Cut:
         return getattr(self._feed, name)
 
     def open(self, partition_id, cursor, until=None):
-        reader, cut = self._feed.open(partition_id, cursor, until), self
+        reader = self._feed.open(partition_id, cursor, until)
+        fetch = reader.fetch
 
-        class Broken(Reader):
-            def fetch(self, max_records, *rest):
-                cut.asked.append(max_records)
-                current().heard(50_000)
-                if max_records > cut.most:
-                    raise ServerError("the connection was cut")
-                return reader.fetch(max_records, *rest)
+        def broken(max_records, *rest):
+            self.asked.append(max_records)
+            current().heard(50_000)
+            if max_records > self.most:
+                raise ServerError("the connection was cut")
+            return fetch(max_records, *rest)
 
-            def cancel(self):
-                reader.cancel()
-
-            def close(self):
-                reader.close()
-
-        return Broken()
+        reader.fetch = broken
+        return reader
 
 
 @pytest.mark.parametrize("read", ["range", "head"])
@@ -273,3 +256,100 @@ def test_a_request_becomes_smaller_while_the_link_is_cut(clock, monkeypatch, rea
     assert cut.asked[again:] == [625] * len(cut.asked[again:]), (
         "the next range of the feed asks for as little"
     )
+
+
+class Vague(WrappedFeed):
+    """A feed that cannot compare two different positions."""
+
+    def compare(self, a, b):
+        return 0 if a == b else None
+
+
+class VagueProvider(WrappedProvider):
+    def open_feed(self, spec, deadline):
+        return Vague(self.inner.open_feed(spec, deadline), self)
+
+
+class TestVague:
+    """Where the order of positions is unknown, no event may be left out."""
+
+    @pytest.fixture
+    def consumer(self, clock):
+        sim = Simulation()
+        provider, soon = VagueProvider(SimulationProvider(sim)), Deadline.after(60)
+        feed = provider.open_feed(FeedSpec(sim.address), soon)
+        planner = Planner(provider, feed, SkipToOldest())
+        at = planner.start(Beginning(), soon)
+        names = [sim.write(f"k{number}", {"n": number}).event_id for number in range(5)]
+
+        def read(step):
+            batches = [
+                each for part in step.ranges() for each in read_range(provider, feed, part, SkipToOldest())
+            ]
+            return [event.event_id for batch in batches for event in batch.events(0, len(batch))]
+
+        return sim, planner, at, soon, names, read
+
+    def test_what_lies_before_a_target_is_read_and_nothing_behind_it(self, consumer):
+        sim, planner, at, soon, names, read = consumer
+        target = planner.target(at, soon)
+        sim.write("k", {"n": 5})
+        assert [name for step in planner.steps(at, soon, target) for name in read(step)] == names
+
+    def test_each_position_is_asked_alone_because_the_order_does_not_show_which_has_expired(self, consumer):
+        sim, planner, at, soon, names, read = consumer
+        sim.trim(upto=3)
+        assert read(planner.advance(at, None, soon)) == names[3:]
+
+    @pytest.mark.parametrize("cursors", [[3, 5, 4], [5, 4, 3], [4, 3, 5]])
+    def test_a_child_starts_at_the_position_before_all_others(self, cursors):
+        sim = Simulation()
+        feed = SimulationProvider(sim).open_feed(FeedSpec(sim.address), Deadline.after(60))
+        assert Feed.join(feed, "c", cursors) == 3
+        with pytest.raises(ProviderFault, match=r"does not say where c starts.*implement `join`"):
+            Feed.join(VagueProvider(SimulationProvider(sim)).open_feed(feed.spec, None), "c", cursors)
+
+
+class TestOutcomes:
+    NAMED = Drained((Child("b", ("a",), 1),))
+    ALL = (Continue(), Reached(), NAMED, Awaiting(), Ended(None), Ended(FeedEnded("over")), Scanned())
+
+    def test_every_outcome_is_told_apart(self):
+        assert {type(outcome) for outcome in self.ALL} == set(get_args(Outcome))
+        assert [goes_on(outcome) for outcome in self.ALL] == [True] + [False] * 6
+        assert [len(children_of(outcome)) for outcome in self.ALL] == [0, 0, 1, 0, 0, 0, 0]
+
+    @pytest.mark.parametrize("question", [goes_on, children_of])
+    def test_what_is_no_outcome_is_refused(self, question):
+        with pytest.raises(AssertionError):
+            question("over")
+
+    def test_a_dropped_collection_ends_the_scan_and_starts_the_stream(self):
+        plan = Plan("plan", [1], "f", 5, holds=True)
+        segments = [Entry.read(name, 1, listed=False) for name in ("part-1", "part-2")]
+        made = Lineage([plan, *segments, Entry("p0", Stage.WAIT, (1,), ("plan",))], RULES)
+        assert apply_end(made, "part-1", Ended(FeedEnded("over"))) == Ending((), ("p0",))
+        assert [entry.partition_id for entry in made] == ["p0"]
+
+    def test_a_page_tells_nothing_of_it_but_the_end_of_all(self, make_bench, monkeypatch, ended):
+        bench = make_bench(2)
+        bench.connect(coverage_audit_seconds=1e9)
+        bench.fill(6)
+        plain = View.ending
+
+        def ending(view, partition_id, *, asked):
+            outcome = plain(view, partition_id, asked=asked)
+            return Ended(None) if isinstance(outcome, Drained) else outcome
+
+        monkeypatch.setattr(View, "ending", ending)
+        _, token = bench.drain()
+        bench.sim.roll("p0")
+        page = bench.page(token)
+        token = page.continuation_token
+        assert page.idle
+        assert page.notices == ()
+        bench.sim.roll("p1")
+        page = bench.page(token)
+        assert [type(notice) for notice in page.notices] == [FeedEnded]
+        assert ended(page)
+        assert page.idle

@@ -1,21 +1,22 @@
 """Tests up to which moment a feed was read, and what moves the watermark."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import attrs
 import pytest
 
-from multiclouddb_api import Beginning, Now, Snapshot
+from multiclouddb_api import AtTime, Beginning, ErrorCategory, MulticloudDbError, Now, Observer, Snapshot
 from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour, SimulationFeed
 from multiclouddb_conformance.simulation.reader import SimulationReader
 from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
-from multiclouddb_spi.continuation.token import decode_token, to_moment
+from multiclouddb_spi import open_feed
+from multiclouddb_spi.reading import pages
 
 DELAY = timedelta(seconds=5)
 SLACK = timedelta(seconds=4)  # the test may run slowly, and the engine's clock goes on
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def current_time(monkeypatch):
     """Let every call ask the service for its time."""
     monkeypatch.setattr("multiclouddb_spi.open_feed._CLOCK_SECONDS", 0.0)
@@ -30,11 +31,10 @@ def delayed(monkeypatch):
 def quiet(make_bench, partitions, caught_up=CaughtUp.EXACT):
     """Make a bench whose service tells no watermark and no heartbeat."""
     behaviour = ServiceBehaviour(caught_up=caught_up, watermarks=False, heartbeats=False)
-    bench = make_bench(partitions, behaviour=behaviour)
-    bench.connect()
-    return bench
+    return make_bench(partitions, behaviour=behaviour)
 
 
+@pytest.mark.usefixtures("current_time")
 class TestProof:
     """A moment and the watermark move only by a record, a heartbeat or an answer that nothing follows."""
 
@@ -86,37 +86,10 @@ class TestProof:
         *_, last = bench.walk(page.continuation_token)
         assert last.diagnostics.read_until > bench.sim.now - DELAY - SLACK
 
-    def test_a_watermark_of_the_service_is_enough(self, make_bench):
-        bench = make_bench(3)
-        bench.connect()
-        bench.fill(9)
-        bench.sim.advance(60)
-        *_, page = bench.walk()
-        assert page.diagnostics.read_until == page.diagnostics.watermark == bench.sim.now
 
-    def test_without_the_time_of_the_service_the_lag_is_unknown(self, make_bench, monkeypatch):
-        monkeypatch.setattr(SimulationFeed, "clock", lambda self, deadline: None)
-        bench = quiet(make_bench, 1)
-        bench.fill(3)
-        *_, page = bench.walk()
-        assert page.idle
-        assert page.diagnostics.lag_seconds is None
-
-
+@pytest.mark.usefixtures("current_time")
 class TestMemory:
     """What is known of a partition is kept while other partitions are read, and in the token."""
-
-    @pytest.mark.usefixtures("delayed")
-    def test_a_call_that_reads_only_one_partition_keeps_the_others(self, make_bench):
-        bench = quiet(make_bench, 4)
-        _, token = bench.drain()
-        bench.sim.advance(100)
-        token = bench.page(token).continuation_token
-        bench.fill_partition("p0", 50)
-        for _ in range(20):
-            page = bench.page(token, size=1)
-            token = page.continuation_token
-            assert page.diagnostics.read_until > bench.sim.now - DELAY - SLACK
 
     @pytest.mark.usefixtures("delayed")
     def test_another_process_goes_on_from_the_token(self, make_bench):
@@ -128,6 +101,15 @@ class TestMemory:
         bench.fill_partition("p0", 5)
         second = bench.page(first.continuation_token, size=1)
         assert second.diagnostics.read_until >= first.diagnostics.read_until > bench.sim.now - DELAY - SLACK
+
+    def test_the_scan_of_a_snapshot_has_none(self, make_bench):
+        bench = make_bench(2)
+        bench.fill(20)
+        pages = list(bench.walk(Snapshot(), size=3))
+        during = [page for page in pages if page.diagnostics.snapshot is not None]
+        assert during
+        assert all(page.diagnostics.read_until is None for page in during)
+        assert pages[-1].diagnostics.read_until is not None
 
     @pytest.mark.usefixtures("delayed")
     def test_an_earlier_token_knows_nothing_of_a_later_one(self, make_bench):
@@ -154,17 +136,8 @@ class TestMemory:
                 assert last is None or (until is not None and until >= last)
                 last = until
 
-    def test_the_scan_of_a_snapshot_has_none(self, make_bench):
-        bench = make_bench(2)
-        bench.connect()
-        bench.fill(20)
-        pages = list(bench.walk(Snapshot(), size=3))
-        during = [page for page in pages if page.diagnostics.snapshot is not None]
-        assert during
-        assert all(page.diagnostics.read_until is None for page in during)
-        assert pages[-1].diagnostics.read_until is not None
 
-
+@pytest.mark.usefixtures("current_time")
 class TestEstimate:
     """A provider whose service proves nothing tells a likely moment, and the page says so."""
 
@@ -192,12 +165,52 @@ class TestEstimate:
         assert (told.read_until, told.read_until_estimated) == (bench.sim.now - DELAY, True)
         assert told.watermark == before
 
-    @pytest.mark.usefixtures("likely")
-    def test_the_token_remembers_that_it_is_one(self, make_bench):
-        bench = quiet(make_bench, 1, CaughtUp.UNKNOWN)
-        bench.fill(3)
-        _, token = bench.drain()
-        bench.sim.advance(60)
+
+FAR = timedelta(hours=30)
+
+
+@pytest.mark.parametrize("jump", [-FAR, FAR])
+def test_a_client_clock_that_is_set_changes_nothing(bench, monkeypatch, jump):
+    """A jump of the client's clock has no effect; the engine uses the service's time for one minute."""
+    bench.fill(3)
+    moment = bench.sim.now
+
+    class Jumping(datetime):
+        ahead = timedelta()
+
+        @classmethod
+        def now(cls, zone=None):
+            return datetime.now(zone or UTC) + cls.ahead
+
+    monkeypatch.setattr(open_feed, "datetime", Jumping)
+    bench.page(AtTime(moment))
+    Jumping.ahead = jump
+    bench.page(AtTime(moment))
+    with pytest.raises(MulticloudDbError) as caught:
+        bench.page(AtTime(moment + timedelta(minutes=5)))
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+
+
+class Low(Observer):
+    def __init__(self):
+        self.told = []
+
+    def retention_headroom_low(self, address, partition_id, seconds):
+        self.told.append((partition_id, seconds))
+
+
+def test_a_headroom_that_stays_low_is_told_once_a_minute(make_bench, monkeypatch):
+    bench = make_bench(4, retention_seconds=3600)
+    low = Low()
+    bench.connect(observer=low, headroom_warning_seconds=10**9)
+    bench.fill(40)
+    seconds = [1000.0]
+    monkeypatch.setattr(pages.time, "monotonic", lambda: seconds[0])
+    token = bench.page(Beginning()).continuation_token
+    told = len(low.told)
+    for _ in range(20):
         token = bench.page(token).continuation_token
-        found = decode_token(token).read_until
-        assert (to_moment(found.micros), found.estimated) == (bench.sim.now - DELAY, True)
+    assert (told, len(low.told)) == (1, 1)
+    seconds[0] += 61
+    bench.page(token)
+    assert len(low.told) == 2

@@ -25,11 +25,13 @@ from multiclouddb_api import (
     SnapshotStarted,
 )
 from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
-from multiclouddb_conformance.simulation.log import place_in_scan
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_spi import Engine, InlineExecutor
 
-LIVES = 5 * int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
+pytestmark = pytest.mark.slow
+
+LIVES = 4 * int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
+lives = pytest.mark.parametrize("count", [LIVES, pytest.param(100 * LIVES, marks=pytest.mark.soak)])
 ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
 OPTIONS = OperationOptions()
 KEYS = 40
@@ -84,35 +86,29 @@ class Life:
         request = ChangeFeedRequest(self.sim.address, position, max_page_size=self.size, **settings)
         return self.engine.read_changes(request, OPTIONS)
 
-    def run(self, on_expired=None, drop_at_done=False, quiet_after=400):
-        """Read to the end of the snapshot, then until no more changes arrive.
-
-        Applications write in the meantime.
-        """
+    def run(self, on_expired=None, quiet_after=400):
+        """Read to the end of the snapshot, then until no more changes arrive."""
         self.restart()
         self.stored = Snapshot(self.order)
         self.done = False
-        return self.go_on(on_expired, drop_at_done, quiet_after)
+        return self.go_on(on_expired, quiet_after)
 
-    def go_on(self, on_expired=None, drop_at_done=False, quiet_after=400):
+    def go_on(self, on_expired=None, quiet_after=400):
         """Read from the stored token."""
         position, dropping = self.stored, False
         while True:
             page = self.read(position, on_expired)
             self.pages += 1
             assert self.pages < 5000
-            self.apply(page, drop_at_done)
+            self.apply(page)
             if self.pages < quiet_after:
                 self.change()
                 if self.retention is not None:
                     self.sim.advance(self.retention / 12)
                     self.sim.trim_older_than(self.retention)
             position = FromContinuationToken(page.continuation_token)
-            chance = self.dice.random()
-            if (
-                chance < 0.3 and self.pages < quiet_after
-            ):  # the process is killed, before or after it has stored the token
-                self.restart()
+            if self.dice.random() < 0.3 and self.pages < quiet_after:
+                self.restart()  # the process is killed, before or after it has stored the token
                 self.kills += 1
                 if self.dice.random() < 0.5 and not isinstance(self.stored, Snapshot):
                     position = self.stored
@@ -126,7 +122,7 @@ class Life:
             if page.idle and self.pages >= quiet_after:
                 return self
 
-    def apply(self, page, drop_at_done):
+    def apply(self, page):
         for notice in page.notices:
             if isinstance(notice, SnapshotStarted):
                 self.sink.begin_again()
@@ -134,83 +130,47 @@ class Life:
         if any(isinstance(notice, BackfillDone) for notice in page.notices):
             self.done = True
             self.sink.end_backfill()
-            if drop_at_done:
-                self.sink.drop_tombstones()
 
     def is_equal(self):
         assert self.done
         return self.sink.rows() == {key: dict(document) for key, document in self.sim.documents().items()}
 
 
-def differing(count, *args, run=None, **settings):
-    lives = [Life(seed, *args, **settings).run(**(run or {}), quiet_after=60) for seed in range(count)]
-    assert sum(life.kills for life in lives) > count
-    assert sum(life.losses for life in lives) > count / 4
-    return [seed for seed, life in enumerate(lives) if not life.is_equal()]
+def differing(count, *args, **settings):
+    found = [Life(seed, *args, **settings).run(quiet_after=60) for seed in range(count)]
+    assert sum(life.kills for life in found) > count
+    assert sum(life.losses for life in found) > count / 4
+    return [seed for seed, life in enumerate(found) if not life.is_equal()]
 
 
+@lives
 @pytest.mark.parametrize("rough", [False, True], ids=["fair", "rough"])
 @pytest.mark.parametrize("point_in_time", [False, True], ids=["convergent", "point in time"])
-class TestEqual:
-    def test_ordered_without_tombstones(self, point_in_time, rough):
-        assert differing(LIVES, ORDERED, tombstones=False, point_in_time=point_in_time, rough=rough) == []
-
-    @pytest.mark.parametrize("order", [INTERLEAVED, AUTO], ids=["interleaved", "auto"])
-    def test_any_order_with_tombstones(self, order, point_in_time, rough):
-        assert differing(LIVES, order, point_in_time=point_in_time, rough=rough) == []
+@pytest.mark.parametrize("order", [ORDERED, INTERLEAVED, AUTO], ids=str)
+def test_the_target_ends_equal_and_ordered_needs_no_tombstones(count, order, point_in_time, rough):
+    settings = {"tombstones": order is not ORDERED, "point_in_time": point_in_time, "rough": rough}
+    assert differing(count, order, **settings) == []
 
 
-class TestTombstones:
-    def test_interleaved_without_them_differs(self):
-        assert len(differing(LIVES, INTERLEAVED, tombstones=False, point_in_time=True)) > LIVES / 2
-
-    @pytest.mark.parametrize("early", [False, True], ids=["in time", "too early"])
-    def test_dropped_before_a_later_token_is_stored_they_are_missing(self, early):
-        life = Life(1, INTERLEAVED)
-        life.sim = Simulation(1, ServiceBehaviour(segments=1, point_in_time=True))
-        for number in range(9):
-            life.sim.write(f"k{number}", {"n": number})
-        life.size = 3
-        life.restart()
-        life.stored, life.done = None, False
-        position = FromContinuationToken(life.read(Snapshot(INTERLEAVED)).continuation_token)
-        last = max(life.sim.documents(), key=place_in_scan)
-        life.sim.write(last, None)
-        page = life.read(position)  # the page contains the delete, but not yet the row
-        life.apply(page, early)
-        stored = position = FromContinuationToken(page.continuation_token)
-        while not life.done:
-            page = life.read(position)
-            life.apply(page, early)
-            position = FromContinuationToken(page.continuation_token)
-        life.restart()  # the token after `BackfillDone` is lost
-        while not (page := life.read(stored)).idle:
-            life.apply(page, early)
-            stored = FromContinuationToken(page.continuation_token)
-        assert life.is_equal() is not early
+def test_interleaved_without_tombstones_differs():
+    assert len(differing(LIVES, INTERLEAVED, tombstones=False, point_in_time=True)) > LIVES / 2
 
 
+@lives
 class TestLongScan:
     """Tests scans that take at least five times as long as the service keeps changes."""
 
-    def test_ordered_expires_and_says_so(self):
-        for seed in range(LIVES):
+    def test_ordered_expires_and_says_so(self, count):
+        for seed in range(count):
             with pytest.raises(MulticloudDbError) as caught:
                 Life(seed, ORDERED, retention=60.0).run()
             assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
 
     @pytest.mark.parametrize("order", [INTERLEAVED, AUTO], ids=["interleaved", "auto"])
-    def test_any_other_order_ends_equal(self, order):
-        for seed in range(LIVES):
+    def test_any_other_order_ends_equal_and_a_snapshot_heals_an_expired_position(self, order, count):
+        for seed in range(count):
             life = Life(seed, order, retention=60.0).run(quiet_after=120)
             assert life.pages > 5 * 12
-            assert life.is_equal(), seed
-
-    @pytest.mark.parametrize("order", [INTERLEAVED, AUTO], ids=["interleaved", "auto"])
-    def test_an_expired_position_is_healed_by_a_snapshot(self, order):
-        for seed in range(LIVES):
-            life = Life(seed, order, retention=60.0)
-            life.run(Resnapshot(Snapshot(order)), quiet_after=60)
             assert life.is_equal(), seed
             for _ in range(8):
                 life.change()

@@ -1,9 +1,6 @@
 """Tests the engine with random histories of a partitioned log, compared with a simple model."""
 
-from __future__ import annotations
-
 import os
-from typing import Any
 
 import attrs
 import pytest
@@ -19,7 +16,6 @@ from multiclouddb_api import (
     MulticloudDbError,
     Now,
     OperationOptions,
-    StartPosition,
 )
 from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import Listing, ServiceBehaviour, Simulation, SimulationProvider
@@ -27,6 +23,8 @@ from multiclouddb_conformance.simulation.ledger import Ledger
 from multiclouddb_spi import Engine, InlineExecutor
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.token import decode_token
+
+pytestmark = pytest.mark.slow
 
 LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "20"))
 BYTES = 65536
@@ -38,98 +36,77 @@ class Life(RuleBasedStateMachine):
     """A random history with writers, splits and merges, and one consumer that crashes and restarts."""
 
     @initialize(
-        seed=st.integers(0, 2**20),
-        partitions=st.integers(1, 4),
-        width=st.sampled_from([1, 2, 16]),
-        rough=st.booleans(),
-        now=st.booleans(),
-        attempts=st.sampled_from([1, 6]),
-        form=st.sampled_from(list(Listing)),
-        late=st.sampled_from([0, 0, 2]),
-    )
-    def begin(
-        self,
-        seed: int,
-        partitions: int,
-        width: int,
-        rough: bool,
-        now: bool,
-        attempts: int,
-        form: Listing,
-        late: int,
-    ) -> None:
+        seed=st.integers(0, 2**20), partitions=st.integers(1, 4), width=st.sampled_from([1, 2, 16]),
+        rough=st.booleans(), now=st.booleans(), attempts=st.sampled_from([1, 6]),
+        form=st.sampled_from(list(Listing)), late=st.sampled_from([0, 0, 2]),
+    )  # fmt: skip
+    def begin(self, seed, partitions, width, rough, now, attempts, form, late):
         self.sim = Simulation(partitions=partitions)
         behaviour = ServiceBehaviour.rough(seed) if rough else ServiceBehaviour(seed=seed)
         self.sim.behaviour = attrs.evolve(behaviour, listing=form, late_siblings=late)
         self.config = ClientConfig("simulation", max_buffered_bytes=BYTES, max_concurrency=width)
         self.attempts = attempts
         self.number = 0
-        self.engines: list[Engine] = []
+        self.engines = []
         self.engine = self.connect()
         self.write(0, 3)
         self.ledger = Ledger(self.sim)
-        self.position: StartPosition = Now() if now else Beginning()
-        self.tokens: list[tuple[str, int]] = []
+        self.position = Now() if now else Beginning()
+        self.tokens = []
         self.read(0, 1)
 
-    def connect(self) -> Engine:
+    def connect(self):
         self.provider = SimulationProvider(self.sim, page_records=20)
-        engine = Engine(
-            self.provider,
-            self.config,
-            executor=InlineExecutor(),
-            attempts=self.attempts,
-            pause=lambda _: None,
-        )
-        self.engines.append(engine)
-        return engine
+        settings = {"executor": InlineExecutor(), "attempts": self.attempts, "pause": lambda _: None}
+        self.engines.append(Engine(self.provider, self.config, **settings))
+        return self.engines[-1]
 
     @rule(key=st.integers(0, 9), count=st.integers(1, 8))
-    def write(self, key: int, count: int) -> None:
+    def write(self, key, count):
         for offset in range(count):
             self.number += 1
             self.sim.write(f"k{(key + offset) % 10}", {"n": self.number})
 
     @rule(keys=st.lists(st.integers(0, 9), min_size=2, max_size=9, unique=True))
-    def transaction(self, keys: list[int]) -> None:
+    def transaction(self, keys):
         self.number += 1
         self.sim.transaction([(f"k{key}", {"n": self.number}) for key in keys])
 
     @rule(key=st.integers(0, 9))
-    def delete(self, key: int) -> None:
+    def delete(self, key):
         self.sim.write(f"k{key}", None)
 
     @precondition(lambda self: len(self.sim.open_partitions) < 12)
     @rule(which=st.integers(0, 11), into=st.integers(2, 3))
-    def split(self, which: int, into: int) -> None:
+    def split(self, which, into):
         names = self.sim.open_partitions
         self.sim.split(names[which % len(names)], into)
 
     @rule(which=st.integers(0, 11))
-    def roll(self, which: int) -> None:
+    def roll(self, which):
         names = self.sim.open_partitions
         self.sim.roll(names[which % len(names)])
 
     @precondition(lambda self: len(self.sim.open_partitions) > 1)
     @rule(which=st.integers(0, 11), other=st.integers(1, 11))
-    def merge(self, which: int, other: int) -> None:
+    def merge(self, which, other):
         names = self.sim.open_partitions
         first = which % len(names)
         second = (first + 1 + other % (len(names) - 1)) % len(names)
         self.sim.merge(names[first], names[second])
 
     @rule(size=PAGE_SIZES, pages=st.integers(1, 6))
-    def read(self, size: int, pages: int) -> None:
+    def read(self, size, pages):
         for _ in range(pages):
             self.page(self.engine, self.ledger, size)
 
     @rule()
-    def crash(self) -> None:
+    def crash(self):
         """Crash the consumer: it loses everything except its token."""
         self.engine = self.connect()
 
     @rule(crashing=st.booleans())
-    def fair(self, crashing: bool) -> None:
+    def fair(self, crashing):
         """Check that small pages return events from every partition that has events, even if no reader stays
         open.
         """
@@ -148,11 +125,11 @@ class Life(RuleBasedStateMachine):
 
     @precondition(lambda self: self.tokens)
     @rule(index=st.integers(0, 10**6), size=PAGE_SIZES)
-    def rewind(self, index: int, size: int) -> None:
+    def rewind(self, index, size):
         """Read from an old token: it must deliver every event that was not delivered before it."""
         token, delivered = self.tokens[index % len(self.tokens)]
         before = {name for name, order in self.ledger.first.items() if order < delivered}
-        came: set[str] = set()
+        came = set()
         engine, position = self.connect(), FromContinuationToken(token)
         for _ in range(3000 + 3 * len(self.sim.truth)):
             page = self.attempt(engine, position, size)
@@ -166,7 +143,7 @@ class Life(RuleBasedStateMachine):
             raise AssertionError("the read from an old token does not end")
         assert self.ledger.expected() - before <= came, "an old token lost events"
 
-    def page(self, engine: Engine, ledger: Ledger, size: int) -> Any:
+    def page(self, engine, ledger, size):
         if isinstance(self.position, Now):
             ledger.restart(self.sim.head)
         page = self.attempt(engine, self.position, size)
@@ -178,7 +155,7 @@ class Life(RuleBasedStateMachine):
         self.tokens.append((page.continuation_token, len(ledger.first)))
         return page
 
-    def attempt(self, engine: Engine, position: StartPosition, size: int) -> Any:
+    def attempt(self, engine, position, size):
         request = ChangeFeedRequest(self.sim.address, position, max_page_size=size)
         try:
             return engine.read_changes(request, OPTIONS)
@@ -188,11 +165,11 @@ class Life(RuleBasedStateMachine):
             return None
 
     @invariant()
-    def contract_is_kept(self) -> None:
+    def contract_is_kept(self):
         if hasattr(self, "provider"):
             assert not self.provider.calls.violations
 
-    def teardown(self) -> None:
+    def teardown(self):
         if not hasattr(self, "ledger"):
             return
         try:

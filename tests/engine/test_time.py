@@ -9,14 +9,16 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 
 import pytest
 
-from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, SkipToOldest
+from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now
+from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import (
     CorruptError,
-    ServerError,
     ServiceBehaviour,
     SimulationFeed,
     SimulationProvider,
@@ -24,7 +26,14 @@ from multiclouddb_conformance.simulation import (
     ThrottledError,
 )
 from multiclouddb_conformance.waiting import assert_prompt
-from multiclouddb_spi.continuation.token import decode_token
+from multiclouddb_spi import Deadline
+from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.fetching.turns import Turns
+from multiclouddb_spi.reading import poll
+from multiclouddb_spi.reading.poll import Fetches
+
+pytestmark = pytest.mark.slow
 
 BEGINNING = Beginning()
 FOREVER = None
@@ -41,10 +50,7 @@ def within(seconds):
 
 
 def prompt(seconds, attempt):
-    """Run an action that must end within the given number of seconds.
-
-    Without a timeout, the action would take 20 seconds or more.
-    """
+    """Run an action that must end within the given number of seconds."""
     assert_prompt(seconds, attempt, at_most=SOON)
 
 
@@ -66,53 +72,7 @@ def aside(call):
     assert not thread.is_alive()
 
 
-@pytest.fixture
-def threaded(make_bench):
-    def make(partitions=1, behaviour=None, **config):
-        bench = make_bench(partitions, behaviour=behaviour)
-        bench.connect(threads=True, **config)
-        return bench
-
-    return make
-
-
-@pytest.fixture
-def slow(monkeypatch):
-    """Make reads of some partitions take the given number of seconds."""
-    seconds = {}
-    fetch = SimulationReader.fetch
-
-    def slowly(self, max_records, max_bytes, wait, deadline):
-        time.sleep(seconds.get(self._id, 0))
-        return fetch(self, max_records, max_bytes, wait, deadline)
-
-    monkeypatch.setattr(SimulationReader, "fetch", slowly)
-    return seconds
-
-
 class TestDeadline:
-    def test_silent_server_ends_the_call_in_time(self, threaded):
-        bench = threaded(behaviour=ServiceBehaviour(silent=1.0, faults_in_row=10**6))
-        bench.fill(3)
-
-        def attempt():
-            began = time.monotonic()
-            error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=0.5, match="deadline")
-            took = time.monotonic() - began
-            assert error.retryable
-            assert bench.sim.public_id("p0") in error.message
-            assert took >= 0.5
-            return took
-
-        prompt(1.5, attempt)
-
-    def test_silent_server_that_comes_back_is_read(self, threaded, ids):
-        bench = threaded(behaviour=ServiceBehaviour(silent=1.0, faults_in_row=10**6))
-        bench.fill(3)
-        bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=0.3)
-        bench.sim.behaviour = ServiceBehaviour()
-        assert ids(bench.page()) == bench.written()
-
     @pytest.mark.parametrize(
         ("owner", "method"),
         [(SimulationProvider, "open_feed"), (SimulationFeed, "start"), (SimulationFeed, "survey")],
@@ -148,52 +108,6 @@ class TestDeadline:
         finally:
             stuck.set()
         assert came == bench.written()
-
-    def test_deadline_with_progress_returns_the_page(self, threaded, ids):
-        bench = threaded(2)
-        events = bench.fill_partition("p1", 3)
-        bench.sim.hold("p0")
-        with within(SOON):
-            page = bench.page(timeout=30)
-        assert ids(page) == events
-        assert not page.idle
-
-    def test_partition_that_gave_no_answer_is_named(self, threaded):
-        bench = threaded(2)
-        bench.sim.hold("p1")
-        page = bench.page(timeout=5)
-        assert not page.idle
-        assert list(page.diagnostics.partition_errors) == [bench.sim.public_id("p1")]
-
-    def test_retries_end_at_the_deadline(self, threaded):
-        bench = threaded()
-        bench.sim.fail_next("p0", ThrottledError("slow down", retry_after=1.6), times=FOREVER)
-        with within(SOON):
-            bench.refused(ErrorCategory.THROTTLED, timeout=4)
-        assert bench.calls.fetches["p0"] <= 3
-
-    def test_answer_that_failed_between_two_calls_is_asked_for_again(self, make_bench, monkeypatch, ids):
-        """A prefetch has failed, perhaps at the deadline of the earlier call.
-
-        The new call must make the request again.
-        """
-        bench = make_bench()
-        bench.connect(attempts=1)
-        bench.fill(100)
-        fetch, fetches = SimulationReader.fetch, []
-
-        def third_time_unlucky(self, *args):
-            fetches.append(self)
-            if len(fetches) == 3:
-                bench.sim.fail_next("p0", ServerError("too late"))
-            return fetch(self, *args)
-
-        monkeypatch.setattr(SimulationReader, "fetch", third_time_unlucky)
-        pages = list(bench.walk(size=20))
-        assert len(fetches) > 3
-        assert [name for page in pages for name in ids(page)] == bench.written()
-        assert all(page.events for page in pages[:5])
-        assert not any(page.diagnostics.partition_errors for page in pages)
 
 
 class TestSlowPartitions:
@@ -237,19 +151,6 @@ class TestSlowPartitions:
         # A busy machine can make a page slow as well, but not in every attempt.
         assert any(slow_ones() <= 3 for _ in range(5))
 
-    def test_partition_slower_than_all_others_is_served_by_small_pages(self, threaded, slow):
-        bench = threaded(4)
-        for name in ("p0", "p1", "p2", "p3"):
-            bench.fill_partition(name, 60)
-        slow["p2"] = 0.1
-        served, place = set(), BEGINNING
-        for _ in range(12):
-            bench.connect(threads=True)
-            page = bench.page(place, size=1)
-            served |= {event.partition_id for event in page.events}
-            place = page.continuation_token
-        assert served == {bench.sim.public_id(name) for name in ("p0", "p1", "p2", "p3")}
-
     def test_more_hung_partitions_than_are_read_at_once_do_not_block_the_others(self, threaded, ids):
         bench = threaded(5, max_concurrency=2)
         for name in ("p0", "p1"):
@@ -259,39 +160,6 @@ class TestSlowPartitions:
         with within(SOON):
             page = bench.page(timeout=20)
         assert ids(page) == events
-
-    def test_suspect_that_hangs_does_not_block_the_others(self, threaded, ids):
-        bench = threaded(3)
-        first = bench.fill_partition("p0", 3)
-        bench.sim.fail_next("p2", CorruptError("broken"), times=1)
-        page = bench.page(size=50)
-        assert ids(page) == first
-        more = bench.fill_partition("p0", 3)
-        bench.sim.hold("p2")
-        with within(SOON):
-            page = bench.page(page.continuation_token, timeout=20)
-        assert ids(page) == more
-
-    def test_two_suspects_are_read_and_nothing_leaks(self, threaded, slow, ids):
-        """One suspect answers at once; the other answers while the remaining partitions are read. The fixture
-        counts the readers.
-        """
-        bench = threaded(4)
-        bench.fill(40, keys=40)
-        bench.connect(attempts=1)
-        bench.sim.fail_next("p1", CorruptError("broken"), times=1)
-        first = bench.page(size=50)
-        bench.fill_partition("p0", 5)
-        bench.connect(attempts=1)
-        bench.sim.fail_next("p1", ServerError("503"), times=1)
-        bench.sim.fail_next("p0", CorruptError("broken"), times=1)
-        second = bench.page(first.continuation_token, size=50)
-        state = decode_token(second.continuation_token).state["p"]
-        assert {entry[0] for entry in state if entry[2:] == [2]} == {"p0", "p1"}
-        slow["p0"] = 0.05
-        bench.connect(threads=True)
-        rest = [name for page in bench.walk(second.continuation_token, size=3) for name in ids(page)]
-        assert sorted(ids(first) + ids(second) + rest) == sorted(bench.written())
 
     def test_long_polls_of_others_do_not_keep_a_call_waiting(self, threaded, ids):
         bench = threaded(8, max_concurrency=8)
@@ -313,21 +181,6 @@ class TestSlowPartitions:
 
 
 class TestWait:
-    def test_wait_ends_with_the_deadline(self, threaded):
-        bench = threaded(2)
-
-        def attempt():
-            began = time.monotonic()
-            assert not bench.page(Now(), wait=60, timeout=0.8).events
-            return time.monotonic() - began
-
-        prompt(2.5, attempt)
-
-    def test_waiting_is_no_busy_loop(self, threaded):
-        bench = threaded(2)
-        bench.page(Now(), wait=2)
-        assert bench.calls.total_fetches <= 14
-
     def test_child_that_starts_while_waiting_is_read(self, threaded, ids):
         bench = threaded(1)
         token = bench.page(Now()).continuation_token
@@ -336,23 +189,6 @@ class TestWait:
             child = bench.sim.split("p0")[0]
             events = bench.fill_partition(child)
         assert ids(outcome[0]) == events
-
-    def test_children_named_late_are_found_while_waiting(self, threaded, ids):
-        bench = threaded(1)
-        token = bench.page(Now()).continuation_token
-        bench.sim.delay_children("p0", 4)
-        child = bench.sim.split("p0")[0]
-        events = bench.fill_partition(child)
-        with within(SOON):
-            assert ids(bench.page(token, wait=20)) == events
-
-    def test_partition_that_recovers_while_waiting_is_read(self, threaded, ids):
-        bench = threaded(2, attempts=1)
-        token = bench.page(Now()).continuation_token
-        events = bench.fill_partition("p1")
-        bench.sim.fail_next("p1", ServerError("503"), times=3)
-        with within(SOON):
-            assert ids(bench.page(token, wait=20)) == events
 
 
 class TestPacing:
@@ -365,12 +201,6 @@ class TestPacing:
         assert bench.calls.fetches["p0"] <= 6
         assert bench.calls.fetches["p1"] <= 6
 
-    def test_wait_is_not_overrun_for_a_partition_that_may_not_be_asked_yet(self, threaded):
-        bench = threaded(1, behaviour=ServiceBehaviour(poll_after=20))
-        with within(SOON):
-            page = bench.page(Now(), wait=0.5)
-        assert page.idle
-
     def test_pace_beyond_the_deadline_ends_at_once_and_is_not_idle(self, threaded):
         bench = threaded(1, behaviour=ServiceBehaviour(poll_after=30))
         token = bench.page(Now()).continuation_token
@@ -379,62 +209,41 @@ class TestPacing:
         assert not page.idle
         assert bench.calls.fetches["p0"] == 1
 
-    def test_records_are_read_on_without_a_pause(self, threaded, ids):
-        bench = threaded(1, behaviour=ServiceBehaviour(poll_after=20, page_limit=10))
-        bench.fill(95)
-        with within(SOON):
-            came = []
-            place = BEGINNING
-            while len(came) < 95:
-                page = bench.page(place, size=10)
-                came += ids(page)
-                place = page.continuation_token
-        assert came == bench.written()
 
-
-def _held(bench):
-    bench.sim.hold("p0")
-    return {}
-
-
-def _polling(bench):
-    return {"wait": 20}
-
-
-def _throttled(bench):
-    bench.sim.fail_next("p0", ThrottledError("slow down", retry_after=20), times=FOREVER)
-    return {}
-
-
-def _paced(bench):
+def paced(bench):
     bench.sim.behaviour = ServiceBehaviour(poll_after=20)
     bench.page(bench.token)
-    return {}
 
 
-def _awaiting(bench):
+def awaiting(bench):
     bench.sim.delay_children("p0", 10**6)
     bench.sim.split("p0")
-    return {"wait": 20}
 
 
-def _silent(bench):
+def silent(bench):
     bench.sim.behaviour = ServiceBehaviour(silent=1.0, faults_in_row=10**6)
-    return {}
+
+
+STATES = {
+    "held": (lambda bench: bench.sim.hold("p0"), 0),
+    "polling": (lambda bench: None, 20),
+    "throttled": (lambda bench: bench.sim.fail_next("p0", ThrottledError("slow", 20), times=FOREVER), 0),
+    "paced": (paced, 0),
+    "awaiting": (awaiting, 20),
+    "silent": (silent, 0),
+}
 
 
 class TestClose:
-    @pytest.mark.parametrize(
-        ("state", "attempts"),
-        [(state, 6) for state in (_held, _polling, _throttled, _paced, _awaiting, _silent)]
-        + [(state, 1) for state in (_held, _polling, _silent)],
-    )
-    def test_call_in_flight_ends_within_a_second_and_says_why(self, threaded, state, attempts):
+    @pytest.mark.parametrize("state", STATES)
+    def test_call_in_flight_ends_within_a_second_and_says_why(self, threaded, state):
+        begin, wait = STATES[state]
+
         def attempt():
-            bench = threaded(attempts=attempts)
+            bench = threaded()
             bench.token = bench.page(Now()).continuation_token
-            settings = state(bench)
-            with aside(lambda: bench.page(bench.token, **settings)) as outcome:
+            begin(bench)
+            with aside(lambda: bench.page(bench.token, wait=wait)) as outcome:
                 time.sleep(0.4)
                 assert not outcome
                 closed_at = time.monotonic()
@@ -447,63 +256,6 @@ class TestClose:
             return took
 
         prompt(1, attempt)
-
-    def test_control_call_in_flight_ends_too(self, threaded, monkeypatch):
-        stuck = threading.Event()
-        monkeypatch.setattr(SimulationFeed, "start", lambda *args, **named: stuck.wait(20))
-
-        def attempt():
-            bench = threaded()
-            with aside(bench.page) as outcome:
-                time.sleep(0.3)
-                closed_at = time.monotonic()
-                bench.engine.close()
-            took = time.monotonic() - closed_at
-            assert "closed" in outcome[0].message
-            return took
-
-        try:
-            prompt(1, attempt)
-        finally:
-            stuck.set()
-
-    def test_many_calls_in_flight_end(self, threaded):
-        def attempt():
-            bench = threaded(4)
-            token = bench.page(Now()).continuation_token
-            outcomes = []
-
-            def read():
-                try:
-                    outcomes.append(bench.page(token, wait=20))
-                except MulticloudDbError as error:
-                    outcomes.append(error)
-
-            threads = [threading.Thread(target=read) for _ in range(6)]
-            for thread in threads:
-                thread.start()
-            time.sleep(0.3)
-            closed_at = time.monotonic()
-            bench.engine.close()
-            for thread in threads:
-                thread.join()
-            assert [type(outcome) for outcome in outcomes] == [MulticloudDbError] * 6
-            return time.monotonic() - closed_at
-
-        prompt(2, attempt)
-
-    def test_closing_twice_and_from_two_threads_is_fine(self, threaded):
-        bench = threaded()
-        bench.page()
-        with aside(bench.engine.close):
-            bench.engine.close()
-        bench.engine.close()
-
-    def test_read_after_close_is_refused_in_words(self, threaded):
-        bench = threaded()
-        bench.page()
-        bench.engine.close()
-        assert "closed" in bench.refused(ErrorCategory.TRANSIENT_FAILURE).message
 
     def test_call_that_fails_because_of_closing_says_so(self, bench, monkeypatch):
         """If a vendor's client is closed, it raises its own error text."""
@@ -522,31 +274,6 @@ class TestClose:
         error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, match="its process ended")
         assert not error.retryable
 
-    def test_call_that_ends_while_the_client_closes_leaves_no_reader(self, threaded, monkeypatch):
-        """A call returns its readers to the cache after the client has closed all other readers.
-
-        The fixture counts the readers.
-        """
-        bench = threaded(2)
-        bench.fill(100)
-        first = bench.page(size=5)
-        from multiclouddb_spi.fetching.readers import ReaderCache
-
-        forget, reached, go = ReaderCache.forget, threading.Event(), threading.Event()
-
-        def late(self, feed=None):
-            forget(self, feed)
-            reached.set()
-            go.wait(30)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(ReaderCache, "forget", late)
-            with aside(bench.engine.close):
-                assert reached.wait(30)
-                with suppress(MulticloudDbError):
-                    bench.page(first.continuation_token, size=5)
-                go.set()
-
 
 INTERRUPTED = """
     import signal, sys, time
@@ -562,19 +289,14 @@ INTERRUPTED = """
     request = ChangeFeedRequest(sim.address, Now())
     page = engine.read_changes(request, OperationOptions())
     request = ChangeFeedRequest(sim.address, FromContinuationToken(page.continuation_token))
-    wait = 0
     match state:
         case "held":
             sim.hold("p1")
-        case "polling":
-            wait = 30
         case "throttled":
             sim.fail_next(None, ThrottledError("slow down", retry_after=20), times=None)
-        case "silent":
-            sim.behaviour = ServiceBehaviour(silent=1.0, faults_in_row=10**6)
     try:
         print("ready", flush=True)
-        engine.read_changes(request, OperationOptions(60, wait))
+        engine.read_changes(request, OperationOptions(60))
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     finally:
@@ -583,7 +305,7 @@ INTERRUPTED = """
 """
 
 
-@pytest.mark.parametrize("state", ["held", "polling", "throttled", "silent"])
+@pytest.mark.parametrize("state", ["held", "throttled"])
 def test_ctrl_c_ends_a_call_and_the_process(state):
     command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED), state]
 
@@ -600,13 +322,238 @@ def test_ctrl_c_ends_a_call_and_the_process(state):
     prompt(2, attempt)
 
 
-def test_expired_partitions_by_the_dozen_are_skipped_within_the_deadline(threaded, ids):
-    bench = threaded(40)
-    bench.fill(80, keys=80)
-    first = bench.page(size=1)
-    bench.sim.trim(upto=40)
-    bench.connect(threads=True)
-    with within(25):
-        pages = bench.walk(first.continuation_token, on_expired=SkipToOldest())
-        came = [name for page in pages for name in ids(page)]
-    assert set(came) == set(bench.written(40)) - set(ids(first))
+BRIEF = 0.4
+KINDS = pytest.mark.parametrize("longest", [60.0, 0.0], ids=["is kept", "is given up"])
+
+
+@pytest.fixture
+def outlasting(make_bench, monkeypatch):
+    """Make a bench with threads; a fetch that takes longer than `longest` is given up when its call ends."""
+
+    def make(partitions=1, longest=60.0, **config):
+        monkeypatch.setattr(SimulationReader, "longest_fetch", lambda reader: longest)
+        bench = make_bench(partitions)
+        bench.connect(threads=True, **config)
+        return bench
+
+    return make
+
+
+class TestOutlasts:
+    @KINDS
+    def test_a_call_ends_at_its_deadline_in_any_case(self, outlasting, longest):
+        bench = outlasting(longest=longest)
+        bench.fill(3)
+        bench.sim.hold("p0")
+
+        def attempt():
+            began = time.monotonic()
+            error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=BRIEF, match="deadline")
+            assert error.retryable
+            assert bench.sim.public_id("p0") in error.message
+            return time.monotonic() - began
+
+        assert_prompt(2, attempt, at_most=10)
+
+    def test_the_next_call_takes_the_answer_that_came_too_late(self, outlasting, ids):
+        bench = outlasting()
+        bench.fill(3)
+        bench.sim.hold("p0")
+        for _ in range(5):
+            bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=BRIEF)
+        assert bench.calls.fetches["p0"] == 1
+        bench.sim.release("p0")
+        assert ids(bench.page()) == bench.written()
+        assert (bench.calls.fetches["p0"], bench.calls.opens["p0"]) == (1, 1)
+        assert bench.calls.cancels == 0
+
+    def test_one_that_runs_for_too_long_is_given_up_and_asked_for_again(self, outlasting, ids):
+        bench = outlasting(longest=0.0)
+        bench.fill(3)
+        bench.sim.hold("p0")
+        for number in (1, 2, 3):
+            while bench.calls.opens["p0"] < number:  # tries again if no thread was free in time
+                bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=BRIEF)
+            assert bench.calls.cancels == bench.calls.opens["p0"] == number
+        bench.sim.release("p0")
+        assert ids(bench.page()) == bench.written()
+
+    def test_the_others_are_read_meanwhile(self, outlasting, ids):
+        bench = outlasting(2)
+        bench.fill_partition("p0", 2)
+        prompt = bench.fill_partition("p1", 2)
+        bench.sim.hold("p0")
+        with within(20):
+            page = bench.page(timeout=30)
+        assert ids(page) == prompt
+        assert not page.idle
+        late = bench.page(page.continuation_token, timeout=5)
+        assert not late.idle
+        assert list(late.diagnostics.partition_errors) == [bench.sim.public_id("p0")]
+        bench.sim.release("p0")
+        events, _ = bench.drain(late.continuation_token)
+        assert sorted(ids(page) + ids(events)) == sorted(bench.written())
+        assert bench.calls.opens["p0"] == 1
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+@pytest.mark.parametrize(("wait", "timeout"), [(0.5, 0.5), (60, 0.8), (0.3, 0.25)])
+def test_a_quiet_feed_is_idle_and_healthy(threaded, partitions, wait, timeout):
+    bench = threaded(partitions)
+    token = bench.page(Now()).continuation_token
+    for _ in range(4):
+        page = bench.page(token, wait=wait, timeout=timeout)
+        token = page.continuation_token
+        assert page.idle
+        assert not page.diagnostics.partition_errors
+
+
+def test_a_fetch_that_only_waits_at_the_deadline_is_no_failure(threaded, monkeypatch):
+    """The service keeps a long poll open for longer than requested."""
+    fetch = SimulationReader.fetch
+    monkeypatch.setattr(
+        SimulationReader,
+        "fetch",
+        lambda self, records, nbytes, wait, deadline: fetch(
+            self, records, nbytes, 30 if wait else 0, deadline
+        ),
+    )
+    bench = threaded(2)
+    page = bench.page(Now(), wait=1, timeout=1)
+    assert page.idle
+    assert not page.diagnostics.partition_errors
+
+
+@pytest.mark.parametrize("longest", [None, 0.2, 7.0])
+def test_one_fetch_waits_as_long_as_the_feed_allows(threaded, monkeypatch, longest):
+    """A feed sets the longest wait of a fetch. It is longer for a service whose requests cost money."""
+    asked, fetch = [], SimulationReader.fetch
+
+    def recorded(self, records, nbytes, wait, deadline):
+        asked.append(wait)
+        if len(asked) == 3:
+            bench.sim.write("news", {"n": 1})
+        return fetch(self, records, nbytes, min(wait, 0.01), deadline)
+
+    bench = threaded(1)
+    token = bench.page(Now()).continuation_token
+    monkeypatch.setattr(SimulationReader, "fetch", recorded)
+    if longest is not None:
+        monkeypatch.setattr(SimulationFeed, "longest_wait", lambda self: longest)
+    page = bench.page(token, wait=30, timeout=40)
+    assert [event.new_item_state for event in page.events] == [{"n": 1}]
+    bound = 1.0 if longest is None else longest
+    assert bound * 0.9 < max(asked) <= bound
+
+
+LONG = 1000.0
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self, now=5000.0, step=0.0):
+        self.now, self.step = now, step
+
+    def monotonic(self):
+        self.now += self.step
+        return self.now
+
+
+class TestRounds:
+    @pytest.fixture
+    def clock(self, monkeypatch):
+        clock = Clock()
+        monkeypatch.setattr(poll, "time", clock)
+        return clock
+
+    def test_a_quiet_service_that_answers_at_once_is_not_asked_without_a_pause(self, make_bench, monkeypatch):
+        bench = make_bench(2)
+        token = bench.page(Now()).continuation_token
+        clock, fetch = Clock(), SimulationReader.fetch
+
+        def at_once(self, records, nbytes, wait, deadline):
+            clock.now += 0.001
+            return fetch(self, records, nbytes, 0.0, deadline)
+
+        def pause(seconds):
+            clock.now += seconds
+
+        monkeypatch.setattr(time, "monotonic", clock.monotonic)
+        monkeypatch.setattr(SimulationReader, "fetch", at_once)
+        monkeypatch.setattr(bench.engine._context.closed, "wait", pause)
+        before = bench.calls.total_fetches
+        assert bench.page(token, wait=10.0).idle
+        assert 20 < bench.calls.total_fetches - before < 120
+
+    def test_a_partition_that_waits_for_news_does_not_keep_others_from_being_asked(
+        self, make_bench, ids, monkeypatch
+    ):
+        """The service keeps the poll of `p0` open for the whole call, but the engine does not treat `p0` as
+        slow.
+        """
+        for module in ("reading.poll",):
+            monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", LONG)
+        bench = make_bench(2)
+        bench.connect(threads=True)
+        token = bench.page(Now()).continuation_token
+        fetch, news, asked = SimulationReader.fetch, [], []
+
+        def patient(self, records, nbytes, wait, deadline):
+            if self._id == "p1":
+                asked.append(wait)
+                if len(asked) == 3:
+                    news.extend(bench.fill_partition("p1"))
+                wait = 0.0
+            return fetch(self, records, nbytes, LONG if wait else 0.0, deadline)
+
+        monkeypatch.setattr(SimulationReader, "fetch", patient)
+        page = bench.page(token, wait=20, timeout=30)
+        assert ids(page) == news
+        assert len(news) == 1
+
+
+@pytest.mark.parametrize(
+    ("had_nothing", "wait", "trouble", "quiet"),
+    [
+        (False, 1.0, None, set()),  # it has never answered
+        (True, 1.0, None, {"p0"}),
+        (True, 0.0, None, set()),  # it is only asked again
+        (True, 1.0, OSError("reset"), set()),
+    ],
+)
+def test_a_partition_that_had_nothing_is_quiet_while_it_waits_for_news(had_nothing, wait, trouble, quiet):
+    """A page is idle only if every partition has answered that it has no more records."""
+    turns = Turns(Lineage([Entry.read("p0", 1)], RULES))
+    budget = SimpleNamespace(limit=1 << 30, used=0, expected=0)
+    context = SimpleNamespace(width=2, page_records=20, budget=budget, cache=None)
+    turns.ask(["p0"])
+    turns.of("p0").silent = had_nothing
+    reader = SimpleNamespace(batch=None, future=Future(), asked_at=0.0, trouble=trouble)
+    Fetches(context, None, turns, 1, 20, Deadline.after(60)).launch(turns.of("p0"), reader, wait)
+    assert turns.quiet() == quiet
+
+
+def test_not_more_than_the_width_are_asked_at_a_time(make_bench, monkeypatch):
+    width, fetch = 2, SimulationReader.fetch
+    running, most, changed = [0], [0], threading.Condition()
+
+    def watched(self, *args):
+        with changed:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+            changed.notify_all()
+            # Each read blocks until too many reads run, or long enough for too many reads to start.
+            changed.wait_for(lambda: running[0] > width, 0.05)
+        try:
+            return fetch(self, *args)
+        finally:
+            with changed:
+                running[0] -= 1
+
+    monkeypatch.setattr(SimulationReader, "fetch", watched)
+    bench = make_bench(partitions=10)
+    bench.connect(threads=True, max_concurrency=width)
+    bench.fill(100, keys=50)
+    assert len(bench.drain()[0]) == 100
+    assert most[0] == width

@@ -4,12 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from multiclouddb_api import EntireCollection, ErrorCategory, MulticloudDbError, PhysicalPartition
+from multiclouddb_api import ErrorCategory
 from multiclouddb_conformance.explore.world import RULES
-from multiclouddb_conformance.simulation import ServiceBehaviour
-from multiclouddb_conformance.simulation.view import View
 from multiclouddb_spi import ProviderFault, session_opener
-from multiclouddb_spi.continuation import state as written_module
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import WrittenTokens
@@ -33,7 +30,6 @@ def parsed(monkeypatch):
 @pytest.fixture
 def bench(make_bench):
     bench = make_bench(3)
-    bench.connect()
     bench.fill(60)
     return bench
 
@@ -44,41 +40,12 @@ def test_a_consumer_that_reads_on_parses_nothing(bench, parsed):
     assert parsed == []
 
 
-def test_a_token_that_is_used_again_delivers_the_same(bench, parsed):
-    token = bench.page(size=7).continuation_token
-    once = bench.page(token, size=7)
-    assert parsed == []
-    again = bench.page(token, size=7)
-    assert parsed == [token]
-    assert again.events == once.events
-    assert decode_token(again.continuation_token).state == decode_token(once.continuation_token).state
-
-
 def test_another_process_continues_from_it(bench, parsed):
     token = bench.page(size=7).continuation_token
     once = bench.page(token, size=7)
     bench.connect()
     assert bench.page(token, size=7).events == once.events
     assert parsed == [token]
-
-
-def test_partitions_that_wait_for_each_other_are_refused(make_bench, monkeypatch):
-    """The service names each of two children as a parent of the other child."""
-    bench = make_bench(1)
-    bench.connect()
-    token = bench.page().continuation_token
-    first, second = bench.sim.split("p0")
-    other, parents = {first: second, second: first}, View.parents
-
-    def circular(self, partition):
-        known = parents(self, partition)
-        return (*known, other[partition.id]) if partition.id in other else known
-
-    monkeypatch.setattr(View, "parents", circular)
-    token = bench.page(token).continuation_token
-    with pytest.raises(MulticloudDbError, match="wait for each other") as refused:
-        bench.page(token)
-    assert refused.value.category is ErrorCategory.INVALID_REQUEST
 
 
 def test_a_call_that_fails_after_it_has_read_leaves_its_token_as_it_was(bench, monkeypatch):
@@ -106,41 +73,6 @@ def test_two_calls_with_one_token_change_nothing_for_each_other(bench):
         assert len({event.event_id for event in [*page.events, *rest]}) == len(bench.written()) - 7
 
 
-def test_it_is_still_refused_where_it_does_not_belong(bench):
-    token = bench.page(size=7).continuation_token
-    scope = PhysicalPartition(bench.partitions()[0])
-    bench.refused(ErrorCategory.INVALID_REQUEST, token, match="scope", scope=scope)
-    assert bench.page(token, scope=EntireCollection()).events
-
-
-def test_a_recreated_resource_is_still_refused(bench):
-    token = bench.page(size=7).continuation_token
-    bench.sim.recreate()
-    bench.engine._feeds.close()
-    bench.refused(ErrorCategory.INVALID_REQUEST, token, match="recreated")
-
-
-@pytest.mark.parametrize("listing", list(ServiceBehaviour().listing.__class__))
-def test_it_means_the_same_while_children_wait(make_bench, listing):
-    """After splits and merges, reading from the kept lineage is the same as reading from the token's text."""
-    bench = make_bench(2, behaviour=ServiceBehaviour(listing=listing))
-    kept, other = bench.connect(), bench.connect()
-    bench.fill(10)
-    one, two = bench.sim.split("p0")
-    bench.fill(10)
-    bench.sim.merge(one, two)
-    bench.fill(10)
-    token, events = bench.page(size=1, engine=kept).continuation_token, 1
-    for _ in range(60):
-        left, _ = bench.drain(token, engine=other)
-        assert events + len(left) == 30
-        page = bench.page(token, size=3, engine=kept)
-        token, events = page.continuation_token, events + len(page.events)
-        if page.idle:
-            break
-    assert events == 30
-
-
 class TestWhatIsKept:
     @staticmethod
     def made(number, partitions=1):
@@ -153,28 +85,11 @@ class TestWhatIsKept:
         """Turn off the checks, because these tokens are not real."""
         monkeypatch.setattr(WrittenTokens, "checks", False)
 
-    def test_a_token_is_given_once(self):
-        tokens = WrittenTokens()
-        tokens.keep(*self.made(1))
-        assert tokens.take("token-1").state.cursor("p0") == 1
-        assert tokens.take("token-1") is None
-
     def test_the_oldest_go_first(self):
         tokens = WrittenTokens()
         for number in range(100):
             tokens.keep(*self.made(number))
         assert [number for number in range(100) if tokens.take(f"token-{number}")] == list(range(36, 100))
-
-    def test_their_partitions_are_limited(self, monkeypatch):
-        monkeypatch.setattr(written_module, "_MOST_ENTRIES", 10)
-        tokens = WrittenTokens()
-        for number in range(5):
-            tokens.keep(*self.made(number, partitions=4))
-        assert [number for number in range(5) if tokens.take(f"token-{number}")] == [3, 4]
-        tokens.keep(*self.made(9, partitions=11))
-        assert tokens.take("token-9") is None
-        tokens.keep(*self.made(1, partitions=10))
-        assert tokens.take("token-1")
 
     def test_a_lineage_that_differs_from_its_token_is_found(self, monkeypatch, bench):
         """In tests, a check compares the lineage with its token; otherwise, no test would notice an

@@ -11,7 +11,7 @@ from multiclouddb_conformance.explore.service import Service
 from multiclouddb_conformance.explore.world import Kind
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_embedded.provider import EmbeddedPlugin
-from multiclouddb_embedded.store.layout import partition_hash, partition_identity
+from multiclouddb_embedded.store.collection import partition_hash, partition_identity
 
 NAME = "orders"
 BEGUN = datetime(2026, 1, 1, tzinfo=UTC)

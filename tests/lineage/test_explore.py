@@ -31,21 +31,25 @@ KINDS = [pytest.param(kind, id=kind.value) for kind in Kind]
 SECONDS = int(os.environ.get("MULTICLOUDDB_WANDER_SECONDS", "3600"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [0, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_small_history_keeps_every_promise(kind, group):
-    bounds = bounds_of(kind, group)
-    result = explore(bounds, default_depth(group))
+def test_every_small_history_keeps_every_promise(kind, group, more):
+    """A service that names children late has the most mechanisms, so it is explored one step further."""
+    bounds, less = bounds_of(kind, group), kind is not Kind.LATE or group == "empty"
+    result = explore(bounds, default_depth(group) - less + more)
     assert not result.violations, "\n".join(test_of(bounds, each, 1) for each in result.violations)
     assert result.complete
-    assert result.states > 1000
+    assert result.states > 100
 
 
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 202), marks=pytest.mark.soak)])
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_some_long_histories_keep_every_promise(kind, group):
+def test_some_long_histories_keep_every_promise(kind, group, seeds):
     bounds = random_bounds(kind, group)
-    for seed in range(8):
+    for seed in seeds:
         violation = wander(bounds, 16, seed)
         assert violation is None, f"seed {seed}\n{test_of(bounds, shortened(bounds, violation), 1)}"
 

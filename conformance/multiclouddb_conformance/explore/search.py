@@ -188,7 +188,7 @@ def random_bounds(kind: Kind, group: str) -> Bounds:
 
 
 def default_depth(group: str) -> int:
-    """Return to which depth `make test` explores a group: together they take less than a minute."""
+    """Return the default depth of a group: together they take less than a minute."""
     return 5 if group == "base" else 4
 
 

@@ -185,7 +185,9 @@ class TestWiderScopes:
 
     @pytest.mark.refuses(_DATABASE)
     def test_a_database_is_refused_with_the_way_out(self, collection: Collection) -> None:
-        _refused(collection, EntireDatabase(), ResourceAddress(collection.address.database or "main"))
+        _refused(
+            collection, EntireDatabase(), ResourceAddress(database=collection.address.database or "main")
+        )
 
     @pytest.mark.refuses(_CLUSTER)
     def test_a_cluster_is_refused_with_the_way_out(self, collection: Collection) -> None:

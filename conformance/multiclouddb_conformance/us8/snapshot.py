@@ -247,7 +247,7 @@ class TestSnapshot:
                 assert "EntireCollection()" in error.message
 
     def test_wider_scopes_are_refused(self, collection: Collection) -> None:
-        database = ResourceAddress(collection.address.database or "main")
+        database = ResourceAddress(database=collection.address.database or "main")
         _refused(collection, scope=EntireDatabase(), start=Snapshot(), address=database)
         _refused(collection, scope=EntireCluster(), start=Snapshot(), address=ResourceAddress())
 

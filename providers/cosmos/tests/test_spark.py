@@ -3,11 +3,14 @@
 import random
 import threading
 
+import pytest
 from azure.cosmos.exceptions import CosmosResourceNotFoundError
 
 from multiclouddb_api import decode_json
 
 from .world import DATABASE, NAME
+
+pytestmark = pytest.mark.xdist_group("jvm")
 
 
 def write(world, count, seed=0):

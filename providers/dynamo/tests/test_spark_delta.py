@@ -8,6 +8,8 @@ import pytest
 from .servers.local import LocalDynamo
 from .servers.server import CREDENTIALS, REGION
 
+pytestmark = pytest.mark.xdist_group("jvm apart")
+
 LIVES = runpy.run_path(str(Path(__file__).parents[3] / "spark" / "tests" / "delta_lives.py"))
 
 

@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -36,10 +37,7 @@ _MISSING: Final = Row(ErrorCategory.NOT_FOUND, _GONE)
 _SPOILT: Final = Row(ErrorCategory.PERMANENT_FAILURE, _DAMAGED)
 
 
-def _passing(why: str) -> Row:
-    return Row(ErrorCategory.TRANSIENT_FAILURE, why)
-
-
+_passing: Final = partial(Row, ErrorCategory.TRANSIENT_FAILURE)
 # Maps a primary result code to its meaning.
 _CODES: Final[dict[int, Row]] = {
     sqlite3.SQLITE_BUSY: _passing(f"another process holds the store; {_RETRY}"),

@@ -12,9 +12,9 @@ import attrs
 from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode
 from multiclouddb_embedded.mapping import cursor_of, position_of
 from multiclouddb_embedded.source import Scope
-from multiclouddb_embedded.store.collection import Collection
-from multiclouddb_embedded.store.layout import (
+from multiclouddb_embedded.store.collection import (
     PARTITION_COLUMNS,
+    Collection,
     PartitionRow,
     named_partitions,
     partition_rows,
@@ -55,14 +55,6 @@ GROUP BY collection
 
 The parameters are `:collection` and `:hash`, which may be null.
 """
-
-
-def whole_row(connection: sqlite3.Connection, collection: int, number: int | None) -> PartitionRow | None:
-    """Return one partition that represents the whole collection, or all partitions that contain a hash."""
-    row = connection.execute(
-        f"SELECT {PARTITION_COLUMNS} FROM {WHOLE}", {"collection": collection, "hash": number}
-    ).fetchone()
-    return PartitionRow(*row) if row is not None else None
 
 
 @attrs.frozen
@@ -124,21 +116,20 @@ def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: 
     return Standing(head_seq, head_ts, before, row)
 
 
-def check_there(connection: sqlite3.Connection, collection: Collection) -> None:
-    """Refuse to read a collection that was dropped."""
-    live = connection.execute(
-        "SELECT 1 FROM collections WHERE id = ? AND incarnation = ?", (collection.id, collection.incarnation)
+def check_there(connection: sqlite3.Connection, collection: Collection) -> int:
+    """Refuse to read a collection that was dropped; return the number up to which its log was trimmed."""
+    found = connection.execute(
+        "SELECT trimmed FROM collections WHERE id = ? AND incarnation = ?",
+        (collection.id, collection.incarnation),
     ).fetchone()
-    if live is None:
-        raise _dropped(collection)
-
-
-def _dropped(collection: Collection) -> ProviderFault:
-    return ProviderFault.of(
-        ErrorCategory.NOT_FOUND,
-        f"the collection {collection.database}/{collection.name} was dropped; a collection created later "
-        f"under the same name is another one; {START_ANEW}",
-    )
+    if found is None:
+        raise ProviderFault.of(
+            ErrorCategory.NOT_FOUND,
+            f"the collection {collection.database}/{collection.name} was dropped; a collection created later "
+            f"under the same name is another one; {START_ANEW}",
+        )
+    trimmed: int = found[0]
+    return trimmed
 
 
 def outcome_of(
@@ -228,18 +219,16 @@ class Family:
 def read_family(connection: sqlite3.Connection, scope: Scope) -> Family:
     """Return the partitions that a feed covers."""
     collection = scope.collection
-    found = connection.execute(
-        "SELECT trimmed FROM collections WHERE id = ? AND incarnation = ?",
-        (collection.id, collection.incarnation),
-    ).fetchone()
-    if found is None:
-        raise _dropped(collection)
+    trimmed = check_there(connection, collection)
     if scope.whole:
-        row = whole_row(connection, collection.id, scope.hash)
-        rows = [] if row is None else [row]
+        # One partition represents the whole collection, or all partitions that contain the hash.
+        found = connection.execute(
+            f"SELECT {PARTITION_COLUMNS} FROM {WHOLE}", {"collection": collection.id, "hash": scope.hash}
+        )
+        rows = [PartitionRow(*row) for row in found]
     else:
         rows = [row for row in partition_rows(connection, collection.id) if row.holds(scope.hash)]
-    return Family(rows, collection.created_seq, found[0])
+    return Family(rows, collection.created_seq, trimmed)
 
 
 def read_head(connection: sqlite3.Connection) -> tuple[int, int]:
@@ -304,16 +293,12 @@ def _count(
 
 def check_images(collection: Collection, spec: FeedSpec) -> None:
     """Refuse a request for documents that the log does not contain."""
-    name, images = collection.name, collection.images
-    if spec.new_item_state_mode is NewItemStateMode.REQUIRE and images == "keys":
+    new = spec.new_item_state_mode is NewItemStateMode.REQUIRE and collection.images == "keys"
+    old = spec.old_item_state_mode is OldItemStateMode.REQUIRE and collection.images != "new_and_old"
+    if new or old:
+        field, images = ("new_item_state_mode", "new") if new else ("old_item_state_mode", "new_and_old")
         raise unsupported(
-            f"new_item_state_mode=REQUIRE: {name!r} was created with images='keys', so its log contains no "
-            f"documents",
-            "create the collection with images='new', or leave new_item_state_mode out",
-        )
-    if spec.old_item_state_mode is OldItemStateMode.REQUIRE and images != "new_and_old":
-        raise unsupported(
-            f"old_item_state_mode=REQUIRE: {name!r} was created with images={images!r}, "
-            "its log has no old documents",
-            "create the collection with images='new_and_old', or leave old_item_state_mode out",
+            f"{field}=REQUIRE: {collection.name!r} was created with images={collection.images!r}, so its log "
+            "does not contain these documents",
+            f"create the collection with images={images!r}, or leave {field} out",
         )

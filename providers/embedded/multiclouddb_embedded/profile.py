@@ -14,13 +14,12 @@ ids of `mongo` with `INVALID_REQUEST`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 import attrs
 
 from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, Support
 
-_MICROSECOND: Final = 1
 _SECOND: Final = 1_000_000
 
 _PLAIN: Final = {
@@ -58,22 +57,8 @@ class Profile:
 
     name: str  # the value of `profile=`
     capabilities: CapabilitySet  # the capabilities of the provider under this profile
-    precision: int = _MICROSECOND  # `AtTime` is rounded down to a multiple of this many microseconds
+    precision: int = 1  # `AtTime` is rounded down to a multiple of this many microseconds
     whole: bool = False
-
-
-def _profile(
-    name: str,
-    changes: Mapping[Capability, tuple[Support, str]],
-    *,
-    precision: int = _MICROSECOND,
-    whole: bool = False,
-) -> Profile:
-    narrowed = {
-        capability: CapabilityNote(support, f"profile={name}: {note}")
-        for capability, (support, note) in changes.items()
-    }
-    return Profile(name, CapabilitySet({**_PLAIN, **narrowed}), precision, whole)
 
 
 _NATIVE, _EMULATED, _UNSUPPORTED = Support.NATIVE, Support.EMULATED, Support.UNSUPPORTED
@@ -82,45 +67,54 @@ _NO_KEY_SCOPE: Final = (
     "the feed cannot select changes by partition key; read PhysicalPartition(…) or EntireCollection() and "
     "keep the events whose event.key.partition_key you want",
 )
-_BACKFILL: Final = "an all-versions-and-deletes feed starts only at now or at a token; "
-_OPT_IN: Final = "ask for a backfill with provider_options=EmbeddedOptions(backfill=True), or start at Now()"
+_BACKFILL: Final = (
+    "an all-versions-and-deletes feed starts only at now or at a token; ask for a backfill with "
+    "provider_options=EmbeddedOptions(backfill=True), or start at Now()"
+)
+_NO_WIDER: Final = (
+    "MongoDB can do this, but the embedded store cannot; read each collection with EntireCollection()"
+)
+
+_Change: TypeAlias = str | tuple[Support, str]
 
 PLAIN: Final = Profile("", CapabilitySet(_PLAIN))
 """The profile without limits."""
 
+
+def _profile(
+    name: str, changes: Mapping[Capability, _Change], *, precision: int = 1, whole: bool = False
+) -> Profile:
+    """Make a profile from its notes; a note alone does not change the support."""
+    narrowed = {}
+    for capability, change in changes.items():
+        support, note = (_PLAIN[capability].support, change) if isinstance(change, str) else change
+        narrowed[capability] = CapabilityNote(support, f"profile={name}: {note}")
+    return Profile(name, CapabilitySet({**_PLAIN, **narrowed}), precision, whole)
+
+
 _DYNAMO: Final = _profile(
     "dynamo",
     {
-        Capability.CHANGE_FEED_BEGINNING: (
-            _NATIVE,
-            "DynamoDB keeps changes for 24 hours; a store keeps them until EmbeddedStore.trim",
-        ),
+        Capability.CHANGE_FEED_BEGINNING: "DynamoDB keeps changes for 24 hours; a store keeps them until "
+        "EmbeddedStore.trim",
         Capability.CHANGE_FEED_POINT_IN_TIME: (
             _UNSUPPORTED,
             "a stream starts at its beginning, at now or at a token; start at Beginning() and leave out "
             "events whose event.timestamp is earlier",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: _NO_KEY_SCOPE,
-        Capability.CHANGE_FEED_OLD_ITEM_STATE: (
-            _NATIVE,
-            'DynamoDB needs a stream of type NEW_AND_OLD_IMAGES; a store needs images="new_and_old"',
-        ),
+        Capability.CHANGE_FEED_OLD_ITEM_STATE: "DynamoDB needs a stream of type NEW_AND_OLD_IMAGES; a store "
+        'needs images="new_and_old"',
     },
 )
 _SPANNER: Final = _profile(
     "spanner",
     {
-        Capability.CHANGE_FEED_BEGINNING: (
-            _NATIVE,
-            "Spanner keeps changes for retention_period, a day by default; a store keeps them until "
-            "EmbeddedStore.trim",
-        ),
+        Capability.CHANGE_FEED_BEGINNING: "Spanner keeps changes for retention_period, a day by default; a "
+        "store keeps them until EmbeddedStore.trim",
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: _NO_KEY_SCOPE,
-        Capability.CHANGE_FEED_OLD_ITEM_STATE: (
-            _NATIVE,
-            "Spanner needs a change stream with value_capture_type NEW_ROW_AND_OLD_VALUES; a store "
-            'needs images="new_and_old"',
-        ),
+        Capability.CHANGE_FEED_OLD_ITEM_STATE: "Spanner needs a change stream with value_capture_type "
+        'NEW_ROW_AND_OLD_VALUES; a store needs images="new_and_old"',
     },
 )
 _COSMOS: Final = _profile(
@@ -128,12 +122,12 @@ _COSMOS: Final = _profile(
     {
         Capability.CHANGE_FEED_BEGINNING: (
             _EMULATED,
-            f"{_BACKFILL}{_OPT_IN}; the backfill returns the changes, while that of Cosmos DB returns the "
-            "current items",
+            f"{_BACKFILL}; the backfill returns the changes, while that of Cosmos DB returns the current "
+            "items",
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: (
             _EMULATED,
-            f"{_BACKFILL}{_OPT_IN}; in whole seconds, up to one second early",
+            f"{_BACKFILL}; in whole seconds, up to one second early",
         ),
         Capability.CHANGE_FEED_SNAPSHOT: (
             _UNSUPPORTED,
@@ -149,43 +143,18 @@ _COSMOS: Final = _profile(
 _MONGO: Final = _profile(
     "mongo",
     {
-        Capability.CHANGE_FEED: (
-            _NATIVE,
-            "a collection has one stream, which is its only physical partition, 0",
-        ),
-        Capability.CHANGE_FEED_BEGINNING: (
-            _NATIVE,
-            "MongoDB keeps changes as long as the oplog has room; a store keeps them until "
-            "EmbeddedStore.trim",
-        ),
-        Capability.CHANGE_FEED_POINT_IN_TIME: (
-            _NATIVE,
-            "the start is in whole seconds; a store starts up to 1 second early, and MongoDB up to "
-            "1.1 seconds",
-        ),
-        Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: (
-            _NATIVE,
-            "MongoDB's server checks every change; a store uses an index",
-        ),
-        Capability.CHANGE_FEED_OLD_ITEM_STATE: (
-            _NATIVE,
-            "MongoDB needs a collection with changeStreamPreAndPostImages; a store needs "
-            'images="new_and_old"',
-        ),
-        Capability.CHANGE_FEED_DATABASE_SCOPE: (
-            _UNSUPPORTED,
-            "MongoDB can do this, but the embedded store cannot; read each collection with "
-            "EntireCollection()",
-        ),
-        Capability.CHANGE_FEED_CLUSTER_SCOPE: (
-            _UNSUPPORTED,
-            "MongoDB can do this, but the embedded store cannot; read each collection with "
-            "EntireCollection()",
-        ),
-        Capability.RUN_COMMAND: (
-            _UNSUPPORTED,
-            "MongoDB can do this, but a store has no commands; write with EmbeddedStore",
-        ),
+        Capability.CHANGE_FEED: "a collection has one stream, which is its only physical partition, 0",
+        Capability.CHANGE_FEED_BEGINNING: "MongoDB keeps changes as long as the oplog has room; a store "
+        "keeps them until EmbeddedStore.trim",
+        Capability.CHANGE_FEED_POINT_IN_TIME: "the start is in whole seconds; a store starts up to 1 second "
+        "early, and MongoDB up to 1.1 seconds",
+        Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "MongoDB's server checks every change; a store uses "
+        "an index",
+        Capability.CHANGE_FEED_OLD_ITEM_STATE: "MongoDB needs a collection with "
+        'changeStreamPreAndPostImages; a store needs images="new_and_old"',
+        Capability.CHANGE_FEED_DATABASE_SCOPE: _NO_WIDER,
+        Capability.CHANGE_FEED_CLUSTER_SCOPE: _NO_WIDER,
+        Capability.RUN_COMMAND: "MongoDB can do this, but a store has no commands; write with EmbeddedStore",
     },
     precision=_SECOND,
     whole=True,

@@ -17,8 +17,7 @@ from multiclouddb_embedded.profile import PLAIN, Profile
 from multiclouddb_embedded.source import OpenStore, Source, scope_of
 from multiclouddb_embedded.store import EmbeddedStore
 from multiclouddb_embedded.store.collection import MAIN, find_collection, list_collections
-from multiclouddb_embedded.store.connection import ConnectionPool, Monitor
-from multiclouddb_embedded.store.schema import check_store
+from multiclouddb_embedded.store.connection import ConnectionPool, Monitor, check_store
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderPlugin
 from multiclouddb_spi.connection import checked_native
 

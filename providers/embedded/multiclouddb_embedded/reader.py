@@ -6,9 +6,8 @@ import sqlite3
 from typing import Final
 
 from multiclouddb_api import MulticloudDbError, MulticloudDbKey, decode_json
-from multiclouddb_embedded.mapping import EmbeddedMapper, View, cursor_of, from_micros
+from multiclouddb_embedded.mapping import EmbeddedMapper, Records, View, cursor_of, from_micros
 from multiclouddb_embedded.partitions import Standing, outcome_of, standing
-from multiclouddb_embedded.records import Records
 from multiclouddb_embedded.source import Source
 from multiclouddb_embedded.store.connection import Interrupt, Version, snapshot
 from multiclouddb_spi import Batch, Continue, Deadline, Outcome, Reached, Reader
@@ -99,7 +98,10 @@ class EmbeddedReader(Reader):
                 batch = self._read(max_records, max_bytes, deadline)
                 nothing = not len(batch) and batch.caught_up and isinstance(batch.outcome, Continue)
                 self._idle = (version, batch) if nothing else None
-            if self._idle is None or not self._sleep(patience):
+            left = patience.remaining()
+            if self._idle is None or left <= 0:
+                return batch
+            if self._interrupt.cancelled.wait(min(self._source.options.poll_seconds, left)):
                 return batch
 
     def cancel(self) -> None:
@@ -109,11 +111,6 @@ class EmbeddedReader(Reader):
     def close(self) -> None:
         """Discard the last answer. The reader closes no connection, because the pool owns the connections."""
         self._idle = None
-
-    def _sleep(self, patience: Deadline) -> bool:
-        """Wait a moment. Return False if the time limit of the caller has been reached."""
-        left = patience.remaining()
-        return left > 0 and not self._interrupt.cancelled.wait(min(self._source.options.poll_seconds, left))
 
     def _read(self, max_records: int, max_bytes: int, deadline: Deadline) -> Batch:
         source = self._source

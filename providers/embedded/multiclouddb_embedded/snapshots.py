@@ -25,9 +25,8 @@ import orjson
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, decode_json
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_embedded.mapping import View, from_micros
+from multiclouddb_embedded.mapping import ORDER_DIGITS, View, from_micros
 from multiclouddb_embedded.partitions import check_there
-from multiclouddb_embedded.records import ORDER_DIGITS
 from multiclouddb_embedded.source import Scope, Source
 from multiclouddb_embedded.store.connection import Interrupt, snapshot
 from multiclouddb_spi import (
@@ -70,28 +69,19 @@ def plan_scan(
 ) -> ScanPlan:
     """Plan a scan."""
     seq, ts = head
-    bounds = _bounds(scope)
-    if bounds is None:
+    if scope.key is None:
         row = connection.execute(_COUNT, {"collection": scope.collection.id, "after": b""}).fetchone()
         (records, end), after = row, b""
         rows = max(1 if segments else _LEAST_ROWS, -(-records // (segments or _SEGMENTS)))
     else:
-        after, end = bounds
-        records, rows = None, 2**53
+        # The next character after `[1,[["id","a"]` is `]`, or `,` if the key has more components. Both
+        # characters sort before `^`.
+        after = scope.key[:-2]
+        end, records, rows = after + b"^", None, 2**53
     plan_id = secrets.token_hex(6)
     cursor: Cursor = [plan_id, seq, ts, rows, 0, _text(after), _text(end or b"")]
     count = None if records is None else max(1, -(-records // rows))
     return ScanPlan(plan_id, cursor, tuple(seeds), _floor(seq), from_micros(ts), count or 1, records)
-
-
-def _bounds(scope: Scope) -> tuple[bytes, bytes] | None:
-    """Return the bounds of the keys with this partition key, or None for a whole collection."""
-    if scope.key is None:
-        return None
-    # The next character after `[1,[["id","a"]` is `]`, or `,` if the key has more components. Both characters
-    # sort before `^`.
-    start = scope.key[:-2]
-    return start, start + b"^"
 
 
 def cut(

@@ -13,9 +13,8 @@ from multiclouddb_api import LogicalPartition
 from multiclouddb_embedded.config import EmbeddedOptions
 from multiclouddb_embedded.errors import missing_file
 from multiclouddb_embedded.profile import Profile
-from multiclouddb_embedded.store.collection import Collection
+from multiclouddb_embedded.store.collection import Collection, partition_hash, partition_identity
 from multiclouddb_embedded.store.connection import ConnectionPool, Monitor, snapshot
-from multiclouddb_embedded.store.layout import partition_hash, partition_identity
 from multiclouddb_spi import Deadline, FeedSpec
 
 

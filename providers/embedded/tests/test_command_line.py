@@ -5,6 +5,8 @@ import pytest
 from multiclouddb_conformance.command_line import Tail, Writer, follow
 from multiclouddb_embedded import EmbeddedStore
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def store(tmp_path):

@@ -26,30 +26,18 @@ def request(collection="items"):
     return ChangeFeedRequest(ResourceAddress("main", collection), Beginning())
 
 
-class TestNaming:
-    def test_by_url(self, store):
-        store.create_collection("items")
-        with connect(f"embedded://{store.path}") as client:
-            assert client.read_changes(request()).idle
-
-    def test_by_path(self, store, tmp_path, monkeypatch):
-        store.create_collection("items")
-        monkeypatch.chdir(tmp_path)
-        for path in (store.path, tmp_path / "store.db", "store.db"):
-            with connect(config(path=path)) as client:
-                assert client.read_changes(request()).idle
-
-    def test_a_url_is_unquoted(self, tmp_path):
-        with EmbeddedStore(tmp_path / "a b?c.db") as odd:
-            odd.create_collection("items")
-        with connect(f"embedded://{tmp_path}/a%20b%3Fc.db") as client:
-            assert client.read_changes(request()).idle
-
-    def test_an_absolute_path_may_start_with_two_slashes(self, store):
-        """SQLAlchemy's users write the URL of an absolute path with four slashes."""
-        with EmbeddedStore(f"/{store.path}") as same:
-            same.create_collection("items")
-        with connect(f"embedded:///{store.path}") as client:
+def test_a_store_is_named_by_a_url_or_a_path(store, tmp_path, monkeypatch):
+    """SQLAlchemy's users write the URL of an absolute path with four slashes."""
+    store.create_collection("items")
+    with EmbeddedStore(tmp_path / "a b?c.db") as odd, EmbeddedStore(f"/{store.path}"):
+        odd.create_collection("items")
+    monkeypatch.chdir(tmp_path)
+    for settings in (
+        config(url=f"embedded://{store.path}"), config(url=f"embedded:///{store.path}"),
+        config(url=f"embedded://{tmp_path}/a%20b%3Fc.db"),
+        config(path=store.path), config(path=tmp_path / "store.db"), config(path="store.db"),
+    ):  # fmt: skip
+        with connect(settings) as client:
             assert client.read_changes(request()).idle
 
 
@@ -85,10 +73,10 @@ class TestWrongNames:
             connect(config(path=tmp_path / "x.db"))
         assert list(tmp_path.iterdir()) == []
 
-    @pytest.mark.parametrize("seconds", [0, -1, 1.5, float("nan"), "1", True])
-    def test_options_have_their_range(self, seconds):
-        with refused("EmbeddedOptions.poll_seconds"):
-            EmbeddedOptions(poll_seconds=seconds)
+    def test_options_have_their_range(self):
+        for seconds in (0, -1, 1.5, float("nan"), "1", True):
+            with refused("EmbeddedOptions.poll_seconds"):
+                EmbeddedOptions(poll_seconds=seconds)
 
 
 class TestNativeClient:

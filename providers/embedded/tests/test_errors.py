@@ -9,40 +9,17 @@ from multiclouddb_api import ErrorCategory as Category
 from multiclouddb_api import MulticloudDbError
 from multiclouddb_embedded.errors import classify, store_errors
 
-RETRYABLE = {
-    "SQLITE_ABORT",
-    "SQLITE_BUSY",
-    "SQLITE_INTERRUPT",
-    "SQLITE_IOERR",
-    "SQLITE_LOCKED",
-    "SQLITE_NOMEM",
-    "SQLITE_PROTOCOL",
-    "SQLITE_SCHEMA",
+# The library, not the user, makes the mistakes of the last line: a wrong statement or a violated constraint.
+NAMES = {
+    Category.TRANSIENT_FAILURE: "ABORT BUSY INTERRUPT IOERR LOCKED NOMEM PROTOCOL SCHEMA",
+    Category.NOT_FOUND: "CANTOPEN NOTFOUND",
+    Category.INVALID_REQUEST: "NOTADB",
+    Category.AUTHORIZATION_FAILED: "AUTH PERM READONLY",
+    Category.PROVIDER_ERROR: "TOOBIG",
+    Category.PERMANENT_FAILURE: "CORRUPT FORMAT FULL NOTICE WARNING NOLFS "
+    "CONSTRAINT EMPTY ERROR INTERNAL MISMATCH MISUSE RANGE",
 }
-CATEGORIES = {
-    **dict.fromkeys(RETRYABLE, Category.TRANSIENT_FAILURE),
-    "SQLITE_CANTOPEN": Category.NOT_FOUND,
-    "SQLITE_NOTFOUND": Category.NOT_FOUND,
-    "SQLITE_NOTADB": Category.INVALID_REQUEST,
-    "SQLITE_AUTH": Category.AUTHORIZATION_FAILED,
-    "SQLITE_PERM": Category.AUTHORIZATION_FAILED,
-    "SQLITE_READONLY": Category.AUTHORIZATION_FAILED,
-    "SQLITE_TOOBIG": Category.PROVIDER_ERROR,
-    "SQLITE_CORRUPT": Category.PERMANENT_FAILURE,
-    "SQLITE_FORMAT": Category.PERMANENT_FAILURE,
-    "SQLITE_FULL": Category.PERMANENT_FAILURE,
-    # The library, not the user, has made these mistakes: a wrong statement or a violated constraint.
-    "SQLITE_CONSTRAINT": Category.PERMANENT_FAILURE,
-    "SQLITE_EMPTY": Category.PERMANENT_FAILURE,
-    "SQLITE_ERROR": Category.PERMANENT_FAILURE,
-    "SQLITE_INTERNAL": Category.PERMANENT_FAILURE,
-    "SQLITE_MISMATCH": Category.PERMANENT_FAILURE,
-    "SQLITE_MISUSE": Category.PERMANENT_FAILURE,
-    "SQLITE_NOLFS": Category.PERMANENT_FAILURE,
-    "SQLITE_RANGE": Category.PERMANENT_FAILURE,
-    "SQLITE_NOTICE": Category.PERMANENT_FAILURE,
-    "SQLITE_WARNING": Category.PERMANENT_FAILURE,
-}
+CATEGORIES = {f"SQLITE_{name}": category for category, names in NAMES.items() for name in names.split()}
 
 
 def raised_code(code, name):
@@ -61,7 +38,11 @@ def test_every_primary_code_is_in_the_table():
 @pytest.mark.parametrize("name", sorted(CATEGORIES))
 def test_what_a_code_means(name):
     fault = classify(raised_code(getattr(sqlite3, name), name))
-    assert (fault.category, fault.retryable, fault.code) == (CATEGORIES[name], name in RETRYABLE, name)
+    assert (fault.category, fault.retryable, fault.code) == (
+        CATEGORIES[name],
+        CATEGORIES[name] is Category.TRANSIENT_FAILURE,
+        name,
+    )
     assert fault.message.startswith("went wrong; ")
 
 
@@ -110,11 +91,8 @@ def test_the_store_wraps_once_and_keeps_the_cause():
         raise error
     detail = caught.value.detail
     assert caught.value.__cause__ is error
-    assert (detail.category, detail.provider, detail.operation) == (
-        Category.PERMANENT_FAILURE,
-        "embedded",
-        "put",
-    )
+    assert (detail.category, detail.provider) == (Category.PERMANENT_FAILURE, "embedded")
+    assert detail.operation == "put"
     assert (detail.native_code, detail.native_class) == ("SQLITE_FULL", "sqlite3.OperationalError")
     with pytest.raises(MulticloudDbError) as again, store_errors("outer"):
         raise caught.value

@@ -19,6 +19,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_embedded.mapping import (
+    Records,
     View,
     cursor_of,
     from_micros,
@@ -27,9 +28,8 @@ from multiclouddb_embedded.mapping import (
     to_events,
     to_micros,
 )
-from multiclouddb_embedded.records import Records
 
-patiently = settings(deadline=None)  # a slow machine must not fail the test
+patiently = settings(deadline=None, max_examples=50)  # a slow machine must not fail the test
 
 ADDRESS = ResourceAddress("main", "items")
 VIEW = View(ADDRESS, "embedded:1.2:p0", 1, native=False)
@@ -89,43 +89,21 @@ def same(a, b):
 
 class TestEvents:
     @patiently
-    @given(rows)
-    def test_keys_and_documents_come_back_exactly(self, table):
-        events = to_events(records(table), 0, len(table), VIEW)
-        assert len(events) == len(table)
-        for event, (key, new, old, kind, ts) in zip(events, table, strict=True):
-            assert event.key == MulticloudDbKey(key)
+    @given(rows, st.data())
+    def test_keys_and_documents_come_back_exactly(self, table, data):
+        """The mapper makes keys and events without validation; they equal the objects that a user makes."""
+        whole = to_events(records(table), 0, len(table), VIEW)
+        assert len(whole) == len(table)
+        for event, (key, new, old, kind, ts) in zip(whole, table, strict=True):
             assert list(event.key.components) == list(key)
             assert same(event.new_item_state, new)
             assert same(event.old_item_state, old)
-            assert event.type is list(ChangeType)[kind]
-            assert to_micros(event.timestamp) == ts
-
-    @patiently
-    @given(rows, st.data())
-    def test_a_part_is_the_same_as_in_the_whole(self, table, data):
-        start = data.draw(st.integers(0, len(table)))
-        stop = data.draw(st.integers(start, len(table)))
-        whole = to_events(records(table), 0, len(table), VIEW)
-        part = to_events(records(table), start, stop, VIEW)
-        assert list(map(as_text, part)) == list(map(as_text, whole[start:stop]))
-
-    @patiently
-    @given(rows)
-    def test_an_event_equals_one_that_was_validated(self, table):
-        """The mapper makes keys and events without validation.
-
-        They must equal the objects that a user makes.
-        """
-        table = [(key, None, None, kind, ts) for key, _, _, kind, ts in table]
-        for event, (key, _, _, kind, ts) in zip(
-            to_events(records(table), 0, len(table), VIEW), table, strict=True
-        ):
+            event = attrs.evolve(event, new_item_state=None, old_item_state=None)
             built = ChangeEvent(
-                event_id=event.event_id,
-                key=MulticloudDbKey(key),
-                type=list(ChangeType)[kind],
-                timestamp=datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ts),
+                event.event_id,
+                MulticloudDbKey(key),
+                list(ChangeType)[kind],
+                datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ts),
                 new_item_state=None,
                 old_item_state=None,
                 order_key=event.order_key,
@@ -137,7 +115,10 @@ class TestEvents:
             assert event == built
             assert hash(event) == hash(built)
             assert type(event.key) is MulticloudDbKey
-            assert attrs.asdict(event, recurse=False).keys() == attrs.asdict(built, recurse=False).keys()
+        start = data.draw(st.integers(0, len(table)))
+        stop = data.draw(st.integers(start, len(table)))
+        part = to_events(records(table), start, stop, VIEW)
+        assert list(map(as_text, part)) == list(map(as_text, whole[start:stop]))
 
     def test_order_keys_sort_like_sequence_numbers(self):
         table = [({"id": n}, {}, None, 0, 0) for n in range(19)]
@@ -146,9 +127,7 @@ class TestEvents:
         assert len(set(orders)) == 19
 
     def test_values_are_the_caller_s_own(self):
-        """If rows are mapped again, the result must be new objects, because an application may change the
-        objects that it received.
-        """
+        """An application may change the objects that it received."""
         made = records([({"id": 1}, {"n": [1]}, None, 1, 7)])
         to_events(made, 0, 1, VIEW)[0].new_item_state["n"].append(2)
         assert to_events(made, 0, 1, VIEW)[0].new_item_state == {"n": [1]}
@@ -176,15 +155,12 @@ class TestArrow:
         made = Records(1, "1", "0", "0", b'{"id":1}', text.encode(), None)
         assert to_arrow(made, 0, 1, VIEW).column("new_item_state").to_pylist() == [text]
 
-    def test_an_address_without_database_gives_nulls(self):
-        view = attrs.evolve(VIEW, address=ResourceAddress(None, "items"))
-        made = to_arrow(records([({"id": 1}, {}, None, 0, 0)]), 0, 1, view)
-        assert made.column("database").to_pylist() == [None]
-        assert made.column("collection").to_pylist() == ["items"]
-
-    def test_nothing_is_an_empty_batch(self):
+    def test_a_batch_may_be_empty_and_an_address_without_database(self):
         made = to_arrow(Records(0, "", "", "", b"", None, None), 0, 0, VIEW)
         assert (made.num_rows, made.schema) == (0, EVENT_SCHEMA)
+        view = attrs.evolve(VIEW, address=ResourceAddress(None, "items"))
+        made = to_arrow(records([({"id": 1}, {}, None, 0, 0)]), 0, 1, view)
+        assert [made.column(name).to_pylist() for name in ("database", "collection")] == [[None], ["items"]]
 
 
 class TestPositions:
@@ -199,10 +175,6 @@ class TestPositions:
     @given(moments)
     def test_times_round_trip(self, moment):
         assert from_micros(to_micros(moment)) == moment
-
-    def test_a_cursor_is_short(self):
-        """A cursor must be short, because a token may contain at most 100 bytes for each partition."""
-        assert len(orjson.dumps(cursor_of(10**12, to_micros(datetime(2100, 1, 1, tzinfo=UTC))))) <= 34
 
 
 def as_text(event):

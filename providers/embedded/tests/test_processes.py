@@ -9,6 +9,8 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
@@ -19,8 +21,10 @@ from multiclouddb_api import (
 )
 from multiclouddb_embedded import EmbeddedStore, Put
 
+pytestmark = pytest.mark.slow
+
 ADDRESS = ResourceAddress("main", "items")
-WRITERS, BATCHES, KEYS = 3, 30, 5
+WRITERS, BATCHES, KEYS = 2, 30, 5
 
 WRITER = f"""
 import sys
@@ -144,9 +148,9 @@ with EmbeddedStore(sys.argv[1], durable=False) as store:
     store.create_collection(sys.argv[2])
     store.put(sys.argv[2], "a", {})
 """
-    processes = [start(script, tmp_path / "s.db", f"c{n}") for n in range(6)]
+    processes = [start(script, tmp_path / "s.db", f"c{n}") for n in range(4)]
     finish(*processes)
-    assert sorted(sql(tmp_path / "s.db", "SELECT name FROM collections")) == [(f"c{n}",) for n in range(6)]
+    assert sorted(sql(tmp_path / "s.db", "SELECT name FROM collections")) == [(f"c{n}",) for n in range(4)]
     assert sql(tmp_path / "s.db", "PRAGMA journal_mode") == [("wal",)]
 
 

@@ -17,10 +17,8 @@ from multiclouddb_api import (
     ErrorCategory,
     FromContinuationToken,
     LogicalPartition,
-    MulticloudDbError,
     MulticloudDbKey,
     Now,
-    OldItemStateMode,
     PhysicalPartition,
     ResourceAddress,
     Support,
@@ -30,8 +28,8 @@ from multiclouddb_conformance.refusals import refused
 from multiclouddb_embedded import EmbeddedOptions, Put
 from multiclouddb_embedded.profile import PLAIN, PROFILES
 from multiclouddb_embedded.provider import EmbeddedPlugin
-from multiclouddb_embedded.store.layout import partition_hash, partition_identity
-from multiclouddb_spi import Continue, ProviderFault
+from multiclouddb_embedded.store.collection import partition_hash, partition_identity
+from multiclouddb_spi import ProviderFault
 
 NATIVE, EMULATED, UNSUPPORTED = Support.NATIVE, Support.EMULATED, Support.UNSUPPORTED
 BEGINNING = Capability.CHANGE_FEED_BEGINNING
@@ -97,19 +95,15 @@ def resume(page, **parts):
 
 
 class TestNaming:
-    def seen(self, *arguments, **named):
-        with connect(*arguments, **named) as client:
-            return client.capabilities()
-
     @pytest.mark.parametrize("name", sorted(PROFILES))
-    def test_in_the_url_beside_it_or_beside_the_path(self, store, name):
-        wanted = PROFILES[name].capabilities
-        assert self.seen(f"embedded://{store.path}?profile={name}") == wanted
+    def test_a_name_in_the_url_or_in_the_options_is_the_profile(self, store, name):
+        wanted, path = profile_of(name).capabilities, store.path
         for connection in (
-            {"url": f"embedded://{store.path}", "profile": name},
-            {"path": store.path, "profile": name},
-        ):
-            assert self.seen(pickle.loads(pickle.dumps(ClientConfig("embedded", connection)))) == wanted
+            {"url": f"embedded://{path}?profile={name}"}, {"url": f"embedded://{path}", "profile": name},
+            {"path": path, "profile": name},
+        ):  # fmt: skip
+            with connect(pickle.loads(pickle.dumps(ClientConfig("embedded", connection)))) as client:
+                assert client.capabilities() == wanted
 
     def test_a_plugin_has_a_profile_for_connections_without(self, store):
         plugin = EmbeddedPlugin(PROFILES["mongo"])
@@ -120,86 +114,42 @@ class TestNaming:
             assert provider.capabilities() == PROFILES[wanted].capabilities
             provider.close()
 
-    @pytest.mark.parametrize(
-        ("connection", "words"),
-        [
+    def test_what_is_none_is_told_with_a_suggestion(self, store):
+        for connection, words in (
             ({"profile": "dynamodb"}, ["'profile'", "'dynamodb'", "did you mean 'dynamo'?"]),
             ({"profile": "oracle"}, ["'oracle'", "cosmos, dynamo, mongo, spanner"]),
             ({"profile": ""}, ["'profile'"]),
             ({"profile": None}, ["'profile'", "None"]),
             ({"profile": 3}, ["'profile'", "3"]),
             ({"profle": "dynamo"}, ["'profle'", "did you mean 'profile'?"]),
-        ],
-        ids=str,
-    )
-    def test_what_is_none_is_told_with_a_suggestion(self, store, connection, words):
-        with refused(ErrorCategory.INVALID_REQUEST, *words):
-            connect(ClientConfig("embedded", {"path": store.path, **connection}))
+        ):
+            with refused(ErrorCategory.INVALID_REQUEST, *words):
+                connect(ClientConfig("embedded", {"path": store.path, **connection}))
 
 
 @pytest.mark.parametrize("name", NAMES)
-class TestGates:
-    def outcomes(self, call):
-        """Return True if the call works, or the message if it is refused as expected."""
-        try:
-            call()
-        except (MulticloudDbError, ProviderFault) as error:
-            fault = error.fault if isinstance(error, ProviderFault) else error
-            assert fault.category == ErrorCategory.UNSUPPORTED_CAPABILITY
-            return fault.message
-        return True
-
-    def check(self, support, asked, unasked, note, name):
-        """Check the result of a call with and without the opt-in."""
-        assert (asked is True) == (support is not UNSUPPORTED)
-        assert (unasked is True) == (support is NATIVE)
-        for told in {asked, unasked} - {True}:
-            assert told.endswith(note)
-            assert f"profile={name}: " in told
-
-    def test_the_table(self, name):
-        told = profile_of(name).capabilities
-        assert tuple(told[each].support for each in (BEGINNING, POINT_IN_TIME, LOGICAL, OLD)) == GATES[name]
-        assert told.is_supported(Capability.CHANGE_FEED)
-        for each in (Capability.CHANGE_FEED_DATABASE_SCOPE, Capability.CHANGE_FEED_CLUSTER_SCOPE):
-            assert told[each].support is UNSUPPORTED
-        assert told[Capability.RUN_COMMAND].support is UNSUPPORTED
-        assert all(told[each].note for each in told)
-        assert all("\n" not in told[each].note for each in told)
-
-    def test_a_client_refuses_what_is_not_there(self, store, open_client, name):
-        store.create_collection("items", images="new_and_old")
-        store.put("items", "a", {"n": 1})
-        client = open_client(name)
-        key = MulticloudDbKey({"id": "a"})
-        cases = {
-            BEGINNING: {"start_position": Beginning()},
-            POINT_IN_TIME: {"start_position": AtTime(store.now())},
-            LOGICAL: {"start_position": Now(), "scope": LogicalPartition(key)},
-            OLD: {"start_position": Now(), "old_item_state_mode": OldItemStateMode.INCLUDE_IF_AVAILABLE},
-        }
-        for (capability, parts), support in zip(cases.items(), GATES[name], strict=True):
-            unasked = ChangeFeedRequest(ADDRESS, **parts)
-            asked = ChangeFeedRequest(ADDRESS, **parts, provider_options=BACKFILL)
-            self.check(
-                support,
-                self.outcomes(lambda asked=asked: client.read_changes(asked)),
-                self.outcomes(lambda unasked=unasked: client.read_changes(unasked)),
-                client.capabilities()[capability].note,
-                name,
-            )
+def test_the_table_of_capabilities(name):
+    """What is refused under each profile is tested by `test_us8_profiles.py`."""
+    told = profile_of(name).capabilities
+    assert tuple(told[each].support for each in (BEGINNING, POINT_IN_TIME, LOGICAL, OLD)) == GATES[name]
+    assert told.is_supported(Capability.CHANGE_FEED)
+    for each in (
+        Capability.CHANGE_FEED_DATABASE_SCOPE,
+        Capability.CHANGE_FEED_CLUSTER_SCOPE,
+        Capability.RUN_COMMAND,
+    ):
+        assert told[each].support is UNSUPPORTED
 
 
-class TestCosmos:
-    def test_only_the_start_needs_the_option(self, store, open_client):
-        store.create_collection("items")
-        store.put("items", "a", {"n": 1})
-        client = open_client("cosmos")
-        page = client.read_changes(request(Beginning(), provider_options=BACKFILL))
-        assert [event.backfilled for event in page.events] == [False]
-        store.put("items", "b", {"n": 2})
-        for options in (BACKFILL, EmbeddedOptions(), None):
-            assert len(client.read_changes(resume(page, provider_options=options)).events) == 1
+def test_on_cosmos_only_the_start_needs_the_option(store, open_client):
+    store.create_collection("items")
+    store.put("items", "a", {"n": 1})
+    client = open_client("cosmos")
+    page = client.read_changes(request(Beginning(), provider_options=BACKFILL))
+    assert [event.backfilled for event in page.events] == [False]
+    store.put("items", "b", {"n": 2})
+    for options in (BACKFILL, EmbeddedOptions(), None):
+        assert len(client.read_changes(resume(page, provider_options=options)).events) == 1
 
 
 class TestPrecision:
@@ -252,37 +202,13 @@ class TestOnePartition:
     def numbers(self, events):
         return [event.new_item_state["n"] for event in events]
 
-    def test_splits_and_merges_are_not_seen(self, items, store):
-        feed = items.feed()
-        reader = feed.open("0", items.start(feed)[0].cursor)
-        self.write(store, range(30))
-        store.split("items", "p0")
-        self.write(store, range(30, 60))
-        store.merge("items", "p1", "p2")
-        self.write(store, range(60, 90))
-        survey = feed.survey({"0": [0, 0]}, items.deadline())
-        assert ([part.partition_id for part in survey.present], survey.gone) == (["0"], {})
-        events, last = items.drain(reader, most=7)
-        assert self.numbers(events) == list(range(90))
-        assert isinstance(last.outcome, Continue)
-        assert {event.partition_id for event in events} == {feed.public_id("0")}
-
     def test_bytes_bound_a_batch_behind_its_first_row(self, items, store):
+        store.create_collection("others")
         for n in range(10):
             store.put("items", n, {"n": n, "text": "x" * 10_000})
-        feed = items.feed()
-        reader = feed.open("0", items.start(feed)[0].cursor)
-        assert len(items.fetch(reader, nbytes=1)) == 1
-        assert len(items.fetch(reader, nbytes=25_000)) == 3
-        assert len(items.fetch(reader)) == 6
-
-    def test_other_collections_are_not_seen(self, items, store):
-        store.create_collection("others")
-        for n in range(20):
-            store.put("items", n, {"n": n})
             store.put("others", n, {"n": -n})
-        (events,) = items.read_all(items.feed()).values()
-        assert self.numbers(events) == list(range(20))
+        reader = items.feed().open("0", [0, 0])
+        assert [len(items.fetch(reader, nbytes=most)) for most in (1, 25_000, 1 << 20)] == [1, 3, 6]
 
     def test_heads_count_exactly(self, items, store):
         self.write(store, range(50))
@@ -343,8 +269,7 @@ class TestOnePartition:
         assert [seed.cursor for seed in items.start(feed)] == [part.oldest]
 
     def test_nothing_is_lost_in_random_lives(self, items, store):
-        """Reads return exactly the changes in the log, through all splits and merges, in pages of any
-        size."""
+        """Reads return exactly the changes in the log, through all splits and merges."""
         lots = random.Random(7)
         feed = items.feed()
         (seed,) = items.start(feed)
@@ -372,14 +297,13 @@ class TestOnePartition:
                 if batch.caught_up:
                     assert first + len(batch) == written
         assert written > 50
+        survey = feed.survey({"0": [0, 0]}, items.deadline())
+        assert ([part.partition_id for part in survey.present], survey.gone) == (["0"], {})
+        assert {event.partition_id for event in batch.events(0, len(batch))} <= {feed.public_id("0")}
 
 
 class TestTokens:
-    """Tests tokens.
-
-    Under every profile, a position is a place in the log. A token that was issued under MongoDB's profile is
-    valid only under that profile.
-    """
+    """A position is a place in the log, but MongoDB's profile has positions of its own."""
 
     def test_they_are_good_under_the_others_but_mongo(self, store, open_client):
         store.create_collection("items")
@@ -402,14 +326,3 @@ class TestTokens:
         with refused(ErrorCategory.INVALID_REQUEST, "partition"):
             open_client(other).read_changes(request(Beginning(), scope=PhysicalPartition(partition)))
         assert len(client.read_changes(resume(page)).events) == 1
-
-    def test_a_physical_partition_of_mongo_is_the_collection(self, store, open_client):
-        store.create_collection("items", partitions=4)
-        for n in range(20):
-            store.put("items", n, {"n": n})
-        client = open_client("mongo")
-        (partition,) = client.list_physical_partitions(ADDRESS)
-        assert partition.endswith(":0")
-        page = client.read_changes(request(Beginning(), scope=PhysicalPartition(partition)))
-        assert [event.new_item_state["n"] for event in page.events] == list(range(20))
-        assert (page.partition_retired, page.child_partitions) == (False, ())

@@ -1,13 +1,12 @@
 """Tests feeds, starts, readers and batches against the contract."""
 
+import os
 import random
 import re
 import threading
-import time
 from datetime import timedelta
 from pathlib import Path
 
-import attrs
 import pytest
 
 from multiclouddb_api import (
@@ -70,83 +69,47 @@ def items(world):
 
 
 class TestFetch:
-    def test_no_more_than_asked_for_and_the_rest_after(self, items):
-        feed = items.feed()
-        (seed,) = items.start(feed)
-        for most, wanted in ((4, [(4, False), (4, False), (2, True)]), (10, [(10, True)])):
-            reader = feed.open(seed.partition_id, seed.cursor)
-            batches = [items.fetch(reader, most) for _ in wanted]
-            assert [(len(batch), batch.caught_up) for batch in batches] == wanted
-
     def test_bytes_bound_a_batch_behind_its_first_row(self, world):
         world.store.create_collection("items", partitions=1)
         sizes = [10, 4000, 10, 10, 9000, 10]
         world.store.batch("items", [Put(n, {"n": n, "t": "x" * size}) for n, size in enumerate(sizes)])
-        feed = world.feed()
-        (seed,) = world.start(feed)
-        reader = feed.open(seed.partition_id, seed.cursor)
-        batches = []
-        while not batches or not batches[-1].caught_up:
-            batches.append(world.fetch(reader, nbytes=1000))
+        reader = world.feed().open("p0", [0, 0])
+        batches = [world.fetch(reader, nbytes=1000) for _ in range(3)]
         assert [numbers(batch.events(0, len(batch))) for batch in batches] == [[0, 1], [2, 3, 4], [5]]
         assert max(batch.nbytes for batch in batches) < 1000 + 9000 + 1000
-
-    def test_parts_of_a_batch_are_the_same_rows(self, items):
-        batch = items.fetch(items.feed().open("p0", [0, 0]))
-        events, table = batch.events(0, 10), batch.arrow(0, 10)
-        for start in range(11):
-            for stop in range(start, 11):
-                assert batch.events(start, stop) == events[start:stop]
-                assert batch.arrow(start, stop) == table.slice(start, stop - start)
 
     def test_headroom_is_what_the_retention_leaves(self, world):
         world.store.create_collection("items", partitions=1, retention=timedelta(seconds=60))
         world.store.batch("items", [Put(n, {"n": n}) for n in range(3)])
         world.clock.tick(seconds=10)
         feed = world.feed()
-        (seed,) = world.start(feed)
-        reader = feed.open("p0", seed.cursor)
-        assert world.fetch(reader, most=1).headroom == 50
-        assert world.fetch(reader).headroom == 60
-        assert feed.headroom(seed.cursor, world.clock()) == 50
+        reader = feed.open("p0", [0, 0])
+        assert [world.fetch(reader, most=most).headroom for most in (1, 9)] == [50, 60]
+        assert feed.headroom(world.start(feed)[0].cursor, world.clock()) == 50
         world.store.create_collection("kept")
-        other = world.feed("kept")
-        assert world.fetch(other.open("p0", world.start(other)[0].cursor)).headroom is None
+        assert world.fetch(world.feed("kept").open("p0", [0, 0])).headroom is None
 
     def test_documents_that_nobody_wants_are_not_read(self, items):
         items.sql("UPDATE log SET doc = 'damaged'")
         feed = items.feed(new_item_state_mode=NewItemStateMode.OMIT)
         assert [event.new_item_state for event in items.read_all(feed)["p0"]] == [None] * 10
 
-
-class TestUntil:
-    def test_it_is_reached_and_stays_so(self, items):
+    def test_a_range_is_reached_and_the_same_whatever_happens_later(self, items):
         feed = items.feed()
         (seed,) = items.start(feed)
-        until = items.fetch(feed.open("p0", seed.cursor), most=6).cursor_after(6)
+        until = items.fetch(feed.open("p0", seed.cursor)).cursor_after(6)
         reader = feed.open("p0", seed.cursor, until)
         assert [len(items.fetch(reader, most=4)) for _ in range(2)] == [4, 2]
         for _ in range(2):
             batch = items.fetch(reader)
             assert (len(batch), batch.outcome, batch.cursor_after(0)) == (0, Reached(), until)
-
-    def test_it_gives_the_same_whatever_happens_later(self, items):
-        feed = items.feed()
-        (seed,) = items.start(feed)
-        until = items.fetch(feed.open("p0", seed.cursor)).cursor_after(10)
-        before, _ = items.drain(feed.open("p0", seed.cursor, until))
-        items.store.put("items", 11, {"n": 11})
         items.store.split("items", "p0")
         items.store.put("items", 12, {"n": 12})
-        after, last = items.drain(feed.open("p0", seed.cursor, until))
-        assert after == before
-        assert last.outcome == Reached()
+        events, last = items.drain(feed.open("p0", seed.cursor, until))
+        assert (numbers(events), last.outcome) == ([1, 2, 3, 4, 5, 6], Reached())
 
 
 class TestLineage:
-    def test_join_takes_the_furthest(self, items):
-        assert items.feed().join("p2", [[5, 1], [5, 9], [4, 99]]) == [5, 9]
-
     def test_an_empty_partition_holds_its_children_back(self, world):
         """The partition `p0` has changes, and its child `p1` has none. `p3` must still be read after `p0`."""
         world.store.create_collection("items", partitions=1)
@@ -159,47 +122,21 @@ class TestLineage:
         assert listed["p0"] is listed["p1"] is PartitionState.CLOSED
         assert listed["p2"] is listed["p4"] is PartitionState.OPEN
 
-    def test_what_was_trimmed_away_is_no_start(self, items):
-        items.store.split("items", "p0")
-        items.store.put("items", "b", {"n": 11})
-        items.store.trim("items", max_count=1)
-        assert ids(items.start(items.feed())) == ["p1", "p2"]
-
-    @pytest.mark.parametrize("seed", [7])
-    def test_a_far_behind_reader_meets_every_partition_once(self, world, seed):
-        """A reader may find a merged child before one of its parents, because empty partitions also split and
-        merge."""
+    def test_a_far_behind_reader_meets_every_partition_once(self, world):
+        """It may find a merged child before one of its parents, because empty partitions split and merge."""
         world.store.create_collection("items", partitions=2)
-        request = ChangeFeedRequest(ResourceAddress("main", "items"), Beginning())
+        address = ResourceAddress("main", "items")
         with connect(ClientConfig("embedded"), native_client=world.store) as client:
-            token = client.read_changes(request).continuation_token
-            _reshape(world.store, random.Random(seed))
+            token = client.read_changes(ChangeFeedRequest(address, Beginning())).continuation_token
+            _reshape(world.store, random.Random(7))
             world.store.batch("items", [Put(n, {"n": n}) for n in range(100)])
-            _reshape(world.store, random.Random(-seed))
-            events, position = [], FromContinuationToken(token)
-            for _ in range(100):
-                page = client.read_changes(attrs.evolve(request, start_position=position))
-                events += page.events
-                position, idle = FromContinuationToken(page.continuation_token), page.idle
-        assert idle
+            _reshape(world.store, random.Random(-7))
+            request = ChangeFeedRequest(address, FromContinuationToken(token))
+            events = list(client.iterate_changes(request, until_idle=True))
         assert len(events) == len({event.event_id for event in events}) == 100
-
-    def test_an_unknown_partition_is_refused(self, items):
-        feed = items.feed()
-        assert items.start(feed, partition_id="p7") == []
-        with faulty(ErrorCategory.INVALID_REQUEST, "never had", "p7"):
-            items.fetch(feed.open("p7", [0, 0]))
 
 
 class TestStarts:
-    def test_at_time_is_exact_to_the_microsecond(self, items):
-        feed = items.feed()
-        stamps = [event.timestamp for event in items.read_all(feed)["p0"]]
-        for index, stamp in enumerate(stamps):
-            for shift, first in ((-1, index), (0, index), (1, index + 1)):
-                position = AtTime(stamp + timedelta(microseconds=shift))
-                assert numbers(items.read_all(feed, position)["p0"]) == list(range(first + 1, 11))
-
     def test_at_time_starts_in_the_partitions_of_that_time(self, items):
         moments = [items.clock()]
         for name in ("p0", "p1", "p4"):
@@ -236,27 +173,6 @@ class TestStarts:
         heads = feed.heads(cursors, None, items.deadline())
         assert sum(head.records for head in heads.values()) == 2
 
-    def test_at_time_before_the_collection_is_its_beginning(self, world):
-        early = world.clock()
-        world.store.create_collection("others")
-        world.store.put("others", "a", {})
-        world.clock.tick(seconds=1)
-        world.store.create_collection("items", partitions=1)
-        world.store.put("items", "a", {"n": 1})
-        assert numbers(world.read_all(world.feed(), AtTime(early))["p0"]) == [1]
-
-    def test_a_closed_partition_can_be_started_by_itself(self, items):
-        feed = items.feed()
-        items.store.split("items", "p0")
-        items.store.batch("items", [Put(n, {"n": n}) for n in range(20)])
-        (seed,) = items.start(feed, Beginning(), "p0")
-        assert len(items.drain(feed.open("p0", seed.cursor))[0]) == 10
-        (seed,) = items.start(feed, Now(), "p0")
-        events, last = items.drain(feed.open("p0", seed.cursor))
-        assert events == []
-        for child in last.outcome.children:
-            assert items.drain(feed.open(child.partition_id, child.cursor))[0] == []
-
     def test_the_clock_is_the_store_s(self, items):
         feed = items.feed()
         assert feed.clock(items.deadline()) == items.clock()
@@ -270,17 +186,17 @@ class TestExpiry:
         feed = items.feed()
         cursors = [items.fetch(feed.open("p0", [0, 0])).cursor_after(count) for count in range(11)]
         items.store.trim("items", max_count=4)
-        for cursor in cursors[:6]:
+        for count, cursor in enumerate(cursors):
+            if count >= 6:
+                assert numbers(items.drain(feed.open("p0", cursor))[0]) == list(range(count + 1, 11))
+                continue
             with faulty(ErrorCategory.CHECKPOINT_EXPIRED, "SkipToOldest"):
                 items.fetch(feed.open("p0", cursor))
             with faulty(ErrorCategory.CHECKPOINT_EXPIRED):
                 feed.heads({"p0": cursor}, None, items.deadline())
-        for count in range(6, 11):
-            assert numbers(items.drain(feed.open("p0", cursors[count]))[0]) == list(range(count + 1, 11))
 
     def test_a_trim_in_the_middle_of_a_fetch_takes_nothing_from_it(self, items, monkeypatch):
-        """A trim during a fetch does not remove rows from its result, because expiry and rows come from the
-        same state."""
+        """Expiry and rows come from the same state."""
 
         def trimmed_right_after(*arguments):
             state = standing(*arguments)
@@ -294,23 +210,19 @@ class TestExpiry:
         with faulty(ErrorCategory.CHECKPOINT_EXPIRED):
             items.fetch(feed.open("p0", [0, 0]))
 
-    def test_at_time_is_exact_while_another_collection_is_trimmed(self, items):
+    def test_at_time_older_than_retention_is_not_clamped(self, items):
         feed = items.feed()
         stamps = [event.timestamp for event in items.read_all(feed)["p0"]]
         items.store.create_collection("others")
         items.store.put("others", "a", {})
         items.store.trim("others", max_count=0)
         assert numbers(items.read_all(feed, AtTime(stamps[3]))["p0"]) == list(range(4, 11))
-
-    def test_at_time_older_than_retention_is_not_clamped(self, items):
-        feed = items.feed()
-        stamps = [event.timestamp for event in items.read_all(feed)["p0"]]
         items.store.trim("items", max_count=4)
         for stamp in (stamps[0], stamps[5]):
             with faulty(ErrorCategory.CHECKPOINT_EXPIRED, stamp.isoformat()):
                 items.start(feed, AtTime(stamp))
-        assert len(items.read_all(feed, AtTime(stamps[6]))["p0"]) == 4
-        assert len(items.read_all(feed, AtTime(stamps[5] + timedelta(microseconds=1)))["p0"]) == 4
+        for stamp in (stamps[6], stamps[5] + timedelta(microseconds=1)):
+            assert len(items.read_all(feed, AtTime(stamp))["p0"]) == 4
 
 
 class TestSurvey:
@@ -328,7 +240,11 @@ class TestSurvey:
         items.store.merge("items", "p4", "p2")  # p5
         items.store.put("items", "last", {"n": 30})
         items.store.trim("items", max_count=31)
-        survey = items.feed().survey({"p0": [2, 0]}, items.deadline(), expired={"p0"})
+
+        def survey_of():
+            return items.feed().survey({"p0": [2, 0]}, items.deadline(), expired={"p0"})
+
+        survey = survey_of()
         there = {part.partition_id: (part.parents, part.state) for part in survey.present}
         assert there == {
             "p0": ((), PartitionState.CLOSED),  # all of its changes were removed, but it ended later
@@ -340,11 +256,10 @@ class TestSurvey:
         }
         assert not survey.gone
         items.store.trim("items", max_count=1)
-        survey = items.feed().survey({"p0": [2, 0]}, items.deadline(), expired={"p0"})
-        assert survey.gone == {"p0": (), "p1": ("p0",)}
+        assert survey_of().gone == {"p0": (), "p1": ("p0",)}
         items.store.put("items", "last", {"n": 31})
         items.store.trim("items", max_count=1)
-        survey = items.feed().survey({"p0": [2, 0]}, items.deadline(), expired={"p0"})
+        survey = survey_of()
         assert survey.gone == {"p0": (), "p1": ("p0",), "p2": ("p0",), "p4": ("p1",)}
         assert survey.heirs is None
 
@@ -359,13 +274,6 @@ class TestSurvey:
         world.store.trim("items", max_count=0)
         survey = world.feed().survey({"p2": [3, 0]}, world.deadline(), expired={"p2"})
         assert survey.gone.keys() == {"p0", "p1", "p2", "p3"}
-
-    def test_nothing_is_gone_before_a_trim(self, world):
-        world.store.create_collection("items", partitions=1)
-        world.store.split("items", "p0")
-        survey = world.feed().survey({"p0": [0, 0]}, world.deadline())
-        assert not survey.gone
-        assert [part.partition_id for part in survey.present] == ["p0", "p1", "p2"]
 
     def test_a_partition_that_was_not_asked_for_begins_at_the_wanted_time(self, items):
         items.store.split("items", "p0")
@@ -392,23 +300,19 @@ class TestSurvey:
 
 
 class TestCursors:
-    @pytest.mark.parametrize(
-        "cursor",
-        [
-            None, 1, "1", [], [1], [1, 2, 3], {"seq": 1}, ["1", 2], [1, "2"], [1.0, 2], [True, 2], [1, None],
-            [-1, 2], [1, -2], [2**63, 2], [1, 2**62], [[1], 2],
-        ],
-        ids=repr,
-    )  # fmt: skip
-    def test_what_is_no_position_is_refused_without_io(self, items, cursor):
+    def test_what_is_no_position_is_refused_without_io(self, items):
         feed = items.feed()
         items.provider.close()
-        with pytest.raises(InvalidCursor):
-            feed.open("p0", cursor)
-        with pytest.raises(InvalidCursor):
-            feed.open("p0", [0, 0], cursor or [])
-        with pytest.raises(InvalidCursor):
-            feed.describe(cursor)
+        for cursor in (
+            None, 1, "1", [], [1], [1, 2, 3], {"seq": 1}, ["1", 2], [1, "2"], [1.0, 2], [True, 2], [1, None],
+            [-1, 2], [1, -2], [2**63, 2], [1, 2**62], [[1], 2],
+        ):  # fmt: skip
+            with pytest.raises(InvalidCursor):
+                feed.open("p0", cursor)
+            with pytest.raises(InvalidCursor):
+                feed.open("p0", [0, 0], cursor or [])
+            with pytest.raises(InvalidCursor):
+                feed.describe(cursor)
 
     def test_a_position_ahead_of_the_store_is_refused(self, items):
         feed = items.feed()
@@ -416,99 +320,73 @@ class TestCursors:
         with pytest.raises(InvalidCursor, match="ahead of the store"):
             items.fetch(feed.open("p0", [11, 0]))
 
-    def test_a_position_is_described(self, items):
+    def test_positions_are_described_and_compared_by_sequence(self, items):
         feed = items.feed()
         stamp = items.read_all(feed)["p0"][2].timestamp
         position = feed.describe(items.fetch(feed.open("p0", [0, 0])).cursor_after(3))
         assert (position.text, position.time) == ("sequence 3", stamp)
-
-    def test_positions_compare_by_sequence(self, items):
-        feed = items.feed()
         assert [feed.compare([1, 9], [other, 0]) for other in (0, 1, 2)] == [1, 0, -1]
+        assert feed.join("p2", [[5, 1], [5, 9], [4, 99]]) == [5, 9]
 
 
 class TestLogicalPartition:
-    def logical(self, world, *components, **spec):
-        key = MulticloudDbKey(dict(zip(("tenant", "id"), components, strict=False)), 1)
-        return world.feed(scope=LogicalPartition(key), **spec)
+    def logical(self, world, tenant):
+        return world.feed(scope=LogicalPartition(MulticloudDbKey({"tenant": tenant, "id": 9}, 1)))
 
     @pytest.fixture
     def tenants(self, world):
         """Make twenty tenants, with splits and a merge. Tenant t has the changes n = 0, 1, 2, …."""
         world.store.create_collection("items", partitions=2, partition_key=["tenant"])
 
-        def write(start, stop):
-            for n in range(start, stop):
-                world.store.batch(
-                    "items", [Put({"tenant": t, "id": n % 3}, {"n": n, "t": t}) for t in range(20)]
-                )
+        def write(start):
+            for n in range(start, start + 5):
+                puts = [Put({"tenant": t, "id": n % 3}, {"n": n, "t": t}) for t in range(20)]
+                world.store.batch("items", puts)
 
-        write(0, 5)
+        write(0)
         world.store.split("items", "p0")  # p2, p3
-        write(5, 10)
+        write(5)
         world.store.merge("items", "p3", "p1")  # p4
-        write(10, 15)
+        write(10)
         return world
 
     def test_only_partitions_that_hold_it_are_seen(self, tenants):
-        chains = {tuple(tenants.read_all(self.logical(tenants, tenant))) for tenant in range(20)}
-        assert chains == {("p0", "p2"), ("p0", "p3", "p4"), ("p1", "p4")}
+        chains, merged = set(), set()
         for tenant in range(20):
             feed = self.logical(tenants, tenant)
+            events = tenants.read_all(feed)
+            chains.add(tuple(events))
+            assert [n for part in events.values() for n in numbers(part)] == list(range(15))
             seeds = tenants.start(feed)
             assert {parent for seed in seeds for parent in seed.parents} <= set(ids(seeds))
             assert len(tenants.start(feed, Now())) == 1
-
-    def test_a_merged_child_waits_only_for_the_parent_that_held_the_key(self, tenants):
-        merged = set()
-        for tenant in range(20):
-            feed = self.logical(tenants, tenant)
             for name in ("p3", "p1"):
-                if seeds := tenants.start(feed, partition_id=name):
-                    _, last = tenants.drain(feed.open(name, seeds[0].cursor))
+                if alone := tenants.start(feed, partition_id=name):
+                    _, last = tenants.drain(feed.open(name, alone[0].cursor))
                     (child,) = last.outcome.children
                     merged.add((child.partition_id, child.parents))
-        assert merged == {("p4", ("p3",)), ("p4", ("p1",))}
-
-    def test_further_components_are_ignored(self, tenants):
-        feed = self.logical(tenants, 7, "whatever")
-        assert sum(map(len, tenants.read_all(feed).values())) == 15
+        assert chains == {("p0", "p2"), ("p0", "p3", "p4"), ("p1", "p4")}
+        assert merged == {("p4", ("p3",)), ("p4", ("p1",))}  # it waits only for the parent that held the key
 
     def test_small_fetches_and_heads_agree(self, tenants):
         feed = self.logical(tenants, 7)
-        seed = tenants.start(feed)[0]
-        total = len(tenants.drain(feed.open(seed.partition_id, seed.cursor))[0])
+        ((name, cursor), *_) = [(seed.partition_id, seed.cursor) for seed in tenants.start(feed)]
+        total = len(tenants.drain(feed.open(name, cursor))[0])
         for most in (1, 2, 3, total, 99):
-            events, _ = tenants.drain(feed.open(seed.partition_id, seed.cursor), most)
-            assert len(events) == total
-            head = feed.heads({seed.partition_id: seed.cursor}, most, tenants.deadline())[seed.partition_id]
+            assert len(tenants.drain(feed.open(name, cursor), most)[0]) == total
+            head = feed.heads({name: cursor}, most, tenants.deadline())[name]
             assert head.records == min(most, total)
-            reader = feed.open(seed.partition_id, seed.cursor, head.cursor)
-            assert len(tenants.drain(reader)[0]) == min(most, total)
-        assert len(tenants.fetch(feed.open(seed.partition_id, seed.cursor), nbytes=1)) == 1
-
-    def test_another_key_of_the_same_hash_is_kept_out(self, tenants):
-        (number,) = tenants.sql("SELECT DISTINCT hash FROM log WHERE key LIKE '{\"tenant\":7,%'")[0]
-        (part,) = tenants.sql("SELECT DISTINCT partition FROM log WHERE hash = ? LIMIT 1", number)[0]
-        tenants.sql("UPDATE log SET hash = ? WHERE partition = ? AND key LIKE '{\"tenant\":1%'", number, part)
-        events = tenants.read_all(self.logical(tenants, 7))
-        assert {e.new_item_state["t"] for events in events.values() for e in events} == {7}
-        assert sum(map(len, events.values())) == 15
+            assert len(tenants.drain(feed.open(name, cursor, head.cursor))[0]) == head.records
+        assert len(tenants.fetch(feed.open(name, cursor), nbytes=1)) == 1
 
     def test_a_key_that_does_not_fit_the_collection_is_refused(self, tenants):
         with pytest.raises(MulticloudDbError, match="tenant"):
             tenants.feed(scope=LogicalPartition(MulticloudDbKey({"user": 1})))
 
     @pytest.mark.parametrize("start", [Beginning(), Now(), Snapshot()])
-    @pytest.mark.parametrize(
-        ("key", "words"),
-        [({"idx": "o-1"}, "'idx' with a value of type str"), ({"id": 1}, "'id' with a value of type int")],
-    )
-    def test_a_key_like_none_that_is_there_is_refused(self, world, key, words, start):
-        """A scope with a key is refused if no document's key has that name or type.
-
-        Without an error, the feed would just be empty.
-        """
+    def test_a_key_like_none_that_is_there_is_refused(self, world, start):
+        """Without an error, the feed of a key whose name or type no document has would just be empty."""
+        wrong = {"'idx' with a value of type str": {"idx": "o-1"}, "'id' with a value of type int": {"id": 1}}
         world.store.create_collection("orders")
         world.store.put("orders", "o-1", {})
         world.store.put("orders", {"number": -3}, {})
@@ -519,9 +397,10 @@ class TestLogicalPartition:
                 scope = LogicalPartition(MulticloudDbKey(key))
                 return client.read_changes(ChangeFeedRequest(address, start, scope=scope))
 
-            with pytest.raises(MulticloudDbError, match=words) as caught:
-                read(key)
-            assert "'id' with a value of type str" in caught.value.message.partition("; ")[2]
+            for words, key in wrong.items():
+                with pytest.raises(MulticloudDbError, match=words) as caught:
+                    read(key)
+                assert "'id' with a value of type str" in caught.value.message.partition("; ")[2]
             # A value that no document has yet is not a mistake.
             assert read({"id": "o-2"}).events == ()
             assert read({"number": 7.5}).events == ()
@@ -532,29 +411,22 @@ class TestLogicalPartition:
 
 
 class TestHeads:
-    def test_counts_are_exact(self, items):
-        feed = items.feed()
-        assert isinstance(feed, SupportsHeads)
-        for begin in range(11):
-            for most in (None, 1, 3, 10, 99):
-                head = feed.heads({"p0": [begin, 0]}, most, items.deadline())["p0"]
-                read, batch = items.drain(feed.open("p0", [begin, 0], head.cursor))
-                assert len(read) == head.records == min(10 - begin, most or 99)
-                assert batch.outcome == Reached()
-                assert head.outcome == Continue()
-
-    def test_gaps_of_other_collections_and_trims_do_not_count(self, items):
+    def test_counts_are_exact_in_spite_of_gaps(self, items):
         items.store.create_collection("others")
         for number in range(11, 31):
             items.store.put("others", number, {})
             items.store.put("items", number, {"n": number})
         items.store.trim("items", max_count=25)
         feed = items.feed()
+        assert isinstance(feed, SupportsHeads)
         (seed,) = items.start(feed)
-        for most in (1, 7, 24, 25, 26):
-            head = feed.heads({"p0": seed.cursor}, most, items.deadline())["p0"]
-            assert head.records == min(most, 25)
-            assert len(items.drain(feed.open("p0", seed.cursor, head.cursor))[0]) == head.records
+        for count in (0, 1, 24, 25):
+            cursor = items.fetch(feed.open("p0", seed.cursor)).cursor_after(count) if count else seed.cursor
+            for most in (None, 1, 7, 24, 25, 99):
+                head = feed.heads({"p0": cursor}, most, items.deadline())["p0"]
+                events, batch = items.drain(feed.open("p0", cursor, head.cursor))
+                assert len(events) == head.records == min(25 - count, most or 99)
+                assert (batch.outcome, head.outcome) == (Reached(), Continue())
 
     def test_the_end_of_a_closed_partition_is_told(self, items):
         items.store.split("items", "p0")
@@ -604,20 +476,16 @@ class TestWaiting:
 
         thread = threading.Thread(target=fetch)
         thread.start()
-        while reader._interrupt._connection is None and thread.is_alive():
-            time.sleep(0.001)
         asked = 0
         while thread.is_alive() and asked < 400:
             # Interrupt again, because the statement may not have started before the first interrupt.
+            thread.join(0.05)
             (reader.cancel if end == "cancel" else items.provider.close)()
             asked += 1
-            thread.join(0.05)
-        in_time = not thread.is_alive()
-        if not in_time:  # no statement may keep running after a failure
-            reader.cancel()
-            thread.join()
-        assert in_time
-        assert (raised[0].category, raised[0].code) == (ErrorCategory.TRANSIENT_FAILURE, "SQLITE_INTERRUPT")
+        thread.join(1)
+        assert not thread.is_alive()
+        assert raised[0].category == ErrorCategory.TRANSIENT_FAILURE
+        assert raised[0].code == "SQLITE_INTERRUPT"
 
     def test_a_write_is_seen_by_the_very_next_fetch(self, items):
         feed = items.feed()
@@ -644,7 +512,8 @@ class TestConnections:
         for thread in threads:
             thread.join()
         assert all(len(items.fetch(reader)) == 0 for reader in readers)
-        assert 1 <= len(items.provider._store.pool) <= 16
+        handles = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        assert handles.count(str(items.path)) <= 16 + 2  # the store and its monitor
 
     def test_a_file_that_was_made_anew_is_noticed(self, items):
         feed = items.feed()
@@ -677,16 +546,14 @@ class TestProvisioning:
         assert feed.identity.address == ResourceAddress(collection="items")
         assert len(items.read_all(feed)["p0"]) == 10
 
-    @pytest.mark.parametrize(
-        ("images", "new", "old"), [("keys", False, False), ("new", True, False), ("new_and_old", True, True)]
-    )
-    def test_required_documents_have_to_be_logged(self, world, images, new, old):
+    @pytest.mark.parametrize(("images", "there"), [("keys", 0), ("new", 1), ("new_and_old", 2)])
+    def test_required_documents_have_to_be_logged(self, world, images, there):
         world.store.create_collection("items", images=images)
-        for modes, there, setting in (
-            ({"new_item_state_mode": NewItemStateMode.REQUIRE}, new, "images='new'"),
-            ({"old_item_state_mode": OldItemStateMode.REQUIRE}, old, "images='new_and_old'"),
-        ):
-            if there:
+        for place, (modes, setting) in enumerate((
+            ({"new_item_state_mode": NewItemStateMode.REQUIRE}, "images='new'"),
+            ({"old_item_state_mode": OldItemStateMode.REQUIRE}, "images='new_and_old'"),
+        )):  # fmt: skip
+            if place < there:
                 world.feed(**modes)
                 continue
             with faulty(ErrorCategory.UNSUPPORTED_CAPABILITY, setting):
@@ -694,57 +561,52 @@ class TestProvisioning:
 
 
 class TestPoison:
-    @pytest.mark.parametrize(
-        "damage",
-        [
+    @pytest.mark.parametrize("form", ["events", "arrow"])
+    def test_a_damaged_row_is_named_and_stepped_over(self, items, form):
+        rows = items.sql("SELECT * FROM log")
+        for damage in (
             "doc = '{\"n\":'", "doc = 'null and void'", "doc = '[1]'", "doc = CAST(x'7bff7d' AS TEXT)",
             "doc = ''", "key = '{'", "key = '7'", "key = 'null'", "type = 9", "ts = 1 << 62",
-            "doc = '{}' || char(30) || '{}'",
-        ],
-    )  # fmt: skip
-    @pytest.mark.parametrize("form", ["events", "arrow"])
-    def test_a_damaged_row_is_named_and_stepped_over(self, items, damage, form):
-        items.sql(f"UPDATE log SET {damage} WHERE seq = 4")
-        feed = items.feed()
-        batch = items.fetch(feed.open("p0", [0, 0]))
-        view = getattr(batch, form)
-        with pytest.raises(RecordFault) as caught:
-            view(0, 10)
-        if "char(30)" in damage:
-            assert caught.value.index == 0  # the rows can no longer be distinguished
-            return
-        assert (caught.value.index, caught.value.position) == (3, "sequence 4")
-        assert "void" not in str(caught.value)
-        assert len(view(0, 3)) == 3
-        assert len(view(4, 10)) == 6
-        if "ts" not in damage:
-            events, _ = items.drain(feed.open("p0", caught.value.skip_cursor))
-            assert numbers(events) == [5, 6, 7, 8, 9, 10]
-
-    def test_a_damaged_tag_is_poison_too(self, items):
-        items.sql("""UPDATE log SET doc = '{"n":{"$decimal":"x"}}' WHERE seq = 4""")
-        batch = items.fetch(items.feed().open("p0", [0, 0]))
-        with pytest.raises(RecordFault, match="sequence 4"):
-            batch.events(2, 10)
+            """doc = '{"n":{"$decimal":"x"}}'""", "doc = '{}' || char(30) || '{}'",
+        ):  # fmt: skip
+            items.sql(f"UPDATE log SET {damage} WHERE seq = 4")
+            feed = items.feed()
+            batch = items.fetch(feed.open("p0", [0, 0]))
+            view = getattr(batch, form)
+            if form == "arrow" and "decimal" in damage:
+                continue  # Arrow passes the stored text on
+            with pytest.raises(RecordFault) as caught:
+                view(0, 10)
+            if "char(30)" in damage:
+                assert caught.value.index == 0  # the rows can no longer be distinguished
+                continue
+            assert (caught.value.index, caught.value.position) == (3, "sequence 4"), damage
+            assert "void" not in str(caught.value)
+            assert (len(view(0, 3)), len(view(4, 10))) == (3, 6)
+            if "ts" not in damage:
+                assert numbers(items.drain(feed.open("p0", caught.value.skip_cursor))[0]) == [
+                    5,
+                    6,
+                    7,
+                    8,
+                    9,
+                    10,
+                ]
+            items.sql("DELETE FROM log WHERE seq = 4")
+            items.sql(f"INSERT INTO log VALUES ({', '.join('?' * len(rows[3]))})", *rows[3])
 
 
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 202), marks=pytest.mark.soak)], ids=len)
 def test_nothing_is_lost_in_random_lives(tmp_path, clock, seeds):
-    """Random writes, splits, merges and trims lose nothing. Readers stop and continue at any position.
-
-    The changes of each key stay in order.
-    """
+    """Readers stop and continue at any position; the changes of each key stay in order."""
     for seed in seeds:
-        chance = random.Random(seed)
+        chance, soon = random.Random(seed), Deadline.after(60)
         with EmbeddedStore(tmp_path / f"{seed}.db", clock=clock, durable=False) as store:
             store.create_collection("items", partitions=chance.randint(1, 3))
             provider = PLUGIN.connect(ClientConfig("embedded"), store)
-            feed = provider.open_feed(
-                FeedSpec(ResourceAddress("main", "items"), options=EmbeddedOptions()), Deadline.after(9)
-            )
-            active = {
-                s.partition_id: ((), s.cursor) for s in feed.start(Beginning(), None, Deadline.after(9))
-            }
+            spec = FeedSpec(ResourceAddress("main", "items"), options=EmbeddedOptions())
+            feed = provider.open_feed(spec, soon)
+            active = {each.partition_id: ((), each.cursor) for each in feed.start(Beginning(), None, soon)}
             drained, seen, written = set(), [], 0
             for step in range(150):
                 written += _live(store, clock, chance)
@@ -786,10 +648,7 @@ def _live(store, clock, chance):
 
 
 def _read(feed, active, drained, chance, *, all_of_it):
-    """Continue some partitions, each with a new reader.
-
-    A child is read only after its parents were read to their ends.
-    """
+    """Continue some partitions, each with a new reader; a child only after its parents."""
     seen, again = [], True
     while again:
         again = False

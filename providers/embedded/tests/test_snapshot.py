@@ -1,5 +1,6 @@
 """Tests snapshots of embedded stores, with writers in other processes, restarts, and composite keys."""
 
+import itertools
 import multiprocessing
 import os
 import random
@@ -23,10 +24,13 @@ from multiclouddb_api import (
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_embedded import EmbeddedStore
 
-ORDERS = list(SnapshotOrder)
+pytestmark = pytest.mark.slow
+
+ORDERS = (SnapshotOrder.AUTO, SnapshotOrder.INTERLEAVED, SnapshotOrder.ORDERED)
 ORDERED = Snapshot(SnapshotOrder.ORDERED)
 KEYS = 200
 LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
+SOAKED = [pytest.param(seed, marks=pytest.mark.soak) for seed in range(1000, 1100)]
 
 
 @pytest.fixture
@@ -79,10 +83,9 @@ def pages(client, address, start, size=0, **settings):
 
 
 class TestSeveralProcesses:
-    @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.value)
-    @pytest.mark.parametrize("seed", range(LIVES))
-    def test_writers_restarts_and_lost_tokens(self, path, store, order, seed):
-        address = fill(store)
+    @pytest.mark.parametrize("seed", [*range(LIVES), *SOAKED])
+    def test_writers_restarts_and_lost_tokens(self, path, store, seed):
+        address, order = fill(store), ORDERS[seed % 3]
         spawn = multiprocessing.get_context("spawn")
         writers = [spawn.Process(target=write_for_a_while, args=(path, f"{seed}{n}", 80)) for n in range(2)]
         for writer in writers:
@@ -93,8 +96,7 @@ class TestSeveralProcesses:
         client = connect(f"embedded://{path}")
         while True:
             page = read(client, address, start, dice.choice([7, 20]))
-            for notice in page.notices:
-                done |= isinstance(notice, BackfillDone)
+            done |= any(isinstance(notice, BackfillDone) for notice in page.notices)
             sink.apply(page.events)
             start = page.continuation_token
             if dice.random() < 0.2:
@@ -132,10 +134,10 @@ class TestScan:
 
     def test_a_key_of_several_components_and_one_partition_key(self, path, store):
         address = store.create_collection("orders", 2, partition_key=["customer"])
-        for customer in ("a", "a]", 'a"', "b", "ab"):
-            for number in range(3):
-                store.put("orders", MulticloudDbKey({"customer": customer, "n": number}), {"x": number})
-        for customer in ("a", "a]", 'a"', "b", "ab"):
+        customers = ("a", "a]", 'a"', "b", "ab")
+        for customer, number in itertools.product(customers, range(3)):
+            store.put("orders", MulticloudDbKey({"customer": customer, "n": number}), {"x": number})
+        for customer in customers:
             scope = LogicalPartition(MulticloudDbKey({"customer": customer}))
             with connect(f"embedded://{path}") as client:
                 events = [

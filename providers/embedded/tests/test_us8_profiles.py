@@ -4,7 +4,6 @@ from multiclouddb_conformance.us8 import (  # noqa: F401
     TestAtTime,
     TestBeginning,
     TestCapabilities,
-    TestEveryStart,
     TestImages,
     TestLogicalPartition,
     TestNoSnapshot,

@@ -7,6 +7,8 @@ import pytest
 
 from multiclouddb_api import Beginning, ChangeFeedRequest, connect, decode_json
 
+pytestmark = pytest.mark.xdist_group("jvm")
+
 
 def write(collection, count, seed=0):
     """Write creates, updates, replacements and deletes, some of them in transactions."""

@@ -8,6 +8,8 @@ from pyspark_multiclouddb import error_from_query
 
 from .test_spark import run
 
+pytestmark = pytest.mark.xdist_group("jvm")
+
 
 def rows(spark, folder):
     """Return the keys and types of the rows that the query has written, in order."""

@@ -12,6 +12,8 @@ from pyspark_multiclouddb import error_from_query
 from .servers.mongod import ReplicaSet
 from .test_rollover import NOTE, World
 
+pytestmark = pytest.mark.xdist_group("jvm")
+
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):

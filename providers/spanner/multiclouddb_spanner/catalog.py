@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 import attrs
 
-from multiclouddb_api import (
-    ErrorCategory,
-    NewItemStateMode,
-    OldItemStateMode,
-    ResourceAddress,
-    invalid_request,
-)
+from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode, ResourceAddress
 from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spanner.config import STREAM_NAME
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
@@ -52,21 +46,13 @@ def how_to_watch(stream: str, table: str, *, postgres: bool) -> str:
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DAY: Final = 86400
-_DEFAULT_CAPTURE: Final = "OLD_AND_NEW_VALUES"
 _WITH_ROW: Final = ("NEW_ROW", "NEW_ROW_AND_OLD_VALUES")
 # The last option allows a writer to exclude a transaction from the stream.
 _EXCLUDES: Final = (
-    "exclude_insert",
-    "exclude_update",
-    "exclude_delete",
-    "exclude_ttl_deletes",
-    "allow_txn_exclusion",
-)
+    "exclude_insert", "exclude_update", "exclude_delete", "exclude_ttl_deletes", "allow_txn_exclusion",
+)  # fmt: skip
 _PUBLIC: Final = "public"
-_DEFAULT_SCHEMAS: Final = ("", _PUBLIC)
 _SYSTEM_SCHEMAS: Final = ("information_schema", "pg_catalog", "spanner_sys")
-
-_Row: TypeAlias = Sequence[Any]
 
 
 @attrs.frozen
@@ -87,18 +73,26 @@ def find(
 ) -> ChangeStreamInfo:
     """Find the table of an address and its change stream."""
     table = str(address.collection)
-    schema, _, name = table.rpartition(".")
-    postgres = _is_postgres(client, scope)
-    if postgres and schema == _PUBLIC:
-        table, schema = name, ""  # records name a table in the default schema without its schema
-    key_names = _key_names(client, schema, name, scope, postgres=postgres)
+    dialects = _select(
+        client, scope, "option_value", "database_options WHERE option_name = 'database_dialect'"
+    )
+    postgres = ["POSTGRESQL"] in dialects
+    if postgres and table.startswith(f"{_PUBLIC}.") and table.count(".") == 1:
+        table = table.partition(".")[2]  # records name a table in the default schema without its schema
+    keys = _select(
+        client,
+        scope,
+        "table_schema, table_name, column_name",
+        "index_columns WHERE index_type = 'PRIMARY_KEY' ORDER BY ordinal_position",
+    )
+    key_names = tuple(column for *where, column in keys if where == _place(table, postgres=postgres))
     if not key_names:
         raise ProviderFault.of(
             ErrorCategory.NOT_FOUND,
             f"there is no table {address.collection!r} in database {address.database!r}; check its name, "
             "also upper and lower case",
         )
-    watching = _watching(client, schema, name, scope, postgres=postgres)
+    watching = _watching(client, table, scope, postgres=postgres)
     options = _options(client, scope)
     stream = _chosen(table, watching, options, configured, postgres=postgres)
     settings = options.get(stream, {})
@@ -107,26 +101,16 @@ def find(
             f"change stream {stream!r} has partition_mode = 'MUTABLE_KEY_RANGE', which is not supported",
             "create a change stream without that option, and name it in the configuration (change_stream)",
         )
-    return ChangeStreamInfo(
-        stream,
-        table,
-        key_names,
-        postgres,
-        watching[stream],
-        settings.get("value_capture_type", _DEFAULT_CAPTURE).upper(),
-        _retention(settings.get("retention_period", "")),
-    )
+    capture = settings.get("value_capture_type", "OLD_AND_NEW_VALUES").upper()
+    retention = _retention(settings.get("retention_period", ""))
+    return ChangeStreamInfo(stream, table, key_names, postgres, watching[stream], capture, retention)
 
 
 def table_names(client: DatabaseClient, scope: CancelScope) -> list[str]:
     """Return the names of the tables in a database."""
-    rows = client.rows(
-        "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'",
-        2,
-        scope,
-    )
+    rows = _select(client, scope, "table_schema, table_name", "tables WHERE table_type = 'BASE TABLE'")
     return [
-        name if schema in _DEFAULT_SCHEMAS else f"{schema}.{name}"
+        name if schema in ("", _PUBLIC) else f"{schema}.{name}"
         for schema, name in rows
         if schema.lower() not in _SYSTEM_SCHEMAS
     ]
@@ -136,9 +120,7 @@ def is_whole(
     client: DatabaseClient, info: ChangeStreamInfo, scope: CancelScope, at: int | None = None
 ) -> bool | None:
     """Return whether a stream watches all columns of a table; None if it does not watch the table."""
-    schema, _, name = info.table.rpartition(".")
-    watching = _watching(client, schema, name, scope, postgres=info.postgres, at=at)
-    return watching.get(info.stream)
+    return _watching(client, info.table, scope, postgres=info.postgres, at=at).get(info.stream)
 
 
 def retention_of(client: DatabaseClient, info: ChangeStreamInfo, scope: CancelScope) -> int:
@@ -148,16 +130,9 @@ def retention_of(client: DatabaseClient, info: ChangeStreamInfo, scope: CancelSc
 
 def columns_at(client: DatabaseClient, info: ChangeStreamInfo, at: int, scope: CancelScope) -> list[str]:
     """Return the columns of a table that its changes contained at a given time."""
-    schema, _, table = info.table.rpartition(".")
-    rows = client.rows(
-        "SELECT table_schema, table_name, column_name, is_generated FROM information_schema.columns "
-        "ORDER BY ordinal_position",
-        4,
-        scope,
-        at=at,
-    )
-    default = _default(postgres=info.postgres)
-    here = [row[2:] for row in rows if row[0] == (schema or default) and row[1] == table]
+    names = "table_schema, table_name, column_name, is_generated"
+    rows = _select(client, scope, names, "columns ORDER BY ordinal_position", at)
+    here = [row[2:] for row in rows if list(row[:2]) == _place(info.table, postgres=info.postgres)]
     rest = (name for name, generated in here if generated != "ALWAYS" and name not in info.key_names)
     return [*info.key_names, *rest] if here else []
 
@@ -171,86 +146,53 @@ def check_provisioned(info: ChangeStreamInfo, spec: FeedSpec) -> None:
         wanted.append(("old_item_state_mode", _WITH_ROW[1:]))
     for field, captures in wanted:
         if not info.whole:
-            raise unsupported(
-                f"{field}=REQUIRE: change stream {info.stream!r} does not watch all columns of "
-                f"{info.table!r}",
-                f"watch the whole table: {how_to_watch(info.stream, info.table, postgres=info.postgres)}, "
-                "or read with INCLUDE_IF_AVAILABLE",
+            way_out = (
+                f"watch the whole table: {how_to_watch(info.stream, info.table, postgres=info.postgres)}"
             )
-        if info.capture not in captures:
-            raise unsupported(
-                f"{field}=REQUIRE: change stream {info.stream!r} has value_capture_type {info.capture}, "
-                "without whole rows",
-                f"{how_to_alter(info.stream, postgres=info.postgres)}, or read with INCLUDE_IF_AVAILABLE",
+            problem = f"change stream {info.stream!r} does not watch all columns of {info.table!r}"
+        elif info.capture not in captures:
+            way_out = how_to_alter(info.stream, postgres=info.postgres)
+            problem = (
+                f"change stream {info.stream!r} has value_capture_type {info.capture}, without whole rows"
             )
+        else:
+            continue
+        raise unsupported(f"{field}=REQUIRE: {problem}", f"{way_out}, or read with INCLUDE_IF_AVAILABLE")
 
 
 # -- The information schema
 
 
-def _is_postgres(client: DatabaseClient, scope: CancelScope) -> bool:
-    rows = client.rows(
-        "SELECT option_value FROM information_schema.database_options WHERE option_name = 'database_dialect'",
-        1,
-        scope,
-    )
-    return any(value == "POSTGRESQL" for (value,) in rows)
+def _select(
+    client: DatabaseClient, scope: CancelScope, columns: str, source: str, at: int | None = None
+) -> list[list[Any]]:
+    sql = f"SELECT {columns} FROM information_schema.{source}"
+    return client.rows(sql, columns.count(",") + 1, scope, at=at)
 
 
-def _key_names(
-    client: DatabaseClient, schema: str, table: str, scope: CancelScope, *, postgres: bool
-) -> tuple[str, ...]:
-    rows = client.rows(
-        "SELECT table_schema, table_name, column_name FROM information_schema.index_columns "
-        "WHERE index_type = 'PRIMARY_KEY' ORDER BY ordinal_position",
-        3,
-        scope,
-    )
-    place = [schema or _default(postgres=postgres), table]
-    return tuple(column for *where, column in rows if where == place)
-
-
-def _default(*, postgres: bool) -> str:
-    """Return the name of the default schema."""
-    return _PUBLIC if postgres else ""
+def _place(table: str, *, postgres: bool) -> list[str]:
+    """Return the schema and the name of a table."""
+    schema, _, name = table.rpartition(".")
+    return [schema or (_PUBLIC if postgres else ""), name]
 
 
 def _watching(
-    client: DatabaseClient,
-    schema: str,
-    table: str,
-    scope: CancelScope,
-    *,
-    postgres: bool,
-    at: int | None = None,
+    client: DatabaseClient, table: str, scope: CancelScope, *, postgres: bool, at: int | None = None
 ) -> dict[str, bool]:
     """Return the change streams that watch a table, each with True if it watches all columns."""
     everything = '"all"' if postgres else "`ALL`"
-    rows = client.rows(
-        f"SELECT change_stream_name, {everything} FROM information_schema.change_streams", 2, scope, at=at
-    )
+    rows = _select(client, scope, f"change_stream_name, {everything}", "change_streams", at)
     found = {name: True for name, of_all in rows if of_all in (True, "YES")}
-    rows = client.rows(
-        "SELECT change_stream_name, table_schema, table_name, all_columns "
-        "FROM information_schema.change_stream_tables",
-        4,
-        scope,
-        at=at,
-    )
-    for stream, where, name, columns in rows:
-        if name == table and where == (schema or _default(postgres=postgres)):
+    names = "change_stream_name, table_schema, table_name, all_columns"
+    for stream, *where, columns in _select(client, scope, names, "change_stream_tables", at):
+        if where == _place(table, postgres=postgres):
             found[stream] = columns in (True, "YES")
     return found
 
 
 def _options(client: DatabaseClient, scope: CancelScope) -> dict[str, dict[str, str]]:
-    rows = client.rows(
-        "SELECT change_stream_name, option_name, option_value FROM information_schema.change_stream_options",
-        3,
-        scope,
-    )
-    found: dict[str, dict[str, str]] = {}
-    for stream, name, value in rows:
+    names, found = "change_stream_name, option_name, option_value", dict[str, dict[str, str]]()
+    for stream, name, value in _select(client, scope, names, "change_stream_options"):
         found.setdefault(stream, {})[name] = str(value).strip("'\"")
     return found
 
@@ -296,16 +238,9 @@ def _chosen(
             "connection={'change_stream': …}, or ?change_stream=… in the url",
         )
     (name,) = names
-    _check_complete(table, name, watching[name], options.get(name, {}), postgres=postgres)
-    return name
-
-
-def _check_complete(
-    table: str, name: str, whole: bool, options: Mapping[str, str], *, postgres: bool
-) -> None:
-    """Refuse a change stream that omits changes."""
-    left_out = [option for option in _EXCLUDES if options.get(option, "").lower() == "true"]
-    if not whole:
+    settings = options.get(name, {})
+    left_out = [option for option in _EXCLUDES if settings.get(option, "").lower() == "true"]
+    if not watching[name]:
         left_out.append("some columns")
     if left_out:
         raise ProviderFault.of(
@@ -314,18 +249,8 @@ def _check_complete(
             f"{how_to_create(table, postgres=postgres)}, or name {name!r} in the configuration "
             "(change_stream) to read that change stream anyway",
         )
+    return name
 
 
 def _listed(names: Collection[str]) -> str:
     return ", ".join(map(repr, names)) if names else "there is none"
-
-
-def check_address(address: ResourceAddress) -> str:
-    """Return the database of an address."""
-    if address.database is None:
-        raise invalid_request(
-            "address.database",
-            "is missing",
-            "name the database and the table: ResourceAddress(database, table)",
-        )
-    return address.database

@@ -33,49 +33,38 @@ from multiclouddb_spanner.errors import is_lost_session, status_of
 from multiclouddb_spanner.records import rows_of
 from multiclouddb_spi import Deadline, ProviderFault, cancelled
 
-
-class _Running:
-    """The calls of a caller; at most one of them is running.
-
-    Attributes:
-        call: The call of gRPC that began last, or None.
-    """
-
-    def __init__(self) -> None:
-        self.cancelled = threading.Event()
-        self.call: Any = None
-
-
 _NEVER: Final = Deadline(float("inf"))
 
 
 class CancelScope:
-    """The time limit of a caller's calls, which another thread can cancel."""
+    """The time limit of a caller's calls, which another thread can cancel; at most one of them is running."""
 
-    def __init__(self, deadline: Deadline = _NEVER, running: _Running | None = None) -> None:
+    def __init__(self, deadline: Deadline = _NEVER) -> None:
         self.deadline = deadline
-        self._running = running or _Running()
+        self._cancelled = threading.Event()
+        self._calls: list[Any] = []  # the call of gRPC that began last
 
     def at(self, deadline: Deadline) -> CancelScope:
         """Return the scope of the same caller with another time limit."""
-        return CancelScope(deadline, self._running)
+        scope = CancelScope(deadline)
+        scope._cancelled, scope._calls = self._cancelled, self._calls
+        return scope
 
     def take(self, call: Any) -> None:
         """Store the call that is running now."""
-        self._running.call = call
-        if self._running.cancelled.is_set():
+        self._calls[:] = [call]
+        if self._cancelled.is_set():
             call.cancel()
 
     def cancel(self) -> None:
         """Cancel the running call and every later call."""
-        self._running.cancelled.set()
-        call = self._running.call
-        if call is not None:
+        self._cancelled.set()
+        for call in list(self._calls):
             call.cancel()
 
     def check(self) -> None:
         """Raise an error if the calls were cancelled."""
-        if self._running.cancelled.is_set():
+        if self._cancelled.is_set():
             raise cancelled()
 
 
@@ -230,7 +219,7 @@ class DatabaseClient:
     """One database."""
 
     def __init__(self, name: str, transport: Any, *, ours: bool) -> None:
-        self._name, self._ours = name, ours
+        self.name, self._ours = name, ours  # the full name of the database
         self._transport = transport
         self._lock = threading.RLock()  # a signal handler may fork
         self._session: tuple[str, bool, float] | None = None
@@ -241,11 +230,6 @@ class DatabaseClient:
         self.forget_clock = self._clock.forget
         self._closed = False
         forks.watch(self)
-
-    @property
-    def name(self) -> str:
-        """Return the full name of the database."""
-        return self._name
 
     def query(
         self,
@@ -397,9 +381,9 @@ class DatabaseClient:
 
     def _create(self, scope: CancelScope) -> tuple[str, bool, float]:
         """Create a session."""
-        request = CreateSessionRequest.pb()(database=self._name)
+        request = CreateSessionRequest.pb()(database=self.name)
         request.session.multiplexed = True
-        metadata = self._metadata("database", self._name)
+        metadata = self._metadata("database", self.name)
         made = self._waited(self._transport.create_session, request, metadata, scope)
         return made.name, bool(made.multiplexed), time.monotonic()
 
@@ -429,7 +413,7 @@ class DatabaseClient:
     def _metadata(self, name: str, value: str) -> list[tuple[str, str]]:
         # Like the vendor's client, add the second header, which the service uses for routing.
         return [
-            ("google-cloud-resource-prefix", self._name),
+            ("google-cloud-resource-prefix", self.name),
             ("x-goog-request-params", f"{name}={quote(value, safe='')}"),
         ]
 

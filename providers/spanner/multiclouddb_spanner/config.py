@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 import attrs
 import grpc
@@ -17,7 +17,8 @@ from google.cloud.spanner_v1.services.spanner.transports import SpannerGrpcTrans
 
 from multiclouddb_api import ClientConfig, invalid_request
 from multiclouddb_api.config import settled
-from multiclouddb_api.validators import suggestion, unknown_name
+from multiclouddb_api.validators import unknown_name
+from multiclouddb_spi.connection import merged, parse_location
 
 _OPTIONS: Final = ("change_stream", "emulator_host", "instance", "project", "url")
 _IN_URL: Final = ("change_stream", "emulator_host")
@@ -112,13 +113,16 @@ def _checked(cls: type[SpannerConfig], config: ClientConfig) -> SpannerConfig:
         raise unknown_name("connection", name, _OPTIONS)
     url = options.pop("url", None)
     if url is not None:
-        found = _parsed(url)
-        for name in found:
-            if name in options:
-                raise invalid_request(
-                    "connection", f"names the {name}, which the url names too", "name it once"
-                )
-        options |= found
+        if isinstance(url, str):  # a project may contain a colon, which would begin a port
+            scheme, separator, rest = url.partition("://")
+            url = f"{scheme}{separator}{rest.replace(':', '%3A')}"
+        place = parse_location(url, "spanner", options=_IN_URL, form=_URL, credentials=_CHAIN)
+        instance = place.path.removeprefix("/").removesuffix("/")
+        if "/" in instance or "@" in instance:
+            raise invalid_request("connection.url", "has more than a project and an instance", _URL)
+        parts = {"project": unquote(place.host), "instance": unquote(instance)}
+        named = {name: part for name, part in parts.items() if part}
+        options = merged({**named, **place.options}, options)
     for name in ("project", "instance"):
         if options.get(name) is None:
             raise invalid_request(f"connection.{name}", "is missing", _URL)
@@ -127,33 +131,3 @@ def _checked(cls: type[SpannerConfig], config: ClientConfig) -> SpannerConfig:
         if value is not None and not (isinstance(value, str) and pattern.fullmatch(value)):
             raise invalid_request(f"connection.{name}", f"is {value!r}", f"write it like {example!r}")
     return cls(**options)
-
-
-def _parsed(url: object) -> dict[str, Any]:
-    if not isinstance(url, str):
-        raise invalid_request("connection.url", f"must be text, not {type(url).__name__}", _URL)
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme != "spanner":
-        raise invalid_request(
-            "connection.url", f"has the scheme {scheme[:20]!r}" if separator else "is no address", _URL
-        )
-    path, _, query = rest.partition("?")
-    if "@" in path:
-        raise invalid_request(
-            "connection.url", "has text before an @, which may be a password", f"{_URL}; {_CHAIN}"
-        )
-    project, _, instance = path.removesuffix("/").partition("/")
-    if "/" in instance or "#" in rest:
-        raise invalid_request("connection.url", "has more than a project and an instance", _URL)
-    found: dict[str, Any] = {
-        name: unquote(text) for name, text in (("project", project), ("instance", instance)) if text
-    }
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        if name not in _IN_URL:
-            raise invalid_request(
-                "connection.url", f"has the unknown option {name!r}", suggestion(name, list(_IN_URL))
-            )
-        if name in found:
-            raise invalid_request("connection.url", f"names the {name!r} a second time", "name it once")
-        found[name] = value
-    return found

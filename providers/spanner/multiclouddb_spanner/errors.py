@@ -107,13 +107,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 def status_of(error: BaseException) -> grpc.StatusCode | None:
     """Return the status of a failed call; None if the error does not come from a call."""
-    if isinstance(error, GoogleAPICallError):
-        status = error.grpc_status_code
-        return status if isinstance(status, grpc.StatusCode) else None
+    status = error.grpc_status_code if isinstance(error, GoogleAPICallError) else None
     if isinstance(error, grpc.RpcError):
         status = getattr(error, "code", lambda: None)()
-        return status if isinstance(status, grpc.StatusCode) else None
-    return None
+    return status if isinstance(status, grpc.StatusCode) else None
 
 
 def text_of(error: BaseException) -> str:
@@ -177,20 +174,23 @@ def classify(error: Exception) -> Fault:
     """Classify a failure."""
     status = status_of(error)
     if status is not None:
-        return _said(error, status)
+        text, name = text_of(error), status.name
+        said = f"Spanner {name}" + (f" ({one_line(text)})" if text else "")
+        refused = row_of_connection(error) if status is _Code.UNAVAILABLE else None
+        return (refused or _row(status, text)).fault(said, name, retry_after=_retry_after(error))
+    row, name = _UNKNOWN, type(error).__name__
     match error:
         case TransportError():
-            return _plain_fault(UNAVAILABLE, error)
+            row = UNAVAILABLE
         case RefreshError() if error.retryable:
-            return _plain_fault(UNAVAILABLE, error)
+            row = UNAVAILABLE
         case GoogleAuthError():
-            return _plain_fault(_AUTHENTICATION, error)
+            row = _AUTHENTICATION
         case grpc.RpcError() | OSError():
-            return _plain_fault(UNAVAILABLE, error)
+            row = UNAVAILABLE
         case ValueError() if "closed channel" in str(error):
-            return _plain_fault(_INTERRUPTED, error)
-        case _:
-            return _plain_fault(_UNKNOWN, error)
+            row = _INTERRUPTED
+    return row.fault(one_line(f"{name}: {error}"), name)
 
 
 def _row(status: grpc.StatusCode | None, text: str) -> Row:
@@ -200,18 +200,6 @@ def _row(status: grpc.StatusCode | None, text: str) -> Row:
     if status in (_Code.INTERNAL, _Code.UNKNOWN) and _BROKEN.search(text):
         return _INTERRUPTED
     return STATUSES.get(status, _UNKNOWN) if status is not None else _UNKNOWN
-
-
-def _said(error: Exception, status: grpc.StatusCode) -> Fault:
-    text, name = text_of(error), status.name
-    said = f"Spanner {name}" + (f" ({one_line(text)})" if text else "")
-    refused = row_of_connection(error) if status is _Code.UNAVAILABLE else None
-    return (refused or _row(status, text)).fault(said, name, retry_after=_retry_after(error))
-
-
-def _plain_fault(row: Row, error: Exception) -> Fault:
-    name = type(error).__name__
-    return row.fault(one_line(f"{name}: {error}"), name)
 
 
 def _retry_after(error: Exception) -> float | None:

@@ -73,7 +73,11 @@ class SpannerFeed(Feed):
                     at = min(now, wanted)
                     # A partition that ends at this time may contain changes that were made at this time, but
                     # the partition is no longer alive then.
-                    names = self._alive_before(at, deadline)
+                    try:
+                        names = self._source.partitions(at - 1, CancelScope(deadline))
+                    except Exception as error:
+                        if not is_past(error):
+                            raise
                     place = Place.at(at if names is None else at - 1, wanted)
                 case Beginning():
                     at, names = self._source.oldest(now, CancelScope(deadline))
@@ -87,29 +91,20 @@ class SpannerFeed(Feed):
         seeds = [Seed(name, (), cursor_of(place)) for name in names if partition_id in (None, name)]
         if seeds or partition_id is None:
             return seeds
-        return self._alone(partition_id, place, now, deadline)
-
-    def _alive_before(self, at: int, deadline: Deadline) -> list[str] | None:
-        """Return the partitions that were alive just before a time."""
-        try:
-            return self._source.partitions(at - 1, CancelScope(deadline))
-        except Exception as error:
-            if not is_past(error):
-                raise
-            return None
-
-    def _alone(self, name: str, place: Place, now: int, deadline: Deadline) -> list[Seed]:
-        """Return the seed (start position) of a partition that is not alive at the start."""
-        interval = self._source.interval(name, now, CancelScope(deadline))
+        # The partition is not alive at the start; it may begin later.
+        interval = self._source.interval(partition_id, now, CancelScope(deadline))
         if interval is None:
             raise ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
-                f"partition {name[:12]}… does not belong to change stream {self._source.info.stream!r}: it "
-                "belongs to another one, or to an earlier one that was recreated under the same name; list "
-                "the open ones with client.list_physical_partitions(address)",
+                f"partition {partition_id[:12]}… does not belong to change stream "
+                f"{self._source.info.stream!r}: it belongs to another one, or to an earlier one that was "
+                "recreated under the same name; list the open ones with "
+                "client.list_physical_partitions(address)",
             )
-        begin, _ = interval
-        return [Seed(name, (), cursor_of(Place.at(begin, place.since)))] if begin > place.cut.at else []
+        begin = interval[0]
+        return (
+            [Seed(partition_id, (), cursor_of(Place.at(begin, place.since)))] if begin > place.cut.at else []
+        )
 
     def longest_wait(self) -> float:
         """Return how long a query waits in the service until its window ends; waiting costs nothing."""
@@ -228,27 +223,25 @@ class SpannerFeed(Feed):
 
     def _has_change(self, name: str, place: Place, now: int, deadline: Deadline) -> bool:
         """Return True if there is a change after a position and up to the present time."""
-        # An answer that is cancelled may already be on its way, so a small window is read first.
-        start, length = place.cut.at, max(0, now - place.cut.at)
-        for end in dict.fromkeys((start + length // 100, start + length // 10, start + length)):
-            if self._has_change_until(name, place, start, end, deadline):
-                return True
-            start = end + 1
-        return False
 
-    def _has_change_until(self, name: str, place: Place, start: int, end: int, deadline: Deadline) -> bool:
         def is_new(item: Item) -> bool:
             if not isinstance(item, DataRecord) or item.at < place.since:
                 return False
             mark = (ordered(item.sequence), len(item.mods))
             return not place.cut.has(item.at, item.transaction, mark)
 
-        try:
-            return self._source.has(name, start, end, is_new, CancelScope(deadline))
-        except Exception as error:
-            if is_broken(error):
-                return True  # it is unknown; a reader requests smaller answers
-            raise self._refused(error, start, deadline) or error from error
+        # An answer that is cancelled may already be on its way, so a small window is read first.
+        start, length = place.cut.at, max(0, now - place.cut.at)
+        for end in dict.fromkeys((start + length // 100, start + length // 10, start + length)):
+            try:
+                if self._source.has(name, start, end, is_new, CancelScope(deadline)):
+                    return True
+            except Exception as error:
+                if is_broken(error):
+                    return True  # it is unknown; a reader requests smaller answers
+                raise self._refused(error, start, deadline) or error from error
+            start = end + 1
+        return False
 
 
 def micros(moment: datetime) -> int:

@@ -134,11 +134,9 @@ def _old_row(
 ) -> dict[str, Any] | None:
     if record.kind == "INSERT" or not (record.shape.whole and has_old(record)):
         return None
-    old = _converted(_loaded(mod.old), converters)
-    if record.kind == "DELETE":
-        return {**key, **old}
     # If a column has not changed, only the new row contains its value.
-    return {**key, **_converted(_loaded(mod.new), converters), **old}
+    new = {} if record.kind == "DELETE" else _converted(_loaded(mod.new), converters)
+    return {**key, **new, **_converted(_loaded(mod.old), converters)}
 
 
 def _mods(changes: Iterable[Change]) -> Iterator[tuple[DataRecord, Mod]]:
@@ -209,10 +207,8 @@ def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
 
 def _native(record: DataRecord, mod: Mod) -> dict[str, Any]:
     """Return the service's record, containing only this change."""
-    return {
-        **record.native(),
-        "mods": [{"keys": _loaded(mod.keys), "new_values": _loaded(mod.new), "old_values": _loaded(mod.old)}],
-    }
+    parts = zip(("keys", "new_values", "old_values"), mod, strict=True)
+    return {**record.native(), "mods": [{name: _loaded(part) for name, part in parts}]}
 
 
 # -- Arrow
@@ -283,16 +279,15 @@ class SpannerMapper(Mapper):
 
     def _first_fault(self, records: Changes, start: int, stop: int) -> RecordFault:
         """Return the fault of the first change that cannot be mapped."""
+        place, reason = start, "one of the changes from here on; which one is unknown"
         for index in range(start, stop):
             try:
                 _events(records.items[index : index + 1], self.view)
             except _DAMAGED as error:
-                return self._fault(records, index, type(error).__name__)
-        return self._fault(records, start, "one of the changes from here on; which one is unknown")
-
-    def _fault(self, records: Changes, index: int, reason: str) -> RecordFault:
-        record = records.items[index].record
+                place, reason = index, type(error).__name__
+                break
+        record = records.items[place].record
         problem = record.shape.problem or f"it cannot be decoded as a change of a row ({reason})"
         where = f"{record.commit}, transaction {record.transaction}, record {record.sequence}"
-        after = place_after(records.begin, records.items, index + 1)
-        return RecordFault(index, where, problem, cursor_of(after))
+        after = place_after(records.begin, records.items, place + 1)
+        return RecordFault(place, where, problem, cursor_of(after))

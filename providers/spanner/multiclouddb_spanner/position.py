@@ -47,6 +47,11 @@ class Place:
         """Return a lower limit for the commit times of the changes after this position."""
         return max(self.cut.at, self.since)
 
+    @property
+    def edge(self) -> Cut:
+        """Return the position before the first wanted change."""
+        return Cut(self.since) if self.since > self.cut.at else self.cut
+
 
 def cursor_of(place: Place) -> Cursor:
     """Return the position in the form that a token stores."""
@@ -75,11 +80,7 @@ def _is_mark(mark: tuple[str | int, ...]) -> bool:
 
 def compare(a: Place, b: Place) -> int | None:
     """Compare two positions in one partition; return -1, 0, 1, or None if neither includes the other."""
-    return _from(a).compare(_from(b))
-
-
-def _from(place: Place) -> Cut:
-    return Cut(place.since) if place.since > place.cut.at else place.cut
+    return a.edge.compare(b.edge)
 
 
 def describe(place: Place) -> Position:

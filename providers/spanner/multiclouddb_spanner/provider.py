@@ -18,7 +18,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_spanner import forks
-from multiclouddb_spanner.catalog import check_address, check_provisioned, find, table_names
+from multiclouddb_spanner.catalog import check_provisioned, find, table_names
 from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.errors import PROVIDER_ID, classify
@@ -95,7 +95,10 @@ class SpannerProvider(Provider):
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> SpannerFeed:
         """Find the table and its change stream, and check which rows the stream's records contain."""
-        database = self._database(check_address(spec.address))
+        if spec.address.database is None:
+            way_out = "name the database and the table: ResourceAddress(database, table)"
+            raise invalid_request("address.database", "is missing", way_out)
+        database = self._database(spec.address.database)
         info = find(database, spec.address, self._config.change_stream, CancelScope(deadline))
         check_provisioned(info, spec)
         return SpannerFeed(Source(database, info, self._slots), spec)
@@ -139,13 +142,9 @@ class SpannerProvider(Provider):
         with self._lock:
             database = self._databases.get(name)
             if database is None:
-                instance = self._client.instance(self._config.instance)
-                found = instance.database(name)
-                transport = (
-                    self._config.transport(self._client) if self._ours else found.spanner_api.transport
-                )
-                database = DatabaseClient(str(found.name), transport, ours=self._ours)
-                self._databases[name] = database
+                found = self._client.instance(self._config.instance).database(name)
+                own = self._config.transport(self._client) if self._ours else found.spanner_api.transport
+                database = self._databases[name] = DatabaseClient(str(found.name), own, ours=self._ours)
             return database
 
 

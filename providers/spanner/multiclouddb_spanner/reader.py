@@ -53,7 +53,7 @@ class SpannerReader(Reader):
         self._source, self._view, self._token = source, view, token
         self._mapper = SpannerMapper(view)
         self._place, self._since = place, place.since
-        self._bound, self._until = until, None if until is None else _from(until)
+        self._bound, self._until = until, None if until is None else until.edge
         self._require_new, self._require_old = require_new, require_old
         self._scope = CancelScope()
         self._window: Window | None = None
@@ -75,12 +75,17 @@ class SpannerReader(Reader):
         deadline = answer_deadline(deadline)
         begin, began = self._place, time.monotonic()
         self._requests = 0
-        if self._until is not None and _from(begin).compare(self._until) in (0, 1):
+        if self._until is not None and begin.edge.compare(self._until) in (0, 1):
             self._outcome = Reached()
         if not isinstance(self._outcome, Continue):
             self._end_window()
             return self._batch(begin, [], 0, caught_up=None)
-        self._check_window(wait, deadline)
+        window = self._window
+        if window is not None:  # it ends if it may last longer than this fetch, or if it expires soon
+            left = (window.end - (self._source.client.ahead() or 0)) / _SECOND
+            late = window.expires > deadline.at or window.expires - time.monotonic() < _SPARE_SECONDS
+            if late or (window.waits and left > wait):
+                self._end_window()
         taken: list[Change] = []
         try:
             nbytes, caught_up = self._read(taken, max_records, max_bytes, wait, deadline)
@@ -97,7 +102,11 @@ class SpannerReader(Reader):
             if ours is None:
                 raise
             raise ours from error
-        self._keep_window()
+        if self._window is not None and not self._kept:  # it stays open if a slot is free
+            self._kept = self._source.slots.acquire(blocking=False)
+            if not self._kept:
+                self._span = max(_LEAST_SPAN, self._span // 2)
+                self._end_window()
         pause = 0.0
         if wait <= 0:
             pause = min(_MOST_PAUSE, max(_LEAST_PAUSE, _REST * (time.monotonic() - began)))
@@ -113,16 +122,6 @@ class SpannerReader(Reader):
 
     # -- Windows
 
-    def _check_window(self, wait: float, deadline: Deadline) -> None:
-        """End an open window if it may last longer than this fetch, or if it expires soon."""
-        window = self._window
-        if window is None:
-            return
-        left = (window.end - (self._source.client.ahead() or 0)) / _SECOND
-        late = window.expires > deadline.at or window.expires - time.monotonic() < _SPARE_SECONDS
-        if late or (window.waits and left > wait):
-            self._end_window()
-
     def _end_window(self) -> None:
         """End the window. The changes that were not taken are requested again later."""
         window, self._window = self._window, None
@@ -134,15 +133,6 @@ class SpannerReader(Reader):
         self._items.clear()
         self._children.clear()
         self._used = 0
-
-    def _keep_window(self) -> None:
-        """Keep an unfinished window open if a slot is free; otherwise end the window."""
-        if self._window is None or self._kept:
-            return
-        self._kept = self._source.slots.acquire(blocking=False)
-        if not self._kept:
-            self._span = max(_LEAST_SPAN, self._span // 2)
-            self._end_window()
 
     def _open_window(self, wait: float, deadline: Deadline) -> Window:
         client, start = self._source.client, self._place.cut.at
@@ -261,17 +251,12 @@ class SpannerReader(Reader):
         if taken:
             return True
         field = "new_item_state_mode" if not new or self._require_new else "old_item_state_mode"
-        info = self._source.info
-        problem = (
-            f"the change at {record.commit} was captured with value_capture_type {record.capture}, without "
-            "the whole row"
-        )
+        info, at = self._source.info, f"the change at {record.commit}"
+        problem = f"{at} was captured with value_capture_type {record.capture}, without the whole row"
         statement = how_to_alter(info.stream, postgres=info.postgres)
         if not whole:
-            problem = (
-                f"change stream {info.stream!r} did not watch all columns of {info.table!r} when the change "
-                f"at {record.commit} was committed"
-            )
+            columns = f"all columns of {info.table!r}"
+            problem = f"change stream {info.stream!r} did not watch {columns} when {at} was committed"
             statement = how_to_watch(info.stream, info.table, postgres=info.postgres)
         raise unsupported(
             f"{field}=REQUIRE: {problem}",
@@ -292,7 +277,7 @@ class SpannerReader(Reader):
         few, took = self._count < _FEW, time.monotonic() - window.began
         self._source.spans.arrived(self._token, small=self._count <= 1)
         self._end_window()
-        if self._bound is not None and (children or window.end >= _last_of(_from(self._bound))):
+        if self._bound is not None and (children or window.end >= _last_of(self._bound.edge)):
             self._place, self._outcome = self._bound, Reached()
             return None
         if children:
@@ -325,10 +310,6 @@ class SpannerReader(Reader):
             headroom=max(0.0, left) if now else None,
             requests=self._requests,
         )
-
-
-def _from(place: Place) -> Cut:
-    return Cut(place.since) if place.since > place.cut.at else place.cut
 
 
 def _last_of(until: Cut) -> int:

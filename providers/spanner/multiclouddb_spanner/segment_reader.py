@@ -42,10 +42,7 @@ Row: TypeAlias = Sequence[Any]
 
 @attrs.frozen(eq=False)
 class _Rows:
-    """Some rows. One list contains the values of all rows, row after row.
-
-    Making a list for each row would take longer.
-    """
+    """Some rows, in one list of values, row after row; a list for each row would take longer."""
 
     values: list[Any]
     width: int
@@ -57,6 +54,10 @@ class _Rows:
     def row(self, index: int) -> Row:
         """Return one row."""
         return self.values[index * self.width : (index + 1) * self.width]
+
+    def last_key(self, view: View) -> str:
+        """Return the key of the last row."""
+        return key_text(self.row(len(self) - 1)[: len(view.key_names)])
 
     def part(self, start: int, stop: int) -> _Rows:
         """Return the rows from `start` to `stop`."""
@@ -128,8 +129,7 @@ class _Mapper(Mapper):
     columns: _Columns
 
     def cursor_after(self, records: _Rows, count: int) -> Cursor:
-        last = key_text(records.row(count - 1)[: len(self.view.key_names)])
-        return attrs.evolve(self.span, after=last).cursor()
+        return attrs.evolve(self.span, after=records.part(count - 1, count).last_key(self.view)).cursor()
 
     def events(self, records: _Rows, start: int, stop: int) -> list[ChangeEvent]:
         try:
@@ -211,20 +211,26 @@ class SegmentReader(Reader):
         try:
             found = self._scans.check(self._span.began, self._scope.at(deadline), lately=self._looked)
             self._looked = True
-            self._look_at(whole=found.whole)
+            if found.whole != self._view.whole:
+                self._end_answer()
+                self._rows, self._used, self._received = _NO_ROWS, 0, self._span.after
+                self._view = attrs.evolve(self._view, whole=found.whole)
             nbytes = self._take(taken, max_records, max_bytes, deadline)
         except Exception as error:
             if self._answer is not None and is_broken(error):
                 self._source.row_limits.broke(self._view.partition_id, self._limit or _FIRST_LIMIT)
             self._end_answer()
-            if not taken and not is_lost_version(error):
-                raise
             if not taken:
+                if not is_lost_version(error):
+                    raise
                 # Read at a later time. This is correct, because the stream also delivers the changes since
                 # the snapshot.
                 later = self._source.client.now(self._scope.at(deadline))
                 self._span = attrs.evolve(self._span, at=later)
-        self._keep_answer()
+        if self._answer is not None and not self._kept:  # it stays open if a slot is free
+            self._kept = self._source.slots.acquire(blocking=False)
+            if not self._kept:
+                self._end_answer()
         return self._batch(begin, taken, nbytes)
 
     def cancel(self) -> None:
@@ -236,14 +242,6 @@ class SegmentReader(Reader):
         self._end_answer()
 
     # -- The answer
-
-    def _look_at(self, *, whole: bool) -> None:
-        """Check the stream."""
-        if whole != self._view.whole:
-            self._end_answer()
-            self._rows, self._used = _NO_ROWS, 0
-            self._received = self._span.after
-            self._view = attrs.evolve(self._view, whole=whole)
 
     def _begin(self, deadline: Deadline) -> None:
         view, span, scans = self._view, self._span, self._scans
@@ -272,13 +270,6 @@ class SegmentReader(Reader):
         if self._kept:
             self._kept = False
             self._source.slots.release()
-
-    def _keep_answer(self) -> None:
-        """Leave an unfinished answer open if a slot is free."""
-        if self._answer is not None and not self._kept:
-            self._kept = self._source.slots.acquire(blocking=False)
-            if not self._kept:
-                self._end_answer()
 
     def _take(self, taken: list[Any], max_records: int, max_bytes: int, deadline: Deadline) -> int:
         """Take the values of as many rows as the limits allow, and return their total size."""
@@ -327,17 +318,13 @@ class SegmentReader(Reader):
         if rows is not None and len(rows):
             self._size, self._bytes = max(1, self._bytes // len(rows)), 0
             self._rows, self._used = rows, 0
-            self._received = self._key(rows)
+            self._received = rows.last_key(self._view)
         return rows
-
-    def _key(self, rows: _Rows) -> str:
-        """Return the key of the last row."""
-        return key_text(rows.row(len(rows) - 1)[: len(self._view.key_names)])
 
     def _batch(self, begin: Cursor, taken: list[Any], nbytes: int) -> Batch:
         rows = _Rows(taken, self._rows.width)
         if taken:
-            self._span = attrs.evolve(self._span, after=self._key(rows))
+            self._span = attrs.evolve(self._span, after=rows.last_key(self._view))
         return Batch(
             rows,
             self._mapper,

@@ -79,6 +79,17 @@ class Span:
         return [self.plan_id, self.began, self.at - self.began, self.after, self.end]
 
 
+def _are_moments(*values: object) -> bool:
+    return all(type(value) is int and 0 <= value < _MOST for value in values)
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return text == "" or type(orjson.loads(text)) is list
+    except ValueError:
+        return False
+
+
 def is_segment(cursor: Cursor) -> bool:
     """Return True if a cursor belongs to a segment."""
     match cursor:
@@ -96,23 +107,12 @@ def span_of(cursor: Cursor) -> Span:
     return Span(plan_id, began, began + later, after, end)
 
 
-def _are_moments(*values: object) -> bool:
-    return all(type(value) is int and 0 <= value < _MOST for value in values)
-
-
-def _is_key(text: str) -> bool:
-    try:
-        return text == "" or type(orjson.loads(text)) is list
-    except ValueError:
-        return False
-
-
 class Scans:
     """Stores recent information about the table, for all scans of one feed."""
 
     def __init__(self, source: Source, spec: FeedSpec) -> None:
         self.source, self.spec = source, spec
-        self._columns: dict[tuple[int, bool], list[str]] = {}
+        self._columns: dict[int, list[str]] = {}
         self._info: tuple[float, ChangeStreamInfo] = (time.monotonic(), source.info)
         self._checked: tuple[float, int, ChangeStreamInfo] | None = None
         self._lock = threading.Lock()
@@ -125,12 +125,6 @@ class Scans:
         if checked is not None and checked[1] <= began and time.monotonic() - checked[0] < kept:
             return checked[2]
         started = time.monotonic()
-        info = self._check(began, scope)
-        with self._lock:
-            self._checked = (started, began, info)
-        return info
-
-    def _check(self, began: int, scope: CancelScope) -> ChangeStreamInfo:
         source, (when, info) = self.source, self._info
         if time.monotonic() - when > _KEPT_SECONDS:
             when = time.monotonic()
@@ -148,6 +142,8 @@ class Scans:
             source.partitions(min(at, now), scope)
         except Exception as error:
             raise source.translated(error, at, scope, "of the snapshot") or error from error
+        with self._lock:
+            self._checked = (started, began, info)
         return info
 
     def columns(self, at: int, *, whole: bool, scope: CancelScope) -> list[str]:
@@ -155,7 +151,7 @@ class Scans:
         info = self.source.info
         if not whole:
             return list(info.key_names)
-        known = self._columns.get((at, whole))
+        known = self._columns.get(at)
         if known is None:
             known = columns_at(self.source.client, info, at, scope)
             if not known:
@@ -164,7 +160,7 @@ class Scans:
                 )
             if len(self._columns) >= _MOST_KNOWN:
                 self._columns.clear()
-            self._columns[at, whole] = known
+            self._columns[at] = known
         return known
 
 

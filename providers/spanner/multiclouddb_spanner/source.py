@@ -18,14 +18,7 @@ from multiclouddb_spanner.catalog import (
     is_whole,
     retention_of,
 )
-from multiclouddb_spanner.client import (
-    INT64,
-    STRING,
-    TIMESTAMP,
-    Answer,
-    CancelScope,
-    DatabaseClient,
-)
+from multiclouddb_spanner.client import INT64, STRING, TIMESTAMP, Answer, CancelScope, DatabaseClient
 from multiclouddb_spanner.errors import (
     earliest_of,
     interval_of,
@@ -168,14 +161,7 @@ class Source:
         return again(ask)
 
     def window(
-        self,
-        token: str,
-        start: int,
-        end: int,
-        scope: CancelScope,
-        *,
-        waits: float = 0.0,
-        current: bool = False,
+        self, token: str, start: int, end: int, scope: CancelScope, *, waits: float = 0, current: bool = False
     ) -> Window:
         """Start to read a partition."""
         answer = self._begin(token, start, end, scope)
@@ -201,16 +187,23 @@ class Source:
     def earliest(self, now: int, scope: CancelScope) -> int:
         """Return the oldest time that can be read."""
         bound = now - self.info.retention * _SECOND
-        try:
-            self.partitions(bound, scope)
-        except Exception as error:
-            if not is_past(error):
-                raise
-            named = earliest_of(error)
-            if named is not None:
-                return micros_of(named, up=True)
-            return first_at(bound, now, lambda at: self._is_kept(at, scope))
-        return bound
+
+        def past(at: int) -> Exception | None:
+            try:
+                self.partitions(at, scope)
+            except Exception as error:
+                if not is_past(error):
+                    raise
+                return error
+            return None
+
+        error = past(bound)
+        if error is None:
+            return bound
+        named = earliest_of(error)
+        if named is not None:
+            return micros_of(named, up=True)
+        return first_at(bound, now, lambda at: past(at) is None)
 
     def oldest(self, now: int, scope: CancelScope) -> tuple[int, list[str]]:
         """Return the oldest time from which a feed can read every partition, and its partitions."""
@@ -227,15 +220,6 @@ class Source:
                 # The retention period has been shortened.
                 named = earliest_of(error)
                 at = (at if named is None else micros_of(named, up=True)) + margin
-
-    def _is_kept(self, at: int, scope: CancelScope) -> bool:
-        try:
-            self.partitions(at, scope)
-        except Exception as error:
-            if not is_past(error):
-                raise
-            return False
-        return True
 
     def interval(self, token: str, now: int, scope: CancelScope) -> tuple[int, int] | None:
         """Return the start and the end (or now) of a partition; None for one of another stream."""

@@ -49,14 +49,10 @@ def _each(element: Converter) -> Converter:
     def convert(values: Any) -> Any:
         if type(values) is not list:
             raise TypeError("not an array")
-        return [None if _is_null(value, element) else element(value) for value in values]
+        null = ("NULL",) if element in _NEVER_TEXT else ()
+        return [None if value is None or value in null else element(value) for value in values]
 
     return convert
-
-
-def _is_null(value: Any, element: Converter) -> bool:
-    """Return True if a value is null."""
-    return value is None or (value == "NULL" and element in _NEVER_TEXT)
 
 
 def _integer(raw: Any) -> int:
@@ -95,10 +91,6 @@ def _parsed(raw: Any) -> Any:
     return orjson.loads(raw)
 
 
-def _uuid(raw: Any) -> UUID:
-    return UUID(raw)
-
-
 _PYTHON: Final[Mapping[str, Converter | None]] = {
     "BOOL": None,
     "BYTES": _bytes,
@@ -113,7 +105,7 @@ _PYTHON: Final[Mapping[str, Converter | None]] = {
     "PROTO": _bytes,
     "STRING": None,
     "TIMESTAMP": None,
-    "UUID": _uuid,
+    "UUID": UUID,
 }
 
 
@@ -157,5 +149,5 @@ _JSON: Final[Mapping[str, Converter | None]] = {
     "UUID": _json_uuid,
 }
 _NEVER_TEXT: Final = frozenset(
-    {_integer, _float, _decimal, _json_decimal, _json_float, _parsed, _json_parsed, _uuid, _json_uuid}
+    {_integer, _float, _decimal, _json_decimal, _json_float, _parsed, _json_parsed, UUID, _json_uuid}
 )

@@ -3,6 +3,7 @@
 Commits may have equal times, and an answer may end anywhere.
 """
 
+import itertools
 import threading
 import time
 
@@ -80,10 +81,13 @@ class FakeStream:
         records: The records of the partition, in the service's order.
         ends: The time at which the partition ends, or None.
         message: The number of records in a message.
+        order: Numbers that choose which transaction comes next if several have the same commit timestamp.
+            Without them, each answer has the order of `records`.
     """
 
-    def __init__(self, records, ends=None, message=2, slots=8):
+    def __init__(self, records, ends=None, message=2, slots=8, order=()):
         self.records, self.ends, self.message = records, ends, message
+        self.order = itertools.cycle(order) if order else None
         self.client = FakeClock(max([each.at - ORIGIN for each in records], default=0) + 5)
         self.slots = threading.Semaphore(slots)
         self.spans = RequestSizes(3600 * 1_000_000)
@@ -91,10 +95,24 @@ class FakeStream:
         self.whole = True
         self.info = ChangeStreamInfo("s", "items", ("id",), False, True, "NEW_ROW", 86400)
 
+    def sent(self):
+        """Return the records in the order of the next answer; a record that is sent again is a new object."""
+        queues, found = {}, []
+        for each in self.records:
+            queues.setdefault((each.at, getattr(each, "transaction", "")), []).append(attrs.evolve(each))
+        while queues:
+            first = min(at for at, _ in queues)
+            turns = [name for name in queues if name[0] == first]
+            name = turns[next(self.order) % len(turns)]
+            found.append(queues[name].pop(0))
+            if not queues[name]:
+                del queues[name]
+        return found
+
     def window(self, token, start, end, scope, *, waits=0.0, current=False):
         assert start <= end
         self.windows.append((start - ORIGIN, end - ORIGIN))
-        items = [each for each in self.records if start <= each.at <= end]
+        items = [each for each in (self.sent() if self.order else self.records) if start <= each.at <= end]
         if self.ends is not None and start <= ORIGIN + self.ends <= end:
             items.append(Children(ORIGIN + self.ends, {"child": ("p", "q")}))
         elif not items:

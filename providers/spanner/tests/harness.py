@@ -12,7 +12,7 @@ from multiclouddb_conformance.harness import Harness, Kind
 from multiclouddb_conformance.values import KEYS, VALUES
 from multiclouddb_spanner.provider import CAPABILITIES, PLUGIN
 
-from .servers.emulator import HASTY, RESTLESS, STILL, shared
+from .servers.emulator import HASTY, STILL, shared
 
 # Maps each field to the type of its column. All other fields of a document share one further column.
 COLUMNS = {
@@ -71,6 +71,14 @@ class SpannerHarness(Harness):
     def config(self):
         return ClientConfig("spanner", {"url": self.emulator.url})
 
+    def run(self, statements):
+        """Execute DDL statements, and return the name of the database."""
+        if self.databases:
+            self.databases[0].update_ddl(statements).result(60)
+        else:
+            self.databases.append(self.emulator.database(*statements))
+        return self.databases[0].database_id
+
     def create(self, name, kind, partitions):
         capture = "NEW_ROW_AND_OLD_VALUES" if kind is Kind.OLD_IMAGES else "NEW_ROW"
         columns = ", ".join(f"{column} {kind}" for column, kind in COLUMNS.items())
@@ -78,41 +86,28 @@ class SpannerHarness(Harness):
             f"CREATE TABLE {name} (id STRING(MAX) NOT NULL, {columns}) PRIMARY KEY (id)",
             f"CREATE CHANGE STREAM {name}_stream FOR {name} OPTIONS (value_capture_type = '{capture}')",
         ]
-        if self.databases:
-            self.databases[0].update_ddl(self.statements).result(60)
-        else:
-            self.databases.append(self.emulator.database(*self.statements))
-        return ResourceAddress(self.databases[0].database_id, name)
+        return ResourceAddress(self.run(self.statements), name)
 
     def document(self, key, fields):
         return {"id": key, **dict.fromkeys(COLUMNS), **columns_of(fields)}
 
     def write(self, address, writes):
-        names = ["id", *COLUMNS]
         with self.databases[0].batch() as batch:
             for write in writes:
                 if write.document is None:
                     batch.delete(address.collection, spanner.KeySet(keys=[[write.key]]))
                 else:
                     row = self.document(write.key, write.document)
-                    values = [native(name, row[name]) for name in names]
-                    batch.insert_or_update(address.collection, names, [values])
+                    values = [native(name, value) for name, value in row.items()]
+                    batch.insert_or_update(address.collection, list(row), [values])
 
     def recreate(self, address):
         name = address.collection
-        gone = [f"DROP CHANGE STREAM {name}_stream", f"DROP TABLE {name}"]
-        self.databases[0].update_ddl([*gone, *self.statements]).result(60)
-
-
-class RestlessHarness(SpannerHarness):
-    """A harness with the emulator's default settings: partitions live for 20 to 40 seconds."""
-
-    flags = RESTLESS
-    can_still = can_key_order = False  # the changes of a key can go to any partition
+        self.run([f"DROP CHANGE STREAM {name}_stream", f"DROP TABLE {name}", *self.statements])
 
 
 class HastyHarness(SpannerHarness):
     """A harness with the emulator's fastest settings: partitions live for 3 to 6 seconds."""
 
     flags = HASTY
-    can_still = can_key_order = False
+    can_still = can_key_order = False  # the changes of a key can go to any partition

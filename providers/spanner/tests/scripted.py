@@ -3,10 +3,9 @@
 import base64
 import itertools
 import json
-from datetime import timedelta
 from decimal import Decimal
 
-from multiclouddb_api import ClientConfig, ResourceAddress
+from multiclouddb_api import ClientConfig
 from multiclouddb_conformance.faults import (
     ChildrenFirst,
     DropMidPage,
@@ -19,13 +18,12 @@ from multiclouddb_conformance.faults import (
     Throttle,
     Trimmed,
 )
-from multiclouddb_conformance.harness import Harness, Kind
 from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.values import VALUES
-from multiclouddb_spanner.provider import CAPABILITIES, PLUGIN
+from multiclouddb_spanner.provider import PLUGIN
 from multiclouddb_spanner_emulator import Habits, ScriptedSpanner, Write
 
-from .harness import COLUMNS, SpannerHarness, columns_of
+from .harness import COLUMNS, SpannerHarness
 
 PROJECT, INSTANCE = "tests", "tests"
 READ = "ChangeStream"
@@ -74,21 +72,17 @@ class Scripted:
         self.server.stop()
 
 
-class ScriptedHarness(Harness):
+class ScriptedHarness(SpannerHarness):
     """A harness with one server for each test.
 
     The server's clock defines the time, and faults happen on the network.
     """
 
-    capabilities = CAPABILITIES
-    plugin = PLUGIN
-    rounding = timedelta(microseconds=1)
+    can_several = can_split = can_merge = can_trim = can_poison = can_expire = True
     can_read_past_trim = False  # a position before the earliest timestamp is always refused
-    can_keys_only = can_notices = can_other_options = can_secrets = False
     can_late_children = can_audit = False  # a partition ends only when its children are named
     can_fork = False  # a gRPC server in the same process does not survive a fork
     value_types = frozenset(VALUES) - {"integer over 64 bit", "datetime", "uuid", "set"}
-    key_types = SpannerHarness.key_types
     habits = ()
 
     def open(self):
@@ -101,46 +95,36 @@ class ScriptedHarness(Harness):
     def config(self):
         return ClientConfig("spanner", {"url": self.scripted.url})
 
-    def create(self, name, kind, partitions):
-        capture = "NEW_ROW_AND_OLD_VALUES" if kind is Kind.OLD_IMAGES else "NEW_ROW"
-        columns = ", ".join(f"{column} {of}" for column, of in COLUMNS.items())
-        self.server.habits.initial_partitions = partitions
-        self.statements = [
-            f"CREATE TABLE {name} (id STRING(MAX) NOT NULL, {columns}) PRIMARY KEY (id)",
-            f"CREATE CHANGE STREAM {name}_stream FOR {name} OPTIONS (value_capture_type = '{capture}')",
-        ]
-        self.server.execute(self.scripted.database, *self.statements)
-        return ResourceAddress(self.scripted.name, name)
+    def run(self, statements):
+        self.server.execute(self.scripted.database, *statements)
+        return self.scripted.name
 
-    def document(self, key, fields):
-        return {"id": key, **dict.fromkeys(COLUMNS), **columns_of(fields)}
+    def create(self, name, kind, partitions):
+        self.server.habits.initial_partitions = partitions
+        return super().create(name, kind, partitions)
 
     def write(self, address, writes):
-        names = ["id", *COLUMNS]
         natives = []
         for write in writes:
             if write.document is None:
                 natives.append(Write("delete", address.collection, (), [[write.key]]))
             else:
                 row = self.document(write.key, write.document)
-                values = [wire(name, row[name]) for name in names]
-                natives.append(Write("insert_or_update", address.collection, names, [values]))
+                values = [wire(name, value) for name, value in row.items()]
+                natives.append(Write("insert_or_update", address.collection, list(row), [values]))
         self.server.commit(self.scripted.database, *natives)
 
     def split(self, address, partition_id):
-        self.server.split(self.token(address, partition_id))
+        self.server.split(self.token(partition_id))
 
     def merge(self, address, a, b):
-        self.server.merge(self.token(address, a), self.token(address, b))
+        self.server.merge(self.token(a), self.token(b))
 
-    def token(self, address, partition_id):
+    def token(self, partition_id):
         """Return the service's token for the partition that has the given public id."""
-        tokens = [each.token for each in self.server.partitions(self.scripted.database, self.stream(address))]
-        (found,) = [token for token in tokens if token in partition_id]
+        streams = self.server._world.databases[self.scripted.database].streams.values()
+        (found,) = [token for each in streams for token in each.partitions if token in partition_id]
         return found
-
-    def stream(self, address):
-        return f"{address.collection}_stream"
 
     def trim(self, address):
         """Move the clock forward by a day and an hour."""
@@ -150,12 +134,8 @@ class ScriptedHarness(Harness):
         self.server.expire_row(self.scripted.database, address.collection, key)
 
     def poison(self, address, key):
-        self.server.poison(self.scripted.database, self.stream(address), address.collection, key)
-
-    def recreate(self, address):
-        name = address.collection
-        gone = [f"DROP CHANGE STREAM {name}_stream", f"DROP TABLE {name}"]
-        self.server.execute(self.scripted.database, *gone, *self.statements)
+        stream = f"{address.collection}_stream"
+        self.server.poison(self.scripted.database, stream, address.collection, key)
 
     def now(self):
         return self.server.now()
@@ -184,7 +164,7 @@ class ScriptedHarness(Harness):
                 troubles.fail(READ, "RESOURCE_EXHAUSTED", times, every=2, retry_after=retry_after)
             case ServerFailure(times, partition_id):
                 every = 1 if times is None else 2
-                token = None if partition_id is None else self._anywhere(partition_id)
+                token = None if partition_id is None else self.token(partition_id)
                 troubles.fail(READ, "UNAVAILABLE", times, every=every, token=token)
             case DropMidPage(times):
                 troubles.fail(READ, "UNAVAILABLE", times, after_rows=1)
@@ -201,16 +181,6 @@ class ScriptedHarness(Harness):
                 habits.children_first = True
             case _:
                 raise NotImplementedError(script)
-
-    def _anywhere(self, partition_id):
-        database = self.server._world.databases[self.scripted.database]
-        (found,) = [
-            token
-            for stream in database.streams.values()
-            for token in stream.partitions
-            if token in partition_id
-        ]
-        return found
 
 
 class NastyHarness(ScriptedHarness):

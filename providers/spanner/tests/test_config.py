@@ -37,21 +37,21 @@ class TestRefused:
         ("connection", "words"),
         [
             ({"url": 5}, "must be text"),
-            ({"project": "p", "instance": "i", "url": "p/i"}, "is no address"),
+            ({"project": "p", "instance": "i", "url": "p/i"}, "has the scheme "),
             ({"url": "dynamo://p/i"}, "scheme 'dynamo'"),
             ({"url": "spanner://p"}, "connection.instance: is missing"),
             ({"url": "spanner:///i"}, "connection.project: is missing"),
-            ({"url": "spanner://p/i/database"}, "more than a project and an instance"),
-            ({"url": "spanner://p/i#x"}, "more than a project and an instance"),
+            ({"url": "spanner://p/i/d"}, "more than a project and an instance"),
             ({"url": "spanner://P!/i"}, "connection.project: is 'P!'"),
             ({"url": "spanner://p/i?stream=s"}, "unknown option 'stream'"),
             ({"url": "spanner://p/i?change_stream=a&change_stream=b"}, "a second time"),
             ({"url": "spanner://p/i?change_stream=a;b"}, "connection.change_stream: is 'a;b'"),
-            ({"url": "spanner://p/i", "project": "q"}, "which the url names too"),
+            ({"url": "spanner://p/i", "project": "q"}, "the url names it too"),
             ({"url": "spanner://p/i", "emulator_host": "localhost"}, "connection.emulator_host"),
             ({"url": "spanner://p/i", "credentials": "x"}, "Google's own chain"),
-            ({"url": "spanner://p/i", "change_streams": "x"}, "'change_streams'"),
             ({"project": "p", "instance": 5}, "connection.instance: is 5"),
+            ({"url": "spanner://me:hidden@p/i"}, "may be a password"),
+            ({"url": "spanner://p/me:hidden@i"}, "more than a project and an instance"),
         ],
     )
     def test_with_the_way_out(self, connection, words):
@@ -59,10 +59,6 @@ class TestRefused:
             checked(**connection)
         assert caught.value.category == ErrorCategory.INVALID_REQUEST
         assert "; " in caught.value.message
-
-    def test_a_password_is_not_shown(self):
-        with pytest.raises(MulticloudDbError) as caught:
-            checked(url="spanner://me:hidden@p/i")
         assert "hidden" not in str(caught.value)
 
 

@@ -1,23 +1,24 @@
 """Tests the library's client behind a proxy that drops, delays, cuts or limits the service's answers."""
 
-import logging
+import time
 from types import SimpleNamespace
 
 import grpc
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from multiclouddb_api import ChangeFeedRequest, Now, Snapshot, connect
+from multiclouddb_api import ChangeFeedRequest, ErrorCategory, MulticloudDbError, Now, Snapshot, connect
 from multiclouddb_conformance.proxy import Proxy
 from multiclouddb_conformance.slow_link import SlowConsumer, seconds_to_close, seconds_to_stop
+from multiclouddb_conformance.waiting import assert_prompt
 from multiclouddb_spanner import config
 from multiclouddb_spanner.config import ALIVE, SpannerConfig
+from multiclouddb_spanner.reader import SpannerReader
 
 from .feeds import Opened, feed
 
 RATE = 60_000
 SOON = tuple((name, value // 20 if name.endswith("_ms") else value) for name, value in ALIVE)
-REPORT = logging.getLogger(__name__)
 
 
 @pytest.fixture
@@ -48,15 +49,9 @@ def backlog(items, ours, count, **settings):
 
 
 class TestSlow:
-    @pytest.mark.parametrize(
-        ("count", "timeout"),
-        [
-            (60, 0.5),
-            pytest.param(600, 2.0, marks=pytest.mark.soak),
-            pytest.param(600, 5.0, marks=pytest.mark.soak),
-            pytest.param(600, 30.0, marks=pytest.mark.soak),
-        ],
-    )
+    SOAK = (pytest.param(600, timeout, marks=pytest.mark.soak) for timeout in (2.0, 5.0, 30.0))
+
+    @pytest.mark.parametrize(("count", "timeout"), [(60, 0.5), *SOAK])
     def test_a_backlog_arrives_and_is_sent_once(self, items, link, ours, count, timeout):
         fast = backlog(items, ours, count)
         before, start = link.answered, fast.start
@@ -65,14 +60,9 @@ class TestSlow:
         consumer = SlowConsumer(ours, items.address, start, timeout=timeout)
         before = link.answered
         link.slow(RATE)
-        took = consumer.until(count, at_most=6 * size / RATE + timeout)
-        sent = link.answered - before
-        REPORT.info(
-            "%s events of %s bytes, %s s a call: %.1f s, %.2f times the bytes",
-            count, size, timeout, took, sent / size,
-        )  # fmt: skip
+        consumer.until(count, at_most=6 * size / RATE + timeout)
         assert [event.new_item_state["n"] for event in consumer.events] == list(range(count))
-        assert sent < 1.5 * size
+        assert link.answered - before < 1.5 * size
 
     def test_a_trickle_is_given_up_and_the_client_reads_again(self, items, link, ours):
         consumer = backlog(items, ours, 20, timeout=1.0)
@@ -115,42 +105,64 @@ class TestCut:
             assert [head.records for head in heads.values()] == [None]
 
 
-class TestEnd:
-    """`close` and `stop` end running calls within a second, whatever the service does."""
+@pytest.mark.parametrize("moment", ["opening", "reading"])
+@pytest.mark.parametrize("trouble", ["silent", "slow"])
+def test_close_and_stop_end_a_call_within_a_second(items, link, ours, moment, trouble):
+    consumer = SlowConsumer(ours, items.address, Now())
+    if moment == "reading":
+        consumer = backlog(items, ours, 5)
+    link.drop() if trouble == "silent" else link.slow(1.0)
+    assert seconds_to_stop(ours.iterate_changes(ChangeFeedRequest(items.address, consumer.start))) < 1
+    assert seconds_to_close(ours, consumer.read) < 1.5
 
-    @pytest.mark.parametrize("end", ["close", "stop"])
-    @pytest.mark.parametrize("moment", ["opening", "reading"])
-    @pytest.mark.parametrize("trouble", ["silent", "slow"])
-    def test_within_a_second(self, items, link, ours, end, moment, trouble):
-        consumer = SlowConsumer(ours, items.address, Now())
-        if moment == "reading":
-            consumer = backlog(items, ours, 5)
-        link.drop() if trouble == "silent" else link.slow(1.0)
-        if end == "close":
-            assert seconds_to_close(ours, consumer.read) < 1.5
-        else:
-            assert seconds_to_stop(ours.iterate_changes(ChangeFeedRequest(items.address, consumer.start))) < 1
+
+@pytest.mark.parametrize("trouble", ["killed", "silent"])
+def test_a_server_that_is_gone_is_told_by_the_deadline_with_little_work(items, link, ours, trouble):
+    token = items.page(Now(), client=ours).continuation_token
+    link.drop() if trouble == "silent" else link.close()
+    shares = []
+
+    def attempt():
+        began, worked = time.monotonic(), time.process_time()
+        with pytest.raises(MulticloudDbError) as caught:
+            items.page(token, client=ours, timeout=2.0)
+        assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+        assert caught.value.retryable
+        took = time.monotonic() - began
+        shares.append((time.process_time() - worked) / took)
+        return took
+
+    assert_prompt(4.0, attempt, at_most=30)
+    assert min(shares) < 0.2
+
+
+def test_a_wait_in_which_the_server_is_lost_is_not_idle(items, link, ours, monkeypatch):
+    fetch = SpannerReader.fetch
+
+    def fetch_and_cut(reader, *args):
+        batch = fetch(reader, *args)
+        link.close()
+        return batch
+
+    token = items.page(Now(), client=ours).continuation_token
+    monkeypatch.setattr(SpannerReader, "fetch", fetch_and_cut)
+    page = items.page(token, client=ours, timeout=4.0, wait=3.0)
+    assert (page.events, page.idle) == ((), False)
+    assert page.diagnostics.partition_errors
 
 
 class TestSilence:
     """A connection that a firewall or proxy has dropped in silence: later calls must use another one."""
 
-    def test_a_client_reads_on_over_another_connection(self, items, link, monkeypatch):
-        monkeypatch.setattr(config, "ALIVE", SOON)
-        with connect(f"spanner://tests/tests?emulator_host=127.0.0.1:{link.port}") as ours:
-            consumer = SlowConsumer(ours, items.address, Now(), timeout=1.0).begin()
-            items.put(("a", 1))
-            link.forget()
-            consumer.until(1, at_most=15)
-
-    def test_a_slow_network_is_not_a_silent_one(self, items, link, monkeypatch):
-        """The answer to a ping would come after all data that is on its way, after more than the limit."""
+    @pytest.mark.parametrize("trouble", ["silent", "slow"])
+    def test_a_client_reads_on(self, items, link, monkeypatch, trouble):
+        """On a slow network, the answer to a ping would come after all data that is on its way."""
         monkeypatch.setattr(config, "ALIVE", SOON)
         with connect(f"spanner://tests/tests?emulator_host=127.0.0.1:{link.port}") as ours:
             consumer = SlowConsumer(ours, items.address, Now(), timeout=1.0).begin()
             for number in range(4):
                 items.put((f"k{number}", number, "x" * 30_000), names=("id", "n", "text"))
-            link.slow(RATE)
+            link.forget() if trouble == "silent" else link.slow(RATE)
             consumer.until(4, at_most=15)
 
     def test_a_channel_to_the_service_has_the_same_settings(self, monkeypatch):

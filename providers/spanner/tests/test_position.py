@@ -30,8 +30,11 @@ PLACES = [
 
 class TestCursor:
     @pytest.mark.parametrize("place", PLACES)
-    def test_it_survives(self, place):
+    def test_it_survives_and_is_told_with_its_time(self, place):
         assert place_of(cursor_of(place)) == place
+        told = describe(place)
+        assert "2023-11-14T22:13:20.00000" in told.text
+        assert told.time == moment_of(place.first)
 
     def test_a_start_that_is_earlier_is_left_out(self):
         for since in (T, T - 5):
@@ -91,18 +94,8 @@ class TestMoments:
             micros_of(text)
 
     @given(st.integers(0, 253_402_300_799_999_999))
-    def test_texts_are_exact(self, micros):
+    def test_texts_are_exact_and_of_one_length(self, micros):
         assert micros_of(text_at(micros)) == micros
         assert len(text_at(micros)) == 27
-
-    @given(st.integers(0, 253_402_300_799_999_999))
-    def test_a_service_s_text_becomes_as_long(self, micros):
         short = text_at(micros).rstrip("Z").rstrip("0").rstrip(".") + "Z"
         assert fixed_text(short) == text_at(micros)
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_a_position_is_told_with_its_time(place):
-    told = describe(place)
-    assert "2023-11-14T22:13:20.00000" in told.text
-    assert told.time == moment_of(place.first)

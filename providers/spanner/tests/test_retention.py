@@ -47,9 +47,8 @@ class TestBeginning:
             once(items.drain(AtTime(first)), 4)
             once(items.drain(AtTime(first - timedelta(microseconds=1))), 4)
 
-    @STATES
-    def test_an_old_one_begins_a_minute_after_its_oldest_change(self, told):
-        with feed(names_horizon=told) as items:
+    def test_an_old_one_begins_a_minute_after_its_oldest_change(self):
+        with feed(names_horizon=False) as items:
             items.fill(2)
             items.server.advance(40)  # these changes will be kept for less than the margin
             items.fill(2, start=2)
@@ -125,28 +124,8 @@ def key_of(partition):
 class TestPositions:
     """Tests that the provider never moves a stored position or a requested time."""
 
-    def test_a_moment_before_the_oldest_change_is_told(self):
+    def test_a_partition_that_the_first_page_did_not_read_expires_on_its_own(self):
         with feed() as items:
-            items.server.advance(2 * DAY)
-            items.fill(3)
-            horizon = items.server.now() - timedelta(days=1)
-            items.refused(EXPIRED, AtTime(horizon - timedelta(milliseconds=1)))
-            once(items.drain(AtTime(horizon + timedelta(minutes=1))), 3)
-
-    @pytest.mark.parametrize("size", [1, 0])
-    def test_a_position_that_expired_by_a_second_is_told(self, size):
-        with feed(initial_partitions=1) as items:
-            items.server.advance(2 * DAY)
-            items.fill(3)
-            token = items.page(Beginning(), size).continuation_token
-            items.fill(2, start=3)
-            items.server.advance(DAY + 1)
-            items.restart()
-            items.refused(EXPIRED, token)
-
-    @STATES
-    def test_a_partition_that_the_first_page_did_not_read_expires_on_its_own(self, told):
-        with feed(names_horizon=told) as items:
             items.server.advance(2 * DAY)
             items.put((key_of(1), 1))  # expires two minutes later
             items.server.advance(DAY - 2 * MINUTE)
@@ -183,9 +162,8 @@ class TestPositions:
     def test_a_stream_recreated_is_not_skipped_into(self):
         with feed() as items:
             token = items.token()
-            items.fill(5)
             items.run("DROP CHANGE STREAM items_stream", STREAM)
-            items.fill(5, start=5)
+            items.fill(5)
             items.restart()
             for settings in ({}, {"on_expired": SkipToOldest()}):
                 items.refused(ErrorCategory.INVALID_REQUEST, token, **settings)

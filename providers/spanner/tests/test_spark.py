@@ -9,12 +9,10 @@ from multiclouddb_api import Beginning, ChangeFeedRequest, ResourceAddress, conn
 
 from .servers.emulator import HASTY
 
-pytestmark = pytest.mark.emulator(*HASTY)
-
-BOUND = {"maxRecordsPerTrigger": "60"}
+pytestmark = [pytest.mark.emulator(*HASTY), pytest.mark.xdist_group("jvm")]
 
 
-def write(table, count, seed=0):
+def write(table, count, seed):
     """Write creates, updates and deletes, some of them in transactions."""
     dice = random.Random(seed)
     for number in range(count):
@@ -26,57 +24,34 @@ def write(table, count, seed=0):
             table.put([f"k{dice.randrange(40)}", number, None])
 
 
-def options_of(table, **options):
-    return options | {
-        "url": table.emulator.url, "database": table.database.database_id, "collection": table.name,
-    }  # fmt: skip
-
-
 def run(spark, table, folder, **options):
     """Run a query that ends by itself. It continues where the previous query stopped."""
-    query = (
-        spark.readStream.format("multiclouddb")
-        .options(**options_of(table, **options))
-        .load()
-        .writeStream.format("parquet")
-        .option("path", str(folder / "rows"))
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-
-
-def check(spark, table, folder):
-    """Check that the sink contains each change once, and that each key's last change equals its row."""
-    rows = spark.read.parquet(str(folder / "rows")).orderBy("order_key").collect()
-    check_rows(table, rows)
-    return rows
-
-
-def check_rows(table, rows):
-    """Make the same checks for rows that are already in order."""
-    here = ResourceAddress(table.database.database_id, table.name)
-    with connect(table.emulator.url) as client:
-        events = list(client.iterate_changes(ChangeFeedRequest(here, Beginning()), until_idle=True))
-    assert sorted(row.event_id for row in rows) == sorted(event.event_id for event in events)
-    last = {row.key: row for row in rows}
-    held = [decode_json(row.new_item_state) for row in last.values() if row.type != "DELETE"]
-    with table.database.snapshot() as snapshot:
-        there = list(snapshot.execute_sql(f"SELECT id, n, text FROM {table.name} ORDER BY id"))
-    assert sorted(([each["id"], each["n"], each["text"]] for each in held), key=lambda row: row[0]) == there
+    options |= {"url": table.emulator.url, "database": table.database.database_id, "collection": table.name}
+    read = spark.readStream.format("multiclouddb").options(**options).load()
+    to = read.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
+    to.trigger(availableNow=True).start(str(folder / "rows")).awaitTermination()
 
 
 def test_runs_hold_what_the_table_holds(spark, items, tmp_path):
     """Bounded and unbounded runs continue where the previous run stopped."""
-    write(items, 50)
+    write(items, 50, 0)
     writer = threading.Thread(target=write, args=(items, 150, 1))
     writer.start()
     try:
         run(spark, items, tmp_path)
     finally:
         writer.join()
-    run(spark, items, tmp_path, **BOUND)
+    run(spark, items, tmp_path, maxRecordsPerTrigger="60")
     write(items, 10, 3)
     run(spark, items, tmp_path)
-    assert len(check(spark, items, tmp_path)) > 200
+    rows = spark.read.parquet(str(tmp_path / "rows")).orderBy("order_key").collect()
+    assert len(rows) > 200
+    request = ChangeFeedRequest(ResourceAddress(items.database.database_id, items.name), Beginning())
+    with connect(items.emulator.url) as client:
+        events = list(client.iterate_changes(request, until_idle=True))
+    assert sorted(row.event_id for row in rows) == sorted(event.event_id for event in events)
+    last = {row.key: row for row in rows}
+    held = [decode_json(row.new_item_state) for row in last.values() if row.type != "DELETE"]
+    with items.database.snapshot() as snapshot:
+        there = list(snapshot.execute_sql(f"SELECT id, n, text FROM {items.name} ORDER BY id"))
+    assert sorted(([each["id"], each["n"], each["text"]] for each in held), key=lambda row: row[0]) == there

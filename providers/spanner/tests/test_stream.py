@@ -29,110 +29,66 @@ from .feeds import STREAM, TABLE, Opened, feed, in_order, numbers, once
 from .scripted import READ
 
 TICK = timedelta(microseconds=1)
-SIZES = pytest.mark.parametrize("size", [1, 0])
+TEXT = "é\n\"'" * 8
 
 
-class TestBrokenStreams:
-    @pytest.mark.parametrize(
-        ("status", "size"), [("UNAVAILABLE", 0), ("INTERNAL", 4), ("ABORTED", 1), ("DEADLINE_EXCEEDED", 0)]
-    )
-    def test_a_stream_that_breaks_off_at_any_row_loses_nothing(self, status, size):
-        with feed(mods_per_record=1, initial_partitions=1) as items:
-            token = items.token()
-            items.put(*((f"k{number:02}", number) for number in range(5)))
-            items.put(*((f"k{number:02}", number) for number in range(5, 7)))
-            for rows in range(7):
-                message = "Received RST_STREAM with error code 2" if status == "INTERNAL" else "Scripted."
-                items.server.troubles.fail(READ, status, 1, after_rows=rows, message=message)
-                events = items.drain(token, size)
-                once(events, 7)
-                in_order(events)
-                items.server.troubles.end()
-
-    def test_a_stream_that_breaks_off_every_time_gets_on(self):
-        with feed(mods_per_record=1, initial_partitions=1) as items:
-            token, events = items.token(), []
-            items.fill(10)  # each change has its own commit, because an interrupted commit is sent again
-            trouble = items.server.troubles.fail(READ, "UNAVAILABLE", None, after_rows=2)
-            for _ in range(60):
-                page = items.tried(token, 1, timeout=5.0)
-                if page is None:
-                    continue
-                events += page.events
-                token = page.continuation_token
-                if len(events) >= 8:
-                    trouble.end()
-                if page.idle:
-                    break
-            once(events, 10)
-
-    @pytest.mark.parametrize("method", ["CreateSession", "ExecuteStreamingSql"])
-    def test_a_service_that_fails_at_first_is_asked_again(self, method):
-        with feed() as items:
-            items.server.troubles.fail(method, "UNAVAILABLE", 2)
-            token = items.token()
-            items.fill(3)
-            once(items.drain(token), 3)
+@pytest.mark.parametrize("method", ["CreateSession", "ExecuteStreamingSql"])
+def test_a_service_that_fails_at_first_is_asked_again(method):
+    with feed() as items:
+        items.server.troubles.fail(method, "UNAVAILABLE", 2)
+        token = items.token()
+        items.fill(3)
+        once(items.drain(token), 3)
 
 
-class TestTransactions:
-    @pytest.mark.parametrize(("mods", "size", "count"), [(1, 1, 30), (7, 10, 600), (None, 0, 3000)])
-    def test_a_transaction_of_many_records_is_cut_anywhere(self, mods, size, count):
-        with feed(mods_per_record=mods, sequence_step=3) as items:
-            token = items.token()
-            items.put(*((f"k{number:04}", number) for number in range(count)))
-            once(items.drain(token, size), count)
-
-    @pytest.mark.parametrize(("partitions", "size"), [(1, 2), (3, 0)])
-    def test_transactions_with_one_commit_timestamp_are_all_told(self, partitions, size):
-        with feed(initial_partitions=partitions) as items:
-            token = items.token()
-            with items.server.one_commit_timestamp():
-                for number in range(6):
-                    items.put((f"a{number}", number), ("same", number))
-            items.fill(3)
-            events = items.drain(token, size, fresh=True)
-            once(events, 15)
-            moment = min(event.timestamp for event in events)
-            once(items.drain(AtTime(moment), size), 15)
-
-    @pytest.mark.parametrize(("size", "mods"), [(1, 1), (3, 2), (0, None)])
-    def test_each_change_comes_once_in_orders_that_differ(self, size, mods):
-        with feed(initial_partitions=1, mods_per_record=mods, mixes_equal_timestamps=True) as items:
-            token = items.token()
-            for round_ in range(2):
-                with items.server.one_commit_timestamp():
-                    for number in range(4):
-                        items.put(*((f"{letter}{number}", round_) for letter in "abc"))
-            events = items.drain(token, size, fresh=True)
-            once(events, 24)
-            again = {event.event_id: event for event in items.drain(token)}
-            assert {event.event_id: event for event in events} == again
-
-    @SIZES
-    def test_a_sequence_of_nine_digits_comes_after_one_of_eight(self, size):
-        with feed(initial_partitions=1, mods_per_record=1, sequence_step=40_000_000) as items:
-            token = items.token()
-            items.put(*((f"k{number}", number) for number in range(5)))
-            events = items.drain(token, size, fresh=True)
-            once(events, 5)
-            assert numbers(sorted(events, key=lambda event: event.order_key)) == list(range(5))
-
-    @pytest.mark.parametrize(("characters", "size"), [(1, 2), (7, 0), (1000, 2)])
-    def test_values_come_in_chunks(self, characters, size):
-        with feed(chunk_characters=characters, rows_per_message=1) as items:
-            token = items.token()
-            for number in range(4):
-                items.put((f"k{number}", number, "é\n\"'" * 30), names=("id", "n", "text"))
-            events = items.drain(token, size)
-            once(events, 4)
-            assert {event.new_item_state["text"] for event in events} == {"é\n\"'" * 30}
+def large(items):
+    items.put(*((f"k{number:04}", number) for number in range(120)))
 
 
-class TestNeighbours:
-    """Tests commits, splits and merges that are one microsecond apart."""
+def at_once(items):
+    """Write twice into each key with one commit timestamp, and then once more."""
+    for number in range(2):
+        with items.server.one_commit_timestamp():
+            for each in range(4):
+                items.put(*((f"{letter}{each}", 8 * number + each) for letter in "abc"))
+    items.fill(3)
 
-    def test_every_start_between_them_has_what_comes_after_it(self):
+
+def long(items):
+    for number in range(4):
+        items.put((f"k{number}", number, TEXT), names=("id", "n", "text"))
+
+
+@pytest.mark.parametrize(
+    ("write", "count", "size", "habits"),
+    [
+        pytest.param(large, 120, 10, {"mods_per_record": 7, "sequence_step": 3}, id="records"),
+        pytest.param(large, 120, 0, {}, id="one record"),
+        pytest.param(large, 120, 20, {"mods_per_record": 1, "sequence_step": 1_000_000}, id="nine digits"),
+        pytest.param(at_once, 27, 2, {"initial_partitions": 1}, id="one timestamp"),
+        pytest.param(at_once, 27, 0, {"initial_partitions": 3}, id="one timestamp, partitions"),
+        pytest.param(at_once, 27, 1, {"mixes_equal_timestamps": True, "mods_per_record": 1}, id="mixed, 1"),
+        pytest.param(at_once, 27, 3, {"mixes_equal_timestamps": True, "mods_per_record": 2}, id="mixed, 3"),
+        pytest.param(long, 4, 2, {"chunk_characters": 1, "rows_per_message": 1}, id="characters"),
+        pytest.param(long, 4, 0, {"chunk_characters": 7, "rows_per_message": 1}, id="chunks"),
+    ],
+)
+def test_each_change_of_a_transaction_comes_once_on_any_page(write, count, size, habits):
+    with feed(**{"initial_partitions": 1} | habits) as items:
+        token = items.token()
+        write(items)
+        events = items.drain(token, size, fresh=True)
+        once(events, count)
+        assert {event.event_id: event for event in events} == {e.event_id: e for e in items.drain(token)}
+        once(items.drain(AtTime(min(event.timestamp for event in events))), count)
+        if write is large:
+            assert numbers(sorted(events, key=lambda event: event.order_key)) == list(range(120))
+        if write is long:
+            assert {event.new_item_state["text"] for event in events} == {TEXT}
+
+
+class TestPartitions:
+    def test_starts_and_splits_a_microsecond_apart(self):
         with feed() as items:
             beginning, starts = items.token(), {}
             items.server.crowd(1.5)
@@ -149,22 +105,16 @@ class TestNeighbours:
                 events = items.drain(token, (0, 1, 3)[number % 3])
                 assert sorted(numbers(events)) == list(range(number, 14))
                 in_order(events)
-            events = sorted(items.drain(beginning, 1, fresh=True), key=lambda event: event.timestamp)
+            events = sorted(items.drain(beginning, 2, fresh=True), key=lambda event: event.timestamp)
             assert numbers(events) == list(range(14))
             moments = {event.timestamp + ticks * TICK for event in events for ticks in (-1, 0, 1)}
             for number, moment in enumerate(sorted(moments)):
                 expected = [each.new_item_state["n"] for each in events if each.timestamp >= moment]
                 assert sorted(numbers(items.drain(AtTime(moment), number % 2))) == expected
 
-
-class TestPartitions:
     @pytest.mark.parametrize(
         ("habits", "size"),
-        [
-            ({}, 5),
-            ({"children_per_record": 1}, 1),
-            ({"children_first": True, "repeat_children": 2}, 0),
-        ],
+        [({}, 5), ({"children_per_record": 1}, 1), ({"children_first": True, "repeat_children": 2}, 0)],
         ids=str,
     )
     def test_children_are_read_after_their_parents_however_they_are_announced(self, habits, size):
@@ -193,30 +143,6 @@ class TestPartitions:
                 events = items.drain(token, size, fresh=True)
                 once(events, 6)
                 in_order(events)
-
-    def test_a_merge_waits_for_the_slow_parent(self):
-        with feed() as items:
-            token, events = items.token(), []
-            a, b = items.open_partitions()
-            for number in range(20):
-                items.put((f"k{number % 5}", number))
-            items.server.merge(a, b)
-            for number in range(20, 40):
-                items.put((f"k{number % 5}", number))
-            slow = items.server.troubles.fail(READ, "UNAVAILABLE", None, token=b)
-            for round_ in range(200):
-                page = items.tried(token, timeout=0.4)
-                if page is not None:
-                    assert not (page.idle and len(events) + len(page.events) < 40)
-                    events += page.events
-                    token = page.continuation_token
-                    if page.idle:
-                        break
-                if round_ == 5:
-                    assert len(events) < 40
-                    slow.end()
-            once(events, 40)
-            in_order(events)
 
     def test_a_parent_whose_end_is_told_late(self):
         with feed(initial_partitions=1) as items:
@@ -263,13 +189,7 @@ class TestPartitions:
             token = items.page(items.token(), timeout=60).continuation_token
             items.fill(20)
             items.server.journal.clear()
-            events = []
-            while len(events) < 20:
-                page = items.page(token, timeout=60)
-                events += page.events
-                token = page.continuation_token
-                assert not (page.idle and len(events) < 20)
-            once(events, 20)
+            once(items.drain(token, timeout=60), 20)
             journal = items.server.journal
             assert len(journal.queries()) <= 3 * 1000
             assert journal.most_streams <= 64
@@ -285,8 +205,7 @@ class TestPartitions:
                 items.drain(token, 3)
                 items.restart()
             items.client.close()
-            journal = items.server.journal
-            wait_until(lambda: not journal.open_streams, 10)
+            wait_until(lambda: not items.server.journal.open_streams, 10)
             if multiplexed:
                 assert len(items.server.sessions) <= 5
             else:
@@ -344,45 +263,40 @@ class TestBounded:
                 found = bounded(made, name, starts[name], heads[name].cursor, 4)
                 assert sorted(found) == sorted(whole[name])
 
-    @pytest.mark.parametrize("partitions", [1, 8])
-    def test_a_batch_is_served_little_more_than_it_delivers(self, partitions):
-        count = 2000
-        with feed(initial_partitions=partitions, mods_per_record=1) as items, Opened(items) as made:
+    def test_a_batch_is_served_little_more_than_it_delivers(self):
+        count = 600
+        with feed(initial_partitions=4, mods_per_record=1) as items, Opened(items) as made:
             for first in range(0, count, 100):
                 items.put(*((f"k{number}", number) for number in range(first, first + 100)))
                 items.server.advance(60)
             starts = made.starts(Beginning())
             items.server.journal.clear()
             heads = made.feed.heads(starts, None, made.soon())
-            found = [
-                each
-                for name in starts
-                if heads[name].records != 0
-                for each in bounded(made, name, starts[name], heads[name].cursor, 1000)
-            ]
+            busy = [name for name in starts if heads[name].records != 0]
+            found = [each for name in busy for each in bounded(made, name, starts[name], heads[name].cursor)]
             assert len(found) == len(set(found)) == count
             assert sum(call.rows for call in items.server.journal.queries()) <= 1.2 * count
 
     def test_a_head_says_where_no_change_is(self):
-        with feed(initial_partitions=4) as items, Opened(items) as made:
+        """A change that was delivered, or that was committed before the start, is none."""
+        with feed(initial_partitions=4, mods_per_record=1) as items, Opened(items) as made:
             starts = made.starts(Now())
-            heads = made.feed.heads(starts, None, made.soon())
-            assert {head.records for head in heads.values()} == {0}
+            assert {head.records for head in made.feed.heads(starts, None, made.soon()).values()} == {0}
             items.put(("a", 1))
             heads = made.feed.heads(starts, None, made.soon())
             assert None in {head.records for head in heads.values()}
-            found = [bounded(made, name, starts[name], heads[name].cursor, 10) for name in starts]
-            assert sum(map(len, found)) == 1
-            name = next(name for name, each in zip(starts, found, strict=True) if each)
-            batch = made.feed.open(name, starts[name]).fetch(10, 1 << 20, 0.0, made.soon())
-            delivered = {name: batch.cursor_after(1)}
-            assert made.feed.heads(delivered, None, made.soon())[name].records == 0
+            found = {name: bounded(made, name, starts[name], heads[name].cursor) for name in starts}
+            ((name, _),) = [each for each in found.items() if each[1]]
+            batch = made.feed.open(name, starts[name]).fetch(1, 1 << 20, 0.0, made.soon())
+            at, _ = batch.cursor_after(1)
+            for cursor in (batch.cursor_after(1), [at, at + 1]):
+                assert made.feed.heads({name: cursor}, None, made.soon())[name].records == 0
             segment = made.feed.segments(made.feed.snapshot(None, made.soon()).cursor, 1, made.soon())[0][0]
             assert made.feed.compare(segment.cursor, segment.cursor) == 0
-            assert made.feed.compare(segment.cursor, starts[next(iter(starts))]) is None
+            assert made.feed.compare(segment.cursor, starts[name]) is None
 
 
-def bounded(made, name, cursor, until, size):
+def bounded(made, name, cursor, until, size=1000):
     """Return the ids of the events from a cursor to a bound, through interruptions."""
     found = []
     reader = made.feed.open(name, cursor, until)
@@ -403,16 +317,107 @@ def bounded(made, name, cursor, until, size):
     return pytest.fail("the bound is never reached")
 
 
-class TestStorms:
-    """Tests many events at once: writes, splits, merges, broken streams, lost sessions, killed consumers."""
+class TestCost:
+    def test_small_pages_over_a_backlog_do_not_ask_again(self):
+        with feed() as items:
+            token = items.token()
+            for first in range(0, 300, 2):
+                items.put((f"k{first}", first), (f"k{first + 1}", first + 1))
+            items.server.journal.clear()
+            once(items.drain(token, 5), 300)
+            queries = items.server.journal.queries()
+            assert len(queries) <= 30
+            assert sum(call.rows for call in queries) <= 1.2 * 300
 
-    @pytest.mark.parametrize("seed", [0, 1])
-    def test_nothing_is_lost_and_nothing_comes_twice(self, seed):
-        storm(seed)
+    def test_an_idle_long_poll_asks_seldom(self):
+        with feed(initial_partitions=3) as items:
+            token = items.page(items.token()).continuation_token
+            items.server.journal.clear()
+            assert items.page(token, wait=6).events == ()
+            assert len(items.server.journal.queries()) <= 3 * 4
 
-    @pytest.mark.soak
-    @pytest.mark.parametrize("seed", range(200))
-    def test_nothing_is_lost_in_many_storms(self, seed):
+
+class TestStreamOfATable:
+    @pytest.mark.parametrize("fresh", [True, False], ids=["new client", "same client"])
+    def test_a_stream_that_is_dropped_while_it_is_read_is_told(self, fresh):
+        with feed() as items:
+            token = items.token()
+            items.fill(3)
+            token = items.page(token, 2).continuation_token
+            items.run("DROP CHANGE STREAM items_stream")
+            if fresh:
+                items.restart()
+            message = items.refused(ErrorCategory.NOT_FOUND, token, timeout=5.0)
+            assert "CREATE CHANGE STREAM" in message
+
+    @pytest.mark.parametrize("watch", ["DROP FOR ALL", "SET FOR other"])
+    def test_a_stream_that_no_longer_watches_the_table_is_told(self, watch, monkeypatch):
+        monkeypatch.setattr("multiclouddb_spanner.source._CHECK_SECONDS", 0.0)
+        with feed(TABLE, TABLE.replace("items", "other"), STREAM) as items:
+            token = items.token()
+            items.fill(3)
+            once(items.drain(token), 3)
+            items.run(f"ALTER CHANGE STREAM items_stream {watch}")
+            items.fill(3, start=3)
+            message = items.refused(ErrorCategory.NOT_FOUND, token)
+            assert "CHANGE STREAM items_stream" in message
+            items.run("ALTER CHANGE STREAM items_stream SET FOR items")
+            once(items.drain(token), 3)
+
+    def test_whether_the_table_is_watched_is_asked_seldom(self):
+        with feed(initial_partitions=4) as items:
+            token = items.token()
+            items.drain(token)
+            items.server.journal.clear()
+            for _ in range(20):
+                items.page(token)
+            assert [call for call in items.server.journal.calls if "information_schema" in call.sql] == []
+
+    def test_only_the_addressed_table_comes_of_a_stream_of_many(self):
+        everything = "CREATE CHANGE STREAM items_stream FOR ALL OPTIONS (value_capture_type = 'NEW_ROW')"
+        with feed(TABLE, TABLE.replace("items", "other"), everything) as items:
+            token = items.token()
+            for number in range(60):
+                items.scripted.write("other", (f"o{number}", number))
+                if number % 20 == 10:
+                    items.put((f"k{number}", number))
+            assert sorted(numbers(items.drain(token, 2))) == [10, 30, 50]
+
+
+TAG = "RowDeletionPolicy"
+
+
+@pytest.mark.parametrize("postgres", [False, True], ids=["GoogleSQL", "PostgreSQL"])
+def test_a_delete_is_marked_as_far_as_the_service_tells(postgres):
+    # The tag, whether the service made the change, and what is known about the expiry.
+    deletes = [
+        ("", False, False),
+        (TAG, False, False),
+        (TAG, True, True),
+        ("", True, None),
+        ("x", True, None),
+    ]
+    with feed(postgres=postgres, initial_partitions=1, chunk_characters=50) as items, Opened(items) as made:
+        for tag, is_system, _ in deletes:
+            for kind, row in (("insert", ["a", "1"]), ("update", ["a", "2"]), ("delete", ["a"])):
+                write = Write(kind, "items", () if kind == "delete" else ("id", "n"), [row])
+                items.server.commit(items.scripted.database, write, tag=tag, is_system=is_system)
+        events = items.drain(Beginning())
+        assert [event.type for event in events] == [*ChangeType] * len(deletes)
+        assert [event.by_expiry for event in events] == [
+            told for _, _, expiry in deletes for told in (False, False, expiry)
+        ]
+        assert numbers(events) == [1, 2] * len(deletes)
+        ((name, cursor),) = made.starts(Beginning()).items()
+        batch = made.feed.open(name, cursor).fetch(100, 1 << 20, 0.0, made.soon())
+        arrow = batch.arrow(0, len(batch)).to_pydict()
+        assert arrow["by_expiry"] == [event.by_expiry for event in events]
+
+
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 202), marks=pytest.mark.soak)], ids=len)
+def test_nothing_is_lost_in_storms(seeds):
+    """Writes, splits, merges, broken streams, lost sessions and killed consumers, all at once."""
+    for seed in seeds:
         storm(seed)
 
 
@@ -474,132 +479,6 @@ def storm(seed):
         finally:
             client.close()
             writer.join()
-        assert len(events) == len({event.event_id for event in events}) == sum(written)
+        assert len(events) == len({event.event_id for event in events}) == sum(written), seed
         in_order(events)
         assert [notice for notice in notices if isinstance(notice, PartitionFoundLate)] == []
-
-
-class TestCost:
-    def test_small_pages_over_a_backlog_do_not_ask_again(self):
-        with feed() as items:
-            token = items.token()
-            for first in range(0, 600, 2):
-                items.put((f"k{first}", first), (f"k{first + 1}", first + 1))
-            items.server.journal.clear()
-            once(items.drain(token, 5), 600)
-            queries = items.server.journal.queries()
-            assert len(queries) <= 30
-            assert sum(call.rows for call in queries) <= 1.2 * 600
-
-    def test_an_idle_long_poll_asks_seldom(self):
-        with feed(initial_partitions=3) as items:
-            token = items.page(items.token()).continuation_token
-            items.server.journal.clear()
-            assert items.page(token, wait=6).events == ()
-            assert len(items.server.journal.queries()) <= 3 * 4
-
-
-class TestStreamOfATable:
-    @pytest.mark.parametrize("fresh", [True, False], ids=["new client", "same client"])
-    def test_a_stream_that_is_dropped_while_it_is_read_is_told(self, fresh):
-        with feed() as items:
-            token = items.token()
-            items.fill(3)
-            token = items.page(token, 2).continuation_token
-            items.run("DROP CHANGE STREAM items_stream")
-            if fresh:
-                items.restart()
-            message = items.refused(ErrorCategory.NOT_FOUND, token, timeout=5.0)
-            assert "CREATE CHANGE STREAM" in message
-
-    @pytest.mark.parametrize("watch", ["DROP FOR ALL", "SET FOR other"])
-    def test_a_stream_that_no_longer_watches_the_table_is_told(self, watch, monkeypatch):
-        monkeypatch.setattr("multiclouddb_spanner.source._CHECK_SECONDS", 0.0)
-        with feed(TABLE, TABLE.replace("items", "other"), STREAM) as items:
-            token = items.token()
-            items.fill(3)
-            once(items.drain(token), 3)
-            items.run(f"ALTER CHANGE STREAM items_stream {watch}")
-            items.fill(3, start=3)
-            message = items.refused(ErrorCategory.NOT_FOUND, token)
-            assert "CHANGE STREAM items_stream" in message
-            items.run("ALTER CHANGE STREAM items_stream SET FOR items")
-            once(items.drain(token), 3)
-
-    def test_whether_the_table_is_watched_is_asked_seldom(self):
-        with feed(initial_partitions=4) as items:
-            token = items.token()
-            items.drain(token)
-            items.server.journal.clear()
-            for _ in range(20):
-                items.page(token)
-            assert [call for call in items.server.journal.calls if "information_schema" in call.sql] == []
-
-    def test_only_the_addressed_table_comes_of_a_stream_of_many(self):
-        everything = "CREATE CHANGE STREAM items_stream FOR ALL OPTIONS (value_capture_type = 'NEW_ROW')"
-        with feed(TABLE, TABLE.replace("items", "other"), everything) as items:
-            token = items.token()
-            for number in range(60):
-                items.scripted.write("other", (f"o{number}", number))
-                if number % 20 == 10:
-                    items.put((f"k{number}", number))
-            assert sorted(numbers(items.drain(token, 2))) == [10, 30, 50]
-
-
-class TestPostgres:
-    def test_its_dialect_has_the_same_events(self):
-        told = []
-        for postgres in (False, True):
-            with feed(postgres=postgres, chunk_characters=50) as items:
-                token = items.token()
-                items.put(("a", 1), ("b", 2))
-                items.put(("a", 3))
-                items.server.split(items.open_partitions()[0])
-                items.scripted.write("items", ("a", 4), kind="replace")
-                items.server.expire_row(items.scripted.database, "items", "b")
-                events = sorted(items.drain(token, 1), key=lambda event: event.order_key)
-            told.append(
-                [(e.key, e.type, e.new_item_state and e.new_item_state["n"], e.by_expiry) for e in events]
-            )
-        assert told[0] == told[1]
-        assert len(told[0]) == 5
-
-
-TAG = "RowDeletionPolicy"
-
-
-class TestTimeToLive:
-    @pytest.mark.parametrize("postgres", [False, True], ids=["GoogleSQL", "PostgreSQL"])
-    @pytest.mark.parametrize(
-        ("tag", "is_system", "expected"),
-        [
-            pytest.param("", False, False, id="of a user"),
-            pytest.param(TAG, False, False, id="of a user who chose the tag of the policy"),
-            pytest.param(TAG, True, True, id="of the policy"),
-            pytest.param("", True, None, id="of the service, without a reason"),
-            pytest.param("Other", True, None, id="of the service, for another reason"),
-        ],
-    )
-    def test_a_delete_is_marked_as_far_as_the_service_tells(self, postgres, tag, is_system, expected):
-        with feed(postgres=postgres, initial_partitions=1) as items, Opened(items) as made:
-
-            def write(kind, row, tag, is_system):
-                names = () if kind == "delete" else ("id", "n")
-                write = Write(kind, "items", names, [row])
-                items.server.commit(items.scripted.database, write, tag=tag, is_system=is_system)
-
-            for kind, row in (("insert", ["a", "1"]), ("update", ["a", "2"]), ("delete", ["a"])):
-                write(kind, row, tag, is_system)
-            write("insert", ["a", "1"], "", False)
-            write("delete", ["a"], "", False)
-            events = items.drain(Beginning())
-            assert [event.type for event in events[2:]] == [
-                ChangeType.DELETE,
-                ChangeType.CREATE,
-                ChangeType.DELETE,
-            ]
-            assert [event.by_expiry for event in events] == [False, False, expected, False, False]
-            ((name, cursor),) = made.starts(Beginning()).items()
-            batch = made.feed.open(name, cursor).fetch(100, 1 << 20, 0.0, made.soon())
-            arrow = batch.arrow(0, len(batch)).to_pydict()
-            assert arrow["by_expiry"] == [event.by_expiry for event in events]

@@ -10,6 +10,8 @@ from benchmarks.measure import run_row
 from benchmarks.row import Bench, Done, load_rows, row
 from benchmarks.stores import fill, grow, small_document
 
+pytestmark = pytest.mark.xdist_group("jvm")
+
 SMALL = 0.002
 # These rows start a JVM.
 SPARK = ("spark", "spark-batches", "spark-latency", "spark-million")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from datetime import datetime, timedelta
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import attrs
 import orjson
@@ -25,24 +26,161 @@ from multiclouddb_api.validators import check_type, each_is, is_a, to_utc, type_
 from multiclouddb_embedded.config import check_path
 from multiclouddb_embedded.errors import failure, store_errors
 from multiclouddb_embedded.mapping import to_micros
-from multiclouddb_embedded.store.change import Delete, Key, Operation, Put, encode, to_key
 from multiclouddb_embedded.store.collection import (
     MAIN,
     Images,
+    add_partitions,
     check_shape,
+    even_ranges,
     find_collection,
     make_room,
-    remove_collection,
-)
-from multiclouddb_embedded.store.layout import (
-    add_partitions,
-    even_ranges,
     native_id,
     open_partition,
     partition_rows,
+    remove_collection,
 )
-from multiclouddb_embedded.store.log import LogWriter, check_bounds, count_bound, seq_before, trim_log
-from multiclouddb_embedded.store.session import Scan, Session
+from multiclouddb_embedded.store.connection import SingleConnection, check_store, connect, create_store
+from multiclouddb_embedded.store.forking import inherited, using_sqlite
+from multiclouddb_embedded.store.log import (
+    Delete,
+    Key,
+    LogWriter,
+    Moment,
+    Operation,
+    Put,
+    check_bounds,
+    count_bound,
+    encode,
+    seq_before,
+    to_key,
+    trim_log,
+    write_transaction,
+)
+
+_WAL_BYTES: Final = 64 * 1024 * 1024
+
+
+class Session(SingleConnection):
+    """The only connection that a store uses for writing."""
+
+    def __init__(
+        self, path: str, clock: Callable[[], datetime] | None, *, durable: bool, busy_seconds: float
+    ) -> None:
+        if clock is not None and not callable(clock):
+            raise invalid_request("clock", f"must be a function, not {type_name(clock)}", "pass datetime.now")
+        check_type("durable", durable, bool)
+        check_type("busy_seconds", busy_seconds, int, float)
+        self.path = path
+        self._clock = clock or (lambda: datetime.now(UTC))
+        self._durable, self._busy_seconds = durable, busy_seconds
+        super().__init__()
+        with using_sqlite(), store_errors("open", self.path):
+            self._connection = self._open(create=True)
+
+    def now(self) -> datetime:
+        """Return the clock's time in UTC."""
+        return to_utc("clock", self._clock())
+
+    @contextmanager
+    def reading(self, operation: str) -> Iterator[sqlite3.Connection]:
+        """Provide the connection outside a transaction; failures are raised as `MulticloudDbError`."""
+        self.check_open()
+        with using_sqlite(), self._lock, store_errors(operation, self.path):
+            self.check_open()
+            if self._connection is None:
+                self._connection = self._open(create=False)
+            yield self._connection
+
+    @contextmanager
+    def writing(self, operation: str) -> Iterator[tuple[sqlite3.Connection, Moment]]:
+        """Provide the connection inside a write transaction, which is committed at the end of the block."""
+        now = to_micros(self.now())
+        with self.reading(operation) as connection, write_transaction(connection, now) as moment:
+            yield connection, moment
+
+    def check_open(self) -> None:
+        """Refuse to continue after `close`."""
+        if self.closed:
+            raise invalid_request("EmbeddedStore", "is closed", "open the file again: EmbeddedStore(path)")
+
+    def _open(self, *, create: bool) -> sqlite3.Connection:
+        connection = connect(self.path, create=create, busy_seconds=self._busy_seconds)
+        try:
+            if create:
+                create_store(connection, self.path, self._busy_seconds)
+            else:
+                check_store(connection, self.path)
+            connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
+            # Without this setting, macOS leaves synced data in the disk's own cache.
+            connection.execute(f"PRAGMA fullfsync = {int(self._durable)}")
+            connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+_ROWS: Final = 500
+_KEPT_CHARACTERS: Final = 256 * 1024 * 1024
+
+Row = tuple[str, str]
+"""The key and the document, both as JSON."""
+
+
+class Scan(SingleConnection):
+    """A cursor over the documents."""
+
+    # If the process forks during the scan, the remaining rows are first read into memory.
+
+    def __init__(self, path: str, database: str, collection: str) -> None:
+        self._path, self._lost = path, False
+        self._kept: list[list[Row]] = []
+        super().__init__()
+        with using_sqlite():
+            self._connection = connect(path)
+            try:
+                self._connection.execute("BEGIN")
+                found = find_collection(self._connection, database, collection)
+                self._cursor = self._connection.execute(
+                    "SELECT key, doc FROM documents WHERE collection = ? ORDER BY id", (found.id,)
+                )
+            except BaseException:
+                self._connection.close()
+                raise
+        self.partition_components = found.partition_components
+
+    def fetch(self) -> list[Row]:
+        """Return the next rows; an empty list at the end."""
+        with using_sqlite(), self._lock:
+            if self._kept:
+                return self._kept.pop(0)
+            if self._lost:
+                raise inherited(self._path)
+            return self._cursor.fetchmany(_ROWS) if self._connection is not None else []
+
+    def let_go(self) -> None:
+        """Read the remaining rows and close the connection, unless there are too many rows."""
+        if self._connection is None or not self._lock.acquire(blocking=False):
+            return
+        try:
+            size = sum(len(key) + len(doc) for part in self._kept for key, doc in part)
+            while size <= _KEPT_CHARACTERS:
+                part = self._cursor.fetchmany(_ROWS)
+                if not part:
+                    self._drop()
+                    return
+                self._kept.append(part)
+                size += sum(len(key) + len(doc) for key, doc in part)
+        finally:
+            self._lock.release()
+
+    def begin_anew(self) -> list[object]:
+        """After a fork without `let_go`, keep only the rows that are already in memory."""
+        (connection,) = super().begin_anew()
+        if connection is None:
+            return []
+        self._lost = True
+        return [connection, self._cursor]
 
 
 @attrs.frozen
@@ -246,13 +384,14 @@ class EmbeddedStore:
         self._session.check_open()
         check_type("collection", collection, str)
         check_type("database", database, str)
-        return self._scan(collection, database)
 
-    def _scan(self, collection: str, database: str) -> Iterator[tuple[MulticloudDbKey, dict[str, Any]]]:
-        with store_errors("scan", self.path), closing(Scan(self.path, database, collection)) as rows:
-            while part := rows.fetch():
-                for key, doc in part:
-                    yield MulticloudDbKey(decode_json(key), rows.partition_components), decode_json(doc)
+        def scanned() -> Iterator[tuple[MulticloudDbKey, dict[str, Any]]]:
+            with store_errors("scan", self.path), closing(Scan(self.path, database, collection)) as rows:
+                while part := rows.fetch():
+                    for key, doc in part:
+                        yield MulticloudDbKey(decode_json(key), rows.partition_components), decode_json(doc)
+
+        return scanned()
 
     def partitions(self, collection: str, *, database: str = MAIN) -> list[PartitionRange]:
         """Return the open partitions in the order of their ranges. Neighbours in this list can be merged.

@@ -20,7 +20,6 @@ from multiclouddb_spanner_emulator.google import google_emulator as program
 
 PROJECT, INSTANCE = "tests", "tests"
 STILL = ("--enable_change_stream_churning=false",)
-RESTLESS = ()
 # Partitions live for three to six seconds. The emulator moves, splits and merges them by itself.
 HASTY = (
     "--override_change_stream_partition_token_alive_seconds=3",
@@ -84,7 +83,7 @@ class Emulator:
 
     @property
     def url(self):
-        """Return the environment variables by which a client finds the emulator."""
+        """Return the address that a client connects to."""
         return f"spanner://{PROJECT}/{INSTANCE}?emulator_host={self.host}"
 
     def database(self, *ddl, dialect=None):
@@ -92,10 +91,10 @@ class Emulator:
         name = f"db-{os.getpid()}-{next(COUNTER)}"
         if dialect is None:
             made = self.instance.database(name, ddl_statements=ddl)
-            made.create().result(_READY_SECONDS)
         else:
             made = self.instance.database(name, database_dialect=dialect)
-            made.create().result(_READY_SECONDS)
+        made.create().result(_READY_SECONDS)
+        if dialect is not None:
             made.update_ddl(ddl).result(_READY_SECONDS)
         return made
 

@@ -1,12 +1,15 @@
-"""`multiclouddb token check` shows whether a token can still be resumed, and for how long.
+"""`multiclouddb token inspect` shows the content of a token; `token check` shows whether it can be resumed.
 
-First, the command reads one event from the whole token, as a reader would. The command does not
-request the event's document. Then the command reads each partition separately, because events of
-one partition can hide that another partition has expired.
+Cursors are opaque without their provider, and may contain a document's key. So `inspect` shows only the
+size and a digest of each cursor, which are enough to see whether two tokens have the same position. `check`
+first reads one event from the whole token, as a reader would, without its document. Then it reads each
+partition separately, because events of one partition can hide that another partition has expired.
 """
 
 from __future__ import annotations
 
+import hashlib
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, Final
@@ -32,14 +35,14 @@ from multiclouddb_api import (
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_cli.exits import NOT_COVERED
 from multiclouddb_cli.failure import scrub
-from multiclouddb_cli.inspection import ago
 from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table
 from multiclouddb_cli.session import Session
-from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text
+from multiclouddb_spi.continuation.token import VERSION, Envelope, decode_token, scope_text
 from multiclouddb_spi.token_report import (
     Standing,
     check_provider,
     ending,
+    issued_at,
     lineage_of,
     one_partition,
     read_standings,
@@ -47,20 +50,107 @@ from multiclouddb_spi.token_report import (
     watermark_of,
 )
 
-__all__ = ["check"]
+
+def inspect(token: str, *, as_json: bool) -> None:
+    """Print the token's feed, its age, and what it covers."""
+    envelope = decode_token(token)
+    standings = read_standings(envelope)
+    if as_json:
+        typer.echo(orjson.dumps(_facts(token, envelope, standings)))
+        return
+    print_fields(_fields(token, envelope, standings))
+    if standings:
+        typer.echo()
+        print_table(
+            ["partition", "state", "position", "waits for"],
+            [
+                [_name(envelope, item), item.state, _position(item), ", ".join(item.parents)]
+                for item in standings
+            ],
+        )
+
+
+def ago(time_then: datetime) -> str:
+    """Return a time, and how long ago it was according to this machine's clock."""
+    return f"{moment(time_then)} ({duration(time.time() - time_then.timestamp())} ago)"
+
+
+def _fields(token: str, envelope: Envelope, standings: list[Standing]) -> list[tuple[str, str]]:
+    issued, watermark, end = issued_at(envelope), watermark_of(envelope), ending(envelope)
+    fields = [
+        ("provider", envelope.provider_id),
+        ("resource", str(envelope.address) or "the whole cluster"),
+        ("incarnation", envelope.incarnation or "the service names none"),
+        ("scope", envelope.scope),
+        ("issued", "-" if issued is None else ago(issued)),
+        ("watermark", "-" if watermark is None else ago(watermark)),
+        ("version", str(VERSION)),
+        ("size", f"{len(token)} characters"),
+        ("options", f"digest {envelope.options_digest}" if envelope.options_digest else "none that matter"),
+        ("partitions", _count(standings)),
+    ]
+    if envelope.skipped:
+        fields.append(("skipped", f"{len(envelope.skipped)} records that could not be decoded"))
+    if end is not None:
+        fields.append(("ended", end))
+    return fields
+
+
+def _count(standings: list[Standing]) -> str:
+    states = [item.state for item in standings]
+    parts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    return f"{len(states)} ({parts})" if states else "0"
+
+
+def _facts(token: str, envelope: Envelope, standings: list[Standing]) -> dict[str, Any]:
+    issued, watermark = issued_at(envelope), watermark_of(envelope)
+    return {
+        "provider": envelope.provider_id,
+        "database": envelope.address.database,
+        "collection": envelope.address.collection,
+        "incarnation": envelope.incarnation,
+        "scope": envelope.scope,
+        "issued": None if issued is None else rfc3339(issued),
+        "watermark": None if watermark is None else rfc3339(watermark),
+        "version": VERSION,
+        "size": len(token),
+        "options_digest": envelope.options_digest,
+        "skipped_records": len(envelope.skipped),
+        "ended": ending(envelope),
+        "partitions": [
+            {
+                "partition": _name(envelope, item),
+                "state": item.state,
+                "position": _position(item),
+                "waits_for": list(item.parents),
+            }
+            for item in standings
+        ],
+    }
+
+
+def _name(envelope: Envelope, standing: Standing) -> str:
+    """Return the partition's name, or a digest if the name may be a document's key."""
+    if not envelope.scope.startswith("key:"):
+        return standing.partition_id
+    return f"#{_digest(standing.partition_id.encode())}"
+
+
+def _position(standing: Standing) -> str:
+    text = orjson.dumps(list(standing.cursors))
+    return f"{len(text)} bytes, #{_digest(text)}"
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:8]
+
 
 _AT_ONCE: Final = 8
 
 
 @attrs.frozen
 class Answer:
-    """The service's answer for one partition in the token.
-
-    Attributes:
-        standing: The partition.
-        page: The page, or None if the partition was not read or the read was refused.
-        error: The reason why the read was refused, or None.
-    """
+    """The service's answer for one partition in the token."""
 
     standing: Standing
     page: ChangeFeedPage | None = None
@@ -83,15 +173,7 @@ class Answer:
 
 @attrs.frozen
 class Verdict:
-    """The result of checking a token.
-
-    Attributes:
-        envelope: The token.
-        whole: The result of reading from the token: a page, or the error that the token has expired.
-        answers: The result of reading each partition of the token separately.
-        missed: The open partitions that the token does not cover; None if the coverage cannot be
-            determined.
-    """
+    """The result of checking a token."""
 
     envelope: Envelope
     whole: ChangeFeedPage | MulticloudDbError
@@ -310,12 +392,12 @@ def _print_json(session: Session, verdict: Verdict) -> None:
         "lag_seconds": verdict.lag,
         "retention_headroom_seconds": verdict.headroom,
         "ended": ending(verdict.envelope),
-        "partitions": [_facts(session, answer) for answer in verdict.answers],
+        "partitions": [_answer_facts(session, answer) for answer in verdict.answers],
     }
     typer.echo(orjson.dumps(facts))
 
 
-def _facts(session: Session, answer: Answer) -> dict[str, Any]:
+def _answer_facts(session: Session, answer: Answer) -> dict[str, Any]:
     text, time = answer.standing.describe(session.feed)
     return {
         "partition_id": session.feed.public_id(answer.standing.partition_id),

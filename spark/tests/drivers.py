@@ -1,4 +1,4 @@
-"""Runs queries on several databases in one driver. A test kills this driver."""
+"""Starts drivers of queries on several databases, waits for their progress, and kills them."""
 
 import json
 import os
@@ -8,17 +8,37 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import pyspark
+
 from multiclouddb_conformance.waiting import wait_until
 
 from .databases import EVENTS
+from .environments import environment
+from .jvm_settings import environment_of
 
-PROGRAM = Path(__file__).with_name("queries_life.py")
-SECONDS = 300
+PROGRAM = Path(__file__).with_name("driver.py")
+SECONDS = 400
 LIMIT = 20
 
 
+def start_driver(part, folder, log, version=pyspark.__version__, path=(), **given):
+    """Start a driver on a version of Spark, in a session of its own."""
+    (folder / "given").write_text(json.dumps(given))
+    variables, folders = {}, [*path, *filter(None, [os.environ.get("PYTHONPATH")])]
+    if version != pyspark.__version__:
+        variables, folders = environment_of(environment(version)), [environment(version), *folders]
+    with log.open("a") as out:
+        return subprocess.Popen(
+            [sys.executable, str(PROGRAM), part, str(folder)],
+            env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(map(str, folders))},
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+
+
 class Queries:
-    """Runs one query for each of several feeds.
+    """Runs one query for each of several feeds in one driver.
 
     Attributes:
         folder: The folder with the files of all queries.
@@ -26,8 +46,8 @@ class Queries:
         process: The driver; None before `start`.
     """
 
-    def __init__(self, folder, feeds, master="local[4,2]"):
-        self.folder, self.feeds, self.master = folder, feeds, master
+    def __init__(self, folder, feeds, master="local[4,2]", version=pyspark.__version__):
+        self.folder, self.feeds, self.master, self.version = folder, feeds, master, version
         folder.mkdir()
         self.process = None
         for feed in feeds:
@@ -46,12 +66,10 @@ class Queries:
         given = {feed.name: {**feed.options(), "maxRecordsPerTrigger": str(LIMIT)} for feed in self.running}
         if followed is not None:
             given["followed"] = followed
-        (self.folder / "queries").write_text(json.dumps(given))
         (self.folder / "go").unlink(missing_ok=True)
         self.log = self.folder / f"log-{moment}"
-        command = [sys.executable, str(PROGRAM), str(self.folder), self.master, str(EVENTS), moment]
-        with self.log.open("a") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+        options = {"queries": given, "master": self.master, "events": EVENTS, "moment": moment}
+        self.process = start_driver("queries", self.folder, self.log, self.version, **options)
 
     def write(self, part=None, names=None):
         """When every query has fixed its start, change the databases."""
@@ -94,19 +112,11 @@ class Queries:
         os.kill(self.process.pid, signal.SIGSTOP)
         for pid in (jvm, self.process.pid):
             os.kill(pid, signal.SIGKILL)
-        self.clean()
+        end(self.process)
 
     def wait_for_more(self, than):
         """Wait until every query has delivered more events."""
         self.wait(lambda place: len(rows_of(place)) > than)
-
-    def clean(self):
-        """Kill every process that the driver has started. All of them run in the driver's session."""
-        if self.process is None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
     def end(self):
         assert self.process.wait(SECONDS) == 0, self.log.read_text()[-5000:]
@@ -126,6 +136,13 @@ class Queries:
                 came.setdefault(file.name.partition("-")[0], []).append(json.loads(file.read_text()))
             assert all(again == first for first, *rest in came.values() for again in rest)
             assert max(len(first) for first, *_ in came.values()) <= LIMIT
+
+
+def end(process):
+    """Kill a program and every process that it has started; all of them run in its session."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def rows_of(place):

@@ -1,0 +1,439 @@
+"""Tests threads, prefetching, the reader cache, and the limit on buffered bytes."""
+
+import gc
+import threading
+import time
+import weakref
+from concurrent.futures import Future
+
+import pytest
+
+from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now
+from multiclouddb_conformance.simulation import (
+    ServerError,
+    ServiceBehaviour,
+    SimulationProvider,
+    SimulationReader,
+)
+from multiclouddb_spi import Deadline, FeedSpec, engine
+from multiclouddb_spi.fetching import readers
+from multiclouddb_spi.fetching.readers import Budget, PartitionReader
+from multiclouddb_spi.observing import Observing
+
+BEGINNING = Beginning()
+
+
+def together(*calls):
+    """Make calls at the same time, each in its own thread; return their results or errors."""
+    results = [None] * len(calls)
+    barrier = threading.Barrier(len(calls))
+
+    def run(index, call):
+        barrier.wait()
+        try:
+            results[index] = call()
+        except MulticloudDbError as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=item) for item in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return results
+
+
+class TestConcurrentCalls:
+    def test_reading_while_the_log_grows_and_its_partitions_split_and_merge(self, threaded, ids):
+        bench = threaded(2, behaviour=ServiceBehaviour.rough(7, silent=0.0, slow=0.0))
+        stop = threading.Event()
+
+        def write():
+            for number in range(150):
+                bench.fill(4, keys=30)
+                names = bench.sim.open_partitions
+                if number % 10 == 3:
+                    bench.sim.split(names[number % len(names)])
+                if number % 10 == 8 and len(names) > 2:
+                    bench.sim.merge(*names[:2])
+                time.sleep(0.001)
+            stop.set()
+
+        def read(size):
+            came, place = set(), BEGINNING
+            for _ in range(20_000):
+                try:
+                    page = bench.page(place, size, wait=0.05)
+                except MulticloudDbError as error:
+                    if not error.retryable:
+                        raise
+                    continue
+                came |= set(ids(page))
+                place = page.continuation_token
+                if page.idle and stop.is_set() and came >= set(bench.written()):
+                    return came
+            return came
+
+        results = together(write, *[lambda size=size: read(size) for size in (1, 3, 0, 50)])
+        assert all(came == set(bench.written()) for came in results[1:])
+        assert not bench.calls.violations
+
+    def test_feed_is_opened_once_and_what_was_opened_besides_is_closed(self, threaded, monkeypatch):
+        bench = threaded()
+        opened, closed = [], []
+        provider, open_feed = bench.provider, bench.provider.open_feed
+
+        def slowly(spec, deadline):
+            time.sleep(0.05)
+            feed = open_feed(spec, deadline)
+            opened.append(feed)
+            feed.close = lambda: closed.append(feed)
+            return feed
+
+        monkeypatch.setattr(provider, "open_feed", slowly)
+        together(*[bench.page for _ in range(8)])
+        assert len(opened) - len(closed) == 1
+        before = len(opened)
+        together(*[bench.page for _ in range(8)])
+        assert len(opened) == before
+
+
+class TestReadingAhead:
+    def test_not_more_than_one_batch_ahead(self, threaded, eventually):
+        bench = threaded(page_records=10)
+        bench.fill(100)
+        token = bench.page().continuation_token
+        bench.page(token)
+        eventually(lambda: bench.calls.fetches["p0"] == 3)
+        time.sleep(0.05)
+        assert bench.calls.fetches["p0"] == 3
+
+
+class TestReaders:
+    @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
+    def test_readers_live_on_from_page_to_page(self, make_bench, threads):
+        bench = make_bench(4)
+        bench.connect(threads=threads)
+        place = BEGINNING
+        for _ in range(1000):
+            bench.fill(2, keys=40)
+            place = bench.page(place, size=3).continuation_token
+        assert sum(bench.calls.opens.values()) <= 2 * 4
+        assert bench.calls.most_open_readers <= 4
+
+
+class TestBuffers:
+    def test_bytes_of_a_fetch_that_was_given_up_are_given_back(self, threaded, monkeypatch, eventually):
+        monkeypatch.setattr(SimulationReader, "longest_fetch", lambda reader: 0.0)
+        bench = threaded(5)
+        bench.fill(50, keys=50)
+        bench.sim.hold()
+        bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=0.3)
+        bench.sim.release()
+        eventually(lambda: bench.engine.buffered_bytes == 0)
+
+
+class TestStarvation:
+    @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
+    @pytest.mark.parametrize("restart", [False, True], ids=["one engine", "an engine a page"])
+    def test_pages_of_one_event_serve_50_full_partitions(self, make_bench, threads, restart):
+        bench = make_bench(50)
+        bench.connect(threads=threads)
+        for name in bench.sim.open_partitions:
+            bench.fill_partition(name, 12)
+        place, served = BEGINNING, {}
+        for number in range(150):
+            if restart:
+                bench.engine.close()
+                bench.connect(threads=threads)
+            page = bench.page(place, size=1)
+            place = page.continuation_token
+            for event in page.events:
+                served.setdefault(event.partition_id, []).append(number)
+        assert len(served) == 50
+        assert all(turns[0] < 60 for turns in served.values())
+        assert all(len(turns) == 3 for turns in served.values())
+
+
+class TestLive:
+    """Tests a partition's reader in races that are rare in tests of the whole engine."""
+
+    @pytest.fixture
+    def live(self, make_bench):
+        bench = make_bench()
+        bench.fill(5)
+        provider = SimulationProvider(bench.sim)
+        feed = provider.open_feed(FeedSpec(bench.sim.address), Deadline.after(60))
+        return PartitionReader(feed, "p0", 0, Budget(10_000), Observing(None))
+
+    def test_bytes_add_up_when_two_threads_account_at_once(self, live):
+        def account():
+            for number in range(3000):
+                live.hold(number % 7)
+
+        together(*[account for _ in range(4)])
+        live.hold(0)
+        assert live._budget.used == 0
+
+    def test_fetch_that_ends_while_it_is_discarded_gives_its_bytes_back(self, live):
+        class JustDone(Future):
+            def done(self):
+                if not super().done():
+                    live.hold(500)
+                    self.set_result(None)
+                return True
+
+        live.hold(100)
+        live.future = JustDone()
+        live.open()
+        live.discard()
+        assert live._budget.used == 0
+        assert live.reader is None
+        assert live.feed.calls.open_readers == 0
+
+    def test_fetch_in_flight_is_cancelled_and_closed_when_it_ends(self, live):
+        future = Future()
+        future.set_running_or_notify_cancel()
+        live.future = future
+        live.hold(100)
+        live.open()
+        live.discard()
+        assert live.feed.calls.cancels == 1
+        assert live.feed.calls.open_readers == 1
+        future.set_result(None)
+        assert live.feed.calls.open_readers == 0
+        assert live._budget.used == 0
+
+
+def test_the_expected_size_grows_only_with_answers_that_are_larger_than_asked():
+    budget = Budget(100)
+    budget.learn(asked=10, nbytes=20)
+    assert budget.expected == 20
+    budget.learn(asked=10, nbytes=10)
+    assert budget.expected == 18
+
+
+def opened(bench):
+    """Return the number of readers opened so far."""
+    return sum(bench.calls.opens.values())
+
+
+def consumers(bench, count):
+    """Return the positions of the given number of consumers of one feed."""
+    bench.fill(count * 60)
+    return [bench.page(size=7 * number + 1).continuation_token for number in range(count)]
+
+
+def turns(bench, tokens, rounds=1):
+    """Let each consumer read a page in turn; return how many readers were opened."""
+    before = opened(bench)
+    for _ in range(rounds):
+        for number, token in enumerate(tokens):
+            page = bench.page(token, 5)
+            assert page.events
+            tokens[number] = page.continuation_token
+    return opened(bench) - before
+
+
+@pytest.mark.parametrize("count", [17, 64])
+def test_so_many_consumers_open_no_reader_a_page(bench, count):
+    assert turns(bench, consumers(bench, count), rounds=5) == 0
+
+
+@pytest.mark.parametrize(("count", "bound"), [(17, 16), (65, 64), (80, 64)])
+def test_one_consumer_too_many_does_not_cost_the_others_theirs(bench, count, bound):
+    bench.connect(max_readers_per_partition=bound)
+    tokens = consumers(bench, count)
+    turns(bench, tokens, rounds=10)
+    assert turns(bench, tokens, rounds=10) <= 10 * 0.4 * count
+    assert bench.calls.open_readers <= bound
+
+
+def test_a_page_that_is_read_again_and_again_leaves_one_reader(bench):
+    bench.fill(50)
+    for _ in range(30):
+        bench.page(Beginning(), 5)
+    assert bench.calls.open_readers == 1
+
+
+class TestMorePartitionsThanReaders:
+    """A round reads each partition once, so it next needs the reader that was unused for the longest time."""
+
+    ROOM = 64
+
+    @pytest.fixture(autouse=True)
+    def room(self, monkeypatch):
+        monkeypatch.setattr(engine, "_MOST_READERS", self.ROOM)
+
+    @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
+    def test_a_full_cache_is_used_in_each_round(self, make_bench, threads):
+        bench = make_bench(400)
+        bench.connect(threads=threads, max_concurrency=2)
+        token = bench.drain(Now())[1]
+        for _ in range(4):
+            fetches, before = bench.calls.total_fetches, opened(bench)
+            token = bench.drain(token)[1]
+            again = (bench.calls.total_fetches - fetches) - (opened(bench) - before)
+            assert again >= self.ROOM * 15_000 // 16_384
+        assert bench.calls.open_readers <= self.ROOM
+
+    def test_what_is_fetched_stays_in_a_full_cache_before_what_is_not(self, make_bench):
+        bench = make_bench(2)
+        for _ in range(self.ROOM // 2):
+            bench.fill(10)
+            bench.page(Now())
+        assert bench.calls.open_readers == self.ROOM
+        token = bench.page(size=1).continuation_token
+        before = opened(bench)
+        assert len(bench.page(token, size=1).events) == 1
+        assert opened(bench) == before
+
+
+BOUND = 65_536
+MOST_OVERHEAD = 1.2
+
+
+class Sent:
+    """A counter of the records that the service has sent, and of the bytes that the client has kept."""
+
+    def __init__(self, monkeypatch):
+        self.records = self.largest = self.held = 0
+        self.engine = None
+        lock, fetch = threading.Lock(), SimulationReader.fetch
+
+        def whatever_is_asked(reader, max_records, max_bytes, wait, deadline):
+            batch = fetch(reader, max_records, 2**40, wait, deadline)
+            with lock:
+                self.records += len(batch)
+                self.largest = max(self.largest, batch.nbytes)
+                if self.engine is not None:
+                    self.held = max(self.held, self.engine.buffered_bytes)
+            return batch
+
+        monkeypatch.setattr(SimulationReader, "fetch", whatever_is_asked)
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    return Sent(monkeypatch)
+
+
+@pytest.fixture
+def backlog(make_bench, sent):
+    """Make partitions with the same number of records, in answers of about 16 KB."""
+
+    def make(partitions, records=60, *, threads=False, **config):
+        bench = make_bench(partitions)
+        for name in bench.sim.open_partitions:
+            key = bench.key_in(name)
+            for number in range(records):
+                bench.sim.write(key, {"n": number, "text": "x" * 800})
+        bench.connect(threads=threads, max_buffered_bytes=BOUND, **config)
+        sent.engine = bench.engine
+        return bench
+
+    return make
+
+
+class TestOneConsumer:
+    @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
+    @pytest.mark.parametrize(("partitions", "size"), [(16, 7), (64, 20), (16, 50)])
+    def test_nothing_is_fetched_twice(self, backlog, sent, partitions, size, threads):
+        bench = backlog(partitions, threads=threads)
+        came = bench.drain(size=size)[0]
+        assert len(came) == 60 * partitions
+        assert sent.records <= MOST_OVERHEAD * len(came)
+        assert sum(bench.calls.opens.values()) == partitions
+
+    @pytest.mark.parametrize(("partitions", "size"), [(16, 10), (64, 20)])
+    def test_what_is_held_stays_bounded(self, backlog, sent, partitions, size):
+        """The buffered bytes stay within a bound, except after the first answers, whose sizes are unknown in
+        advance.
+        """
+        bench = backlog(partitions)
+        pages = bench.walk(size=size)
+        for _ in range(partitions):
+            page = next(pages)
+        sent.held = 0
+        pages.close()
+        bench.drain(page.continuation_token, size=size)
+        assert sent.held <= BOUND + 2 * sent.largest
+
+
+class TestSeveralConsumers:
+    def test_two_take_nothing_from_each_other(self, backlog, sent):
+        bench = backlog(16)
+        places, came = [Beginning(), Beginning()], 0
+        for turn in range(1000):
+            page = bench.page(places[turn % 2], size=20 + turn % 2)  # the two are never at the same position
+            places[turn % 2] = page.continuation_token
+            came += len(page.events)
+            if came == 2 * 16 * 60:
+                break
+        assert came == 2 * 16 * 60
+        assert sent.records <= MOST_OVERHEAD * came
+
+    @pytest.mark.parametrize(("seconds", "evicted"), [(0.0, True), (600.0, False)])
+    def test_what_a_consumer_has_left_behind_makes_room(self, backlog, sent, monkeypatch, seconds, evicted):
+        """A consumer that starts again never requests the records of its old position."""
+
+        monkeypatch.setattr(readers, "_RESTING_SECONDS", seconds)
+        bench = backlog(16)
+        page = bench.page(size=7)
+        for _ in range(10):
+            page = bench.page(page.continuation_token, size=7)
+        assert sent.held > BOUND / 2
+        assert bench.calls.closes == 0
+        assert len(bench.drain(size=20)[0]) == 16 * 60
+        assert (bench.calls.closes > 0) is evicted
+
+
+class TestBytes:
+    def test_all_that_is_asked_for_at_once_fits_into_the_bound(self, make_bench, monkeypatch):
+        bound, asked, fetch = 65_536, [], SimulationReader.fetch
+
+        def noted(self, most, nbytes, *rest):
+            asked.append(nbytes)
+            return fetch(self, most, nbytes, *rest)
+
+        monkeypatch.setattr(SimulationReader, "fetch", noted)
+        bench = make_bench(partitions=4)
+        bench.connect(max_buffered_bytes=bound)
+        bench.fill(40)
+        bench.drain()
+        assert asked
+        assert max(asked) * 4 <= bound
+
+
+def test_a_partition_that_only_ends_is_progress(make_bench):
+    """If one partition ends and the other one fails, the page is returned: the end moves the position."""
+    bench = make_bench(partitions=2)
+    bench.sim.delay_children("p0", 10**6)
+    bench.sim.roll("p0")
+    bench.sim.fail_next("p1", ServerError("p1 is down"), times=10**6)
+    page = bench.page()
+    assert not page.idle
+    assert page.diagnostics.partition_errors == {bench.sim.public_id("p1"): "p1 is down"}
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
+def test_a_page_that_nobody_holds_is_free_without_the_garbage_collector(make_bench, threads):
+    """If a call left a reference cycle, every event would stay in memory until the collector runs."""
+    bench = make_bench(2)
+    bench.connect(threads=threads)
+    bench.fill(60)
+    bench.page()
+    gc.collect()
+    gc.disable()
+    try:
+        place, dead = BEGINNING, []
+        for _ in range(3):
+            page = bench.page(place, size=10)
+            place = page.continuation_token
+            dead += [weakref.ref(event) for event in page.events]
+            del page
+        assert len(dead) == 30
+        assert [ref() for ref in dead if ref() is not None] == []
+    finally:
+        gc.enable()
