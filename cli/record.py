@@ -19,13 +19,14 @@ from multiclouddb_embedded import EmbeddedStore
 
 _HEAD: Final = """# The command line at work
 
-Install the command with `pip install "multiclouddb[embedded,cli]"`, or with `mongo` or `dynamo` instead of
-`embedded`. `URL` is a URL that `connect` accepts, or the path of a [TOML file](../configuration.md#connect).
+Install the command with `pip install "multiclouddb[embedded,cli]"`, or with the extra of your database
+instead of `embedded`. `URL` is a URL that `connect` accepts, or the path of a
+[TOML file](../configuration.md#connect).
 Other users of the machine can see the arguments of a command, so let a TOML file read the password from the
 environment. [All options](#all-options) are at the end of the page, and [Errors](errors.md) says what to do
 about each exit code.
 
-Made by `python cli/record.py`. The examples on this page use a store with one split and one merge, and a
+The examples on this page use a store with one split and one merge, and a
 consumer that stopped before the end. The options are the same on every database.
 """
 _SHOWN: Final = "/data/shop.db"
@@ -112,6 +113,7 @@ def _transcript(folder: Path) -> str:
             with EmbeddedStore(path) as store:
                 store.trim("orders", max_count=0)
         parts += [title, *(f"```\n{_run(command, folder)}\n```" for command in commands)]
+    parts.append("---\n\n*Made by `python docs/generate.py`.*")
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 

@@ -164,14 +164,12 @@ def shown() -> dict[str, list[tuple[str, str]]]:
 def _entries(entries: list[dict[str, Any]], tests: Mapping[str, list[tuple[str, str]]]) -> str:
     parts = []
     for entry in entries:
-        origin = f" *({entry['origin']})*" if "origin" in entry else ""
         lines = []
         for place, named in itertools.groupby(tests[entry["id"]], itemgetter(0)):
             names = ", ".join(f"`{name}`" if name else "all" for _, name in named)
             lines.append(f"    - `{place}`: {names}")
         parts.append(
-            f"### {entry['id']}: {entry['title']}\n\n{entry['text'].strip()}{origin}\n\n"
-            '??? note "Tests"\n\n' + "\n".join(lines)
+            f'### {entry["title"]}\n\n{entry["text"].strip()}\n\n??? note "Tests"\n\n' + "\n".join(lines)
         )
     return "\n\n".join(parts)
 

@@ -19,12 +19,6 @@ class PartitionList(tuple[str, ...]):
 class PlannedPartition(tuple[str, str]):
     """One partition of a plan, or one segment of a scan: the pair of its id and the token to start from.
 
-    Args:
-        partition_id: The id for `PhysicalPartition`.
-        continuation_token: The token from which one process starts.
-        is_segment: True for a segment of the scan of a `Snapshot()`, which ends when its rows are read;
-            False for a partition, whose changes go on.
-
     Examples:
         >>> for partition_id, token in client.plan_partitions(request):
         ...     start_worker(partition_id, token)

@@ -4,6 +4,9 @@ expect.
 
 from contextlib import contextmanager
 
+from azure.cosmos import CosmosClient, PartitionKey
+
+from multiclouddb_cosmos_emulator import CosmosEmulator
 from multiclouddb_dynamo_emulator import ScriptedStreams
 from multiclouddb_spanner_emulator import ScriptedSpanner, Write
 
@@ -65,4 +68,21 @@ def spanner(folder):
         )
 
 
-SERVICES = {"dynamo://": dynamo, "mongodb://": mongodb, "spanner://": spanner}
+@contextmanager
+def cosmos(folder):
+    """Start an account with the container `orders` of the database `shop`."""
+    del folder
+    account = "cosmos://my-account.documents.azure.com"
+    with CosmosEmulator() as server:
+        client = CosmosClient(server.endpoint, server.key, enable_endpoint_discovery=False)
+        with client as native:
+            container = native.create_database("shop").create_container("orders", PartitionKey("/customer"))
+            host = server.endpoint.split("/")[2]
+            yield Service(
+                lambda key: container.upsert_item({"id": key, "customer": "Ada"}),
+                {"AZURE_COSMOS_KEY": server.key},
+                {account: f"cosmos://{host}?tls=false"},
+            )
+
+
+SERVICES = {"cosmos://": cosmos, "dynamo://": dynamo, "mongodb://": mongodb, "spanner://": spanner}

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -33,6 +34,10 @@ def refused(path, batch, *parts, category=ErrorCategory.INVALID_REQUEST, **more)
 
 
 class TestRefused:
+    def test_folder_that_cannot_be_written(self):
+        nowhere = Path("/proc/self/table")  # not even root can write there
+        refused(nowhere, GOOD, str(nowhere), category=ErrorCategory.PERMANENT_FAILURE)
+
     @pytest.mark.parametrize(
         ("fields", "parts"),
         [

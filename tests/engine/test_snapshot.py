@@ -43,7 +43,8 @@ from multiclouddb_spi.continuation.entry import Entry, Plan, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import decode_token
-from multiclouddb_spi.faults import Fault, InvalidCursor
+from multiclouddb_spi.cursor import InvalidCursor
+from multiclouddb_spi.faults import Fault
 from multiclouddb_spi.fetching.turns import HEAD_SECONDS
 
 ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
@@ -393,9 +394,14 @@ class TestNoPartition:
 
 class TestExpired:
     def test_a_segment_is_not_skipped(self):
+        """It contains rows, and a copy without these rows would stay wrong."""
         sim = filled(10)
         consumer = Consumer(sim, ORDERED, 2)
         consumer.page()
+        sim.fail_next(None, GONE)
+        with pytest.raises(MulticloudDbError) as caught:
+            consumer.page(on_expired=SkipToOldest())
+        assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
         sim.fail_next(None, GONE)
         page = consumer.page(on_expired=Resnapshot(Snapshot(ORDERED)))
         assert [type(notice) for notice in page.notices] == [Gap, SnapshotStarted]

@@ -10,25 +10,13 @@ import pymongo
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
-from multiclouddb_api import (
-    Capability,
-    CapabilityNote,
-    CapabilitySet,
-    ClientConfig,
-    ResourceAddress,
-    Support,
-)
+from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ClientConfig, ResourceAddress, Support
 from multiclouddb_mongo.commands import Commands
 from multiclouddb_mongo.config import MongoConfig
 from multiclouddb_mongo.errors import PROVIDER_ID, classify, is_logged_out, login_lost
 from multiclouddb_mongo.feed import MongoFeed
 from multiclouddb_mongo.options import MongoOptions
-from multiclouddb_mongo.partitions import (
-    check_provisioned,
-    find,
-    list_collections,
-    resolve,
-)
+from multiclouddb_mongo.partitions import check_provisioned, find, list_collections, resolve
 from multiclouddb_mongo.pymongo_internals import (
     Closer,
     bounded_pool,
@@ -43,14 +31,7 @@ from multiclouddb_mongo.pymongo_internals import (
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.snapshots import SegmentReader
 from multiclouddb_mongo.source import Source
-from multiclouddb_spi import (
-    Deadline,
-    Fault,
-    FeedSpec,
-    Provider,
-    ProviderFault,
-    ProviderPlugin,
-)
+from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 from multiclouddb_spi.connection import checked_native
 
 _NATIVE: Final = Support.NATIVE
@@ -205,14 +186,8 @@ class MongoPlugin(ProviderPlugin):
     """The plugin to which the provider's entry point refers."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
-
-    def capabilities(self) -> CapabilitySet:
-        """Return the capabilities of a replica set."""
-        return CAPABILITIES
-
-    def check(self, config: ClientConfig) -> None:
-        """Check the names and the values in `connection`."""
-        MongoConfig.from_client(config)
+    declared = CAPABILITIES
+    config_type = MongoConfig
 
     def connect(self, config: ClientConfig, native_client: object | None) -> MongoProvider:
         """Make PyMongo's client, without sending anything."""

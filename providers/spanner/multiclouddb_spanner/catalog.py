@@ -31,19 +31,6 @@ def how_to_create(table: str, *, postgres: bool) -> str:
     return f"CREATE CHANGE STREAM {stream} FOR {quoted(table, postgres=postgres)} {word} {_WHOLE_ROWS}"
 
 
-def how_to_alter(stream: str, *, postgres: bool) -> str:
-    """Return the statement that makes a change stream record whole rows."""
-    word = "SET" if postgres else "SET OPTIONS"
-    return f"ALTER CHANGE STREAM {quoted(stream, postgres=postgres)} {word} {_WHOLE_ROWS}"
-
-
-def how_to_watch(stream: str, table: str, *, postgres: bool) -> str:
-    """Return the statement that makes a change stream watch all columns of a table."""
-    return (
-        f"ALTER CHANGE STREAM {quoted(stream, postgres=postgres)} SET FOR {quoted(table, postgres=postgres)}"
-    )
-
-
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DAY: Final = 86400
 _WITH_ROW: Final = ("NEW_ROW", "NEW_ROW_AND_OLD_VALUES")
@@ -66,6 +53,16 @@ class ChangeStreamInfo:
     whole: bool  # True if the stream watches all columns
     capture: str
     retention: int  # in seconds
+
+    def how_to_alter(self) -> str:
+        """Return the statement that makes the stream record whole rows."""
+        word = "SET" if self.postgres else "SET OPTIONS"
+        return f"ALTER CHANGE STREAM {quoted(self.stream, postgres=self.postgres)} {word} {_WHOLE_ROWS}"
+
+    def how_to_watch(self) -> str:
+        """Return the statement that makes the stream watch all columns of the table."""
+        stream, table = (quoted(name, postgres=self.postgres) for name in (self.stream, self.table))
+        return f"ALTER CHANGE STREAM {stream} SET FOR {table}"
 
 
 def find(
@@ -146,12 +143,10 @@ def check_provisioned(info: ChangeStreamInfo, spec: FeedSpec) -> None:
         wanted.append(("old_item_state_mode", _WITH_ROW[1:]))
     for field, captures in wanted:
         if not info.whole:
-            way_out = (
-                f"watch the whole table: {how_to_watch(info.stream, info.table, postgres=info.postgres)}"
-            )
+            way_out = f"watch the whole table: {info.how_to_watch()}"
             problem = f"change stream {info.stream!r} does not watch all columns of {info.table!r}"
         elif info.capture not in captures:
-            way_out = how_to_alter(info.stream, postgres=info.postgres)
+            way_out = info.how_to_alter()
             problem = (
                 f"change stream {info.stream!r} has value_capture_type {info.capture}, without whole rows"
             )

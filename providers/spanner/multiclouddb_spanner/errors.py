@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -16,8 +16,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault
-from multiclouddb_spi.error_table import REPORT, UNAVAILABLE, Row, one_line, row_of_connection
-from multiclouddb_spi.faults import START_AGAIN
+from multiclouddb_spi.faults import REPORT, START_AGAIN, UNAVAILABLE, Row, one_line, row_of_connection
 
 PROVIDER_ID: Final = "spanner"
 
@@ -102,7 +101,6 @@ _BROKEN: Final = re.compile(
 )
 _EARLIEST: Final = re.compile(r"earliest read timestamp: ([0-9T:.+Z-]+?)\.?(?:\s|$)")
 _INTERVAL: Final = re.compile(r"start_timestamp within ([0-9T:.+Z-]+) and ([0-9T:.+Z-]+?)\.?(?:\s|$)")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def status_of(error: BaseException) -> grpc.StatusCode | None:
@@ -122,34 +120,25 @@ def text_of(error: BaseException) -> str:
     return str(error)
 
 
-def is_past(error: BaseException) -> bool:
-    """Return True if a query started before the oldest change that the stream keeps."""
-    return status_of(error) is _Code.OUT_OF_RANGE and "too far in the past" in text_of(error)
+def _says(code: grpc.StatusCode, words: str, error: BaseException) -> bool:
+    return status_of(error) is code and words in text_of(error)
 
 
-def is_outside_partition(error: BaseException) -> bool:
-    """Return True if a query started before its partition started, or after it ended."""
-    return status_of(error) is _Code.OUT_OF_RANGE and "invalid for the partition" in text_of(error)
-
-
-def is_foreign_partition(error: BaseException) -> bool:
-    """Return True if a partition token does not belong to this change stream."""
-    return status_of(error) is _Code.INVALID_ARGUMENT and "partition_token" in text_of(error)
+# A query started before the oldest change that the stream keeps.
+is_past: Final = partial(_says, _Code.OUT_OF_RANGE, "too far in the past")
+# A query started before its partition started, or after it ended.
+is_outside_partition: Final = partial(_says, _Code.OUT_OF_RANGE, "invalid for the partition")
+# A partition token does not belong to this change stream.
+is_foreign_partition: Final = partial(_says, _Code.INVALID_ARGUMENT, "partition_token")
+# The service no longer knows the session of a call.
+is_lost_session: Final = partial(_says, _Code.NOT_FOUND, "Session not found")
+# The database no longer keeps the data of the time that a read requests.
+is_lost_version: Final = partial(_says, _Code.FAILED_PRECONDITION, "timestamp staleness")
 
 
 def is_without_stream(error: BaseException) -> bool:
     """Return True if the change stream that a query names does not exist."""
     return _row(status_of(error), text_of(error)) is _NO_STREAM
-
-
-def is_lost_session(error: BaseException) -> bool:
-    """Return True if the service no longer knows the session of a call."""
-    return status_of(error) is _Code.NOT_FOUND and "Session not found" in text_of(error)
-
-
-def is_lost_version(error: BaseException) -> bool:
-    """Return True if the database no longer keeps the data of the time that a read requests."""
-    return status_of(error) is _Code.FAILED_PRECONDITION and "timestamp staleness" in text_of(error)
 
 
 def is_broken(error: Exception) -> bool:

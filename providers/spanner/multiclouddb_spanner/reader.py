@@ -8,7 +8,6 @@ from typing import Final
 
 import attrs
 
-from multiclouddb_spanner.catalog import how_to_alter, how_to_watch
 from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.errors import is_broken
 from multiclouddb_spanner.forks import Interrupted
@@ -17,8 +16,8 @@ from multiclouddb_spanner.position import Place, cursor_of, moment_of, ordered
 from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Item
 from multiclouddb_spanner.source import Source, Window
 from multiclouddb_spi import Batch, Child, Continue, Deadline, Drained, Outcome, Reached, Reader, unsupported
-from multiclouddb_spi.arrival import SILENT_SECONDS, answer_deadline
-from multiclouddb_spi.cut import Cut
+from multiclouddb_spi.cursor import Cut
+from multiclouddb_spi.time_limits import SILENT_SECONDS, answer_deadline
 
 _SECOND: Final = 1_000_000
 _WAIT: Final = 5 * _SECOND
@@ -253,11 +252,11 @@ class SpannerReader(Reader):
         field = "new_item_state_mode" if not new or self._require_new else "old_item_state_mode"
         info, at = self._source.info, f"the change at {record.commit}"
         problem = f"{at} was captured with value_capture_type {record.capture}, without the whole row"
-        statement = how_to_alter(info.stream, postgres=info.postgres)
+        statement = info.how_to_alter()
         if not whole:
             columns = f"all columns of {info.table!r}"
             problem = f"change stream {info.stream!r} did not watch {columns} when {at} was committed"
-            statement = how_to_watch(info.stream, info.table, postgres=info.postgres)
+            statement = info.how_to_watch()
         raise unsupported(
             f"{field}=REQUIRE: {problem}",
             f"run {statement} for later changes, and read with INCLUDE_IF_AVAILABLE from the same token",

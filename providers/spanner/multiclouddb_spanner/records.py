@@ -78,20 +78,11 @@ Item: TypeAlias = DataRecord | Heartbeat | Children
 
 # The fields of a data change record, in the order of GoogleSQL.
 _FIELDS: Final = (
-    "commit_timestamp",
-    "record_sequence",
-    "server_transaction_id",
-    "is_last_record_in_transaction_in_partition",
-    "table_name",
-    "column_types",
-    "mods",
-    "mod_type",
-    "value_capture_type",
-    "number_of_records_in_transaction",
-    "number_of_partitions_in_transaction",
-    "transaction_tag",
-    "is_system_transaction",
-)
+    "commit_timestamp", "record_sequence", "server_transaction_id",
+    "is_last_record_in_transaction_in_partition", "table_name", "column_types", "mods", "mod_type",
+    "value_capture_type", "number_of_records_in_transaction", "number_of_partitions_in_transaction",
+    "transaction_tag", "is_system_transaction",
+)  # fmt: skip
 _EXPIRY_TAG: Final = "RowDeletionPolicy"
 
 

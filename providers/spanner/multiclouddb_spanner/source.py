@@ -14,7 +14,6 @@ from multiclouddb_spanner.catalog import (
     ChangeStreamInfo,
     columns_at,
     how_to_create,
-    how_to_watch,
     is_whole,
     retention_of,
 )
@@ -291,11 +290,11 @@ class Source:
             return
         try:
             if is_whole(self.client, self.info, scope) is None:
-                statement = how_to_watch(self.info.stream, self.info.table, postgres=self.info.postgres)
                 raise ProviderFault.of(
                     ErrorCategory.NOT_FOUND,
                     f"change stream {self.info.stream!r} no longer watches table {self.info.table!r}, so its "
-                    f"changes since then are not recorded; run {statement} to record later changes",
+                    f"changes since then are not recorded; run {self.info.how_to_watch()} to record later "
+                    "changes",
                 )
             self._watched_at = now
         finally:

@@ -1,10 +1,17 @@
 """Tests change streams that are altered to watch other columns while they are read. No row may be partial."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from google.cloud.spanner_admin_database_v1 import DatabaseDialect
 
 from multiclouddb_api import ChangeFeedRequest, ErrorCategory, FromContinuationToken, NewItemStateMode, Now
+from multiclouddb_spanner.client import CancelScope
+from multiclouddb_spanner.records import Shape
+from multiclouddb_spanner.watched import WatchedColumns
 from multiclouddb_spanner_emulator.errors import ServiceError
+from multiclouddb_spi import Deadline
 
 from .feeds import HOUR, MINUTE, feed, numbers, once
 from .servers.emulator import STILL
@@ -152,8 +159,29 @@ class TestCost:
             once(items.drain(token, 7), 40)
             assert schema_reads(items) == 0
 
+    def test_a_thread_that_waited_for_the_same_answer_does_not_ask(self):
+        entered, waits, over, asked = threading.Event(), threading.Event(), threading.Event(), []
 
-@pytest.mark.parametrize(("number", "size"), [(1, 0), (5, 1)])
+        def ask(at, scope):
+            asked.append(at)
+            entered.set()
+            return over.wait(60)
+
+        class Waiting(CancelScope):
+            check = staticmethod(waits.set)  # called while it waits for the other thread
+
+        watched, shape, soon = WatchedColumns(ask), Shape(("id",)), Deadline.after(60)
+        with ThreadPoolExecutor(2) as pool:
+            found = [pool.submit(watched.were_all, shape, 1, CancelScope(soon))]
+            assert entered.wait(60)
+            found.append(pool.submit(watched.were_all, shape, 2, Waiting(soon)))
+            assert waits.wait(60)
+            over.set()
+            assert [each.result(60) for each in found] == [True, True]
+        assert asked == [1]
+
+
+@pytest.mark.parametrize(("number", "size"), [(1, 0), (2, 3), (5, 1)])
 def test_no_change_is_delivered_twice_if_a_read_of_the_schema_fails(number, size):
     """The read fails in the middle of a message, after some of its changes were taken."""
     with feed(initial_partitions=1) as items:
