@@ -34,8 +34,8 @@ def write(places: Places, rows: int) -> None:
         total = _fill(store, islice(flights, rows // 2))
         append_line(places.written, at=time.time(), events=total)
         # The pipeline must start first. Otherwise these writes would become rows of its snapshot instead of
-        # changes.
-        while not places.begun.exists():
+        # changes. They begin after its first batch, so that the lag does not contain the start of a JVM.
+        while not places.begun.exists() or (total and not places.merged.exists()):
             time.sleep(_POLL_SECONDS)
         reshapes = _reshapes(store, rows)
         for number, operations in enumerate(_batches(flights)):

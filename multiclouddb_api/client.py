@@ -71,9 +71,8 @@ def connect(
     Args:
         source: A URL (`"embedded:///data/store.db"`), the path of a TOML file
             (`ClientConfig.from_toml`), or a configuration.
-        native_client: A vendor client that the application has already created. The library uses the vendor
-            client as it is, and never reconfigures or closes it. The library tries each call only once,
-            because the vendor client has its own retries.
+        native_client: A vendor client that the application has already created. It is used as it is, and
+            never reconfigured or closed. Each call is tried only once, because it has retries of its own.
         observer: Receives notifications of internal events, for metrics.
 
     Raises:
@@ -127,10 +126,9 @@ def _check_command(database: str, command: Mapping[str, Any]) -> None:
 class MulticloudDbClient:
     """A client of one database.
 
-    Use the client as a context manager. Any number of threads may share the client. After a fork,
-    the child process opens its own connections. If the client uses a `native_client` of the
-    application, calls in a forked child process are refused. Two processes never share a
-    connection. A client cannot be pickled, but its `config` can.
+    Use it as a context manager. Any number of threads may share it. After a fork, the child process
+    opens its own connections; if the client was made from a `native_client`, its calls there are
+    refused. Two processes never share a connection. A client cannot be pickled, but its `config` can.
 
     Args:
         config: Names the provider and how to reach it.
@@ -265,16 +263,14 @@ class MulticloudDbClient:
     ) -> PartitionPlan:
         """Resolve the start position once and return one token per partition.
 
-        An application uses these tokens to distribute a feed over several processes. With `with_descendants`,
-        each process reads `PhysicalPartition(partition_id, with_descendants=True)` from the token of its
-        partition. The same process then also reads the partition's descendants. Without `with_descendants`,
-        each process reads `PhysicalPartition(partition_id)`, and later the child partitions that a page
-        names. If partitions merge, each parent names the common child. Read that child only once, after all
-        of its parents.
+        With these tokens, an application spreads a feed over several processes. With `with_descendants`, each
+        process reads `PhysicalPartition(partition_id, with_descendants=True)` from the token of its
+        partition, and then also what descends from it. Without `with_descendants`, it reads
+        `PhysicalPartition(partition_id)`, and later the children that a page names. If partitions merge, each
+        parent names the common child; read it only once, after all of its parents.
 
-        With `Snapshot(SnapshotOrder.INTERLEAVED)`, the result also contains one token for each segment of the
-        scan. A segment is read like a partition: it has its own `SnapshotStarted` and `BackfillDone` notices,
-        and then it ends.
+        With `Snapshot(SnapshotOrder.INTERLEAVED)`, there is also one token for each segment of the scan. A
+        segment is read like a partition, with its own `SnapshotStarted` and `BackfillDone` notices, and ends.
 
         Args:
             request: The start position and the modes; its scope must be the entire collection.

@@ -27,7 +27,7 @@ class ChangeType(StrEnum):
 
     Portability:
         Services differ in what they report as one change. Spanner reports only the net effect of a
-        transaction on a row. Spanner also reports a replaced row as `CREATE`. Cosmos DB
+        transaction on a row, and a replaced row as `CREATE`. Cosmos DB
         distinguishes create, update and delete only in its all-versions-and-deletes mode. A
         consumer that treats creates and updates alike (upserts) does not depend on these
         differences. See warnings 1 and 18 in docs/configuration.md.
@@ -57,8 +57,8 @@ class ChangeEvent(Slotted):
     """
 
     event_id: str = attrs.field(validator=is_a(str))
-    """The service's stable id for this change. The id is unique within the collection. The same change has
-    the same id on every redelivery, in every scope and after a split."""
+    """The service's stable id for this change, unique within the collection. It stays the same on every
+    redelivery, in every scope and after a split."""
     key: MulticloudDbKey = attrs.field(validator=is_a(MulticloudDbKey))
     """The document's key."""
     type: ChangeType = attrs.field(validator=is_a(ChangeType))
@@ -81,7 +81,7 @@ class ChangeEvent(Slotted):
     address: ResourceAddress = attrs.field(validator=is_a(ResourceAddress))
     """The address of the collection that contains the document."""
     partition_id: str = attrs.field(validator=is_a(str))
-    """The id of the physical partition that contains the event; pass the id to `PhysicalPartition`."""
+    """The id of the physical partition that contains the event; pass it to `PhysicalPartition`."""
     native: Any = attrs.field(default=None, repr=False, eq=False, hash=False)
     """The vendor's own record, present only with `include_native`."""
 

@@ -70,21 +70,19 @@ class ChangeFeedIterator:
     """Reads a feed page by page until `stop` is called or the feed ends.
 
     Iterate over events (`for event in it`, `next(it)`) or pages (`for page in it.pages()`) in a single
-    thread. A page counts as done when the caller asks for the next event or page; an empty page is done
-    immediately. `continuation_token` advances, and the checkpoint is saved, only when a page is
-    done. Therefore, after a crash, an exception or a `break` in the loop body, the page is
-    delivered again and never skipped. The next `for` over the same iterator, or a new iterator with
-    the same checkpoint, starts after the last page that is done. After a failed read, the iterator
-    also continues after the last page that is done.
+    thread. A page is done when the caller asks for what comes after it; an empty one is done at once.
+    Only then does `continuation_token` move, and the checkpoint is saved. So after a crash, an
+    exception or a `break` in the loop body, the page is delivered again and never skipped. The next
+    `for` over the same iterator, a new iterator with the same checkpoint, and a read after a failed one
+    all start after the last page that is done.
 
     Retryable failures are retried after random waits that grow, and not before the time for which the service
     asks (`ErrorDetail.retry_after_seconds`). An outage is reported within 2 seconds, and
     then every 30 seconds. Each report goes to the log (`multiclouddb.iterator`, WARNING) and to
     `Observer.outage`. `CONFLICT` means that another worker has saved the checkpoint in the meantime.
 
-    With the scope `PhysicalPartition(…)`, the iteration ends when the partition ends. With the
-    scope `PhysicalPartition(…, with_descendants=True)`, the iterator continues in the partitions
-    that replace the ended partition.
+    With the scope `PhysicalPartition(…)`, the iteration ends when the partition ends. With
+    `with_descendants=True`, it goes on in the partitions that replace the ended one.
 
     With `on_expired=Resnapshot()`, iterate over pages. A loop over single events is refused, because it would
     not see the notices.

@@ -124,9 +124,9 @@ class PartitionFoundLate:
 class SnapshotStarted:
     """A snapshot has begun.
 
-    The library will deliver all later changes, and the next pages contain the rows of the snapshot. Store the
-    token of the page that contains this notice before you continue reading. Only a read from this token or a
-    later token continues the snapshot; any other read starts a new snapshot.
+    All later changes will be delivered, and the next pages contain the rows of the snapshot. Store the token
+    of the page with this notice before you read on. Only a read from it or from a later token continues the
+    snapshot; any other read starts a new one.
 
     Portability:
         Check `Capability.CHANGE_FEED_SNAPSHOT`. On DynamoDB, some changes that are older than the
@@ -134,9 +134,9 @@ class SnapshotStarted:
     """
 
     floor: str = attrs.field(validator=is_a(str))
-    """The `order_key` of every row of the snapshot. This `order_key` is called the floor of the snapshot. The
-    floor is greater than the `order_key` of every change that is certainly included in the rows. The floor is
-    less than the `order_key` of every change after this page."""
+    """The `order_key` of every row of the snapshot, which is called its floor. It is greater than the
+    `order_key` of every change that is certainly included in the rows, and less than that of every change
+    after this page."""
     partition_id: str = attrs.field(validator=is_a(str))
     """The id of the snapshot; the matching `BackfillDone` has the same id."""
     whole: bool = attrs.field(default=True, validator=is_a(bool))
@@ -258,10 +258,9 @@ class ChangeFeedPage:
     events: tuple[ChangeEvent, ...] = attrs.field(repr=_count)
     """The changes; the tuple may be empty."""
     continuation_token: str = attrs.field(repr=shorten)
-    """The position to resume from; never None. The token advances whenever the service's position advances,
-    even on empty pages. Store the token after each page; otherwise the position of an idle feed will expire.
-    With many partitions, the token may be several kilobytes long, so store it as text or blob, never as
-    `varchar(255)`."""
+    """The position to resume from; never None. It moves whenever the service's position moves, even on empty
+    pages. Store it after each page; otherwise the position of an idle feed will expire. With many partitions
+    it may be several kilobytes long, so store it as text or blob, never as `varchar(255)`."""
     idle: bool = False
     """True only if the service reported for every active partition that there are no more changes at present.
     A page may be empty without being idle."""

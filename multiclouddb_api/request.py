@@ -143,11 +143,10 @@ class PhysicalPartition:
     partitions that replace this partition after a split or merge. The token tracks these
     partitions, and `partition_retired` is False on every page.
 
-    If the partition merges with a partition that does not descend from it, two readers read the
-    common child. Each of the two readers starts to read the child as soon as it has finished its
-    own partitions. Neither of the two readers knows the position of the other reader. Therefore, if
-    partitions merge, use a single reader of all parents, such as `EntireCollection`. Only a single
-    reader of all parents keeps the order across the merge and reads each event once.
+    If the partition merges with one that does not descend from it, two readers read the common
+    child. Each of them starts as soon as it has finished its own partitions, and neither knows the
+    position of the other. So if partitions merge, use a single reader of all parents, such as
+    `EntireCollection`. Only that keeps the order across the merge and reads each event once.
 
     Portability:
         An id from another provider or resource is refused with `INVALID_REQUEST`. MongoDB has only one
@@ -225,8 +224,8 @@ class Beginning:
 class Now:
     """Starts at the first call; returns only changes that are committed after that call has returned.
 
-    The first page's token is durable, even if the page is empty. Reading from this token later, even after a
-    restart, returns everything that was committed after the first call.
+    The first page's token is durable, even if the page is empty. A read from it later, even after a restart,
+    returns everything that was committed after the first call.
 
     Portability:
         On DynamoDB, a reader that stops for more than 15 minutes before its first event may also get changes
@@ -242,8 +241,8 @@ def _utc(value: datetime) -> datetime:
 class AtTime:
     """Starts at the first change at or after a given time, according to the service's clock.
 
-    The feed never starts later than the given time. The feed may start earlier than the given time,
-    by at most the precision that the note of `Capability.CHANGE_FEED_POINT_IN_TIME` states.
+    It never starts later. It may start earlier, by at most the precision that the note of
+    `Capability.CHANGE_FEED_POINT_IN_TIME` states.
 
     Raises:
         MulticloudDbError: Raised when the position is built: `INVALID_REQUEST` for a datetime without a time
@@ -299,9 +298,9 @@ class OperationOptions:
         default=30.0,
         validator=[is_a(int, float), at_least(0.001, "give the seconds that the whole call may take")],
     )
-    """The time limit of the whole call in seconds, including retries. The limit must be greater than 0; the
-    default is 30. When this time has passed, a call that has made progress returns its page. A call without
-    progress raises `TRANSIENT_FAILURE`."""
+    """The time limit of the whole call in seconds, including retries; greater than 0, and 30 by default. When
+    it has passed, a call that has made progress returns its page, and one without raises
+    `TRANSIENT_FAILURE`."""
     wait_seconds: float = attrs.field(
         default=0.0, validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")]
     )

@@ -36,25 +36,15 @@ from multiclouddb_spi.contract import (
     Seed,
     Survey,
 )
-from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.engine import Engine
-from multiclouddb_spi.faults import (
-    Fault,
-    InvalidCursor,
-    ProviderFault,
-    RecordFault,
-    cancelled,
-    expired,
-    unsupported,
-)
+from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, cancelled, expired, unsupported
 from multiclouddb_spi.fetching.fetcher import InlineExecutor
 from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
-from multiclouddb_spi.planning.planner import Planner
+from multiclouddb_spi.planning.planner import Planner, Step, Target, ranges_between
 from multiclouddb_spi.planning.ranges import Range, read_range
-from multiclouddb_spi.planning.step import Step, Target, ranges_between
 from multiclouddb_spi.plugin import ProviderPlugin, open_provider
-from multiclouddb_spi.reading.pages import Reading
+from multiclouddb_spi.reading.page_builder import Reading
 from multiclouddb_spi.scan.contract import (
     ScanPlan,
     SupportsBackfill,
@@ -65,6 +55,7 @@ from multiclouddb_spi.scan.contract import (
     snapshot_event_ids,
     snapshot_id_of,
 )
+from multiclouddb_spi.time_limits import Deadline
 
 __all__ = [
     "Awaiting",

@@ -15,7 +15,7 @@ import attrs
 from multiclouddb_api import ResourceAddress
 from multiclouddb_spi.batch import Outcome
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.time_limits import Deadline
 
 __all__ = ["Answer", "Head", "SupportsChangeMark", "SupportsCollections", "SupportsCommands", "SupportsHeads"]
 

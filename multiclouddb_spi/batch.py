@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
@@ -18,23 +18,6 @@ from multiclouddb_spi.cursor import Cursor
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-__all__ = [
-    "Awaiting",
-    "Batch",
-    "Child",
-    "Continue",
-    "Drained",
-    "Ended",
-    "Mapper",
-    "Outcome",
-    "Reached",
-    "Scanned",
-    "Segment",
-    "children_of",
-    "collector_paused",
-    "goes_on",
-]
 
 
 @attrs.frozen
@@ -135,28 +118,6 @@ class Scanned:
 
 Outcome: TypeAlias = Continue | Reached | Drained | Awaiting | Ended | Scanned
 """The state of a partition after the batch's last record."""
-
-
-def goes_on(outcome: Outcome) -> bool:
-    """Return whether the reader may return more records after this outcome."""
-    match outcome:
-        case Continue():
-            return True
-        case Reached() | Drained() | Awaiting() | Ended() | Scanned():
-            return False
-        case _:
-            assert_never(outcome)
-
-
-def children_of(outcome: Outcome) -> tuple[Child, ...]:
-    """Return the children that `outcome` names."""
-    match outcome:
-        case Drained(children):
-            return children
-        case Continue() | Reached() | Awaiting() | Ended() | Scanned():
-            return ()
-        case _:
-            assert_never(outcome)
 
 
 class Mapper(ABC):

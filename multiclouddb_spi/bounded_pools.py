@@ -1,6 +1,6 @@
 """Makes connection pools of urllib3 whose answers `Arrival` can give up.
 
-This is apart from `arrival`, because it loads the HTTP modules of the standard library.
+This is apart from `time_limits`, because it loads the HTTP modules of the standard library.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from multiclouddb_spi.arrival import Arrival, current
-
-__all__ = ["bounded_pools"]
+from multiclouddb_spi.time_limits import Arrival, current
 
 _LOOK_SECONDS: Final = 0.25
 

@@ -11,8 +11,6 @@ import attrs
 from multiclouddb_api import MulticloudDbError, invalid_request
 from multiclouddb_api.validators import suggestion, unknown_name
 
-__all__ = ["Location", "check_names", "checked_native", "merged", "parse_location", "split_url"]
-
 T = TypeVar("T")
 
 
@@ -32,31 +30,14 @@ class Location:
 
 
 def check_names(connection: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuse an unknown option.
-
-    Args:
-        connection: `ClientConfig.connection`.
-        known: The known options.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` with a message that names a similar option.
-    """
+    """Refuse an option of `ClientConfig.connection` that is not `known`; the error names a similar one."""
     for name in connection:
         if name not in known:
             raise unknown_name("connection", name, known)
 
 
 def checked_native(native_client: object, kind: type[T], way_out: str) -> T:
-    """Return the application's own client if it is an instance of this vendor's class.
-
-    Args:
-        native_client: The argument that the application has passed.
-        kind: The required class.
-        way_out: What the user can do instead.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` with a message that names the class of the given client.
-    """
+    """Return the application's own client if it is an instance of this vendor's class; else refuse it."""
     if not isinstance(native_client, kind):
         raise invalid_request("native_client", f"is a {type(native_client).__name__}", way_out)
     return native_client
@@ -117,15 +98,7 @@ def split_url(url: str) -> SplitResult | None:
 
 
 def merged(found: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a URL together with the other options.
-
-    Args:
-        found: The options that the URL contains.
-        others: The options that were given outside the URL.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the URL and the other options contain the same name.
-    """
+    """Return the options `found` in a URL together with the others; refuse a name that both contain."""
     for name in found:
         if name in others:
             raise _twice(name, " (the url names it too)")

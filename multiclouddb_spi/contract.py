@@ -4,27 +4,25 @@ A provider implements the operations of its service on one partition. The engine
 providers: fan-out, lineage, page limits, buffers, pacing, retries and tokens. Read `providers/embedded`
 together with this page, then run the conformance suite until it passes.
 
-A *record* is one change and becomes one event. If the service sends several changes together (a data change
-record of Spanner contains many changes), each of these changes is a separate record here. In all counts and
-limits, each change counts as one record. There is a position between any two records, because a page may end
-there.
+A *record* is one change and becomes one event. If the service sends several changes together, as Spanner does
+in a data change record, each of them is a record of its own here, and counts as one in all limits. There is a
+position between any two records, because a page may end there.
 
 The following rules apply to every method in this module:
 
 - *What is optional.* A method for an optional feature has a default implementation, which is correct for a
-  service without the feature. A feature that only some services offer is a small protocol, `Supports…`. If a
-  provider does not implement the protocol of a feature, the engine does not use the feature.
-- *Who retries.* The engine retries. A provider does not retry calls and does not wrap errors. A provider does
-  not catch the vendor's exceptions, because `Provider.classify` later classifies each exception from its
-  contents alone. A provider raises `ProviderFault` for problems that it finds itself, and for errors whose
-  meaning depends on the call. For example, the same code can mean an expired position in a read, and an
-  invalid time in a start. If an error has several possible meanings, the provider catches it and raises
-  `ProviderFault(Fault(…)) from error`; then `classify` is not called.
+  service without it. A feature that only some services offer is a small protocol, `Supports…`; the engine
+  leaves it alone if the provider does not implement it.
+- *Who retries.* The engine does. A provider neither retries calls, nor wraps errors, nor catches the vendor's
+  exceptions: `Provider.classify` gets each of them later, and goes by its contents alone. It raises
+  `ProviderFault` for problems that it finds itself, and for errors whose meaning depends on the call. For
+  example, the same code can mean an expired position in a read, and an invalid time in a start. Then the
+  provider catches it and raises `ProviderFault(Fault(…)) from error`, and `classify` is not called.
 - *Threads.* Several threads may call a `Provider` or a `Feed` at the same time. Only one thread at a time
   calls a `Reader`, but not always the same thread. Any thread may call `cancel` at any time.
 - *Time.* Every method with a `deadline` returns or raises by that time, as exactly as the vendor's client
   allows; only `Reader.fetch` may finish an answer later. The engine stops waiting at the deadline, whatever
-  the provider does. `multiclouddb_spi.arrival` limits the time for each answer.
+  the provider does. `multiclouddb_spi.time_limits` limits the time for each answer.
 - *Ownership.* Arguments are immutable and may be kept. A provider does not change an object after returning
   it.
 - *After close.* Only `close` and `cancel` may still be called, and then they do nothing.
@@ -71,26 +69,11 @@ from multiclouddb_api import (
     ProviderOptions,
     ResourceAddress,
 )
-from multiclouddb_spi.arrival import ANSWER_SECONDS, SILENT_SECONDS
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import Fault, unwritten
 from multiclouddb_spi.partition import encode_partition_id
-
-__all__ = [
-    "Feed",
-    "FeedIdentity",
-    "FeedSpec",
-    "FeedStart",
-    "Partition",
-    "PartitionState",
-    "Position",
-    "Provider",
-    "Reader",
-    "Seed",
-    "Survey",
-]
+from multiclouddb_spi.time_limits import ANSWER_SECONDS, SILENT_SECONDS, Deadline
 
 FeedStart: TypeAlias = Beginning | Now | AtTime
 """The start positions that a provider resolves; the engine itself resolves continuation tokens."""
@@ -140,9 +123,8 @@ class FeedIdentity:
         provider_id: The provider's id.
         address: The resource.
         incarnation: The service's own id of this resource (for example, a stream ARN, a container rid or a
-            collection UUID). The id changes when the resource is recreated under the same name. None if the
-            service has no such id; in that case, only the service itself can refuse a position of the deleted
-            resource.
+            collection UUID), which changes when the resource is recreated under the same name. None if it has
+            no such id; then only the service itself can refuse a position of the deleted resource.
     """
 
     provider_id: str
@@ -246,9 +228,8 @@ class Reader(ABC):
         """Return after how many seconds the engine gives up a running fetch.
 
         A fetch may run longer than its call. The next call at the same position then gets the answer, so that
-        nothing has to be sent twice over a slow network. If a fetch runs longer than this method returns, the
-        engine cancels the fetch, and the next call starts another one. A provider returns more for a service
-        that needs more time for one answer.
+        nothing has to be sent twice over a slow network. After this time the engine cancels it, and the next
+        call starts another one. A provider returns more for a service that needs longer for one answer.
         """
         return ANSWER_SECONDS + SILENT_SECONDS
 
@@ -271,9 +252,8 @@ class Reader(ABC):
 
         Raises:
             RecordFault: Raised with index 0 if the first record at this position cannot be fetched.
-            Exception: Any error from the vendor's client. After an error, the engine closes this reader and
-                opens another reader at the last position. Therefore, a reader does not have to work after an
-                error.
+            Exception: Any error from the vendor's client. The engine then closes this reader and opens
+                another at the last position, so a reader does not have to work after an error.
         """
 
     @abstractmethod
@@ -322,9 +302,9 @@ class Feed(ABC):
     def for_one_call(self) -> Feed:
         """Return a feed for all attempts of one call, so that an attempt can reuse results of an earlier one.
 
-        The engine uses the returned feed to resolve a start or to list partitions, uses it again after each
-        failure, and discards it after the call. The results of the returned feed are valid only for that
-        call. By default, the method returns the feed itself, and the feed does not reuse results.
+        The engine uses it to resolve a start or to list partitions, uses it again after each failure, and
+        discards it after the call; its results are valid only for that call. By default, the method returns
+        the feed itself, which reuses nothing.
         """
         return self
 

@@ -49,7 +49,6 @@ from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import Finished, Retired, Session, WrittenTokens
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.contract import Feed, PartitionState, Provider
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import user_errors
 from multiclouddb_spi.fetching.fetcher import Fetcher, ReadContext
 from multiclouddb_spi.fetching.readers import Budget, ReaderCache
@@ -57,16 +56,15 @@ from multiclouddb_spi.fetching.turns import PollResult
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import FeedCache
 from multiclouddb_spi.reading.answers import Look, look_again
-from multiclouddb_spi.reading.pages import Pages, Reading, finished
+from multiclouddb_spi.reading.page_builder import PageBuilder, Reading, finished
 from multiclouddb_spi.reading.poll import Poll
 from multiclouddb_spi.reading.quiet_feeds import Check, QuietFeeds
 from multiclouddb_spi.request_check import check_plan, check_planned, require, spec_of
 from multiclouddb_spi.retry import ATTEMPTS
 from multiclouddb_spi.scan.start import announced, segment_lineages
 from multiclouddb_spi.session_opener import SessionOpener
+from multiclouddb_spi.time_limits import Deadline
 from multiclouddb_spi.token_report import Standing, check_provider, report
-
-__all__ = ["Engine"]
 
 T = TypeVar("T")
 _MOST_READERS: Final = 16384
@@ -108,7 +106,7 @@ class Engine:
         self._fetcher = Fetcher(provider, self._executor, self._observing, self._closed, attempts, pause)
         self._feeds = FeedCache(self._fetcher.call, self._readers.forget)
         written = WrittenTokens()
-        self._pages = Pages(
+        self._pages = PageBuilder(
             provider.provider_id, self._fetcher, self._feeds, self._observing,
             config.headroom_warning_seconds, written,
         )  # fmt: skip

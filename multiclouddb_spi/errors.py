@@ -1,4 +1,4 @@
-"""Converts a fault to the error that the user sees; no other module does this."""
+"""Finds the fault of a failure (`faults`), and makes the error that the user sees; nothing else makes it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
-from multiclouddb_spi.error_table import unexpected
-from multiclouddb_spi.faults import Fault, InvalidCursor, ProviderFault, RecordFault
+from multiclouddb_spi.cursor import InvalidCursor
+from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, unexpected
 
 if TYPE_CHECKING:
     from multiclouddb_spi.contract import Provider
-
-__all__ = ["cause_of", "classified", "fault_of", "to_error", "user_errors"]
 
 _CLASSIFIED: Final = "_multiclouddb_fault"
 

@@ -8,17 +8,11 @@ from typing import Any
 
 from multiclouddb_api import ChangeFeedPage, Gap, Observer, PartitionFoundLate, ResourceAddress
 
-__all__ = ["Observing"]
-
 _log = logging.getLogger("multiclouddb.engine")
 
 
 class Observing:
-    """Calls the observer and the loggers `multiclouddb.*`, and catches the observer's errors.
-
-    Args:
-        observer: The observer of the application, or None.
-    """
+    """Calls the observer and the loggers `multiclouddb.*`, and catches the observer's errors."""
 
     def __init__(self, observer: Observer | None) -> None:
         self._observer = observer or Observer()

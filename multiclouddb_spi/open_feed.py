@@ -9,19 +9,18 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Final, Protocol, TypeVar
+from functools import partial
+from typing import Final, TypeVar
 
 import attrs
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, Snapshot, invalid_request
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, fault_of, user_errors
 from multiclouddb_spi.faults import ProviderFault
 from multiclouddb_spi.request_check import require_start
 from multiclouddb_spi.retry import Call
-
-__all__ = ["FeedCache", "Keeper", "OpenFeed", "recreated"]
+from multiclouddb_spi.time_limits import Deadline
 
 T = TypeVar("T")
 _MOST_FEEDS: Final = 16384
@@ -32,39 +31,15 @@ _CLOCK_SECONDS: Final = 60.0
 _CLOCK_PATIENCE: Final = 1.0
 
 
-class Keeper(Protocol):
-    """Keeps opened feeds, so that callers with the same spec can share them."""
-
-    is_new: bool
-    """True if no feed was opened yet; an unknown host is then a mistake in the connection."""
-
-    def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
-        """Return the feed for this spec, and whether this call opened it; the caller must release it."""
-        ...
-
-    def forget(self, feed: Feed) -> None:
-        """Do not give this feed to other callers any more."""
-        ...
-
-    def release(self, feed: Feed) -> None:
-        """End one use of this feed."""
-        ...
-
-
 class OpenFeed:
     """A feed that is opened when it is first used, with retries.
 
     If a feed has been open for some time, its resource may have been deleted and created again. Therefore, if
     a token or an id belongs to another resource, the feed is opened again before the token or id is refused.
 
-    Args:
-        provider: Opens the feed.
-        spec: The spec of the feed, made by `spec_of` from a request that the provider can serve.
-        make: The function that makes the calls, for example `Tries.call`.
-        limit: The time limit. A `Deadline` limits all calls together, and the caller converts failures to
-            errors for the user. A number of seconds limits each call separately, and a failed call raises the
-            error for the user.
-        keeper: Keeps the feed open for other callers. Without a keeper, `close` closes the feed.
+    A `Deadline` as `limit` limits all calls together, and the caller converts failures to errors for the
+    user. A number of seconds limits each call separately, and a failed call raises the error for the user.
+    The `keeper` keeps the feed open for other callers. Without a keeper, `close` closes the feed.
     """
 
     def __init__(
@@ -73,11 +48,10 @@ class OpenFeed:
         spec: FeedSpec,
         make: Call,
         limit: Deadline | float,
-        keeper: Keeper | None = None,
+        keeper: FeedCache | None = None,
     ) -> None:
         self.provider, self.spec = provider, spec
-        self._make, self._limit = make, limit
-        self._keeper: Keeper = keeper or _Alone()
+        self._make, self._limit, self._keeper = make, limit, keeper
         self._feed: Feed | None = None
 
     @property
@@ -135,10 +109,7 @@ class OpenFeed:
         return begin(checked(self.feed))
 
     def check_resumes(self, incarnation: str | None, field: str, way_out: str) -> None:
-        """Refuse a token or an id from another incarnation of the resource.
-
-        `Feed.resumes` decides whether the feed accepts the incarnation.
-        """
+        """Refuse a token or an id from another incarnation of the resource."""
         self.use(lambda _: None, made_by=(incarnation, field, way_out))
 
     def check_start(self, position: FeedStart | Snapshot) -> None:
@@ -147,7 +118,7 @@ class OpenFeed:
 
     def renew(self) -> None:
         """Forget the feed, because its resource may have been deleted and created again."""
-        if self._feed is not None:
+        if self._feed is not None and self._keeper is not None:
             self._keeper.forget(self._feed)
         self.close()
 
@@ -155,51 +126,33 @@ class OpenFeed:
         """Release the feed; may be called more than once."""
         feed, self._feed = self._feed, None
         if feed is not None:
-            self._keeper.release(feed)
+            feed.close() if self._keeper is None else self._keeper.release(feed)
 
     def _acquire(self) -> tuple[Feed, bool]:
         if self._feed is not None:
             return self._feed, False
-        self._feed, fresh = self._keeper.acquire(self.spec, self._open)
+        open_feed, fresh = partial(self.call, "open", self._opened), True
+        if self._keeper is None:
+            self._feed = open_feed()
+        else:
+            self._feed, fresh = self._keeper.acquire(self.spec, open_feed)
         return self._feed, fresh
-
-    def _open(self) -> Feed:
-        return self.call("open", self._opened)
 
     def _opened(self, deadline: Deadline) -> Feed:
         try:
             return self.provider.open_feed(self.spec, deadline)
         except Exception as error:
             fault = fault_of(self.provider, error)
-            if not (fault.unknown_host and self._keeper.is_new):
+            if not (fault.unknown_host and self._keeper is not None and self._keeper.is_new):
                 raise
             wrong = attrs.evolve(fault, category=ErrorCategory.INVALID_REQUEST, retryable=False)
             raise ProviderFault(wrong) from cause_of(fault, error)
 
 
 def recreated(feed: Feed, field: str, way_out: str) -> MulticloudDbError:
-    """Make the error for a token or an id from another incarnation of the resource.
-
-    `OpenFeed.check_resumes` raises this error.
-    """
+    """Make the error for a token or an id from another incarnation of the resource."""
     problem = f"belongs to an earlier {feed.spec.address}, which was recreated under the same name"
     return invalid_request(field, problem, way_out)
-
-
-class _Alone:
-    """A keeper that keeps no feed."""
-
-    is_new = False
-
-    def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
-        del spec
-        return open_feed(), True
-
-    def forget(self, feed: Feed) -> None:
-        del feed
-
-    def release(self, feed: Feed) -> None:
-        feed.close()
 
 
 class FeedCache:
@@ -212,21 +165,18 @@ class FeedCache:
     feed. Above the limit, feeds that were used in the last minute remain open, and each additional
     feed is closed after its call. The cache does not close the feeds with the oldest last use,
     because a worker that reads keys in turn needs these feeds next.
-
-    Args:
-        call: Makes calls to a feed.
-        forget_readers: Forgets the readers of a closed feed.
     """
 
     def __init__(self, call: Call, forget_readers: Callable[[Feed], None]) -> None:
         self._call, self._forget_readers = call, forget_readers
+        # True if no feed was opened yet; an unknown host is then a mistake in the connection.
+        self.is_new = True
         self._feeds: dict[FeedSpec, _Opened] = {}
         # All open feeds, also those that are not kept, by id, the longest unused first; finding one by its
         # spec would be slower.
         self._open: OrderedDict[int, _Opened] = OrderedDict()
         self._lock = threading.Lock()
         self._closed = False
-        self.is_new = True
 
     def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
         """Return the feed for this spec, and whether this call has opened it; the caller must release it."""
@@ -286,11 +236,9 @@ class FeedCache:
         return None if answer is None else answer + timedelta(seconds=time.monotonic() - asked)
 
     def asked_now(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """Return the service's current time, or None if the service does not answer quickly.
-
-        A time that this process has computed may be later than the service's own time. There are
-        two possible reasons: the service's clock was set back, or another machine answers.
-        """
+        """Return the service's current time, or None if the service does not answer quickly."""
+        # A time that this process has computed may be later than the service's own time: its clock was set
+        # back, or another machine answers.
         return self.soon(feed, deadline, fresh=True)
 
     def soon(self, feed: Feed, deadline: Deadline, *, fresh: bool = False) -> datetime | None:
@@ -320,10 +268,8 @@ class FeedCache:
         return asked
 
     def _unused_since(self, moment: float, most: int = 0) -> list[_Opened]:
-        """Remove feeds that were not used since `moment`, until `most` feeds are left; under the lock.
-
-        Only a few feeds are removed at a time, because closing them delays the current call.
-        """
+        """Remove feeds that were not used since `moment`, until `most` feeds are left; under the lock."""
+        # Only a few at a time, because closing them delays the current call.
         old: list[_Opened] = []
         for opened in self._open.values():
             if opened.used_at > moment or len(old) >= min(_MOST_AT_ONCE, len(self._feeds) - most):
@@ -342,23 +288,14 @@ class FeedCache:
 
 @attrs.define(eq=False)
 class _Opened:
-    """An open feed.
-
-    Attributes:
-        feed: The feed.
-        kept: True if later calls find it.
-        users: The number of calls that use it.
-        used_at: The monotonic time at which the last call ended.
-        clock: The monotonic time of the last question for the service's time, and the answer.
-        mute_at: The monotonic time at which the service last did not tell its time.
-    """
+    """An open feed; the times are monotonic."""
 
     feed: Feed
-    kept: bool = False
+    kept: bool = False  # later calls find it
     users: int = 0
-    used_at: float = 0.0
-    clock: tuple[float, datetime | None] = (-math.inf, None)
-    mute_at: float = -math.inf
+    used_at: float = 0.0  # the end of the last call
+    clock: tuple[float, datetime | None] = (-math.inf, None)  # when the service told its time, and which
+    mute_at: float = -math.inf  # when it last did not tell its time
 
 
 def _close_silently(feed: Feed) -> None:

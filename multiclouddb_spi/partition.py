@@ -17,8 +17,6 @@ import attrs
 from multiclouddb_api import MulticloudDbError, ResourceAddress, invalid_request
 from multiclouddb_api.codec import canonical_json
 
-__all__ = ["PartitionId", "decode_partition_id", "encode_partition_id"]
-
 _FIELD = "PhysicalPartition.partition_id"
 _WAY_OUT = "take one from client.list_physical_partitions(address) of this resource"
 
@@ -55,14 +53,6 @@ class PartitionId:
     native: str
     incarnation_digest: str
 
-    def is_of(self, incarnation: str | None) -> bool:
-        """Return True if the partition belongs to this incarnation of the resource.
-
-        Args:
-            incarnation: The incarnation of the resource, `FeedIdentity.incarnation`.
-        """
-        return self.incarnation_digest == _digest(incarnation)
-
     def check_incarnation(self, address: ResourceAddress, incarnation: str | None) -> None:
         """Refuse the id if its resource was deleted and created again.
 
@@ -75,7 +65,7 @@ class PartitionId:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the resource was deleted and created again.
         """
-        if not self.is_of(incarnation):
+        if self.incarnation_digest != _digest(incarnation):
             raise _foreign(f"belongs to an earlier {address}, which was recreated under the same name")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from multiclouddb_api import CapabilitySet, ClientConfig, MulticloudDbError, Observer, invalid_request
 from multiclouddb_api.registry import load_plugin
@@ -13,8 +13,6 @@ from multiclouddb_spi.errors import to_error
 from multiclouddb_spi.faults import ProviderFault
 from multiclouddb_spi.retry import ATTEMPTS
 
-__all__ = ["ProviderPlugin", "open_provider"]
-
 
 class ProviderPlugin(ABC):
     """The object that a provider registers in the entry point group `multiclouddb.providers`.
@@ -23,9 +21,13 @@ class ProviderPlugin(ABC):
 
     Attributes:
         provider_id: The name of the entry point.
+        declared: The capabilities of a service that is set up as documented.
+        config_type: A class whose `from_client(config)` checks a configuration without I/O, or None.
     """
 
     provider_id: ClassVar[str]
+    declared: ClassVar[CapabilitySet]
+    config_type: ClassVar[type[Any] | None] = None
 
     @abstractmethod
     def connect(self, config: ClientConfig, native_client: object | None) -> Provider:
@@ -41,7 +43,7 @@ class ProviderPlugin(ABC):
         """
 
     def check(self, config: ClientConfig) -> None:
-        """Check the configuration without I/O; by default, nothing is checked before `connect`.
+        """Check the configuration without I/O; by default, `config_type` checks it.
 
         Args:
             config: The client's configuration, which is later passed to `connect`.
@@ -49,11 +51,12 @@ class ProviderPlugin(ABC):
         Raises:
             MulticloudDbError: `INVALID_REQUEST` with a message that names the setting and says what to do.
         """
-        del config
+        if self.config_type is not None:
+            self.config_type.from_client(config)
 
-    @abstractmethod
     def capabilities(self) -> CapabilitySet:
         """Return the capabilities of a service that is set up as documented, like `Provider.capabilities`."""
+        return self.declared
 
     def open(self, config: ClientConfig, native_client: object | None, observer: Observer | None) -> Engine:
         """Connect to the database, and make the engine that uses the provider.

@@ -1,4 +1,11 @@
-"""Refuses requests that the database does not support, before any call; each error names an alternative."""
+"""Refuses requests that the database does not support, before any call; each error names an alternative.
+
+Requests are also refused in other places: wrong values where they are made (`multiclouddb_api.request`), the
+token of another request in `session_opener`, a damaged token in `continuation.token`, the id of another
+resource in `partition`, a start in the future in `continuation.starting`, an `INTERLEAVED` snapshot of a
+backfill in `scan.start`, a recreated resource in `open_feed`, and what only the service knows in the
+provider's `open_feed`.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +36,6 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi.continuation.entry import Plan
 from multiclouddb_spi.contract import FeedSpec, FeedStart, Provider
-
-__all__ = ["check_plan", "check_planned", "require", "require_start", "spec_of"]
 
 _TITLES = {
     Capability.CHANGE_FEED: "a change feed",
@@ -105,8 +110,17 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
             require(provider, capability, options, operation)
     if request.old_item_state_mode is not OldItemStateMode.OMIT:
         require(provider, Capability.CHANGE_FEED_OLD_ITEM_STATE, options, operation)
-    if isinstance(request.start_position, Snapshot) or isinstance(request.on_expired, Resnapshot):
-        _check_snapshot(provider, request, operation)
+    begins = isinstance(request.start_position, Snapshot)
+    scannable = isinstance(request.scope, EntireCollection | LogicalPartition)
+    if (begins or isinstance(request.on_expired, Resnapshot)) and not scannable:
+        what = "Snapshot()" if begins else "on_expired=Resnapshot()"
+        raise MulticloudDbError(
+            f"{what} is not supported for {type(request.scope).__name__}; read EntireCollection(), or spread "
+            "it over processes with client.plan_partitions",
+            ErrorDetail(
+                ErrorCategory.UNSUPPORTED_CAPABILITY, provider=provider.provider_id, operation=operation
+            ),
+        )
     return FeedSpec(
         request.address,
         EntireCollection() if isinstance(request.scope, PhysicalPartition) else request.scope,
@@ -141,17 +155,6 @@ def _holding(field: str, problem: str) -> MulticloudDbError:
         "read it in one process and plan after BackfillDone; or plan a new "
         "Snapshot(order=SnapshotOrder.INTERLEAVED); or, if Beginning() is a backfill, read each "
         "PhysicalPartition(…) from Beginning()",
-    )
-
-
-def _check_snapshot(provider: Provider, request: ChangeFeedRequest, operation: str) -> None:
-    if isinstance(request.scope, EntireCollection | LogicalPartition):
-        return
-    what = "Snapshot()" if isinstance(request.start_position, Snapshot) else "on_expired=Resnapshot()"
-    raise MulticloudDbError(
-        f"{what} is not supported for {type(request.scope).__name__}; read EntireCollection(), or spread it "
-        "over processes with client.plan_partitions",
-        ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, provider=provider.provider_id, operation=operation),
     )
 
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import attrs
 
-from multiclouddb_spi.arrival import CALL_SILENT_SECONDS, Arrival, arriving, current
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
+from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, Arrival, Deadline, arriving, current
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState, Retrying
 
     from multiclouddb_spi.contract import Provider
-
-__all__ = ["ATTEMPTS", "MOST_SKIPS", "Call", "Tries", "directly"]
 
 T = TypeVar("T")
 
@@ -39,15 +36,7 @@ class Call(Protocol):
     """A function that makes a call to a provider or its feed: `Tries.call`, `Fetcher.call` or `directly`."""
 
     def __call__(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
-        """Make the call.
-
-        Args:
-            ask: The function to call; it may be called several times.
-            deadline: The time limit of all attempts.
-
-        Raises:
-            Exception: The error that the last attempt raised.
-        """
+        """Make the call."""
         ...
 
 
@@ -71,18 +60,12 @@ class Tries:
 
     If the service returns `retry_after`, the wait lasts for that time plus a random time. A failure is not
     retried if it is not retryable or if the vendor's client has already retried it.
-
-    Attributes:
-        provider: Classifies failures.
-        attempts: The number of attempts, including the first; with 1, all retries are left to the
-            application's own client.
-        pause: Waits for the given number of seconds, or less if the client is closed.
-        on_retry: Called before each wait with the number of the attempt, the seconds and the failure.
     """
 
     provider: Provider
-    attempts: int = ATTEMPTS
-    pause: Callable[[float], object] = _pause
+    attempts: int = ATTEMPTS  # including the first; with 1, the application's own client retries
+    pause: Callable[[float], Any] = _pause
+    # Called before each wait with the number of the attempt, the seconds and the failure.
     on_retry: Callable[[int, float, Exception], None] = _untold
 
     def call(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
@@ -119,7 +102,7 @@ class Tries:
             retry=retry_if_exception(self._may_pass),
             wait=self._wait,
             stop=stop_after_attempt(self.attempts) | stop_before_delay(deadline.remaining()),
-            sleep=self._sleep,
+            sleep=self.pause,
             before_sleep=self._tell,
             reraise=True,
         )
@@ -136,9 +119,6 @@ class Tries:
         asked = fault_of(self.provider, _failure(state)).retry_after
         jitter = wait_random_exponential(multiplier=0.1, max=2.0)(state)
         return asked + jitter / 4 if asked else jitter
-
-    def _sleep(self, seconds: float) -> None:
-        self.pause(seconds)
 
     def _tell(self, state: RetryCallState) -> None:
         self.on_retry(state.attempt_number, state.upcoming_sleep, _failure(state))

@@ -30,26 +30,17 @@ from multiclouddb_spi.continuation.state import (
 )
 from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import START_ANEW
 from multiclouddb_spi.fetching.fetcher import Fetcher
 from multiclouddb_spi.open_feed import FeedCache, OpenFeed, recreated
 from multiclouddb_spi.partition import decode_partition_id
 from multiclouddb_spi.scan.contract import SupportsBackfill
 from multiclouddb_spi.scan.start import resolve_backfill, resolve_snapshot
-
-__all__ = ["SessionOpener"]
+from multiclouddb_spi.time_limits import Deadline
 
 
 class SessionOpener:
-    """Checks the token and the ids of a request, beginning with the cheapest checks, then opens the feed.
-
-    Args:
-        provider: The provider that opens the feed.
-        feeds: The cache of opened feeds.
-        fetcher: Runs calls.
-        written: The lineages of the last tokens that the engine has written.
-    """
+    """Checks the token and the ids of a request, beginning with the cheapest checks, then opens the feed."""
 
     def __init__(
         self, provider: Provider, feeds: FeedCache, fetcher: Fetcher, written: WrittenTokens
@@ -116,17 +107,14 @@ class SessionOpener:
         return OpenFeed(self._provider, spec, self._fetcher.call, deadline, self._feeds)
 
     def recreated(self, feed: Feed, deadline: Deadline) -> MulticloudDbError | None:
-        """Return the error for the token of a feed whose resource was deleted and created again.
-
-        If the resource does not exist now, or the service does not answer, the feed has just ended.
-        """
+        """Return the error for the token of a feed whose resource was deleted and created again."""
         if (incarnation := feed.identity.incarnation) is None:
             return None
         self._feeds.forget(feed)
         with closing(self.feed(feed.spec, deadline)) as opened:
             try:
                 resumes = opened.feed.resumes(incarnation)
-            except Exception:  # noqa: BLE001 - the call then returns what it has found
+            except Exception:  # noqa: BLE001 - the service does not answer: the feed has just ended
                 return None
         return None if resumes else recreated(feed, "continuation_token", _RECREATED)
 
@@ -158,28 +146,21 @@ class SessionOpener:
 
 
 _RECREATED: Final = f"the changes of the old resource are gone; {START_ANEW}"
-_SAME_KIND: Final = "pass it to the same kind of request that it came from, or start again"
 
 
 def _foreign_token(envelope: Envelope, ours: str, spec: FeedSpec, scope: str) -> MulticloudDbError:
+    theirs, way_out = envelope.scope, "pass it to the same kind of request that it came from, or start again"
+    (kind, _, one), (_, _, other) = theirs.partition(":"), scope.partition(":")
     if envelope.provider_id != ours:
-        return _foreign(f"belongs to provider {envelope.provider_id!r}, not to {ours!r}")
-    if envelope.address != spec.address:
-        return _foreign(f"belongs to {envelope.address}, not to {spec.address}")
-    if envelope.scope != scope:
-        return _other_scope(envelope.scope, scope)
-    return _foreign("was made with other provider options, which change what a position means")
-
-
-def _foreign(problem: str, way_out: str = _SAME_KIND) -> MulticloudDbError:
-    return invalid_request("continuation_token", problem, way_out)
-
-
-def _other_scope(theirs: str, ours: str) -> MulticloudDbError:
-    (kind, _, one), (_, _, other) = theirs.partition(":"), ours.partition(":")
-    if one and one == other and {theirs, ours} == {f"partition:{one}", f"descendants:{one}"}:
+        problem = f"belongs to provider {envelope.provider_id!r}, not to {ours!r}"
+    elif envelope.address != spec.address:
+        problem = f"belongs to {envelope.address}, not to {spec.address}"
+    elif theirs == scope:
+        problem = "was made with other provider options, which change what a position means"
+    elif one and one == other and {theirs, scope} == {f"partition:{one}", f"descendants:{one}"}:
         is_of_all = kind == "descendants"
-        what = "with its descendants" if is_of_all else "without its descendants"
-        way_out = f"pass it with PhysicalPartition(…, with_descendants={is_of_all})"
-        return _foreign(f"was made for the partition {one} {what}", f"{way_out}, or start again")
-    return _foreign(f"was made for the scope {theirs!r}, not {ours!r}")
+        problem = f"was made for the partition {one} {'with' if is_of_all else 'without'} its descendants"
+        way_out = f"pass it with PhysicalPartition(…, with_descendants={is_of_all}), or start again"
+    else:
+        problem = f"was made for the scope {theirs!r}, not {scope!r}"
+    return invalid_request("continuation_token", problem, way_out)

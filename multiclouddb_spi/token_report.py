@@ -31,8 +31,7 @@ from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage
 from multiclouddb_spi.continuation.state import FeedOver, Retired, state_from_json
 from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_text
 from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.faults import InvalidCursor
+from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.partition import encode_partition_id
 
 __all__ = [

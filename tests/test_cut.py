@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiclouddb_spi import InvalidCursor
-from multiclouddb_spi.cut import Cut
+from multiclouddb_spi.cursor import Cut
 
 # Each change is (commit, transaction, sequence, change in the transaction), as a service sends it.
 CHANGES = st.lists(

@@ -3,7 +3,7 @@
 import pytest
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spi.error_table import row_of_connection
+from multiclouddb_spi.faults import row_of_connection
 
 REFUSED = [
     "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired (_ssl.c:1006)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -83,18 +84,17 @@ def _url_so_far() -> str | None:
 
 def _complete_option(incomplete: str) -> list[str]:
     """Return the options of the provider that the URL names."""
-    from multiclouddb_cli.arguments import option_names
-
+    # By its name, because that module imports this one.
+    arguments = import_module("multiclouddb_cli.arguments")
     url = _url_so_far()
-    return _starting(tuple(f"{name}=" for name in option_names(url)), incomplete) if url else []
+    return _starting(tuple(f"{name}=" for name in arguments.option_names(url)), incomplete) if url else []
 
 
 def _complete_collection(incomplete: str) -> list[str]:
     """Return the collections of the URL's database."""
-    from multiclouddb_cli.listing import known_collections
-
+    listing = import_module("multiclouddb_cli.listing")
     url = _url_so_far()
-    return _starting(known_collections(url), incomplete) if url else []
+    return _starting(listing.known_collections(url), incomplete) if url else []
 
 
 Url: TypeAlias = Annotated[

@@ -270,7 +270,8 @@ class WrappedPlugin(ProviderPlugin):
 
     def __init__(self, inner: ProviderPlugin) -> None:
         self.inner = inner
-        vars(self).update(provider_id=inner.provider_id)
+        declared = getattr(inner, "declared", None)
+        vars(self).update(provider_id=inner.provider_id, declared=declared, config_type=inner.config_type)
 
     def capabilities(self) -> CapabilitySet:
         """Return the capabilities of the wrapped plugin."""

@@ -84,7 +84,7 @@ class TestSlow:
         assert consumer.until(20, at_most=20) < 5
 
     def test_silence_is_given_up(self, behind: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("multiclouddb_spi.arrival.SILENT_SECONDS", 0.5)
+        monkeypatch.setattr("multiclouddb_spi.time_limits.SILENT_SECONDS", 0.5)
         consumer = behind.backlog(1, text=10, timeout=1.0)
         behind.link.forget()
         assert consumer.until(1, at_most=20) < 5

@@ -27,8 +27,7 @@ import attrs
 
 from multiclouddb_api import MulticloudDbError, SnapshotOrder, SnapshotProgress, invalid_request
 from multiclouddb_spi.continuation.token import is_micros
-from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.faults import InvalidCursor
+from multiclouddb_spi.cursor import Cursor, InvalidCursor
 
 __all__ = [
     "AnyEntry",

@@ -31,9 +31,9 @@ from multiclouddb_spi.continuation.lineage import Lineage, Loss, NotProvableErro
 from multiclouddb_spi.continuation.token import to_micros, to_moment
 from multiclouddb_spi.contract import Feed, FeedIdentity, FeedStart, Seed, Survey
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import ProviderFault, expired
 from multiclouddb_spi.retry import Call
+from multiclouddb_spi.time_limits import Deadline
 
 __all__ = ["Ending", "Follow", "Found", "Looks", "apply_end", "begun", "is_search_due", "most_looks"]
 

@@ -42,8 +42,8 @@ from multiclouddb_spi.continuation.entry import (
     entry_to_json,
 )
 from multiclouddb_spi.contract import PartitionState, Seed, Survey
-from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.faults import InvalidCursor, ProviderFault
+from multiclouddb_spi.cursor import Cursor, InvalidCursor
+from multiclouddb_spi.faults import ProviderFault
 
 __all__ = ["INSPECTED", "Lineage", "Loss", "NotProvableError", "Rules"]
 

@@ -16,8 +16,7 @@ from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage, Rules
 from multiclouddb_spi.continuation.token import Envelope, ReadUntil, decode_token, encode_token, scope_text
 from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.faults import InvalidCursor
+from multiclouddb_spi.cursor import Cursor, InvalidCursor
 
 __all__ = [
     "FeedOver",

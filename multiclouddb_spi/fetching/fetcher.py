@@ -13,25 +13,15 @@ import attrs
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.pacing import answered, check_stopped, still_waiting
-from multiclouddb_spi.arrival import AnswerSizes, Arrival, arriving
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.continuation.follow import Looks
 from multiclouddb_spi.contract import Provider
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import Fault, ProviderFault
 from multiclouddb_spi.fetching.readers import Budget, PartitionReader, ReaderCache
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.retry import ATTEMPTS, Tries
-
-__all__ = [
-    "Fetcher",
-    "InlineExecutor",
-    "ReadContext",
-    "ScanRates",
-    "closed_fault",
-    "late_fault",
-]
+from multiclouddb_spi.time_limits import AnswerSizes, Arrival, Deadline, arriving
 
 T = TypeVar("T")
 _LOOK_SECONDS: Final = 0.2
@@ -60,16 +50,7 @@ class InlineExecutor(Executor):
 
 
 class Fetcher:
-    """Runs the reads and control calls of one client.
-
-    Args:
-        provider: The provider, which classifies failures.
-        executor: The executor for the blocking calls.
-        observing: Receives notifications of retries.
-        closed: An event that is set when the client is closed; it ends every pause.
-        attempts: The number of attempts of one call; 1 if the application's own vendor client is used.
-        pause: A function that waits between attempts; by default, closing the client ends the wait.
-    """
+    """Runs the reads and control calls of one client."""
 
     def __init__(
         self,
@@ -201,31 +182,17 @@ class ScanRates:
 
 @attrs.frozen
 class ReadContext:
-    """The objects that all calls of one client share.
-
-    Attributes:
-        fetcher: Runs reads.
-        cache: Keeps readers and their fetched records between calls.
-        budget: The limit on the number of buffered bytes.
-        observing: The object that reports events to the observer and to the logs.
-        closed: An event that is set when the client is closed.
-        width: The number of partitions that one call reads at the same time.
-        page_records: The provider's own page size.
-        watch_seconds: How long to search for more children of an ended partition.
-        audit_seconds: How often the coverage of a collection is audited.
-        rates: The object that limits the rates of scans.
-        looks: When the client last looked for more children of an ended partition.
-    """
+    """The objects that all calls of one client share."""
 
     fetcher: Fetcher
     cache: ReaderCache
     budget: Budget
     observing: Observing
     closed: threading.Event
-    width: int
+    width: int  # the number of partitions that one call reads at the same time
     page_records: int
-    watch_seconds: float
-    audit_seconds: float
+    watch_seconds: float  # how long to search for more children of an ended partition
+    audit_seconds: float  # how often the coverage of a collection is audited
     rates: ScanRates = attrs.field(factory=ScanRates)
     looks: Looks = attrs.field(factory=Looks)
 

@@ -16,30 +16,24 @@ from contextlib import suppress
 from random import Random
 from typing import Final, TypeAlias
 
-from multiclouddb_spi.arrival import ANSWER_SECONDS, SILENT_SECONDS, Arrival
+import attrs
+
 from multiclouddb_spi.batch import Batch, Continue
 from multiclouddb_spi.contract import Feed, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.observing import Observing
-
-__all__ = ["Budget", "PartitionReader", "ReaderCache"]
+from multiclouddb_spi.time_limits import ANSWER_SECONDS, SILENT_SECONDS, Arrival
 
 
 class Budget:
-    """Counts the bytes that were fetched or requested but not returned yet; each client has one budget.
-
-    Attributes:
-        limit: The limit in bytes.
-        used: The current number of bytes.
-        expected: The number of bytes that a fetch is likely to return, even if the fetch requests
-            fewer bytes. A service returns at least one record, however large the record is.
-        lock: The lock for changing `used` together with the number of bytes that a partition holds.
-    """
+    """Counts the bytes that were fetched or requested but not returned yet; each client has one budget."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = self.expected = 0
-        self.lock = threading.Lock()
+        self.limit, self.used = limit, 0
+        # The number of bytes that a fetch is likely to return, even if it requests fewer bytes. A service
+        # returns at least one record, however large the record is.
+        self.expected = 0
+        self.lock = threading.Lock()  # for `used` together with the bytes that a partition holds
 
     def learn(self, asked: int, nbytes: int) -> None:
         """Adapt `expected` after a fetch that requested `asked` bytes and returned `nbytes`."""
@@ -53,77 +47,34 @@ class Budget:
         return self.used + more - self.limit
 
 
+@attrs.define(eq=False, repr=False)
 class PartitionReader:
-    """The reader of one partition, with at most one batch of its records and at most one running fetch.
+    """The reader of one partition, with at most one batch of its records and at most one running fetch."""
 
-    Attributes:
-        cursor: The position after the records that were returned.
-        position: The reader's position, which is after the batch.
-        batch: The batch of fetched records, or None.
-        taken: The number of records of the batch that were returned.
-        future: The future of the running fetch, or None.
-        fetches: The number of fetches that have finished.
-        window: The number of records that the next fetch requests; it grows while the reader is reused.
-        not_before: The monotonic time before which another request is not useful.
-        asked_at: The monotonic time at which the last fetch started. The answer does not show what happened
-            after this time.
-        retries: The number of retries of the last fetch.
-        trouble: The reason for the last retry of the running fetch, or, without a fetch, the reason for
-            `not_before`; else None.
-        waiting: True while the running fetch waits for new records, because there were none when it started.
-        arrival: The limits on the answers of the running fetch; None until its thread has begun.
-        cancelled: True if no call needs the result of the running fetch any longer.
-        call: Identifies the call that used this reader last.
-        proven: True after a later call has used this reader again.
-    """
-
-    __slots__ = (
-        "_budget",
-        "_held_ask",
-        "_held_batch",
-        "_observing",
-        "arrival",
-        "asked_at",
-        "batch",
-        "call",
-        "cancelled",
-        "cursor",
-        "feed",
-        "fetches",
-        "future",
-        "not_before",
-        "partition_id",
-        "position",
-        "proven",
-        "reader",
-        "retries",
-        "taken",
-        "trouble",
-        "used_at",
-        "waiting",
-        "window",
-    )
-
-    def __init__(
-        self, feed: Feed, partition_id: str, cursor: Cursor, budget: Budget, observing: Observing
-    ) -> None:
-        self.feed = feed
-        self.partition_id = partition_id
-        self.cursor = self.position = cursor
-        self.reader: Reader | None = None
-        self.batch: Batch | None = None
-        self.taken = 0
-        self.future: Future[Batch] | None = None
-        self.window = 0
-        self.not_before = self.asked_at = self.used_at = 0.0
-        self.retries = 0
-        self.trouble: Exception | None = None
-        self.arrival: Arrival | None = None
-        self.cancelled = self.waiting = False
-        self.fetches = 0
-        self.call: object = None
-        self.proven = False
-        self._budget, self._observing, self._held_ask, self._held_batch = budget, observing, 0, 0
+    feed: Feed
+    partition_id: str
+    cursor: Cursor  # after the records that were returned
+    _budget: Budget
+    _observing: Observing
+    position: Cursor = attrs.Factory(lambda self: self.cursor, takes_self=True)  # after the batch
+    reader: Reader | None = None
+    batch: Batch | None = None
+    taken: int = 0  # the number of records of the batch that were returned
+    future: Future[Batch] | None = None  # of the running fetch
+    fetches: int = 0  # those that have finished
+    window: int = 0  # how many records the next fetch requests; grows while the reader is reused
+    not_before: float = 0.0  # the monotonic time before which another request is not useful
+    asked_at: float = 0.0  # when the last fetch started; the answer does not show what happened after that
+    used_at: float = 0.0
+    retries: int = 0  # of the last fetch
+    trouble: Exception | None = None  # why the running fetch was retried or, without a fetch, of `not_before`
+    waiting: bool = False  # the running fetch waits for new records, because there were none
+    arrival: Arrival | None = None  # the limits on the running fetch's answers, once its thread has begun
+    cancelled: bool = False  # no call needs the result of the running fetch any longer
+    call: object = None  # the call that used this reader last
+    proven: bool = False  # a later call has used this reader again
+    _held_ask: int = 0
+    _held_batch: int = 0
 
     def hold(self, ask: int | None = None, batch: int | None = None) -> None:
         """Change the number of bytes that this reader holds in the budget; None keeps the previous value."""
@@ -238,11 +189,6 @@ class ReaderCache:
     next needs the reader that has been unused for the longest time. Therefore, a full cache keeps its old
     readers, and new readers go into a small part of the cache. A new reader is kept only if a consumer uses
     this reader again before the cache closes it.
-
-    Args:
-        budget: The memory budget; it counts the bytes that the readers hold.
-        capacity: The maximum number of readers.
-        most_of_one: The maximum number of readers of one partition.
     """
 
     def __init__(self, budget: Budget, capacity: int, most_of_one: int = 64) -> None:
@@ -279,12 +225,7 @@ class ReaderCache:
             return here is not None and not here.empty()
 
     def put(self, reader: PartitionReader) -> None:
-        """Keep a reader for the next call.
-
-        A reader that is already cached at the same position is closed if no consumer has used either of the
-        two readers a second time. Otherwise, the two readers belong to different consumers, and both are
-        kept.
-        """
+        """Keep a reader for the next call."""
         reader.used_at, gone = time.monotonic(), list[PartitionReader]()
         partition = (id(reader.feed), reader.partition_id)
         with self._lock:
@@ -295,6 +236,7 @@ class ReaderCache:
             if crowd is None:
                 crowd = self._crowds[partition] = {}
             elif not reader.proven:
+                # Two readers at one position belong to two consumers only if one was used a second time.
                 gone += [twin for twin in crowd if not twin.proven and _are_equal(twin, reader.cursor)]
             crowd[reader] = None  # before the twins are removed, because a crowd without readers is forgotten
             stays = reader.proven or len(self._resident) < self._residents
@@ -313,17 +255,13 @@ class ReaderCache:
             old.discard()
 
     def tidy(self, in_use: Callable[[PartitionReader], bool]) -> None:
-        """Discard readers that were unused for a minute, and records that exceed the budget.
-
-        For a reader that is `in_use`, the unused time starts again at zero, because one round over many
-        partitions takes longer than a minute.
-        """
+        """Discard readers that were unused for a minute, and records that exceed the budget."""
         if self._budget.used > self._budget.limit:
             self.make_room(0, in_use)
         now, gone = time.monotonic(), list[PartitionReader]()
         with self._lock:
             for reader in self._unused_since(now - _IDLE_SECONDS / 2):
-                if in_use(reader):
+                if in_use(reader):  # one round over many partitions takes longer than a minute
                     reader.used_at = now
                     (self._resident if reader in self._resident else self._passing).move_to_end(reader)
                 elif reader.used_at < now - _IDLE_SECONDS:
@@ -332,14 +270,11 @@ class ReaderCache:
             old.discard()
 
     def make_room(self, nbytes: int, in_use: Callable[[PartitionReader], bool]) -> bool:
-        """Evict records of other readers until `nbytes` fit, in the order of `_unused_since`.
-
-        Readers that are `in_use` are never evicted. Readers that another consumer has just used are never
-        evicted either. Otherwise, the consumers would have to fetch the records of these readers again.
-        """
+        """Evict records of other readers until `nbytes` fit, in the order of `_unused_since`."""
         missing, gone = self._budget.over(nbytes), list[PartitionReader]()
         with self._lock:
             for reader in self._unused_since(time.monotonic() - _RESTING_SECONDS):
+                # Another consumer that has just used its reader would have to fetch the records again.
                 if missing > 0 and not reader.empty() and not in_use(reader):
                     missing -= reader.nbytes()
                     gone.append(self._taken(reader))
@@ -403,14 +338,11 @@ def _are_equal(reader: PartitionReader, cursor: Cursor) -> bool:
 
 
 def _surplus(crowd: dict[PartitionReader, None], most: int) -> PartitionReader:
-    """Return the reader to close, of the cached readers of one partition, the oldest first.
-
-    Each of these readers belongs to an active consumer or to a consumer that has left. A reader is called
-    proven once its consumer has used it a second time. A consumer that continues in another process never
-    uses its old reader again. Therefore, the cache first closes a random reader that is not proven. If the
-    cache closed the oldest reader first, consumers that take turns would always find that their reader had
-    just been closed. At most seven eighths of the readers count as proven, the newest first, so there is room
-    for new consumers when old consumers have stopped.
-    """
+    """Return the reader to close, of the cached readers of one partition, the oldest first."""
+    # A reader is proven once its consumer has used it a second time. A consumer that continues in another
+    # process never uses its old reader again. Therefore, the cache first closes a random reader that is not
+    # proven. If it closed the oldest one first, consumers that take turns would always find that their reader
+    # had just been closed. At most seven eighths count as proven, the newest first, so there is room for new
+    # consumers when old ones have stopped.
     proven = [reader for reader in reversed(crowd) if reader.proven]
     return _dice.choice([*(reader for reader in crowd if not reader.proven), *proven[most * 7 // 8 :]])

@@ -29,8 +29,6 @@ from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import RecordFault
 from multiclouddb_spi.fetching.readers import PartitionReader
 
-__all__ = ["HEAD_SECONDS", "PollResult", "Stage", "Turn", "Turns"]
-
 T = TypeVar("T")
 
 HEAD_SECONDS: Final = 2.0
@@ -58,61 +56,31 @@ class Stage(Enum):
 
 @attrs.define(eq=False)
 class Turn:
-    """The state of one partition during a call.
-
-    Attributes:
-        partition_id: The service's own id of the partition.
-        stage: The partition's stage; only `Turns` and `Poll` change it.
-        reader: The partition's reader, while its stage is ASKED.
-        failed_last: True if the previous call ended because of this partition. This call then reads the
-            partition first.
-        not_before: In the stage PACED, the monotonic time of the earliest useful read of the partition.
-        silent: True if the partition last reported that it has no records, and was not asked again since
-            then.
-        awaited: True if the partition had no records and its running fetch is waiting for new records.
-        noticed: True if the page contains a notice of this partition. After the notice, the page must not
-            contain more records of the partition.
-        error: The failure of this partition in this call, or None.
-        watermark: The watermark of the partition's last batch that was returned completely.
-        caught_up_at: The monotonic time at which the last read began after which the service reported that
-            no records follow, and all of whose records were returned; None if there was no such read.
-        likely_read_until: `Batch.likely_read_until` of the last batch that was returned completely.
-        headroom: The number of seconds until the partition's position expires; infinite if that is not known.
-        skips: The number of times that this call has skipped expired records of the partition.
-        lost: The partition's position before this call first skipped expired records.
-    """
+    """The state of one partition during a call."""
 
     partition_id: str
-    stage: Stage = Stage.UNASKED
-    reader: PartitionReader | None = None
-    failed_last: bool = False
-    not_before: float = 0.0
-    silent: bool = False
-    awaited: bool = False
-    noticed: bool = False
-    error: Exception | None = None
-    watermark: datetime | None = None
+    stage: Stage = Stage.UNASKED  # only `Turns` and `Poll` change it
+    reader: PartitionReader | None = None  # while the stage is ASKED
+    failed_last: bool = False  # the previous call ended because of it; this call reads it first
+    not_before: float = 0.0  # in the stage PACED: the monotonic time of the earliest useful read
+    silent: bool = False  # it last reported that it has no records, and was not asked again since then
+    awaited: bool = False  # it had no records, and its running fetch waits for new ones
+    noticed: bool = False  # the page has a notice of it; after the notice, none of its records
+    error: Exception | None = None  # its failure in this call
+    watermark: datetime | None = None  # of its last batch that was returned completely
+    # When its last read began after which the service reported that no records follow, and all of whose
+    # records were returned (monotonic).
     caught_up_at: float | None = None
-    likely_read_until: datetime | None = None
-    headroom: float = math.inf
-    skips: int = 0
-    lost: Cursor = None
+    likely_read_until: datetime | None = None  # of its last batch that was returned completely
+    headroom: float = math.inf  # the seconds until its position expires, if that is known
+    skips: int = 0  # how often this call has skipped expired records
+    lost: Cursor = None  # its position before that
 
 
 class Turns:
-    """The partitions of one call, by id and by stage.
-
-    Within each stage, the partitions are in the order in which they entered the stage.
-
-    Args:
-        lineage: A function that returns the position of each partition.
+    """The partitions of one call, by id and by stage; each stage is in the order in which they entered it.
 
     Attributes:
-        all: The partitions of the call in any stage.
-        due: Partitions that wait for their turn to be read.
-        asked: Partitions that are being read.
-        paced: Partitions that must not be read before a given time.
-        held: Partitions that have records left for a later page.
         failed: Partitions that have failed in this call, in the order of their failures.
         served: Partitions that have had their turn, in this order. The next call reads these partitions in
             the same order, after the partitions that had no turn.
@@ -157,10 +125,7 @@ class Turns:
     # -- Transitions
 
     def ask(self, partition_ids: Iterable[str]) -> None:
-        """Put these partitions after all other due partitions.
-
-        A partition that is due or being read keeps its place.
-        """
+        """Put these partitions after all other due partitions."""
         for partition_id in partition_ids:
             turn = self.all.get(partition_id) or self.of(partition_id)
             if turn.stage is not Stage.DUE and turn.stage is not Stage.ASKED:
@@ -198,41 +163,21 @@ class Turns:
 
 @attrs.define
 class PollResult(Generic[T]):
-    """The result of a poll; the poll has also changed its lineage.
-
-    Attributes:
-        turns: The answers that the partitions gave.
-        limit: The largest number of records to return.
-        values: The values that the view made for the returned records, in order.
-        count: The number of records that are returned.
-        notices: Notices that were found while reading.
-        moved: True if a partition answered or a position moved.
-        idle: True if every active partition reported that it has no more records.
-        retired: How the partition ended, if the call reads only one physical partition and this partition has
-            ended; else None.
-        over: The reason why no change can follow any more, or None.
-        ended: True if the page ends here, although more records may be available.
-        failure: The partition and the error that stop the feed permanently.
-        poison: The partition and the record that stop the feed.
-        found_late: Partitions that an audit found in this call.
-        requests: The number of calls to the service.
-        retries: The number of retried calls.
-        charge: The charge that the service reported, or None.
-    """
+    """The result of a poll; the poll has also changed its lineage."""
 
     turns: Turns
     limit: int
-    values: list[T] = attrs.field(factory=list)
+    values: list[T] = attrs.field(factory=list)  # what the view made of the returned records, in order
     count: int = 0
     notices: list[Notice] = attrs.field(factory=list)
-    moved: bool = False
-    idle: bool = False
-    retired: Retired | None = None
-    over: str | None = None
-    ended: bool = False
-    failure: tuple[str, Exception] | None = None
-    poison: tuple[str, RecordFault] | None = None
-    found_late: int = 0
+    moved: bool = False  # a partition answered, or a position moved
+    idle: bool = False  # every active partition reported that it has no more records
+    retired: Retired | None = None  # the end of the only physical partition that the call reads
+    over: str | None = None  # why no change can follow any more
+    ended: bool = False  # the page ends here, although more records may be available
+    failure: tuple[str, Exception] | None = None  # what stops the feed permanently, and where
+    poison: tuple[str, RecordFault] | None = None  # the record that stops the feed
+    found_late: int = 0  # partitions that an audit found
     requests: int = 0
     retries: int = 0
     charge: float | None = None

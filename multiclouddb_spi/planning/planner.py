@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -36,23 +36,148 @@ from multiclouddb_api import (
     Snapshot,
 )
 from multiclouddb_spi.abilities import Answer, Head, SupportsHeads
-from multiclouddb_spi.batch import goes_on
-from multiclouddb_spi.continuation.entry import Entry
+from multiclouddb_spi.batch import Continue
+from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.follow import Follow, Looks, apply_end, is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.starting import check_has_partitions, check_not_ahead, resolve_start
 from multiclouddb_spi.contract import Feed, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import RecordFault
-from multiclouddb_spi.planning.ranges import read_head
-from multiclouddb_spi.planning.step import Step, Target, added, clip, is_news, records_before, within
+from multiclouddb_spi.planning.ranges import Range, read_head
 from multiclouddb_spi.retry import MOST_SKIPS, Call, directly
 from multiclouddb_spi.scan.start import resolve_snapshot
 from multiclouddb_spi.scan.step import scan_beside, scan_step, stream_limit
+from multiclouddb_spi.time_limits import Deadline
 
-__all__ = ["Planner"]
+_BYTES: Final = 1 << 20
+
+
+@attrs.frozen
+class Target:
+    """The end position of a run that ends by itself.
+
+    Attributes:
+        cursors: Maps a partition to the position at which to stop reading it.
+        passed: Partitions that ended before the target; a run reads them to their ends. None means
+            that every partition without a cursor is read to its end. If a partition has no cursor
+            and is not in `passed`, the partition appeared after the target.
+    """
+
+    cursors: Mapping[str, Cursor]
+    passed: frozenset[str] | None
+
+
+@attrs.frozen
+class Step:
+    """One planned step.
+
+    Attributes:
+        before: The lineage before this step.
+        after: The lineage after all ranges of the step are read.
+        ends: Maps each partition that ended in this step to the position of its end; `after` no longer
+            contains them.
+        empty: True if only positions have moved, without any records.
+        found_late: Partitions that an audit found; the next step reads them.
+        news: Partitions that end in this step, and partitions that have or may have records in this
+            step. In all other partitions, only the positions have moved.
+        records: The number of records in this step, or None if the service does not report it.
+        skipped: The parts that were left out because they are older than the retention, as readable text with
+            partition and position.
+        answers: What each partition that was asked has told about the moment up to which `after` has read it.
+    """
+
+    before: Lineage
+    after: Lineage
+    ends: Mapping[str, Cursor]
+    empty: bool = False
+    found_late: tuple[PartitionFoundLate, ...] = ()
+    news: frozenset[str] = frozenset()
+    records: int | None = 0
+    skipped: tuple[str, ...] = ()
+    answers: Mapping[str, Answer] = attrs.field(factory=dict)
+
+    @property
+    def moved(self) -> bool:
+        """False if no position has moved, even if there was a search for children or an audit."""
+        return not self.after.stands_like(self.before)
+
+    def ranges(self) -> list[Range]:
+        """The ranges to read in this step, in any order."""
+        return [] if self.empty else ranges_between(self.before, self.after, self.ends)
+
+
+def ranges_between(before: Lineage, after: Lineage, ends: Mapping[str, Cursor]) -> list[Range]:
+    """Return the ranges between two lineages of one feed, without I/O.
+
+    Args:
+        before: The lineage at which the ranges begin, `Step.before`.
+        after: The lineage at which the ranges end, `Step.after`.
+        ends: The end positions of the partitions that end between the two lineages, `Step.ends`.
+    """
+    until = {**ends}
+    until.update(
+        {
+            entry.partition_id: entry.cursor
+            for entry in after
+            if not (isinstance(entry, Entry) and (entry.stage is Stage.WAIT or not entry.said))
+        }
+    )
+    parts = [
+        Range(entry.partition_id, entry.cursor, until.get(entry.partition_id))
+        for entry in before.active()
+        # A partition that has left without an end was lost; a segment leaves when it is read to its end.
+        if entry.partition_id in until or not entry.listed
+    ]
+    return [part for part in parts if part.until != part.start]
+
+
+def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str, Head]:
+    """Return the heads; if a head is or may be after the target, return the target instead."""
+    if target is None:
+        return heads
+    clipped = {}
+    for name, head in heads.items():
+        if name in target.cursors:
+            bound = target.cursors[name]
+            order = feed.compare(head.cursor, bound)
+            if order != -1:
+                # An end exactly at the target is also left for a later step, because its children lie after
+                # the target.
+                head = Head(bound, None if order != 0 and head.records else head.records, Continue())
+        clipped[name] = head
+    return clipped
+
+
+def within(feed: Feed, entry: Entry, target: Target | None) -> bool:
+    """Return True if a partition may have records between its position and the target."""
+    if target is None:
+        return True
+    if entry.partition_id not in target.cursors:
+        return target.passed is None or entry.partition_id in target.passed
+    bound = target.cursors[entry.partition_id]
+    order = feed.compare(entry.cursor, bound)
+    if order != 0 or entry.cursor == bound:
+        return order in (-1, None)
+    # At the same position, only different hints matter, because they record what was already scanned.
+    return bool(feed.without_hints(entry.cursor) == feed.without_hints(bound))
+
+
+def check_kept(feed: Feed, lineage: Lineage, deadline: Deadline, *, surely: bool = False) -> None:
+    """Read from every position that may be older than the service's retention."""
+    # A provider may plan up to the current end without reading. When a range is read, it is too late to plan
+    # another start.
+    now = feed.clock(deadline)
+    for entry in lineage.active():
+        left = feed.headroom(entry.cursor, now) if entry.listed and now is not None else None
+        if entry.listed and (surely or (left is not None and left <= 0)):
+            reader = feed.open(entry.partition_id, entry.cursor)
+            try:
+                reader.fetch(1, _BYTES, 0.0, deadline)
+            finally:
+                reader.close()
+
 
 _AT_ONCE: Final = 256
 _AUDIT_SECONDS: Final = 10.0
@@ -253,7 +378,14 @@ class Planner:
         }
         heads = self._heads(follow, after, wanted, max_records, deadline, target)
         moved = {name: head for name, head in heads.items() if head.cursor != after.cursor(name)}
-        news = frozenset(name for name, head in heads.items() if is_news(head, name in moved))
+        # A partition may have records or an end, or only its position has moved.
+        news = frozenset(
+            name
+            for name, head in heads.items()
+            if head.records
+            or (head.records is None and name in moved)
+            or not isinstance(head.outcome, Continue)
+        )
         empty = allow_empty and not news and bool(moved)
         if news or empty:
             for name, head in heads.items():
@@ -273,19 +405,16 @@ class Planner:
         try:
             found = follow.search(deadline.sooner(_AUDIT_SECONDS))
         except Exception as error:
-            if fault_of(self._provider, error).category == ErrorCategory.CHECKPOINT_EXPIRED:
+            fault = fault_of(self._provider, error)
+            if fault.category == ErrorCategory.CHECKPOINT_EXPIRED:
                 raise
-            self._warn_of_audit(error)
+            _log.warning("%s: the audit of coverage failed (%s)", self._feed.spec.address, fault.message)
             return ()
         self._tell(found.gaps)
         for late in found.late:
             what = "%s: the feed did not cover %s, and reads it from now on"
             _log.warning(what, self._feed.spec.address, late.partition_id)
         return found.late
-
-    def _warn_of_audit(self, error: Exception) -> None:
-        reason = fault_of(self._provider, error).message
-        _log.warning("%s: the audit of coverage failed (%s)", self._feed.spec.address, reason)
 
     def _heads(
         self,
@@ -311,27 +440,31 @@ class Planner:
                     heads.pop(name, None)
                     del hungry[name]
                     continue
-                count = records_before(head, cursor, share)
+                count = head.records
+                if count is None:
+                    count = 0 if head.cursor == cursor else share
                 if count > left:
                     continue
                 left -= count
-                heads[name] = added(heads.get(name), head)
-                if count == share and self._goes_on(name, head, target):
+                earlier = heads.get(name)
+                heads[name] = head
+                if earlier is not None:
+                    known = earlier.records is not None and head.records is not None
+                    total = (earlier.records or 0) + (head.records or 0)
+                    heads[name] = attrs.evolve(head, records=total if known else None)
+                entry = Entry.read(name, head.cursor)
+                if (
+                    count == share
+                    and isinstance(head.outcome, Continue)
+                    and within(self._feed, entry, target)
+                ):
                     hungry[name] = head.cursor
                 else:
                     del hungry[name]
         return heads
 
-    def _goes_on(self, name: str, head: Head, target: Target | None) -> bool:
-        return goes_on(head.outcome) and within(self._feed, Entry.read(name, head.cursor), target)
-
     def _ask(
-        self,
-        cursors: dict[str, Cursor],
-        most: int | None,
-        follow: Follow,
-        after: Lineage,
-        deadline: Deadline,
+        self, cursors: dict[str, Cursor], most: int | None, follow: Follow, after: Lineage, deadline: Deadline
     ) -> dict[str, Head]:
         """Find the head of each partition.
 
@@ -347,18 +480,13 @@ class Planner:
                     asked_at = time.monotonic()
                     with suppress(*([RecordFault] if self._skip_poison else [])):
                         answers = self._call(partial(self._feed.heads, left, most, deadline), deadline)
-                        found = {name: _asked_at(asked_at, head, most) for name, head in answers.items()}
+                        for name, head in answers.items():
+                            is_end = most is None or (head.records is not None and head.records < most)
+                            at = asked_at if is_end and isinstance(head.outcome, Continue) else None
+                            found[name] = attrs.evolve(head, answer=Answer(caught_up_at=at))
                 for failed in [name for name in left if name not in found]:
-                    ask = partial(
-                        read_head,
-                        self._provider,
-                        self._feed,
-                        failed,
-                        left[failed],
-                        most,
-                        deadline,
-                        skip_poison=self._skip_poison,
-                    )
+                    read = partial(read_head, self._provider, self._feed, failed, left[failed], most)
+                    ask = partial(read, deadline, skip_poison=self._skip_poison)
                     found[failed] = self._call(ask, deadline)
                 return {name: found[name] for name in left}
             except Exception as error:
@@ -392,9 +520,3 @@ class Planner:
                 self._feed.spec.address,
                 place,
             )
-
-
-def _asked_at(when: float, head: Head, most: int | None) -> Head:
-    """Return the head; it says when it was asked for if it is the current end of its partition."""
-    is_end = goes_on(head.outcome) and (most is None or (head.records is not None and head.records < most))
-    return attrs.evolve(head, answer=Answer(caught_up_at=when)) if is_end else head

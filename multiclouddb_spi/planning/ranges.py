@@ -12,7 +12,6 @@ import attrs
 
 from multiclouddb_api import ErrorCategory, Fail, OnExpired, SkipToOldest
 from multiclouddb_spi.abilities import Answer, Head
-from multiclouddb_spi.arrival import AnswerSizes, current
 from multiclouddb_spi.batch import (
     Awaiting,
     Batch,
@@ -22,17 +21,14 @@ from multiclouddb_spi.batch import (
     Outcome,
     Reached,
     Scanned,
-    goes_on,
 )
 from multiclouddb_spi.contract import Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, fault_of, to_error, user_errors
-from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault
+from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.retry import MOST_SKIPS, Tries
 from multiclouddb_spi.scan.contract import plan_id_of
-
-__all__ = ["Range", "RangeReading", "read_head", "read_range"]
+from multiclouddb_spi.time_limits import AnswerSizes, Deadline, current
 
 _FETCH_SECONDS: Final = 120.0
 _STILL_SECONDS: Final = 120.0
@@ -103,14 +99,7 @@ def read_range(
 
 
 class RangeReading:
-    """Reads a range with retries, in the caller's thread.
-
-    Args:
-        provider: Classifies failures.
-        feed: The opened feed.
-        part: The range to read.
-        on_poison: Called for each record that cannot be fetched; None to raise an error.
-    """
+    """Reads a range with retries, in the caller's thread."""
 
     def __init__(
         self,
@@ -126,11 +115,9 @@ class RangeReading:
         self._reader: Reader | None = None
 
     def batches(self, on_expired: OnExpired) -> Iterator[Batch]:
-        """Yield the batches of the whole range; no batch is empty.
-
-        The node of the service that answers now may lag behind the node that answered when the range was
-        planned. Therefore, if records run out before the end of the range, the service is asked again.
-        """
+        """Yield the batches of the whole range; no batch is empty."""
+        # The node of the service that answers now may lag behind the node that answered when the range was
+        # planned. Therefore, if records run out before the end of the range, the service is asked again.
         still, skips = Deadline.after(_STILL_SECONDS), 0
         while True:
             before = self._position
@@ -145,7 +132,10 @@ class RangeReading:
                 continue
             except Exception as error:  # noqa: BLE001 - raised below, or skipped
                 fault = fault_of(self._provider, error)
-                if not self._may_skip(on_expired, fault) or skips == MOST_SKIPS:
+                # A lost position of a segment is not skipped, because its rows would be missed.
+                is_segment = plan_id_of(self._part.partition_id) is not None
+                expired = fault.category == ErrorCategory.CHECKPOINT_EXPIRED and not is_segment
+                if not expired or not isinstance(on_expired, SkipToOldest) or skips == MOST_SKIPS:
                     raise to_error(self._provider.provider_id, "read", fault, error) from cause_of(
                         fault, error
                     )
@@ -189,16 +179,12 @@ class RangeReading:
             case Reached():
                 return True
             case Drained() | Awaiting() | Ended() | Scanned():
-                if self._is_short():
+                until = self._part.until
+                if until is not None and self._feed.compare(self._position, until) in (-1, None):
                     raise self._fault(_ENDED)
                 return True
             case _:
                 assert_never(outcome)
-
-    def _is_short(self) -> bool:
-        """Return True if the partition has ended before the end of the planned range."""
-        until = self._part.until
-        return until is not None and self._feed.compare(self._position, until) in (-1, None)
 
     def fetch(self, max_records: int, deadline: Deadline) -> Batch:
         """Return the next records; there may be none."""
@@ -226,12 +212,6 @@ class RangeReading:
     def _fault(self, what: str) -> ProviderFault:
         message = f"{self._feed.public_id(self._part.partition_id)}: {what}"
         return ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, message, retryable=True)
-
-    def _may_skip(self, on_expired: OnExpired, fault: Fault) -> bool:
-        """Return whether a lost position is skipped; a segment is not, because its rows would be missed."""
-        is_segment = plan_id_of(self._part.partition_id) is not None
-        expired = fault.category == ErrorCategory.CHECKPOINT_EXPIRED
-        return expired and isinstance(on_expired, SkipToOldest) and not is_segment
 
     def _skip(self) -> bool:
         """Continue at the oldest record that is left in the range; False if no record is left."""
@@ -281,7 +261,7 @@ def read_head(
             cursor = batch.cursor_after(len(batch))
             likely = batch.likely_read_until or answer.likely_read_until
             answer = Answer(batch.watermark, likely, asked_at if batch.caught_up is True else None)
-            if not goes_on(batch.outcome) or (not len(batch) and batch.caught_up is not False):
+            if not isinstance(batch.outcome, Continue) or (not len(batch) and batch.caught_up is not False):
                 return Head(cursor, count, batch.outcome, answer)
     finally:
         reading.close()

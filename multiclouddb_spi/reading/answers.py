@@ -16,23 +16,18 @@ from multiclouddb_spi.continuation.follow import Ending, Follow, Found, apply_en
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import FeedOver, Retired, Session, retired
 from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import ProviderFault
 from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.fetching.turns import PollResult, Turn
 from multiclouddb_spi.retry import MOST_SKIPS
-
-__all__ = ["Answers", "Look", "look_again"]
+from multiclouddb_spi.time_limits import Deadline
 
 _AUDIT_SECONDS: Final = 10.0
 _ALL_ENDED: Final = "every partition has ended and everything in them has been read"
 
 
 class Answers:
-    """Applies what follows an answer to the lineage and the result of one call.
-
-    A method that can end a partition returns the ids of the partitions that start as a result.
-    """
+    """Applies what follows an answer to the lineage and the result of one call."""
 
     def __init__(
         self,
@@ -122,7 +117,9 @@ class Answers:
             self.blame(turn, error)
             return []
         if turn.skips == MOST_SKIPS:  # each oldest record expired before it was read
-            self._forget_gaps(turn)
+            where, told = self._feed.public_id(name), self._result.notices  # a later call tells the gaps
+            told[:] = [item for item in told if not (isinstance(item, Gap) and item.partition_id == where)]
+            self._lineage.took(name, turn.lost)
             self.blame(turn, error)
             return []
         position = self._lineage.cursor(name)
@@ -132,7 +129,9 @@ class Answers:
             self.blame(turn, failed)
             return []
         if not losses:
-            self.blame(turn, _undecided(self._feed.public_id(name)))
+            refused = f"the service has refused the position in {self._feed.public_id(name)}"
+            message = f"{refused}, and does not say yet what it still has; try again"
+            self.blame(turn, ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, message, retryable=True))
             return []
         turn.skips += 1
         turn.lost = position if turn.skips == 1 else turn.lost
@@ -207,10 +206,7 @@ class Answers:
                 pass
 
     def audit_when_due(self, every: float, meanwhile: Callable[[], None]) -> None:
-        """Compare the lineage with the service's listing.
-
-        The next call reads the partitions that were not covered.
-        """
+        """Compare the lineage with the service's listing."""
         if self._single or not is_search_due(self._lineage.audited, every):
             return
         meanwhile()
@@ -221,14 +217,12 @@ class Answers:
         except Exception as error:  # noqa: BLE001 - only the search fails, not the page
             fault = self._fetcher.fault(error)
             if fault.category == ErrorCategory.CHECKPOINT_EXPIRED:
-                self._result.failure = self._result.failure or (self._first_id(), error)
+                first = next((entry.partition_id for entry in self._lineage), "")
+                self._result.failure = self._result.failure or (first, error)
                 return
             self._observing.audit_failed(self._feed.spec.address, fault.message)
             return
         self._turns.ask(self._apply(found))
-
-    def _first_id(self) -> str:
-        return next((entry.partition_id for entry in self._lineage), "")
 
     def worth_asking(self) -> list[str]:
         """Return the active partitions, except those that failed after retries by the vendor's client."""
@@ -240,10 +234,7 @@ class Answers:
         ]
 
     def _pass_on(self, name: str, heirs: Iterable[str]) -> None:
-        """Mark the successors of a partition if the page contains a notice of this partition.
-
-        The page must not contain any more records of the marked partitions.
-        """
+        """Mark the successors of a partition if the page contains a notice of this partition."""
         if self._turns.of(name).noticed:
             for heir in heirs:
                 self._turns.of(heir).noticed = True
@@ -252,23 +243,6 @@ class Answers:
         public_id = self._feed.public_id
         named = tuple(dict.fromkeys(public_id(child.partition_id) for child in children))
         self._observing.partition_retired(self._feed.spec.address, public_id(name), named)
-
-    def _forget_gaps(self, turn: Turn) -> None:
-        """Remove a partition's gaps from the page, and restore the partition's old position.
-
-        A later call then reports the gaps.
-        """
-        where, notices = self._feed.public_id(turn.partition_id), self._result.notices
-        notices[:] = [item for item in notices if not (isinstance(item, Gap) and item.partition_id == where)]
-        self._lineage.took(turn.partition_id, turn.lost)
-
-
-def _undecided(where: str) -> ProviderFault:
-    return ProviderFault.of(
-        ErrorCategory.TRANSIENT_FAILURE,
-        f"the service has refused the position in {where}, and does not say yet what it still has; try again",
-        retryable=True,
-    )
 
 
 def _children(found: Found) -> tuple[Child, ...]:
@@ -279,24 +253,15 @@ def _children(found: Found) -> tuple[Child, ...]:
 
 @attrs.frozen
 class Look:
-    """What is known about an ended partition after a call has looked for its children.
-
-    Attributes:
-        state: How the partition ended.
-        requests: The number of calls to the service.
-        error: The reason why the service could not name more children, or None.
-    """
+    """What is known about an ended partition after a call has looked for its children."""
 
     state: Retired | FeedOver
     requests: int = 0
-    error: str | None = None
+    error: str | None = None  # why the service could not name more children
 
 
 def look_again(session: Session, state: Retired, context: ReadContext, deadline: Deadline) -> Look:
-    """Look for more children of a retired partition, if the next look is due.
-
-    The result always contains the children in the token, even if the service does not answer.
-    """
+    """Look for more children of a retired partition, if that is due; the known ones are always returned."""
     if state.watch is None:
         return Look(state)
     known = [Entry.read(child.partition_id, child.cursor) for child in state.children]

@@ -35,15 +35,13 @@ from multiclouddb_api.pacing import Wakeup, answered, still_waiting
 from multiclouddb_spi.batch import Batch, collector_paused
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.fetching.fetcher import ReadContext, closed_fault, late_fault
 from multiclouddb_spi.fetching.readers import PartitionReader
 from multiclouddb_spi.fetching.turns import HEAD_SECONDS, PollResult, Stage, Turn, Turns
 from multiclouddb_spi.reading.answers import Answers
 from multiclouddb_spi.scan.scanning import Clock, Scanning
-
-__all__ = ["Poll", "Waiting"]
+from multiclouddb_spi.time_limits import Deadline
 
 T = TypeVar("T")
 _LINGER_SECONDS: Final = 0.002
@@ -59,20 +57,7 @@ _SEND_SECONDS: Final = 50e-6
 
 
 class Poll(Generic[T]):
-    """Reads for one call; each call makes its own instance.
-
-    Args:
-        context: The objects that all calls share.
-        feed: The opened feed.
-        lineage: Changed in place.
-        limit: The largest number of records to return.
-        view: A function that makes the values for the caller from the records `[i, j)` of a batch.
-        deadline: The time limit of the call.
-        wait: The number of seconds to wait for a first record.
-        on_expired: What to do if a position is older than the retention.
-        single: True to report the end of a partition instead of continuing with its children.
-        now: A function that asks for the service's time; needed only for a snapshot.
-    """
+    """Reads for one call; each call makes its own instance. `lineage` is changed in place."""
 
     def __init__(
         self,
@@ -295,10 +280,7 @@ class Poll(Generic[T]):
         return True
 
     def _has_had_turn(self, turn: Turn, *, answered: bool = True) -> None:
-        """Stop waiting for the first partition; other partitions and the scan may use its place.
-
-        A partition that has not answered keeps its place in the queue.
-        """
+        """Stop waiting for the first partition; other partitions and the scan may use its place."""
         if answered:
             self._turns.served.pop(turn.partition_id, None)
             self._turns.served[turn.partition_id] = None
@@ -449,10 +431,6 @@ class Poll(Generic[T]):
 class Waiting:
     """The waiting times of one call, on the monotonic clock.
 
-    Args:
-        deadline: The time limit of the call.
-        wait: The number of seconds to wait for a first record.
-
     Attributes:
         began: The time at which the call began.
         last_ask: After this time, no fetch that waits for new records may begin. A fetch that waits must end
@@ -508,20 +486,8 @@ class Waiting:
 class Fetches:
     """The fetches of one call, and the readers that the call has taken out of the cache for these fetches.
 
-    Args:
-        context: The objects that all calls share.
-        feed: The opened feed.
-        turns: The call's partitions.
-        active: The number of partitions that share the limit on buffered bytes.
-        limit: The page's limit. The first read requests at most this many records; later reads may request
-            more.
-        deadline: The time limit of the call.
-
-    Attributes:
-        hand: Readers that have left the cache or a turn, and are not in the other one yet.
-        overtaken: Partitions that wait for free memory while records of other partitions are
-            returned. These partitions keep their place in the lineage, so they are read first when
-            memory becomes free.
+    The first read of a partition requests at most `limit` records; later reads may request more.
+    `hand` has the readers that have left the cache or a turn, and are not in the other one yet.
     """
 
     def __init__(
@@ -537,13 +503,11 @@ class Fetches:
         self.hand = list[PartitionReader]()
         self._slow_from = 0.0  # before this time, no partition that is being read counts as slow
         self._wakeup = Wakeup()
+        # They wait for memory while records of others are returned, and keep their place in the lineage.
         self.overtaken: frozenset[str] = frozenset()
 
     def may_ask(self) -> bool:
-        """Return whether one more partition can be read now.
-
-        The method may change the order of the partitions.
-        """
+        """Return whether one more partition can be read now."""
         if not self._turns.due or (len(self._turns.asked) >= self._context.width and self._full()):
             return False
         reserve = max(self._share, self._budget.expected)
@@ -551,10 +515,7 @@ class Fetches:
         return fits or self._make_room(reserve) or self._may_ask_without()
 
     def _full(self) -> bool:
-        """Return whether enough partitions are being read.
-
-        A slow partition is not counted as being read, so that other partitions are read too.
-        """
+        """Return whether enough partitions are being read."""
         now = time.monotonic()
         if now < self._slow_from:
             return True
@@ -565,23 +526,15 @@ class Fetches:
         return len(fresh) >= self._context.width
 
     def _make_room(self, reserve: int) -> bool:
-        """Evict other readers' records; return whether enough bytes are then free for one more answer.
-
-        The method does not evict records that this call or another consumer will return next.
-        Waiting until records are returned costs less than fetching the records again.
-        """
+        """Evict other readers' records; return whether enough bytes are then free for one more answer."""
         if not self._no_room:  # no room was found before, so there is none for the rest of this call
             self._no_room = not self._cache.make_room(reserve, self._in_use)
         return self._budget.over(reserve) <= 0
 
     def _may_ask_without(self) -> bool:
-        """Return whether a partition may be read although no bytes are left for an answer.
-
-        Partitions that already hold records go first, because returning these records frees bytes.
-        If no partition holds records, one partition is read alone, whatever the size of its answer.
-        """
+        """Return whether a partition may be read although no bytes are left for an answer."""
         due = self._turns.due
-        if not self._sorted:
+        if not self._sorted:  # partitions with records go first, because returning records frees bytes
             self._sorted = True
             fetched = [name for name in due if self._holds(name)]
             for name in reversed(fetched):

@@ -18,12 +18,10 @@ from multiclouddb_spi.continuation.entry import Audited, Entry, Stage
 from multiclouddb_spi.continuation.follow import is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed, FeedSpec
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.reading.poll import Waiting
-
-__all__ = ["Check", "QuietFeeds"]
+from multiclouddb_spi.time_limits import Deadline
 
 _MOST: Final = 16
 _MARK_SECONDS: Final = 1.0
@@ -31,39 +29,23 @@ _MARK_SECONDS: Final = 1.0
 
 @attrs.frozen
 class _Idle:
-    """An idle page, and the state of its feed.
-
-    Attributes:
-        page: The page.
-        feed: The feed to which the page belongs.
-        spec: The spec of the feed.
-        scope: The scope of the request, because a token of one scope must be refused for another scope.
-        audited: The audit data of the lineage.
-        mark: The feed's mark from the time before the page was read; None if no mark was requested.
-    """
+    """An idle page, and the state of its feed."""
 
     page: ChangeFeedPage
     feed: Feed
     spec: FeedSpec
-    scope: FeedScope
+    scope: FeedScope  # a token of one scope must be refused for another scope
     audited: Audited | None
-    mark: Hashable
+    mark: Hashable  # from the time before the page was read; None if no mark was requested
 
 
 @attrs.frozen
 class Check:
-    """The result of one check.
-
-    Attributes:
-        wait: The number of seconds that are left to wait for a first event.
-        page: The page to return, because nothing has changed; otherwise None.
-        feed: The feed that was asked for its mark; None if no feed was asked.
-        mark: The feed's mark (`change_mark`) before anything is read.
-    """
+    """The result of one check: the seconds that are left to wait, and the page if nothing has changed."""
 
     wait: float
     page: ChangeFeedPage | None = None
-    feed: Feed | None = None
+    feed: Feed | None = None  # the feed that was asked for its mark, before anything is read
     mark: Hashable = None
 
 
@@ -73,10 +55,6 @@ class QuietFeeds:
     A mark is requested only if the previous page was idle, so a busy feed needs no additional call. The mark
     is requested before the partitions are read. Therefore, if a change happens during the read, the next call
     gets a different mark and reads again.
-
-    Args:
-        open_feed: Provides the feed of a spec for the duration of a call.
-        context: The objects that all calls share.
     """
 
     def __init__(self, open_feed: Callable[[FeedSpec, Deadline], OpenFeed], context: ReadContext) -> None:

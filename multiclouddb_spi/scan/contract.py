@@ -15,7 +15,7 @@ from multiclouddb_api import AtTime, Beginning, MulticloudDbKey
 from multiclouddb_spi.batch import Segment
 from multiclouddb_spi.contract import Seed
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.time_limits import Deadline
 
 __all__ = [
     "ScanPlan",

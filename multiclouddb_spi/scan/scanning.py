@@ -22,15 +22,12 @@ from multiclouddb_spi.continuation.entry import Entry, Plan
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import Retired
 from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.faults import InvalidCursor
+from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.fetching.turns import HEAD_SECONDS, PollResult, Turn
 from multiclouddb_spi.scan.contract import SupportsSnapshot
 from multiclouddb_spi.scan.start import stream_headroom
-
-__all__ = ["Clock", "Scanning"]
+from multiclouddb_spi.time_limits import Deadline
 
 Clock: TypeAlias = Callable[[], datetime | None]
 """A function that asks for the service's time; None if the service does not report its time."""
@@ -47,20 +44,7 @@ _LATE: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class Scanning:
-    """Handles the scan in one call; does nothing if the lineage contains no plan.
-
-    Args:
-        context: The objects that all calls share.
-        feed: The opened feed.
-        lineage: Changed in place.
-        result: The result of the call so far.
-        deadline: The time limit of the call.
-        now: A function that asks for the service's time; None if the service does not report its time.
-        single: True if the call reads one `PhysicalPartition` without descendants, for example one segment.
-
-    Attributes:
-        active: The partitions and segments to read, in this order.
-    """
+    """Handles the scan in one call; `active` has the partitions and segments to read, in this order."""
 
     def __init__(
         self,
@@ -117,11 +101,7 @@ class Scanning:
         return max(0, places - kept)
 
     def has_had_turn(self, turn: Turn) -> bool:
-        """Record that a partition has had its turn.
-
-        Return True if every partition of the stream has had its turn. The scan may use the remaining places
-        in this case.
-        """
+        """Record that a partition has had its turn; return True if it was the last of the stream."""
         if turn.partition_id not in self._unasked:
             return False
         self._unasked.discard(turn.partition_id)
@@ -137,10 +117,7 @@ class Scanning:
         return bool(self._unasked) or self._kept > self._rows
 
     def patience(self, longest: float) -> float:
-        """Return how many seconds to wait for the reads that have reserved places on the page.
-
-        After this time, the caller checks these reads again.
-        """
+        """Return how many seconds to wait for the reads that have reserved places on the page."""
         return 0.0 if self.is_stuck() else min(_LOOK_SECONDS, longest)
 
     def is_stuck(self) -> bool:
@@ -164,33 +141,35 @@ class Scanning:
 
     # -- The rate
 
-    def not_before(self, turn: Turn) -> float:
-        """Return the monotonic time before which a segment must not be read."""
-        plan = self._lineage.plan
-        if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
-            return 0.0
-        return self._context.rates.not_before(plan.partition_id)
-
-    def most_records(self, turn: Turn) -> int | None:
-        """Return how many records one fetch may request, so that the rate limit is respected.
-
-        Return None if the usual number may be requested.
-        """
+    def _rate(self, turn: Turn) -> tuple[str, float] | None:
+        """Return the plan and its rate, if a segment of a scan with a rate is read."""
         plan = self._lineage.plan
         if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
             return None
-        most = self._reserved(plan.rate)
-        self._context.rates.spend(plan.partition_id, most / plan.rate)
+        return plan.partition_id, plan.rate
+
+    def not_before(self, turn: Turn) -> float:
+        """Return the monotonic time before which a segment must not be read."""
+        limited = self._rate(turn)
+        return 0.0 if limited is None else self._context.rates.not_before(limited[0])
+
+    def most_records(self, turn: Turn) -> int | None:
+        """Return how many records one fetch may request within the rate limit; None for as many as usual."""
+        if (limited := self._rate(turn)) is None:
+            return None
+        plan_id, rate = limited
+        most = self._reserved(rate)
+        self._context.rates.spend(plan_id, most / rate)
         return most
 
     def landed(self, turn: Turn, batch: Batch) -> None:
         """Count the cost of a batch toward the rate limit of the scan."""
-        plan = self._lineage.plan
-        if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
+        if (limited := self._rate(turn)) is None:
             return
+        plan_id, rate = limited
         cost = len(batch) if batch.charge is None else batch.charge
-        self._context.rates.spend(plan.partition_id, (cost - self._reserved(plan.rate)) / plan.rate)
-        soonest = self._context.rates.not_before(plan.partition_id)
+        self._context.rates.spend(plan_id, (cost - self._reserved(rate)) / rate)
+        soonest = self._context.rates.not_before(plan_id)
         for other in self._result.turns.paced.values():  # the read was cheaper than the reserved amount
             if self._lineage.is_segment(other.partition_id):
                 other.not_before = min(other.not_before, soonest)
@@ -209,10 +188,7 @@ class Scanning:
             self._lineage.change_plan(rows=plan.rows + count)
 
     def refill(self) -> list[str]:
-        """Define more segments if only few are left, and end the scan if none are left.
-
-        Return the ids of the partitions that start now.
-        """
+        """Define more segments if few are left, end the scan if none are; return the ids that start."""
         started = list[str]()
         if self._lineage.segment_count < _FEW:
             started += self._cut()
@@ -244,7 +220,10 @@ class Scanning:
                 segments, rest = self._ask(plan.cursor, _ACTIVE - lineage.segment_count, deadline)
                 lineage.check_cut(segments)
             except Exception as error:  # noqa: BLE001 - classified by the provider
-                self._blame(plan, error)
+                turns = self._result.turns
+                turns.fail(turns.of(plan.partition_id), error)
+                if not self._context.fetcher.fault(error).retryable:
+                    self._result.failure = (plan.partition_id, error)
                 return started
             self._result.requests += 1
             self._result.moved = True
@@ -258,9 +237,3 @@ class Scanning:
         if not isinstance(feed, SupportsSnapshot):
             raise InvalidCursor("it contains a snapshot, but this provider does not support snapshots")
         return self._context.fetcher.call(lambda: feed.segments(cursor, count, deadline), deadline)
-
-    def _blame(self, plan: Plan, error: Exception) -> None:
-        turns = self._result.turns
-        turns.fail(turns.of(plan.partition_id), error)
-        if not self._context.fetcher.fault(error).retryable:
-            self._result.failure = (plan.partition_id, error)

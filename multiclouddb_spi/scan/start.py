@@ -19,20 +19,11 @@ from multiclouddb_spi.continuation.starting import check_has_partitions, check_n
 from multiclouddb_spi.continuation.token import to_micros
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import unsupported, unwritten
 from multiclouddb_spi.fetching.turns import PollResult
 from multiclouddb_spi.retry import Call
 from multiclouddb_spi.scan.contract import ScanPlan, SupportsBackfill, SupportsSnapshot, snapshot_id_of
-
-__all__ = [
-    "announced",
-    "lost",
-    "resolve_backfill",
-    "resolve_snapshot",
-    "segment_lineages",
-    "stream_headroom",
-]
+from multiclouddb_spi.time_limits import Deadline
 
 _LONG: Final = 1e12
 _CUT: Final = 1000

@@ -18,13 +18,11 @@ from typing import Final
 from multiclouddb_spi.continuation.entry import Plan
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import unwritten
 from multiclouddb_spi.retry import Call
 from multiclouddb_spi.scan.contract import SupportsSnapshot
 from multiclouddb_spi.scan.start import stream_headroom
-
-__all__ = ["scan_beside", "scan_step", "stream_limit"]
+from multiclouddb_spi.time_limits import Deadline
 
 _MOST_SEGMENTS: Final = 64
 _MOST_EMPTY_CUTS: Final = 100

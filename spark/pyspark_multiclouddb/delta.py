@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from multiclouddb_api import ChangeType, ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
-from multiclouddb_spi.missing_state import DOCUMENT, STALE_SINCE, lacks_state
+from multiclouddb_spi.sink_rules import DOCUMENT, STALE_SINCE, lacks_state
 from pyspark_multiclouddb.errors import REPAIR
 
 if TYPE_CHECKING:

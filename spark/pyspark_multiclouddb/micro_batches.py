@@ -24,7 +24,7 @@ from multiclouddb_api import (
 from multiclouddb_spi import FeedStart, Step, SupportsChangeMark, Target
 from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Plan
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
-from multiclouddb_spi.planning.step import check_kept
+from multiclouddb_spi.planning.planner import check_kept
 from pyspark_multiclouddb.connection import Connection, connection_for
 from pyspark_multiclouddb.errors import NEW_QUERY, REPAIR, source_errors
 from pyspark_multiclouddb.offsets import (

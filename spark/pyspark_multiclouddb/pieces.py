@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
 from pyspark.storagelevel import StorageLevel
 
-from multiclouddb_spi.missing_state import DOCUMENT, LACKS_STATE, MissingState, missing_state_error
+from multiclouddb_spi.sink_rules import DOCUMENT, LACKS_STATE, MissingState, missing_state_error
 from pyspark_multiclouddb.delta import CHANGE_TYPES, PLAN, Piece, in_backticks, incomplete_rows
 
 _BUCKETS: Final = 4096

@@ -27,8 +27,8 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_api.validators import check_type, local_path, type_name
-from multiclouddb_spi.missing_state import MissingState, lacks_state, missing_state_error
 from multiclouddb_spi.scan.contract import plan_id_of
+from multiclouddb_spi.sink_rules import MissingState, lacks_state, missing_state_error
 from pyspark_multiclouddb.checkpoint import Checkpoint, Scan, query_of
 from pyspark_multiclouddb.delta import (
     CHANGE_TYPES,

@@ -16,7 +16,7 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
-from multiclouddb_spi.missing_state import LACKS_STATE, lacks_state
+from multiclouddb_spi.sink_rules import LACKS_STATE, lacks_state
 from pyspark_multiclouddb import live_rows, merge_into_delta
 
 from .conftest import COLLECTION

@@ -8,9 +8,16 @@ from multiclouddb_api import ClientConfig, ErrorCategory, ErrorDetail, Multiclou
 from multiclouddb_conformance.simulation import Simulation, SimulationProvider, ThrottledError
 from multiclouddb_spi import InvalidCursor, ProviderFault, expired, open_provider, plugin
 from multiclouddb_spi.connection import Location, parse_location
-from multiclouddb_spi.error_table import THROTTLED, UNAVAILABLE, Row, one_line, row_of_status, unexpected
 from multiclouddb_spi.errors import fault_of
-from multiclouddb_spi.faults import AFTER_AN_OUTAGE
+from multiclouddb_spi.faults import (
+    AFTER_AN_OUTAGE,
+    THROTTLED,
+    UNAVAILABLE,
+    Row,
+    one_line,
+    row_of_status,
+    unexpected,
+)
 
 INVALID, TRANSIENT = ErrorCategory.INVALID_REQUEST, ErrorCategory.TRANSIENT_FAILURE
 

@@ -21,7 +21,7 @@ from multiclouddb_conformance.simulation import (
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_spi import Deadline, FeedSpec, Planner, read_range
 from multiclouddb_spi.errors import fault_of
-from multiclouddb_spi.planning.step import check_kept
+from multiclouddb_spi.planning.planner import check_kept
 
 from .test_planner import Asked
 

@@ -10,7 +10,7 @@ from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour, S
 from multiclouddb_conformance.simulation.reader import SimulationReader
 from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
 from multiclouddb_spi import open_feed
-from multiclouddb_spi.reading import pages
+from multiclouddb_spi.reading import page_builder
 
 DELAY = timedelta(seconds=5)
 SLACK = timedelta(seconds=4)  # the test may run slowly, and the engine's clock goes on
@@ -205,7 +205,7 @@ def test_a_headroom_that_stays_low_is_told_once_a_minute(make_bench, monkeypatch
     bench.connect(observer=low, headroom_warning_seconds=10**9)
     bench.fill(40)
     seconds = [1000.0]
-    monkeypatch.setattr(pages.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(page_builder.time, "monotonic", lambda: seconds[0])
     token = bench.page(Beginning()).continuation_token
     told = len(low.told)
     for _ in range(20):

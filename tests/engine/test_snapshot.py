@@ -43,7 +43,8 @@ from multiclouddb_spi.continuation.entry import Entry, Plan, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import decode_token
-from multiclouddb_spi.faults import Fault, InvalidCursor
+from multiclouddb_spi.cursor import InvalidCursor
+from multiclouddb_spi.faults import Fault
 from multiclouddb_spi.fetching.turns import HEAD_SECONDS
 
 ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO

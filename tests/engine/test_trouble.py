@@ -30,11 +30,11 @@ from multiclouddb_conformance.simulation import (
     ThrottledError,
 )
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Survey
-from multiclouddb_spi.arrival import AnswerSizes, Arrival
 from multiclouddb_spi.errors import fault_of, user_errors
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import ATTEMPTS, Tries
+from multiclouddb_spi.time_limits import AnswerSizes, Arrival
 
 BEGINNING = Beginning()
 FOREVER = None

@@ -11,7 +11,7 @@ from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import WrittenTokens
 from multiclouddb_spi.continuation.token import Envelope, decode_token
-from multiclouddb_spi.reading.pages import Pages
+from multiclouddb_spi.reading.page_builder import PageBuilder
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_call_that_fails_after_it_has_read_leaves_its_token_as_it_was(bench, m
         raise ProviderFault.of(ErrorCategory.PERMANENT_FAILURE, "no page")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Pages, "reading", fails)
+        patched.setattr(PageBuilder, "reading", fails)
         for _ in range(3):
             bench.refused(ErrorCategory.PERMANENT_FAILURE, first.continuation_token, match="no page")
     rest, _ = bench.drain(first.continuation_token, size=7)

@@ -23,8 +23,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.explore.service import At, Got, moment_of
 from multiclouddb_conformance.explore.world import BrokenError, World
-from multiclouddb_spi import Deadline, Engine, Feed, FeedSpec, Provider
-from multiclouddb_spi.batch import goes_on
+from multiclouddb_spi import Continue, Deadline, Engine, Feed, FeedSpec, Provider
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.follow import Follow, Found, Looks, apply_end
 from multiclouddb_spi.continuation.lineage import Lineage, Loss
@@ -32,9 +31,8 @@ from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.fetching.fetcher import InlineExecutor
 from multiclouddb_spi.partition import decode_partition_id
-from multiclouddb_spi.planning.planner import Planner
+from multiclouddb_spi.planning.planner import Planner, Target
 from multiclouddb_spi.planning.ranges import Range, read_range
-from multiclouddb_spi.planning.step import Target
 from multiclouddb_spi.retry import directly
 
 __all__ = ["READERS", "Answers", "Pages", "Planned", "Reader"]
@@ -164,7 +162,7 @@ class Answers(Reader):
                 for _ in range(at.service.empty_answers + 1):
                     batch = reader.fetch(most, _BYTES, 0.0, _deadline())
                     lineage.took(name, batch.cursor_after(len(batch)))
-                    if len(batch) or batch.caught_up is not False or not goes_on(batch.outcome):
+                    if len(batch) or batch.caught_up is not False or not isinstance(batch.outcome, Continue):
                         break
             except Exception as error:
                 if at.fails or _category(provider, error) != ErrorCategory.CHECKPOINT_EXPIRED:

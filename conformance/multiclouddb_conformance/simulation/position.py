@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.faults import InvalidCursor
+from multiclouddb_spi.cursor import Cursor, InvalidCursor
 
 __all__ = ["Place", "place_after", "place_text", "to_cursor", "to_place"]
 

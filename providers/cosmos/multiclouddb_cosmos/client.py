@@ -36,7 +36,7 @@ from multiclouddb_cosmos.transport import (
     unwrapped,
 )
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused
-from multiclouddb_spi.arrival import ANSWER_SECONDS
+from multiclouddb_spi.time_limits import ANSWER_SECONDS
 
 _LARGEST_PAGE: Final = 1000
 _READ_SECONDS: Final = 10.0

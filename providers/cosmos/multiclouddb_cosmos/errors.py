@@ -16,8 +16,9 @@ from azure.cosmos.exceptions import CosmosClientTimeoutError, CosmosHttpResponse
 from multiclouddb_api import ErrorCategory, ResourceAddress
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault, ProviderFault
-from multiclouddb_spi.error_table import (
+from multiclouddb_spi.faults import (
     REPORT,
+    START_ANEW,
     UNAVAILABLE,
     Row,
     one_line,
@@ -25,7 +26,6 @@ from multiclouddb_spi.error_table import (
     row_of_status,
     unexpected,
 )
-from multiclouddb_spi.faults import START_ANEW
 
 PROVIDER_ID: Final = "cosmos"
 

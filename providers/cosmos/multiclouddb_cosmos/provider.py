@@ -86,14 +86,8 @@ class CosmosPlugin(ProviderPlugin):
     """The plugin to which the provider's entry point refers."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
-
-    def capabilities(self) -> CapabilitySet:
-        """Return the capabilities of a container whose account offers all versions and deletes."""
-        return CAPABILITIES
-
-    def check(self, config: ClientConfig) -> None:
-        """Check the names and the values in `connection`."""
-        CosmosConfig.from_client(config)
+    declared = CAPABILITIES
+    config_type = CosmosConfig
 
     def connect(self, config: ClientConfig, native_client: object | None) -> CosmosProvider:
         """Check the configuration. azure-cosmos first contacts the account when it is used."""

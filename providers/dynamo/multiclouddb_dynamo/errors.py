@@ -25,8 +25,9 @@ from botocore.exceptions import (
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault, ProviderFault, expired
-from multiclouddb_spi.error_table import (
+from multiclouddb_spi.faults import (
     REPORT,
+    START_AGAIN,
     UNAVAILABLE,
     Row,
     one_line,
@@ -34,7 +35,6 @@ from multiclouddb_spi.error_table import (
     row_of_status,
     unexpected,
 )
-from multiclouddb_spi.faults import START_AGAIN
 
 PROVIDER_ID: Final = "dynamo"
 

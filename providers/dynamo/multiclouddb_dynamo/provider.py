@@ -108,14 +108,8 @@ class DynamoPlugin(ProviderPlugin):
     """The plugin to which the provider's entry point refers."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
-
-    def capabilities(self) -> CapabilitySet:
-        """Return the capabilities of a table whose stream is enabled."""
-        return CAPABILITIES
-
-    def check(self, config: ClientConfig) -> None:
-        """Check the names and the values in `connection`."""
-        DynamoConfig.from_client(config)
+    declared = CAPABILITIES
+    config_type = DynamoConfig
 
     def connect(self, config: ClientConfig, native_client: object | None) -> DynamoProvider:
         """Make boto3's clients, without calling the service.

@@ -12,8 +12,8 @@ from typing import Final
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_spi import Fault, ProviderFault
-from multiclouddb_spi.error_table import REPORT, Row, unexpected
 from multiclouddb_spi.errors import to_error
+from multiclouddb_spi.faults import REPORT, Row, unexpected
 
 PROVIDER_ID: Final = "embedded"
 

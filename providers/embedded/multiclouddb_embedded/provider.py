@@ -75,6 +75,7 @@ class EmbeddedPlugin(ProviderPlugin):
     """The plugin that the provider's entry point names."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
+    config_type = EmbeddedConfig
 
     def __init__(self, profile: Profile = PLAIN) -> None:
         self._profile = profile
@@ -82,10 +83,6 @@ class EmbeddedPlugin(ProviderPlugin):
     def capabilities(self) -> CapabilitySet:
         """Return the capabilities that the profile allows."""
         return self._profile.capabilities
-
-    def check(self, config: ClientConfig) -> None:
-        """Check the names and the values in `connection`."""
-        EmbeddedConfig.from_client(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> EmbeddedProvider:
         """Check the configuration, and connect to a store that already exists."""

@@ -18,7 +18,7 @@ from multiclouddb_api.config import SecretText, settled
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.validators import suggestion
 from multiclouddb_spi.connection import check_names
-from multiclouddb_spi.error_table import one_line
+from multiclouddb_spi.faults import one_line
 
 _OPTIONS: Final = ("app_name", "password", "url", "username")
 _SCHEMES: Final = ("mongodb://", "mongodb+srv://")

@@ -25,10 +25,9 @@ from pymongo.errors import (
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
-from multiclouddb_spi import Fault, error_table
-from multiclouddb_spi.error_table import REPORT as DEFECT
-from multiclouddb_spi.error_table import one_line, row_of_connection, unexpected
-from multiclouddb_spi.faults import START_AGAIN
+from multiclouddb_spi import Fault, faults
+from multiclouddb_spi.faults import REPORT as DEFECT
+from multiclouddb_spi.faults import START_AGAIN, one_line, row_of_connection, unexpected
 
 NOT_AUTHORIZED: Final = 13
 IMAGE_MISSING: Final = 47
@@ -59,7 +58,7 @@ _PAGE: Final = f"{DOCS_URL}how-to/mongodb/"
 
 
 @attrs.frozen
-class Row(error_table.Row):
+class Row(faults.Row):
     """The meaning of one error code.
 
     The code is confidential if the server's text may quote a document, a document's key, a resume

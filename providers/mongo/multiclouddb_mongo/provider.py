@@ -205,14 +205,8 @@ class MongoPlugin(ProviderPlugin):
     """The plugin to which the provider's entry point refers."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
-
-    def capabilities(self) -> CapabilitySet:
-        """Return the capabilities of a replica set."""
-        return CAPABILITIES
-
-    def check(self, config: ClientConfig) -> None:
-        """Check the names and the values in `connection`."""
-        MongoConfig.from_client(config)
+    declared = CAPABILITIES
+    config_type = MongoConfig
 
     def connect(self, config: ClientConfig, native_client: object | None) -> MongoProvider:
         """Make PyMongo's client, without sending anything."""

@@ -32,7 +32,7 @@ from multiclouddb_api import EntireCluster, EntireDatabase, ErrorCategory, FeedS
 from multiclouddb_mongo.errors import classify
 from multiclouddb_mongo.raw_change import RawChange
 from multiclouddb_spi import Deadline, Fault, ProviderFault
-from multiclouddb_spi.arrival import SILENT_SECONDS, TooSlow, current
+from multiclouddb_spi.time_limits import SILENT_SECONDS, TooSlow, current
 
 T = TypeVar("T")
 Stream: TypeAlias = ChangeStream[RawChange]

@@ -31,7 +31,7 @@ from multiclouddb_mongo.pymongo_internals import Closer, Rows, Stream, inner_cur
 from multiclouddb_mongo.raw_change import RAW_CODEC, RawChange
 from multiclouddb_mongo.values import CODEC, to_bson
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault
-from multiclouddb_spi.arrival import ANSWER_SECONDS, SILENT_SECONDS, current
+from multiclouddb_spi.time_limits import ANSWER_SECONDS, SILENT_SECONDS, current
 
 Stage: TypeAlias = Mapping[str, Any]
 

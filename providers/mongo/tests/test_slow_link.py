@@ -23,7 +23,7 @@ def proxy(one):
 @pytest.fixture
 def impatient(monkeypatch):
     for module in (
-        "multiclouddb_spi.arrival",
+        "multiclouddb_spi.time_limits",
         "multiclouddb_mongo.source",
         "multiclouddb_mongo.pymongo_internals",
     ):

@@ -16,8 +16,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault
-from multiclouddb_spi.error_table import REPORT, UNAVAILABLE, Row, one_line, row_of_connection
-from multiclouddb_spi.faults import START_AGAIN
+from multiclouddb_spi.faults import REPORT, START_AGAIN, UNAVAILABLE, Row, one_line, row_of_connection
 
 PROVIDER_ID: Final = "spanner"
 

@@ -18,7 +18,7 @@ from multiclouddb_spanner.position import Place, cursor_of, fixed_text, moment_o
 from multiclouddb_spanner.records import DataRecord, Mod
 from multiclouddb_spanner.values import Converter
 from multiclouddb_spi import Cursor, Mapper, RecordFault
-from multiclouddb_spi.cut import Cut
+from multiclouddb_spi.cursor import Cut
 
 if TYPE_CHECKING:
     import pyarrow as pa

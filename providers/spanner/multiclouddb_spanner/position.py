@@ -1,7 +1,7 @@
 """Defines positions in a partition, and their form in a token. The functions are pure.
 
     [at]                    at a commit timestamp, before its changes
-    [at, {name: mark}]      the same, after some of its changes (`multiclouddb_spi.cut`)
+    [at, {name: mark}]      the same, after some of its changes (`multiclouddb_spi.cursor`)
     [at, since]             at the time `at`; changes committed before `since` are not wanted
 
 `at` and `since` are whole microseconds since 1970, the precision of Spanner's commit timestamps.
@@ -21,7 +21,7 @@ from typing import Final
 import attrs
 
 from multiclouddb_spi import Cursor, InvalidCursor, Position
-from multiclouddb_spi.cut import Cut
+from multiclouddb_spi.cursor import Cut
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = 253_402_300_799_999_999  # the end of the year 9999

@@ -152,14 +152,8 @@ class SpannerPlugin(ProviderPlugin):
     """The plugin that the provider's entry point names."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
-
-    def capabilities(self) -> CapabilitySet:
-        """Return the capabilities of a database with a change stream."""
-        return CAPABILITIES
-
-    def check(self, config: ClientConfig) -> None:
-        """Check the names and the values in `connection`."""
-        SpannerConfig.from_client(config)
+    declared = CAPABILITIES
+    config_type = SpannerConfig
 
     def connect(self, config: ClientConfig, native_client: object | None) -> SpannerProvider:
         """Make the vendor's client, without calling the service."""

@@ -16,8 +16,8 @@ from multiclouddb_spanner.position import Place, cursor_of, moment_of, ordered
 from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Item
 from multiclouddb_spanner.source import Source, Window
 from multiclouddb_spi import Batch, Child, Continue, Deadline, Drained, Outcome, Reached, Reader, unsupported
-from multiclouddb_spi.arrival import SILENT_SECONDS, answer_deadline
-from multiclouddb_spi.cut import Cut
+from multiclouddb_spi.cursor import Cut
+from multiclouddb_spi.time_limits import SILENT_SECONDS, answer_deadline
 
 _SECOND: Final = 1_000_000
 _WAIT: Final = 5 * _SECOND

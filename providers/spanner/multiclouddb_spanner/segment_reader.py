@@ -34,7 +34,7 @@ from multiclouddb_spi import (
     Scanned,
     snapshot_event_ids,
 )
-from multiclouddb_spi.arrival import answer_deadline
+from multiclouddb_spi.time_limits import answer_deadline
 
 Row: TypeAlias = Sequence[Any]
 """A row: its values in protobuf, in the order of the columns, with the key columns first."""

@@ -18,7 +18,7 @@ from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, place_a
 from multiclouddb_spanner.position import Place, cursor_of
 from multiclouddb_spanner.records import Mod, Shapes, parse_rows
 from multiclouddb_spi import RecordFault
-from multiclouddb_spi.cut import Cut
+from multiclouddb_spi.cursor import Cut
 
 from .fake import ORIGIN, VIEW, record
 

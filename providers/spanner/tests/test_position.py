@@ -18,7 +18,7 @@ from multiclouddb_spanner.position import (
     text_at,
 )
 from multiclouddb_spi import InvalidCursor
-from multiclouddb_spi.cut import Cut
+from multiclouddb_spi.cursor import Cut
 
 T = 1_700_000_000_000_000
 PLACES = [

@@ -1,4 +1,4 @@
-"""Builds the page or the error from the result of a call: how far it was read, lag, headroom and cost."""
+"""Builds the page or the error of a call from its result: how far it was read, lag, headroom and cost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ from multiclouddb_spi.continuation.state import (
 )
 from multiclouddb_spi.continuation.token import ReadUntil, encode_token, to_micros
 from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, to_error
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault, no_partition_named
 from multiclouddb_spi.fetching.fetcher import Fetcher, late_fault
@@ -47,8 +46,7 @@ from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import FeedCache
 from multiclouddb_spi.reading.answers import Look
 from multiclouddb_spi.scan.start import announced, lost
-
-__all__ = ["Pages", "Reading", "finished"]
+from multiclouddb_spi.time_limits import Deadline
 
 T = TypeVar("T")
 _WARNING_SECONDS: Final = 60.0
@@ -68,17 +66,8 @@ class Reading(Generic[T]):
     page: ChangeFeedPage
 
 
-class Pages:
-    """Builds pages and errors for one engine.
-
-    Args:
-        provider_id: The provider that is named in errors.
-        fetcher: The fetcher, which classifies failures.
-        feeds: The object that forgets a feed whose resource no longer exists.
-        observing: Called when a position will soon be older than the retention.
-        headroom_warning: If the headroom in seconds is below this number, the observer is called.
-        written: Keeps the lineages that belong to the tokens of returned pages.
-    """
+class PageBuilder:
+    """Builds pages and errors for one engine."""
 
     def __init__(
         self,
@@ -98,26 +87,19 @@ class Pages:
     def raise_failure(
         self, session: Session, lineage: Lineage, result: PollResult[Any], deadline: Deadline
     ) -> None:
-        """Raise the error that stopped the feed, if there is one and nothing was returned.
-
-        Notices are returned before the error. The next call then reads the failed partition first.
-        """
-        if result.notices:
+        """Raise the error that stopped the feed, if there is one and nothing was returned."""
+        if result.notices:  # they come before the error; the next call reads the failed partition first
             return
         if result.poison is not None:
             raise self._poisoned(session, lineage, *result.poison)
         if result.failure is not None:
             name, error = result.failure
-            raise self._failed(session, name, error, deadline) from cause_of(
-                self._fetcher.fault(error), error
-            )
+            raise self._failed(session, name, error, deadline)
         if result.moved:
             return
         for turn in result.turns.failed.values():
             if (failed := turn.error) is not None:
-                raise self._failed(session, turn.partition_id, failed, deadline) from cause_of(
-                    self._fetcher.fault(failed), failed
-                )
+                raise self._failed(session, turn.partition_id, failed, deadline)
         if deadline.passed():
             raise ProviderFault(late_fault())
 
@@ -174,9 +156,11 @@ class Pages:
             with suppress(Exception):
                 oldest = self._oldest(session, name, deadline)
         self.forget_if_gone(session, fault)
-        where = f"{session.feed.public_id(name)}: {fault.message}"
-        fault = attrs.evolve(fault, message=where)
-        return to_error(self._provider_id, "read_changes", fault, error, oldest_position=oldest)
+        fault = attrs.evolve(fault, message=f"{session.feed.public_id(name)}: {fault.message}")
+        raised = to_error(self._provider_id, "read_changes", fault, error, oldest_position=oldest)
+        if raised is not error:
+            raised.__cause__ = cause_of(fault, error)
+        return raised
 
     def _oldest(self, session: Session, name: str, deadline: Deadline) -> str | None:
         """Describe where a refused position could go on; None if the service does not tell."""

@@ -1,7 +1,8 @@
-"""Gives up an answer of the service that does not arrive, or arrives too slowly, and then requests less.
+"""Defines the time limit of a call, and gives up an answer that does not arrive or arrives too slowly.
 
-A socket's own timeout is not sufficient, because it begins again with each byte. The socket's owner asks
-`current` for the limits of the thread, so that no limit has to be passed through the vendor's client.
+After an answer was given up, less is requested. A socket's own timeout is not sufficient, because it begins
+again with each byte. The socket's owner asks `current` for the limits of the thread, so that no limit has to
+be passed through the vendor's client. How long a call waits for a first event: `Waiting` in `reading.poll`.
 """
 
 from __future__ import annotations
@@ -13,20 +14,44 @@ from contextlib import contextmanager
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from multiclouddb_spi.deadline import Deadline
+import attrs
 
-__all__ = [
-    "ANSWER_SECONDS",
-    "CALL_SILENT_SECONDS",
-    "SILENT_SECONDS",
-    "AnswerSize",
-    "AnswerSizes",
-    "Arrival",
-    "TooSlow",
-    "answer_deadline",
-    "arriving",
-    "current",
-]
+
+@attrs.frozen
+class Deadline:
+    """The time by which a call must end, on the monotonic clock; all parts of the call share the deadline.
+
+    Attributes:
+        at: The value of `time.monotonic()` by which the call must end.
+    """
+
+    at: float
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        """Return a deadline this many seconds from now.
+
+        Args:
+            seconds: The number of seconds.
+        """
+        return cls(time.monotonic() + seconds)
+
+    def remaining(self) -> float:
+        """Return the number of seconds that are left, which is never negative."""
+        return max(0.0, self.at - time.monotonic())
+
+    def passed(self) -> bool:
+        """Return True if no time is left."""
+        return time.monotonic() >= self.at
+
+    def sooner(self, seconds: float) -> Deadline:
+        """Return this deadline, or a deadline `seconds` from now if that is earlier.
+
+        Args:
+            seconds: The number of seconds from now.
+        """
+        return Deadline(min(self.at, time.monotonic() + seconds))
+
 
 ANSWER_SECONDS: Final = 60.0
 """How long a whole answer may take, from the request to the last byte."""
@@ -54,12 +79,7 @@ class Arrival:
     An answer is given up in four cases: nothing arrives for `silence` seconds, fewer than 1024 bytes arrive
     in four seconds, the whole answer takes longer than `ANSWER_SECONDS`, or another thread has called
     `cancel` or closed the client. After that, every further answer is given up too, until `begin_call`.
-
-    Args:
-        closed: An event that is set when the client is closed, or None.
-
-    Attributes:
-        received: The number of bytes that have arrived of the longest answer in this call.
+    `received` is the number of bytes that have arrived of the longest answer in this call.
     """
 
     def __init__(self, closed: threading.Event | None = None) -> None:
@@ -68,12 +88,7 @@ class Arrival:
         self.begin_call()
 
     def begin_call(self, wait: float = 0.0, silence: float | None = None) -> None:
-        """Begin a call, which may receive several answers.
-
-        Args:
-            wait: How many seconds the service may wait for new records before it answers.
-            silence: How long the service may send nothing, or None for `SILENT_SECONDS`.
-        """
+        """Begin a call, in which the service may `wait` for records and then send nothing for `silence`."""
         self._wait, self._silence, self._over = wait, SILENT_SECONDS if silence is None else silence, None
         self.received = 0
         self.begin()
@@ -105,11 +120,7 @@ class Arrival:
         self.received = max(self.received, self._answer)
 
     def check(self) -> None:
-        """Check the limits.
-
-        Raises:
-            TooSlow: Raised if the answer is given up.
-        """
+        """Raise `TooSlow` if the answer is given up."""
         if self._over is None:
             self._over = self._reason(time.monotonic())
         if self._over is not None:
@@ -128,11 +139,7 @@ class Arrival:
 
 
 def answer_deadline(deadline: Deadline) -> Deadline:
-    """Return the time by which an answer must arrive that is requested now, before the call's `deadline`.
-
-    Args:
-        deadline: The time limit of the call. The answer may arrive later, for the next call.
-    """
+    """Return the time by which an answer must arrive that is requested now; it may be for the next call."""
     return Deadline(max(deadline.at, time.monotonic() + ANSWER_SECONDS))
 
 

@@ -1,16 +1,15 @@
-"""Defines the rule for a change without its document, for every sink (extra `arrow`).
+"""Defines the rule of all sinks for a change without its document (extra `arrow`).
 
 A CREATE or UPDATE may come without `new_item_state`, for example because the image of the change has expired.
 The document exists, but its content is not known. A sink must not write such a change as an empty document.
-There are two ways to treat such a change, and the sink's user chooses one of them:
+Its user chooses one of two ways:
 
 - `"refuse"`: nothing of the batch is written, and the error names one of the keys.
 - `"keep"`: the row keeps its document, and its `order_key` becomes that of the change, so that no older
   change replaces the row. The column `STALE_SINCE` contains the time at which the change was merged. The next
   change with a document, and a delete, empty this column.
 
-The rule applies to the last change of each key in a batch. A later change of the same batch replaces the
-earlier ones, with or without documents.
+The rule applies to the last change of each key in a batch.
 """
 
 from __future__ import annotations
@@ -38,23 +37,14 @@ LACKS_STATE: Final = f"type <> 'DELETE' AND {DOCUMENT} IS NULL"
 
 
 def lacks_state(rows: pa.Table) -> pa.ChunkedArray:
-    """Return for each row whether it is a change without its document.
-
-    Args:
-        rows: Rows with the column `type`, at most one row for each key.
-    """
+    """Return for each row whether it is a change without its document; at most one row for each key."""
     if DOCUMENT not in rows.column_names:
         return pa.chunked_array([pa.repeat(False, rows.num_rows)])
     return pc.and_(pc.not_equal(rows["type"].cast(pa.string()), "DELETE"), pc.is_null(rows[DOCUMENT]))
 
 
 def missing_state_error(key: str, count: int) -> MulticloudDbError:
-    """Make the error for a batch that is refused.
-
-    Args:
-        key: The key of one of the changes, as the column `key` contains it.
-        count: The number of changes without their documents.
-    """
+    """Make the error for a batch with `count` changes without their documents, one of them of `key`."""
     return invalid_request(
         "batch",
         f"contains {count} changes without their documents, for example of the key {key}; the service did "
