@@ -25,6 +25,8 @@ ROWS: Final = {"CS": 52, "RR": 28, "RC": 29}
 """The number of rows in each specification: change streams, retryable reads, run command."""
 PLACES: Final = ("providers/mongo/tests", "docs/tests/test_mongodb_rows.py")
 """The folders that may contain tests for rows."""
+UNIFIED: Final = "providers/mongo/tests/unified/expected.toml"
+"""The file that lists which unified tests do not pass, and why."""
 FULFILLERS: Final = ("server", "PyMongo", "provider", "documentation")
 """What can fulfil the requirement of a row."""
 
@@ -121,6 +123,19 @@ def _summary(known: list[Row]) -> str:
     )
 
 
+def _unified() -> str:
+    """Return what passes with PyMongo alone and not through this library, by the reason."""
+    raw = tomllib.loads((_ROOT / UNIFIED).read_text(encoding="utf-8"))
+    different = [(group["reason"], len(group["cases"])) for group in raw["differences"]]
+    passed, less = raw["passed_by_pymongo"], sum(count for _, count in different)
+    text = (
+        f"Of {raw['cases']} cases, {passed} pass with PyMongo alone; the others need another server or an "
+        f"operation that PyMongo does not have. {passed - less} of them pass through this library, and these "
+        f"{less} do not:"
+    )
+    return "\n".join([text, "", *(f"- {why} ({count} case{'s' * (count > 1)})" for why, count in different)])
+
+
 def page() -> str:
     """Return the page.
 
@@ -132,6 +147,6 @@ def page() -> str:
     known = rows(raw)
     if wrong := problems(known, shown):
         raise ValueError("\n".join(wrong))
-    parts = {"SUMMARY": _summary(known)}
+    parts = {"SUMMARY": _summary(known), "UNIFIED": _unified()}
     parts |= {name: _table([row for row in known if row.id.startswith(f"{name}-")], shown) for name in ROWS}
     return re.sub(r"<!-- (\w+) -->", lambda mark: parts[mark[1]], raw["page"]).lstrip()

@@ -50,10 +50,6 @@ def _pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _untold(attempt: int, seconds: float, error: Exception) -> None:
-    del attempt, seconds, error
-
-
 @attrs.frozen(eq=False)
 class Tries:
     """Repeats a failed call in the caller's own thread, with random waits, and raises the last failure.
@@ -66,7 +62,7 @@ class Tries:
     attempts: int = ATTEMPTS  # including the first; with 1, the application's own client retries
     pause: Callable[[float], Any] = _pause
     # Called before each wait with the number of the attempt, the seconds and the failure.
-    on_retry: Callable[[int, float, Exception], None] = _untold
+    on_retry: Callable[[int, float, Exception], None] = lambda _attempt, _seconds, _error: None
 
     def call(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
         """Make the call (see `Call`); no attempt starts after the deadline."""

@@ -122,19 +122,12 @@ class Turns:
                 found.add(name)
         return found
 
-    # -- Transitions
-
     def ask(self, partition_ids: Iterable[str]) -> None:
         """Put these partitions after all other due partitions."""
         for partition_id in partition_ids:
             turn = self.all.get(partition_id) or self.of(partition_id)
             if turn.stage is not Stage.DUE and turn.stage is not Stage.ASKED:
                 self.move(turn, Stage.DUE)
-
-    def pace(self, turn: Turn, not_before: float) -> None:
-        """Do not read the partition before `not_before`, because an earlier read would be useless."""
-        turn.not_before = not_before
-        self.move(turn, Stage.PACED)
 
     def ask_paced(self) -> None:
         """Mark every paced partition as due if the time for its next read has come."""

@@ -24,9 +24,7 @@ from multiclouddb_api import (
     Renamed,
     ResourceAddress,
 )
-from multiclouddb_spi.batch import Child
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.standings import Standings
 from multiclouddb_spi.continuation.state import (
     FeedOver,
     FeedState,
@@ -45,6 +43,7 @@ from multiclouddb_spi.fetching.turns import PollResult, Turn
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import FeedCache
 from multiclouddb_spi.reading.answers import Look
+from multiclouddb_spi.reading.watermark import Standings
 from multiclouddb_spi.scan.start import announced, lost
 from multiclouddb_spi.time_limits import Deadline
 
@@ -264,7 +263,11 @@ class PageBuilder:
     ) -> ChangeFeedPage:
         children: list[ChildPartition] = []
         if isinstance(state, Retired):
-            children = [_child(session, child) for child in state.children]
+            id_of = session.feed.public_id
+            for child in state.children:
+                parents = tuple(id_of(parent) for parent in child.parents)
+                token = session.child_token(child)
+                children.append(ChildPartition(id_of(child.partition_id), parents, token))
         elif isinstance(state, FeedOver):
             notices, idle = (*notices, FeedEnded(state.reason)), True
         if session.skipped:
@@ -301,12 +304,3 @@ def finished(end: Finished) -> Reading[Any]:
     """Build the last page of a feed, without asking the service."""
     notices = (*_skipped(end), FeedEnded(end.over.reason))
     return Reading((), ChangeFeedPage((), end.token, idle=True, notices=notices))
-
-
-def _child(session: Session, child: Child) -> ChildPartition:
-    feed = session.feed
-    return ChildPartition(
-        feed.public_id(child.partition_id),
-        tuple(feed.public_id(parent) for parent in child.parents),
-        session.child_token(child),
-    )

@@ -214,7 +214,8 @@ class Poll(Generic[T]):
                 not_before = max(not_before, scanning.not_before(turn))
             if starts and not_before > now:
                 if reader.trouble is None:
-                    turns.pace(turn, not_before)
+                    turn.not_before = not_before
+                    turns.move(turn, Stage.PACED)
                 else:  # the service is throttling it: the call does not wait for it
                     turns.fail(turn, reader.trouble)
                     turns.move(turn, Stage.ANSWERED)

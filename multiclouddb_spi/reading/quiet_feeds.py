@@ -81,7 +81,8 @@ class QuietFeeds:
                 try:
                     mark = self._context.fetcher.call(partial(ask, soon), soon)
                 except Exception:  # noqa: BLE001 - the reading reports why the service does not answer
-                    self._forget(known)
+                    with self._lock:
+                        self.idle.pop(known.page.continuation_token, None)
                     return Check(max(0.0, waiting.until - time.monotonic()))
                 requests += 1
                 left = max(0.0, waiting.until - time.monotonic())
@@ -136,10 +137,6 @@ class QuietFeeds:
             elapsed_seconds=elapsed,
         )  # fmt: skip
         return attrs.evolve(known.page, diagnostics=diagnostics)
-
-    def _forget(self, idle: _Idle) -> None:
-        with self._lock:
-            self.idle.pop(idle.page.continuation_token, None)
 
     def _keep(self, idle: _Idle) -> None:
         with self._lock:

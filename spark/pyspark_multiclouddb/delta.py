@@ -125,15 +125,12 @@ class Target:
         check_cases(wanted)
         if self._table is None:
             self._table = _created(self._where, schema)
-        known = {field.name: field for field in self._table.schema().fields}
+        known = {field.name: field for field in self._known().schema().fields}
         for name, field in wanted.items():
             if name in known and _kind(known[name].type) != _kind(field.type):
                 ours, theirs = (_json(each.type).strip('"') for each in (field, known[name]))
                 problem = f"is {ours} in the batch and {theirs} in {self._where}"
                 raise invalid_request(f"column {name}", problem, "cast it, or give it another name")
-        for name in _TEXT:
-            if name not in known:
-                raise _foreign(self._where, name)
         check_cases(wanted, known)
         new = [field for name, field in wanted.items() if name not in known]
         refused = [field.name for field in new if field.name not in _OURS]
@@ -251,7 +248,8 @@ class Target:
         names = {field.name for field in self._table.schema().fields}
         for name in _TEXT:
             if name not in names:
-                raise _foreign(self._where, name)
+                problem = f"{self._where} has no column {name}"
+                raise invalid_request("table_path", problem, "give a table that this sink created")
         return self._table
 
     def _stage(self, plan: str) -> int | None:
@@ -367,12 +365,6 @@ def _created(where: str, schema: pa.Schema) -> DeltaTable:
         raise _cannot_be_written(where, error) from error
 
 
-def _foreign(where: str, name: str) -> MulticloudDbError:
-    return invalid_request(
-        "table_path", f"{where} has no column {name}", "give a table that this sink created"
-    )
-
-
 def _written(names: list[str]) -> WriterProperties:
     """Return file settings: no dictionary of unique texts, and no statistics of documents."""
     from deltalake import ColumnProperties, WriterProperties
@@ -455,15 +447,17 @@ def _stored_fields(schema: pa.Schema) -> dict[str, Field]:
     """Return the columns in the form in which a Delta table declares them."""
     from deltalake import Schema
 
-    fields = {}
+    fields: dict[str, Field] = {}
     for each in schema:
+        cause = None
         try:
             [fields[each.name]] = Schema.from_arrow(pa.schema([each])).fields
-        except Exception as error:  # deltalake raises no narrower class
-            raise _cannot_be_stored(each) from error
-        # deltalake creates such a table, but cannot read it.
-        if "timestamp_nanos" in _json(fields[each.name].type):
-            raise _cannot_be_stored(each)
+        except Exception as error:  # noqa: BLE001 - deltalake raises no narrower class
+            cause = error
+        # deltalake creates a table with nanoseconds, but cannot read it.
+        if cause is not None or "timestamp_nanos" in _json(fields[each.name].type):
+            problem = f"is {each.type}, which a Delta table cannot store"
+            raise invalid_request(f"column {each.name}", problem, "cast it, or leave it out") from cause
     return fields
 
 
@@ -492,11 +486,6 @@ def incomplete_rows() -> MulticloudDbError:
 def in_backticks(name: str) -> str:
     """Return the name of a column for a SQL expression."""
     return "`" + name.replace("`", "``") + "`"
-
-
-def _cannot_be_stored(field: pa.Field) -> MulticloudDbError:
-    problem = f"is {field.type}, which a Delta table cannot store"
-    return invalid_request(f"column {field.name}", problem, "cast it, or leave it out")
 
 
 def _kind(of: object) -> str:

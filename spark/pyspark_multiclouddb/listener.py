@@ -105,8 +105,12 @@ class ProgressTable(StreamingQueryListener):
         if self._lines % _LINES_PER_HEAD == 0:
             self._write("  ".join(name.rjust(width) for name, width in _COLUMNS))
         self._lines += 1
-        columns = zip(values, _COLUMNS, strict=True)
-        self._write("  ".join(_shown(value).rjust(width) for value, (_, width) in columns))
+        texts = [
+            "" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)
+            for value in values
+        ]
+        columns = zip(texts, _COLUMNS, strict=True)
+        self._write("  ".join(text[:20].rjust(width) for text, (_, width) in columns))
 
     def _write(self, line: str) -> None:
         print(line, file=self._file or sys.stderr, flush=True)
@@ -119,9 +123,3 @@ def _report(text: str | None) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) and "openWatches" in value else {}
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.1f}" if isinstance(value, float) else str(value)[:20]

@@ -160,6 +160,7 @@ class MicroBatches:
         return offset
 
     def _plan(self, start: dict[str, Any], max_records: int | None, tell_more: bool) -> dict[str, Any]:
+        """Return the end of the next step as an offset, or `start` if the step needs no new offset."""
         offset = self._offset(start)
         connection = connection_for(self.settings)
         if isinstance(offset, Symbolic):
@@ -191,21 +192,6 @@ class MicroBatches:
             if not isinstance(again, Resnapshot) or error.category != ErrorCategory.CHECKPOINT_EXPIRED:
                 raise
             return self._begun_again(connection, offset, again.snapshot, error)
-        return self._end_of(connection, start, offset, step, mark, max_records, tell_more=tell_more)
-
-    def _end_of(
-        self,
-        connection: Connection,
-        start: dict[str, Any],
-        offset: Pinned,
-        step: Step,
-        mark: Hashable,
-        max_records: int | None,
-        *,
-        tell_more: bool,
-    ) -> dict[str, Any]:
-        """Return the end of a planned step as an offset, or `start` if the step needs no new offset."""
-        before = offset.lineage(self._rules)
         nothing = step.empty or not step.moved
         if step.before.plan is None:
             self.caught_up |= step.records is None or max_records is None or step.records < max_records

@@ -38,10 +38,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from multiclouddb_api.redaction import rfc3339
-from multiclouddb_spi import Cursor, Step
+from multiclouddb_spi import Step
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.standings import Standings
 from multiclouddb_spi.continuation.token import ReadUntil, to_micros
+from multiclouddb_spi.reading.watermark import Standings
 from multiclouddb_spi.scan.contract import plan_id_of
 from pyspark_multiclouddb.errors import check_has
 
@@ -92,7 +92,11 @@ class Reports:
         if until is not None:
             self._until = ReadUntil(to_micros(until), progress.estimated)
         lag = None if until is None or now is None else max(0.0, (now - until).total_seconds())
-        rooms = [] if now is None else [feed.headroom(cursor, now) for cursor in _kept(lineage)]
+        # The positions of the stream are kept, including those of partitions that wait for the scan.
+        kept = [entry.cursor for entry in active if not lineage.is_segment(entry.partition_id)]
+        if lineage.plan is not None:
+            kept += [cursor for entry in lineage.waiting() for cursor in entry.said]
+        rooms = [] if now is None else [feed.headroom(cursor, now) for cursor in kept]
         return {
             "events": events,
             "foundLate": self._found_late,
@@ -142,14 +146,6 @@ def _scan(snapshot: Mapping[str, Any], lineage: Lineage) -> dict[str, Any]:
     scan = lineage.plan.progress()
     numbers = {"records": scan.records, "segments": scan.segments, "segmentsDone": scan.segments_done}
     return {"order": scan.order.value, **state, **numbers}
-
-
-def _kept(lineage: Lineage) -> list[Cursor]:
-    """Return the positions of the stream, including those of partitions that wait for the scan."""
-    active = [entry.cursor for entry in lineage.active() if not lineage.is_segment(entry.partition_id)]
-    if lineage.plan is None:
-        return active
-    return active + [cursor for entry in lineage.waiting() for cursor in entry.said]
 
 
 def caught_up(query: StreamingQuery) -> bool:

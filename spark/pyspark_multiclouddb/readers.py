@@ -71,9 +71,8 @@ class ChangeFeedReader(DataSourceReader):
                 return [part for step in steps for part in step.ranges()]
 
             found = connection.plan("plan", ranges)
-            return work_of(
-                self._settings, connection.incarnation, found, skip_poison=self._settings.skip_poison
-            )
+            skip = self._settings.skip_poison
+            return work_of(self._settings, connection.incarnation, found, skip_poison=skip)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task."""

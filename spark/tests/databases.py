@@ -3,7 +3,6 @@
 from urllib.parse import quote
 
 import attrs
-from azure.cosmos import CosmosClient, PartitionKey
 
 from benchmarks.servers import server_module
 from multiclouddb_api import (
@@ -13,7 +12,6 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
-from multiclouddb_cosmos_emulator import CosmosEmulator
 from multiclouddb_embedded import EmbeddedStore
 
 EVENTS = 120
@@ -155,12 +153,16 @@ class Cosmos:
     """
 
     def __init__(self, folder):
+        from multiclouddb_cosmos_emulator import CosmosEmulator
+
         del folder
         self.server = CosmosEmulator()
         self.server.__enter__()
         self.natives = []
 
     def feed(self, name):
+        from azure.cosmos import CosmosClient, PartitionKey
+
         native = CosmosClient(self.server.endpoint, self.server.key, enable_endpoint_discovery=False)
         self.natives.append(native)
         database = native.create_database_if_not_exists("shop")

@@ -212,7 +212,10 @@ def queries():
         **{
             "spark.master": given["master"],
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-            "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
+            # Spark refuses its own settings here; executors get them from the driver.
+            "spark.executor.extraJavaOptions": " ".join(
+                word for word in os.environ["SPARK_SUBMIT_OPTS"].split() if not word.startswith("-Dspark.")
+            ),
             "spark.executor.memory": "512m",
             "spark.excludeOnFailure.enabled": "false",
             "spark.sql.shuffle.partitions": "1",

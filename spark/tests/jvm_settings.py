@@ -21,8 +21,11 @@ from pyspark_multiclouddb import ensure_java
 EARLY = Path(__file__).with_name("early.py")
 PROGRAM = Path(__file__).with_name("training.py")
 # Each test runs Spark for only a few seconds, so a simple compiler and a simple garbage collector save more
-# time than they cost.
-OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# time than they cost, and so does a query that is interpreted instead of compiled.
+OPTIONS = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
+)
 SECONDS = 200
 
 

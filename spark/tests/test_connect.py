@@ -93,9 +93,9 @@ def check_client(found, source, written, folder):
 @pytest.mark.parametrize("version", [pyspark.__version__, pytest.param("4.0.5", marks=pytest.mark.soak)])
 def test_batch_stream_sink_and_errors(source, tmp_path, version):
     """Tests batches, streams, the sink and errors if server and client have the same version of Spark."""
-    source.write(60)
+    source.write(45)
     source.split()
-    source.write(60)
+    source.write(45)
     source.store.create_collection("others")
     written = [row["event_id"] for row in through_the_client(source)]
     folders, java = [zstandard()], {}

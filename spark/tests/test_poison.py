@@ -167,6 +167,7 @@ def test_first_commit_of_a_table_names_what_is_left_out_and_a_replay_is_the_same
     assert live_rows(path).read_all()["total"].to_pylist() == [1.5]
 
 
+@pytest.mark.soak
 def test_a_query_that_has_failed_goes_on_with_the_option(spark, source, path, tmp_path):
     def merge(frame, batch_id):
         merge_into_delta(frame, batch_id, path, "orders", checkpoint=tmp_path / "checkpoint")

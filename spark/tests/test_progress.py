@@ -1,5 +1,6 @@
-"""Tests the report of a step, and how a caller finds out whether a query has read everything."""
+"""Tests the report of a step, the table of reports, and whether a query has read everything."""
 
+import io
 import json
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 from multiclouddb_api import MulticloudDbError
 from multiclouddb_spi import Position, Step
 from multiclouddb_spi.continuation.lineage import Lineage
-from pyspark_multiclouddb import caught_up, progress
+from pyspark_multiclouddb import ProgressTable, caught_up, progress
 from pyspark_multiclouddb.progress import Reports, snapshot_state
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -225,3 +226,42 @@ def test_what_has_no_progress_or_is_no_query():
     assert caught_up(SimpleNamespace(lastProgress=None))
     with pytest.raises(MulticloudDbError, match="query: must be a streaming query, not int"):
         caught_up(7)
+
+
+REPORT = {
+    "events": 3,
+    "foundLate": 0,
+    "headroomSeconds": 3600.5,
+    "lagSeconds": 1.25,
+    "openWatches": 0,
+    "partitions": 8,
+    "readUntil": "2026-01-31T12:00:00Z",
+    "skipped": {"count": 0, "last": None},
+}
+NUMBERS = ["orders", "7", "3"]
+
+
+def table(report):
+    out = io.StringIO()
+    latest = report if report is None or isinstance(report, str) else json.dumps(report)
+    source = SimpleNamespace(latestOffset=latest, numInputRows=3)
+    progress = SimpleNamespace(name="orders", id="0f3c", batchId=7, sources=[source])
+    ProgressTable(out).onQueryProgress(SimpleNamespace(progress=progress))
+    return [line.split() for line in out.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("report", [None, "no json", '{"c": 1}'])
+def test_source_that_reports_nothing_has_rows_alone(report):
+    assert table(report)[-1] == NUMBERS
+
+
+def test_lines_have_what_the_source_reports():
+    head, line = table(REPORT)
+    assert " ".join(head) == "query batch rows events lag s headroom s partitions skipped read until"
+    assert line == [*NUMBERS, "3", "1.2", "3600.5", "8", "0", "2026-01-31T12:00:00Z"]
+    place = "p0 after sequence 7"
+    lost = {"skipped": {"count": 2, "last": place}, "poison": {"count": 4, "last": "p1"}, "foundLate": 1}
+    skipped, poison, late = table({**REPORT, **lost})[2:]
+    assert skipped[-4:] == place.split()
+    assert {"4,", "p1"} <= set(poison)
+    assert late[-1] == "1"

@@ -21,7 +21,7 @@ from pyspark_multiclouddb.connection import close_connections
 from . import micro_batches
 from .micro_batches import ids
 
-LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "12"))
+LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "8"))
 PLACE = {"url": "simulation://", "database": "sim", "collection": "items"}
 LAST_ROUNDS = 400
 

@@ -129,6 +129,7 @@ class TestBatch:
 
 class TestStream:
     def test_every_event_once_through_splits_merges_and_restarts(self, spark, source, tmp_path):
+        """After that, the position expires, which can be skipped."""
         runs, out = [], io.StringIO()
         listener = ProgressTable(out)
         spark.streams.addListener(listener)
@@ -150,6 +151,14 @@ class TestStream:
             for row in sorted(batch, key=lambda row: row["order_key"]):
                 assert last.get(row["key"], "") < row["order_key"]
                 last[row["key"]] = row["order_key"]
+
+        source.write(30)
+        source.trim(12)
+        with pytest.raises(StreamingQueryException) as caught:
+            follow(spark, source, tmp_path / "checkpoint")
+        assert error_from_query(caught.value) == ErrorCategory.CHECKPOINT_EXPIRED
+        left = follow(spark, source, tmp_path / "checkpoint", failOnDataLoss="false")
+        assert without_sequence(left.all()) == through_the_client(source)
 
     def test_idle_position_goes_to_the_checkpoint(self, spark, source, tmp_path):
         checkpoint = tmp_path / "checkpoint"
@@ -192,17 +201,6 @@ class TestStream:
 
 
 class TestErrors:
-    def test_expired_position_is_told_and_can_be_skipped(self, spark, source, tmp_path):
-        source.write(10)
-        follow(spark, source, tmp_path / "checkpoint")
-        source.write(30)
-        source.trim(12)
-        with pytest.raises(StreamingQueryException) as caught:
-            follow(spark, source, tmp_path / "checkpoint")
-        assert error_from_query(caught.value) == ErrorCategory.CHECKPOINT_EXPIRED
-        left = follow(spark, source, tmp_path / "checkpoint", failOnDataLoss="false")
-        assert without_sequence(left.all()) == through_the_client(source)
-
     def test_missing_collection_in_a_batch(self, spark, source):
         with pytest.raises(Exception, match="NOT_FOUND") as caught:
             load(spark.read, source, collection="none").count()

@@ -293,6 +293,15 @@ class TestVague:
         sim.trim(upto=3)
         assert read(planner.advance(at, None, soon)) == names[3:]
 
+    def test_a_partition_that_may_have_ended_too_early_is_not_taken_for_whole(self, consumer):
+        sim, planner, at, soon, _, read = consumer
+        sim.behaviour = ServiceBehaviour(drop_notice=True, page_limit=1)
+        step = planner.advance(at, None, soon, planner.target(at, soon))
+        sim.drop()
+        with pytest.raises(MulticloudDbError, match="ended before the end of the planned range") as caught:
+            read(step)
+        assert (caught.value.category, caught.value.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
+
     @pytest.mark.parametrize("cursors", [[3, 5, 4], [5, 4, 3], [4, 3, 5]])
     def test_a_child_starts_at_the_position_before_all_others(self, cursors):
         sim = Simulation()

@@ -53,6 +53,7 @@ class TestProof:
             assert told.lag_seconds == pytest.approx(DELAY.total_seconds(), abs=SLACK.total_seconds())
             assert not told.read_until_estimated
 
+    @pytest.mark.usefixtures("delayed")
     def test_an_answer_that_may_be_followed_proves_nothing(self, make_bench):
         bench = quiet(make_bench, 2, CaughtUp.UNKNOWN)
         bench.fill(20)

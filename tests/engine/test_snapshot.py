@@ -394,9 +394,14 @@ class TestNoPartition:
 
 class TestExpired:
     def test_a_segment_is_not_skipped(self):
+        """It contains rows, and a copy without these rows would stay wrong."""
         sim = filled(10)
         consumer = Consumer(sim, ORDERED, 2)
         consumer.page()
+        sim.fail_next(None, GONE)
+        with pytest.raises(MulticloudDbError) as caught:
+            consumer.page(on_expired=SkipToOldest())
+        assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
         sim.fail_next(None, GONE)
         page = consumer.page(on_expired=Resnapshot(Snapshot(ORDERED)))
         assert [type(notice) for notice in page.notices] == [Gap, SnapshotStarted]

@@ -9,13 +9,48 @@ from benchmarks.record import Record
 from benchmarks.result import Result, figure
 from benchmarks.row import Row, load_rows
 
-__all__ = ["page_text"]
+__all__ = ["front_text", "page_text"]
 
-_HEAD: Final = """---
+_CHOSEN: Final = (
+    "start",
+    "cosmos-events",
+    "dynamo-events",
+    "mongo-events",
+    "spanner-events",
+    "embedded-events",
+    "spark",
+    "delta-merge",
+)
+"""The rows by which a user chooses, in the order of the first page."""
+
+_FRONT: Final = """---
 hide: [toc]
 ---
 
 # Benchmarks
+
+How fast does multiclouddb read, compared with other programs that read the same feed? [Compared with other
+readers](peers.md) has the tables behind this picture, and says how it was measured.
+
+<div class="picture chart" markdown>
+![Events a second of each reader](../assets/peers-light.png#only-light)
+![Events a second of each reader](../assets/peers-dark.png#only-dark)
+</div>
+
+What does it cost, compared with a loop that you write by hand over the vendor's own client? A ratio above 1
+means that multiclouddb is faster. [All rows](benchmarks-all.md) are on a second page, with their goals and
+their code.
+"""
+_FRONT_END: Final = """
+---
+
+*Made by `python -m benchmarks --record`; the figures are those of the second page.*
+"""
+_HEAD: Final = """---
+hide: [toc]
+---
+
+# All benchmarks
 
 The benchmarks show what reading through multiclouddb costs, compared with hand-written code. Each row runs
 our side (multiclouddb) and a baseline alternately on the same machine and compares the two. The table marks
@@ -66,8 +101,16 @@ shows an example.
 """
 
 
+def front_text(record: Record) -> str:
+    """Return the first page: the peers' picture, and the rows by which a user chooses."""
+    rows = load_rows()
+    shown = [(rows[name], record.results[name]) for name in _CHOSEN if name in record.results]
+    table = _table(shown).replace("](#", "](benchmarks-all.md#")
+    return "\n".join([_FRONT, table, _machines(shown)] if shown else [_FRONT]) + _FRONT_END
+
+
 def page_text(record: Record) -> str:
-    """Return the whole page."""
+    """Return the second page, with all rows."""
     rows = load_rows()
     shown = [(rows[name], result) for name, result in record.results.items() if name in rows]
     parts = [_HEAD, _table(shown), _machines(shown)]

@@ -39,8 +39,12 @@ from multiclouddb_spi import Deadline, ProviderFault, collector_paused
 from multiclouddb_spi.time_limits import ANSWER_SECONDS
 
 _LARGEST_PAGE: Final = 1000
+_SWELLING: Final = 5
+"""The memory of a parsed item as a multiple of the size of its text."""
 _READ_SECONDS: Final = 10.0
 _LISTING_SECONDS: Final = 30.0
+LATE_SECONDS: Final = 60
+"""With several write regions, a change can get its LSN so many seconds after its time."""
 _RACES: Final = ("mutated during iteration", "overlapping ranges")
 """What azure-cosmos says if two of its threads have disturbed each other."""
 _NAME: Final = re.compile(r'/(?:"([^"]*)"|([^/]*))')
@@ -63,7 +67,7 @@ class Answer:
     items: list[Any]  # the items, unchanged, as the service returned them
     etag: int  # the LSN (logical sequence number) up to which the range was read
     newest: int | None
-    nbytes: int  # the size of the page in bytes
+    nbytes: int  # the memory that the items take
     charge: float | None  # the request units that the service charged for the page
     requests: int  # the number of requests that were made for the page
 
@@ -199,6 +203,12 @@ class Calls:
                 for each in client.get_database_client(str(name)).list_containers(**self._limits(deadline))
             ]
 
+    def lateness(self, deadline: Deadline) -> int:
+        """Return how many seconds after its time a change can get its LSN, by the account's write regions."""
+        with self._guarded(deadline):
+            account = self._connected().get_database_account(**self._limits(deadline))
+        return LATE_SECONDS if len(account.WritableLocations) > 1 else 0
+
     def ranges(self, address: ResourceAddress) -> list[KeyRange]:
         """Request the current ranges of all partitions from the service, and return them."""
         container = self.container(address)
@@ -246,25 +256,8 @@ class Calls:
             )
             .by_page()
         )
-        items, body, requests = self._checked(address, pages, seen, deadline)
-        headers = seen["headers"]
-        self._hear(headers)
-        told = body.get("_rid") if body else headers.get("x-ms-content-path")
-        if told not in (None, rid):
-            raise recreated(address)
-        if ranges_in(headers["etag"]) != [place]:
-            raise MovedError
-        # If an answer is sent in chunks, for example by a proxy, it does not state its length.
-        nbytes = seen.get("nbytes") or int(_number(headers.get("Content-Length")) or 0) if items else 0
-        newest = _number(headers.get("lsn"))
-        return Answer(items, _lsn(seen["etag"]), newest, nbytes, _charge(headers), requests)
-
-    def _checked(
-        self, address: ResourceAddress, pages: Any, seen: dict[str, Any], deadline: Deadline
-    ) -> tuple[list[Any], Mapping[str, Any], int]:
-        """Return the result of `_page`, and check that the container was not replaced."""
         try:
-            return self._page(pages, seen, deadline)
+            items, body, requests = self._page(pages, seen, deadline)
         except CosmosHttpResponseError as error:
             self._hear(error.headers or {})
             if code_of(error) == (BAD_REQUEST, RECREATED):
@@ -275,6 +268,23 @@ class Calls:
             if "collection rid" in str(error):
                 raise recreated(address) from error
             raise
+        headers = seen["headers"]
+        self._hear(headers)
+        told = body.get("_rid") if body else headers.get("x-ms-content-path")
+        if told not in (None, rid):
+            raise recreated(address)
+        if ranges_in(headers["etag"]) != [place]:
+            raise MovedError
+        # If an answer is sent in chunks, for example by a proxy, it does not state its length.
+        nbytes = seen.get("nbytes") or int(_number(headers.get("Content-Length")) or 0) if items else 0
+        newest = _number(headers.get("lsn"))
+        position = _number(str(seen["etag"]).strip('"'))
+        if position is None:
+            raise ProviderFault.of(
+                ErrorCategory.PROVIDER_ERROR,
+                f"the service's position {str(seen['etag'])[:40]!r} is not an LSN; please report this",
+            )
+        return Answer(items, position, newest, _SWELLING * nbytes, _charge(headers), requests)
 
     def _page(
         self, pages: Any, seen: dict[str, Any], deadline: Deadline
@@ -326,16 +336,6 @@ def _after(key: str) -> str:
     if key >= MOST:
         return MOST
     return f"{int(key, 16) + 1:0{len(key)}X}"
-
-
-def _lsn(etag: Any) -> int:
-    number = _number(str(etag).strip('"'))
-    if number is None:
-        raise ProviderFault.of(
-            ErrorCategory.PROVIDER_ERROR,
-            f"the service's position {str(etag)[:40]!r} is not an LSN; please report this",
-        )
-    return number
 
 
 def _number(text: Any) -> int | None:

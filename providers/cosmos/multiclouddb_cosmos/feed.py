@@ -8,8 +8,8 @@ from datetime import datetime
 
 from multiclouddb_api import AtTime, Beginning, Now
 from multiclouddb_cosmos.errors import PROVIDER_ID
-from multiclouddb_cosmos.partitions import Resolution, listed, oldest_place, seed_of, stated
-from multiclouddb_cosmos.position import compare, cursor_of, describe, place_of, range_of
+from multiclouddb_cosmos.partitions import Resolution, oldest_place, stated
+from multiclouddb_cosmos.position import compare, cursor_of, place_of, range_of
 from multiclouddb_cosmos.reader import CosmosReader
 from multiclouddb_cosmos.snapshots import ScanReader, cut_segments, is_scan, plan_scan, scan_of
 from multiclouddb_cosmos.source import Source
@@ -22,6 +22,8 @@ from multiclouddb_spi import (
     FeedStart,
     Head,
     InvalidCursor,
+    Partition,
+    PartitionState,
     Position,
     Reader,
     ScanPlan,
@@ -51,7 +53,12 @@ class CosmosFeed(Feed):
 
     def clock(self, deadline: Deadline) -> datetime | None:
         """Return the `Date` of the service's last answer plus the time since then."""
+        self._source.renew(deadline)
         return self._source.calls.now()
+
+    def visible_after(self) -> float:
+        """Return ten seconds, and in an account with several write regions a minute more."""
+        return 10.0 + self._source.late
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Return one seed for each range, at the current end of the range."""
@@ -66,7 +73,7 @@ class CosmosFeed(Feed):
                 return []
             wanted = [one]
         found = (self._learned or Resolution(source)).at_now(wanted, deadline)
-        return [seed_of(each, found[each]) for each in sorted(found)]
+        return [Seed(each.partition_id, (), cursor_of(found[each])) for each in sorted(found)]
 
     def survey(
         self,
@@ -82,7 +89,8 @@ class CosmosFeed(Feed):
         source = self._source
         if not asked:
             source.check_same(deadline)
-            return Survey(tuple(map(listed, source.current().cut(source.scope))))
+            spans_now = source.current().cut(source.scope)  # ranges that were split are not listed
+            return Survey(tuple(Partition(each.partition_id, (), PartitionState.OPEN) for each in spans_now))
         current = source.current()
         spans = {name: span for name in asked if (span := range_of(name)) is not None}
         lost = [span for name, span in spans.items() if name in expired]
@@ -126,7 +134,7 @@ class CosmosFeed(Feed):
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         """Plan a scan with one segment for each range. The parameter `segments` has no effect."""
-        return plan_scan(self.start(Now(), None, deadline), None)
+        return plan_scan(self.start(Now(), None, deadline), None, self._source.late)
 
     def backfill(
         self, position: Beginning | AtTime, partition_id: str | None, deadline: Deadline
@@ -134,7 +142,7 @@ class CosmosFeed(Feed):
         """Plan the scan for `Beginning()` or `AtTime(…)`, or return None if the range does not exist."""
         since = position.utc if isinstance(position, AtTime) else None
         seeds = self.start(Now(), partition_id, deadline)
-        return plan_scan(seeds, since) if seeds else None
+        return plan_scan(seeds, since, self._source.late) if seeds else None
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
         """Return the next ranges from the plan of a scan, without sending a request."""
@@ -152,4 +160,6 @@ class CosmosFeed(Feed):
         """Return the LSN of a position, and a lower limit on the times of the records after it."""
         if is_scan(cursor):
             return Position(f"scan at LSN {scan_of(cursor).place.lsn}", None)
-        return describe(place_of(cursor))
+        place = place_of(cursor)
+        inside = "" if place.inner is None else ", inside a transaction"
+        return Position(f"LSN {place.lsn}{inside}", self._source.since(place.seconds))

@@ -84,21 +84,15 @@ def _event_ids(
     records: Records, datas: Sequence[Mapping[str, Any]], keys: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     found = []
-    kinds = [data["operationType"] for data in datas]
-    if "delete" not in kinds:
-        # The service's own ids for the document and its version.
-        return [
-            f"{lsn}:{kind}:{(current := item['current'])['_rid']}:{current['_etag'][1:-1]}"
-            for lsn, kind, item in zip(records.lsns, kinds, records.items, strict=True)
-        ]
     for index, (item, data, key) in enumerate(zip(records.items, datas, keys, strict=True)):
-        if kinds[index] != "delete":
-            current = item["current"]
-            found.append(f"{records.lsns[index]}:{kinds[index]}:{current['_rid']}:{current['_etag'][1:-1]}")
+        kind, lsn = data["operationType"], records.lsns[index]
+        if kind != "delete":
+            current = item["current"]  # with the service's own ids for the document and its version
+            found.append(f"{lsn}:{kind}:{current['_rid']}:{current['_etag'][1:-1]}")
             continue
         # Two deletes of the same key in one transaction differ only in their place within the transaction.
         place = records.number(index)
-        text = f"{records.lsns[index]}:delete:{name_of(key)}:{data.get('previousImageLSN', '')}"
+        text = f"{lsn}:delete:{name_of(key)}:{data.get('previousImageLSN', '')}"
         found.append(f"{text}:{place}" if place else text)
     return found
 

@@ -16,16 +16,11 @@ from multiclouddb_cosmos.position import KeyRange, Place, RangeMap, cursor_of
 from multiclouddb_cosmos.records import seconds_of
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import MovedError
-from multiclouddb_spi import Child, Deadline, Drained, Partition, PartitionState, ProviderFault, Seed, Survey
+from multiclouddb_spi import Deadline, Partition, PartitionState, ProviderFault, Survey
 
 T = TypeVar("T")
 _EARLY_SECONDS: Final = 2
 _TRIES: Final = 4
-
-
-def listed(place: KeyRange) -> Partition:
-    """Return a range that lies within one partition; the service does not list ranges that were split."""
-    return Partition(place.partition_id, (), PartitionState.OPEN)
 
 
 def stated(
@@ -43,12 +38,6 @@ def stated(
         parents = () if part == span else (span.partition_id,)
         present.append(Partition(part.partition_id, parents, PartitionState.OPEN, cursor_of(place)))
     return Survey(tuple(present), {span.partition_id: None for span in lost if span not in oldest})
-
-
-def children_of(parent: KeyRange, pieces: Sequence[KeyRange], place: Place) -> Drained:
-    """Return how a range continues after it was split."""
-    cursor = cursor_of(place)
-    return Drained(tuple(Child(each.partition_id, (parent.partition_id,), cursor) for each in pieces))
 
 
 def read_settled(source: Source, place: KeyRange, read: Callable[[KeyRange], T]) -> dict[KeyRange, T]:
@@ -91,32 +80,19 @@ def pieces_after(
 def oldest_place(source: Source, place: KeyRange, since: datetime | None, deadline: Deadline) -> Place:
     """Find the oldest position from which a range can be read, by trial reads."""
     low, high = 0, source.end(place, deadline)
+    wanted = None if since is None else since.timestamp() - _EARLY_SECONDS - source.late
     while low < high:
         middle = (low + high) // 2
-        if _is_before(source, place, middle, since, deadline):
-            low = middle + 1
-        else:
-            high = middle
+        try:
+            items = source.read(place, middle, 1, deadline).items
+            seconds = seconds_of(items[0]) if items else None
+            is_before = wanted is not None and seconds is not None and seconds < wanted
+        except ProviderFault as error:
+            if error.fault.category is not ErrorCategory.CHECKPOINT_EXPIRED:
+                raise
+            is_before = True
+        low, high = (middle + 1, high) if is_before else (low, middle)
     return Place(low)
-
-
-def _is_before(source: Source, place: KeyRange, lsn: int, since: datetime | None, deadline: Deadline) -> bool:
-    """Return True if a position is expired, or if the change after it is too old."""
-    try:
-        answer = source.read(place, lsn, 1, deadline)
-    except ProviderFault as error:
-        if error.fault.category is ErrorCategory.CHECKPOINT_EXPIRED:
-            return True
-        raise
-    if since is None or not answer.items:
-        return False
-    seconds = seconds_of(answer.items[0])
-    return seconds is not None and seconds + _EARLY_SECONDS < since.timestamp()
-
-
-def seed_of(place: KeyRange, start: Place) -> Seed:
-    """Return the seed of a range: the range to read and its start position."""
-    return Seed(place.partition_id, (), cursor_of(start))
 
 
 _AT_A_TIME: Final = 16

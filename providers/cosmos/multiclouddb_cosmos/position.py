@@ -14,12 +14,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Final
 
 import attrs
 
-from multiclouddb_spi import Cursor, InvalidCursor, Position
+from multiclouddb_spi import Cursor, InvalidCursor
 
 LEAST: Final = ""
 MOST: Final = "FF"
@@ -131,10 +130,3 @@ def _is_inner(inner: object, rest: list[Cursor]) -> bool:
 def compare(a: Place, b: Place) -> int:
     """Return -1, 0 or 1 if `a` lies before, at or after `b`."""
     return (a.order > b.order) - (a.order < b.order)
-
-
-def describe(place: Place) -> Position:
-    """Return a text such as `LSN 4711`, and a lower limit on the times of later changes."""
-    inside = "" if place.inner is None else ", inside a transaction"
-    when = None if place.seconds is None else datetime.fromtimestamp(place.seconds, UTC)
-    return Position(f"LSN {place.lsn}{inside}", when)

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Final
 
 import attrs
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_cosmos.mapping import CosmosMapper
-from multiclouddb_cosmos.partitions import children_of, pieces_after
+from multiclouddb_cosmos.partitions import pieces_after
 from multiclouddb_cosmos.position import KeyRange, Place, cursor_of
 from multiclouddb_cosmos.records import Records, is_after, is_of, place_after, records_of
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import MovedError
-from multiclouddb_spi import Batch, Continue, Deadline, Outcome, Reached, Reader, cancelled
+from multiclouddb_spi import Batch, Child, Continue, Deadline, Drained, Outcome, Reached, Reader, cancelled
 
-_MOST_RECORDS: Final = 1000
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
 # A call through azure-cosmos takes about two milliseconds of CPU time. Therefore, if many ranges are idle,
 # each of them is read less often.
 _IDLE_CALLS_A_SECOND: Final = 100
 _PAUSES_A_CALL: Final = 4
-# The memory of a parsed item as a multiple of the size of its text.
-_SWELLING: Final = 5
 _NONE: Final = Records([], [])
 
 
@@ -73,7 +69,7 @@ class CosmosReader(Reader):
         strands = self._opened()
         if strands is None:
             return self._batch(_NONE, begin)
-        limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._source.item_bytes))
+        limit = self._source.limit(max_records, max_bytes)
         for strand in list(strands):
             if not strand.done and not len(strand.records) and self._fill(strands, strand, limit, deadline):
                 return self._batch(_NONE, begin)
@@ -100,7 +96,8 @@ class CosmosReader(Reader):
 
     def _ends(self, pieces: list[KeyRange]) -> bool:
         if len(pieces) > 1 and self._until is None:
-            self._outcome = children_of(self._span, pieces, self._place)
+            parents, cursor = (self._span.partition_id,), cursor_of(self._place)
+            self._outcome = Drained(tuple(Child(each.partition_id, parents, cursor) for each in pieces))
             return True
         return False
 
@@ -119,7 +116,9 @@ class CosmosReader(Reader):
             strands[at : at + 1] = [_Strand(piece, strand.place) for piece in pieces]
             return False
         self._source.check_kept(strand.span, strand.place.etag, strand.place.seconds, deadline)
-        self._note(answer.nbytes, len(answer.items), answer.charge, answer.requests)
+        self._requests, self._nbytes = self._requests + answer.requests - 1, self._nbytes + answer.nbytes
+        if answer.charge is not None:
+            self._charge = (self._charge or 0.0) + answer.charge
         items = answer.items
         if self._source.wanted:
             items = [item for item in items if is_of(item, self._mapper.view, self._source.wanted)]
@@ -139,14 +138,6 @@ class CosmosReader(Reader):
         strand.records, strand.place = records, end
         return False
 
-    def _note(self, nbytes: int, count: int, charge: float | None, requests: int) -> None:
-        self._requests += requests - 1
-        self._nbytes += _SWELLING * nbytes
-        if count:
-            self._source.item_bytes = max(1, _SWELLING * nbytes // count)
-        if charge is not None:
-            self._charge = (self._charge or 0.0) + charge
-
     # -- Fetched records
 
     def _taken(self, strands: list[_Strand], most: int, begin: Place) -> Batch:
@@ -156,13 +147,19 @@ class CosmosReader(Reader):
             records, strand.records = strand.records.part(0, most), strand.records.part(most)
             rest = strand.records
         else:
-            records, rest = _merged(strands, most), _first_left(strands)
+            records = _merged(strands, most)
+            left = [strand.records for strand in strands if len(strand.records)]
+            rest = min(left, key=lambda each: each.order(0), default=_NONE)
         if len(rest) and len(records):
-            self._place = _between(records, rest)
+            self._place = place_after(records, len(records))
+            if rest.lsns[0] == self._place.lsn:
+                self._place = attrs.evolve(self._place, inner=records.inner(len(records) - 1))
         elif not len(rest):
             self._place = self._end(strands, records)
         if self._until is not None and not len(rest) and all(strand.done for strand in strands):
-            self._outcome, self._place = Reached(), self._bounded(records)
+            last = place_after(records, len(records)) if len(records) else self._place
+            seconds = last.seconds if last.seconds is not None else self._until.seconds
+            self._outcome, self._place = Reached(), attrs.evolve(self._until, seconds=seconds)
         self._empty = 0 if len(records) else self._empty + 1
         quiet = not len(rest) and all(strand.quiet or strand.done for strand in strands)
         return self._batch(records, begin, quiet=quiet)
@@ -177,16 +174,12 @@ class CosmosReader(Reader):
             return last
         return attrs.evolve(reached, seconds=last.seconds if last.seconds is not None else reached.seconds)
 
-    def _bounded(self, records: Records) -> Place:
-        assert self._until is not None
-        last = place_after(records, len(records)) if len(records) else self._place
-        seconds = last.seconds if last.seconds is not None else self._until.seconds
-        return attrs.evolve(self._until, seconds=seconds)
-
     def _batch(self, records: Records, begin: Place, *, quiet: bool = False) -> Batch:
-        self._rename()
+        shown = self._source.shown(self._span)
+        if shown != self._shown:  # a partition key can move to another partition
+            self._shown = shown
+            self._mapper = CosmosMapper(self._source.view(self._name(shown.partition_id)))
         waits = isinstance(self._outcome, Continue) and quiet and not len(records)
-        seconds = self._place.seconds
         return Batch(
             records,
             self._mapper,
@@ -195,18 +188,11 @@ class CosmosReader(Reader):
             self._outcome,
             self._nbytes,
             caught_up=quiet,
-            watermark=None if seconds is None else datetime.fromtimestamp(seconds, UTC),
+            watermark=self._source.since(self._place.seconds),
             poll_after=self._pause() if waits else 0.0,
             charge=self._charge,
             requests=self._requests,
         )
-
-    def _rename(self) -> None:
-        """Update the partition id in events, because a partition key can move to another partition."""
-        shown = self._source.shown(self._span)
-        if shown != self._shown:
-            self._shown = shown
-            self._mapper = CosmosMapper(self._source.view(self._name(shown.partition_id)))
 
     def _pause(self) -> float:
         """Return the pause before the next call to an idle range."""
@@ -244,17 +230,3 @@ def _merged(strands: list[_Strand], most: int) -> Records:
     for number, strand in enumerate(strands):
         strand.records = strand.records.part(sum(each[1] == number for each in ready))
     return found
-
-
-def _first_left(strands: list[_Strand]) -> Records:
-    """Return the first of the records that were fetched but not yet returned."""
-    left = [strand.records for strand in strands if len(strand.records)]
-    return min(left, key=lambda each: each.order(0), default=_NONE)
-
-
-def _between(records: Records, rest: Records) -> Place:
-    """Return the position between the last record of `records` and the first record of `rest`."""
-    last = place_after(records, len(records))
-    if rest.lsns[0] != last.lsn:
-        return last
-    return attrs.evolve(last, inner=records.inner(len(records) - 1))

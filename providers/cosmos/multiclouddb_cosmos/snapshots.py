@@ -47,9 +47,7 @@ from multiclouddb_spi import (
 )
 
 _FLOOR: Final = order_key(0)
-_MOST_RECORDS: Final = 1000
 _PAUSE: Final = 0.1
-_SWELLING: Final = 5
 _MOST_SECONDS: Final = 253_402_300_799
 _MOST_PLAN: Final = 64
 _NONE: Final = Records([], [])
@@ -83,8 +81,8 @@ def scan_of(cursor: Cursor) -> Scan:
         case [str() as plan_id, bound, moment, since, lsn, *inner] if (
             0 < len(plan_id) <= _MOST_PLAN
             and is_number(bound)
-            and _is_second(moment)
-            and (since is None or _is_second(since))
+            and is_number(moment, _MOST_SECONDS)
+            and (since is None or is_number(since, _MOST_SECONDS))
             and len(inner) < 2
         ):
             place = place_of([lsn, None, *inner] if inner else [lsn])
@@ -92,19 +90,15 @@ def scan_of(cursor: Cursor) -> Scan:
     raise InvalidCursor("it is not a scan of Cosmos DB")
 
 
-def _is_second(value: object) -> bool:
-    return is_number(value) and int(value) <= _MOST_SECONDS  # type: ignore[call-overload]
-
-
 # -- Plans
 
 
-def plan_scan(seeds: Sequence[Seed], since: datetime | None) -> ScanPlan:
+def plan_scan(seeds: Sequence[Seed], since: datetime | None, late: int = 0) -> ScanPlan:
     """Plan a scan."""
     places = [place_of(seed.cursor) for seed in seeds]
     # No change of the stream is older than the first of these times.
     times = [place.seconds for place in places if place.seconds is not None]
-    moment = min(times, default=int(datetime.now(UTC).timestamp()))
+    moment = max(0, min(times, default=int(datetime.now(UTC).timestamp())) - late)
     plan_id = secrets.token_hex(6)
     whole = None if since is None else int(since.timestamp())
     ranges: list[Cursor] = [[seed.partition_id, place.lsn] for seed, place in zip(seeds, places, strict=True)]
@@ -115,9 +109,15 @@ def plan_scan(seeds: Sequence[Seed], since: datetime | None) -> ScanPlan:
 
 def cut_segments(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
     """Take the next ranges from a plan."""
+    bounds = list[tuple[str, int]]()
     match cursor:
         case [str() as plan_id, moment, since, [*ranges]]:
-            bounds = [_bound_of(each) for each in ranges]
+            for each in ranges:
+                match each:
+                    case [str() as name, int() as bound] if range_of(name) is not None and is_number(bound):
+                        bounds.append((name, bound))
+            if len(bounds) < len(ranges):
+                raise InvalidCursor("it is not a plan of Cosmos DB")
         case _:
             raise InvalidCursor("it is not a plan of Cosmos DB")
     found = [
@@ -126,14 +126,6 @@ def cut_segments(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | No
     ]
     rest = ranges[count:]
     return found, [plan_id, moment, since, rest] if rest else None
-
-
-def _bound_of(value: Cursor) -> tuple[str, int]:
-    match value:
-        case [str() as name, int() as bound] if range_of(name) is not None and is_number(bound):
-            return name, bound
-        case _:
-            raise InvalidCursor("it is not a plan of Cosmos DB")
 
 
 # -- Rows
@@ -187,8 +179,7 @@ class ScanReader(Reader):
             raise cancelled()
         begin, answer = self._scan, None
         if isinstance(self._outcome, Continue) and not len(self._rest) and not self._over:
-            limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._source.item_bytes))
-            answer = self._page(limit, deadline)
+            answer = self._page(self._source.limit(max_records, max_bytes), deadline)
         if not isinstance(self._outcome, Continue):
             return self._batch(_NONE, begin, answer)
         rows, self._rest = self._rest.part(0, max_records), self._rest.part(max_records)
@@ -198,13 +189,8 @@ class ScanReader(Reader):
                 self._outcome = Scanned()
         elif len(rows):
             last = place_after(rows, len(rows))
-            inside = self._rest.lsns[0] == last.lsn
-            place = (
-                Place(last.lsn, None, rows.inner(len(rows) - 1))
-                if inside
-                else Place(last.lsn, None, last.inner)
-            )
-            self._scan = attrs.evolve(self._scan, place=place)
+            inner = rows.inner(len(rows) - 1) if self._rest.lsns[0] == last.lsn else last.inner
+            self._scan = attrs.evolve(self._scan, place=Place(last.lsn, None, inner))
         return self._batch(rows, begin, answer)
 
     def cancel(self) -> None:
@@ -222,7 +208,8 @@ class ScanReader(Reader):
             try:
                 etag = scan.place.etag or None
                 answer = self._source.read_latest(self._span, etag, limit, scan.since, deadline)
-                self._source.check_kept(self._span, scan.place.etag, scan.moment, deadline)
+                began = scan.moment + self._source.late
+                self._source.check_kept(self._span, scan.place.etag, began, deadline)
             except (MovedError, CosmosHttpResponseError) as error:
                 pieces = pieces_after(self._source, seen, self._span, error)
                 if pieces == [self._span]:
@@ -241,7 +228,12 @@ class ScanReader(Reader):
         if self._source.wanted:
             items = [item for item in items if is_of(item, view, self._source.wanted)]
         found = records_of(items, scan.place, view)
-        kept = [index for index in range(len(found)) if _is_wanted(found, index, scan)]
+        kept = []
+        for index in range(len(found)):
+            seconds = found.items[index]["metadata"].get("crts")
+            is_early = scan.since is not None and isinstance(seconds, int) and seconds < scan.since
+            if found.lsns[index] <= scan.bound and not is_early:
+                kept.append(index)
         self._rest = found.chosen(kept)
         reached = answer.etag
         # Another replica may lag behind, so a page without rows is no proof. Only the LSN of the page proves
@@ -250,8 +242,6 @@ class ScanReader(Reader):
         still = not answer.items and answer.etag == scan.place.etag
         self._over = reached >= scan.bound or (still and (answer.newest or 0) >= scan.bound)
         self._next = Place(reached) if reached >= scan.place.lsn or scan.place.inner is None else scan.place
-        if answer.items:
-            self._source.item_bytes = max(1, _SWELLING * answer.nbytes // len(answer.items))
 
     def _batch(self, rows: Records, begin: Scan, answer: Answer | None) -> Batch:
         found_none = answer is not None and not answer.items
@@ -262,7 +252,7 @@ class ScanReader(Reader):
             begin.cursor,
             self._scan.cursor,
             self._outcome,
-            0 if answer is None else _SWELLING * answer.nbytes,
+            0 if answer is None else answer.nbytes,
             caught_up=False,
             poll_after=_PAUSE if waits else 0.0,
             charge=None if answer is None else answer.charge,
@@ -275,10 +265,3 @@ def _metadata(item: Any) -> dict[str, Any]:
     if not isinstance(item, dict):
         return {}
     return {"operationType": "create", "lsn": item.get("_lsn"), "crts": item.get("_ts")}
-
-
-def _is_wanted(records: Records, index: int, scan: Scan) -> bool:
-    if records.lsns[index] > scan.bound:
-        return False
-    seconds = records.items[index]["metadata"].get("crts")
-    return scan.since is None or not isinstance(seconds, int) or seconds >= scan.since

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
+from datetime import UTC, datetime
 from weakref import WeakSet
 
 import attrs
+from azure.core.exceptions import AzureError
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory, LogicalPartition, MulticloudDbKey, invalid_request
-from multiclouddb_cosmos.client import Answer, Calls, Definition
+from multiclouddb_cosmos.client import LATE_SECONDS, Answer, Calls, Definition
 from multiclouddb_cosmos.config import CosmosOptions
 from multiclouddb_cosmos.errors import BAD_REQUEST, classify, is_disabled
 from multiclouddb_cosmos.position import LEAST, MOST, KeyRange, RangeMap
@@ -18,9 +22,9 @@ from multiclouddb_cosmos.transport import LATEST, start_of
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired, unsupported
 
 _WHOLE = KeyRange(LEAST, MOST)
-# With several write regions, a change can get its LSN up to a minute late, and a position at the present
-# moment has the time before its request. A failover that loses changes takes longer.
-_SLACK_SECONDS = 60
+# Longer than a request for the present position takes, which has the time before the request.
+_SLACK_SECONDS = LATE_SECONDS
+_RENEW_SECONDS = 300.0
 
 
 @attrs.define(eq=False)
@@ -35,6 +39,8 @@ class Source:
     readers: WeakSet[Reader] = attrs.field(factory=WeakSet)  # the readers that are currently in use
     behind: dict[KeyRange, int] = attrs.field(factory=dict)
     item_bytes: int = 1024  # the memory size of one item, measured on the last page
+    late: int = 0  # a change can get its LSN so many seconds after its time
+    _renewed: float = attrs.field(factory=time.monotonic)
     _map: RangeMap | None = None
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
@@ -50,7 +56,7 @@ class Source:
                 "does not tell its key",
                 "copy the items into a container whose levels have different last names, and read that one",
             )
-        source = cls(calls, spec, definition)
+        source = cls(calls, spec, definition, late=calls.lateness(deadline))
         if isinstance(spec.scope, LogicalPartition):
             source.wanted = _wanted(spec.scope.key, definition)
             source.scope = calls.range_of_key(
@@ -78,6 +84,19 @@ class Source:
     def shown(self, span: KeyRange) -> KeyRange:
         """Return the range whose id appears in the events of `span`."""
         return self.ranges().holder(span) if self.wanted else span
+
+    def renew(self, deadline: Deadline) -> None:
+        """Ask from time to time whether the account has several write regions."""
+        now = time.monotonic()
+        if now - self._renewed >= _RENEW_SECONDS:
+            self._renewed = now
+            with contextlib.suppress(AzureError, ProviderFault):
+                # Changes of a region that takes no more writes may still be on their way.
+                self.late = max(self.late, self.calls.lateness(deadline))
+
+    def since(self, seconds: int | None) -> datetime | None:
+        """Return a lower limit on the times of the changes after a position with a given time."""
+        return None if seconds is None else datetime.fromtimestamp(max(0, seconds - self.late), UTC)
 
     # -- Ranges
 
@@ -109,6 +128,10 @@ class Source:
                 f"container {self.spec.address.collection!r} was deleted and recreated",
             )
 
+    def limit(self, max_records: int, max_bytes: int) -> int:
+        """Return how many items to request."""
+        return min(max_records, max(1, max_bytes // self.item_bytes))
+
     def read(self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline) -> Answer:
         """Return one page of all versions."""
         # If `etag` is None, reading begins at the current end.
@@ -136,6 +159,8 @@ class Source:
 
     def _reached(self, span: KeyRange, etag: int | None, answer: Answer) -> Answer:
         """Return the answer, unless it comes from before the position at which the read began."""
+        if answer.items:
+            self.item_bytes = max(1, answer.nbytes // len(answer.items))
         newest = answer.etag if answer.newest is None else min(answer.etag, answer.newest)
         if etag is None or newest >= etag:
             return answer
@@ -174,7 +199,7 @@ class Source:
 def _wanted(key: MulticloudDbKey, definition: Definition) -> tuple[object, ...]:
     names = ["/".join(path) for path in definition.paths]
     given = [name for name in key.components if name in names]
-    most = 1 if not definition.hierarchical else len(names)
+    most = len(names) if definition.hierarchical else 1
     if not given or given != names[: len(given)] or len(given) > most:
         raise invalid_request(
             "LogicalPartition.key",

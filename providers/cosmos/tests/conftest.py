@@ -1,9 +1,12 @@
 """Sets the environment variables that azure-cosmos reads in the tests of this provider."""
 
 import pytest
+from azure.cosmos import CosmosClient
 
+from multiclouddb_api import connect
 from multiclouddb_cosmos_emulator.auth import WELL_KNOWN_KEY
 
+from .harness import close_client
 from .world import World
 
 
@@ -38,3 +41,25 @@ def make_world():
 def world(make_world):
     """Provide a container with two partitions."""
     return make_world(2)
+
+
+@pytest.fixture
+def lone(make_world):
+    """Provide a container with one partition."""
+    return make_world(1)
+
+
+@pytest.fixture
+def native(world):
+    """Provide the application's own client of azure-cosmos."""
+    made = CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False)
+    yield made
+    world.server.faults.clear()
+    close_client(made)
+
+
+@pytest.fixture
+def own(world, native):
+    """Provide a client of the library that uses the application's own client."""
+    with connect(world.config(), native_client=native) as client:
+        yield client

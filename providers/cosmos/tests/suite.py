@@ -195,17 +195,22 @@ _SCOPES = ["collection", "partition", "key"]
 
 @pytest.mark.needs("alone")
 class TestEveryStart(us8.TestEveryStart):
-    @pytest.mark.parametrize("scope", _SCOPES)
-    @pytest.mark.parametrize("start", ["beginning", "now", "time"])
-    def test_a_start_in_a_scope_gives_what_comes_after_it(self, collection, start, scope):
+    def chosen(self, collection, scope):
+        """Write one document; return its key, its first change, and the scope that contains it."""
         key = collection.harness.key("mine")
         collection.put("mine", n=0)
         (home,) = collection.read(collection.begin, 1)
-        chosen = {
+        scopes = {
             "collection": EntireCollection(),
             "partition": PhysicalPartition(home.partition_id),
             "key": LogicalPartition(key),
-        }[scope]
+        }
+        return key, home, scopes[scope]
+
+    @pytest.mark.parametrize("scope", _SCOPES)
+    @pytest.mark.parametrize("start", ["beginning", "now", "time"])
+    def test_a_start_in_a_scope_gives_what_comes_after_it(self, collection, start, scope):
+        key, home, chosen = self.chosen(collection, scope)
         if start == "now":
             position = collection.now(scope=chosen)
         else:
@@ -218,14 +223,7 @@ class TestEveryStart(us8.TestEveryStart):
 
     @pytest.mark.parametrize("scope", _SCOPES)
     def test_a_row_comes_and_then_its_changes(self, collection, scope):
-        key = collection.harness.key("mine")
-        collection.put("mine", n=0)
-        (home,) = collection.read(collection.begin, 1)
-        chosen = {
-            "collection": EntireCollection(),
-            "partition": PhysicalPartition(home.partition_id),
-            "key": LogicalPartition(key),
-        }[scope]
+        key, _, chosen = self.chosen(collection, scope)
         *_, page = collection.pages(Beginning(), 1, scope=chosen)
         collection.put("mine", n=1)
         events = collection.drain(page.continuation_token, 1, scope=chosen)

@@ -92,23 +92,10 @@ class Life:
             self.world.split(self.dice.choice(parts)["id"], completing=self.dice.choice([0, 0, 2]))
 
     def trouble(self):
-        faults = self.world.server.faults
-        after = self.dice.randint(0, 3)
-        action = self.dice.choice(
-            [
-                Fail(429, 3200, 0.01),
-                Fail(410, 1002),
-                Fail(410, 1007),
-                Fail(503),
-                Fail(408),
-                Fail(449),
-                Drop(),
-                Drop(mid_body=True),
-                Act(self.split),
-                Act(self.split),
-            ]
-        )
-        faults.add(action, READ, times=self.dice.randint(1, 2), after=after)
+        faults = [Fail(410, 1002), Fail(410, 1007), Fail(503), Fail(408), Fail(449), Fail(429, 3200, 0.01)]
+        faults += [Drop(), Drop(mid_body=True), Act(self.split), Act(self.split)]
+        after, action, times = self.dice.randint(0, 3), self.dice.choice(faults), self.dice.randint(1, 2)
+        self.world.server.faults.add(action, READ, times=times, after=after)
 
 
 class Reading:

@@ -1,7 +1,5 @@
 """Tests how the configuration names an account, and which credential is used."""
 
-import pickle
-
 import pytest
 from azure.identity import DefaultAzureCredential
 
@@ -34,25 +32,16 @@ def test_what_a_url_names(url, endpoint, local):
     assert (config.endpoint, config.is_local) == (endpoint, local)
 
 
-def test_the_key_comes_from_the_environment(key):
-    assert str(checked(url="cosmos://a").find_credential()).endswith("==")
-
-
-def test_a_credential_of_the_application_comes_first():
+def test_a_credential_comes_from_the_application_the_environment_or_azure(monkeypatch):
     mine = Credential()
     assert checked(url="cosmos://a", credential=mine).find_credential() is mine
-
-
-def test_without_a_key_azure_identity_finds_one(monkeypatch):
-    monkeypatch.delenv("AZURE_COSMOS_KEY")
-    assert isinstance(checked(url="cosmos://a").find_credential(), DefaultAzureCredential)
-
-
-def test_a_key_that_is_none_is_refused_without_showing_it(monkeypatch):
+    assert str(checked(url="cosmos://a").find_credential()).endswith("==")
     monkeypatch.setenv("AZURE_COSMOS_KEY", "not base64!")
     with pytest.raises(MulticloudDbError, match="AZURE_COSMOS_KEY") as caught:
         checked(url="cosmos://a").find_credential()
     assert "not base64!" not in str(caught.value)
+    monkeypatch.delenv("AZURE_COSMOS_KEY")
+    assert isinstance(checked(url="cosmos://a").find_credential(), DefaultAzureCredential)
 
 
 @pytest.mark.parametrize(
@@ -80,15 +69,7 @@ def test_what_is_wrong_is_named(connection, named):
     assert named in caught.value.message
 
 
-def test_a_configuration_pickles():
-    config = ClientConfig("cosmos", {"url": "cosmos://a"})
-    assert pickle.loads(pickle.dumps(config)) == config
-
-
-def test_another_client_is_refused():
+def test_connecting_asks_nobody_and_takes_only_its_own_kind_of_client():
+    connect("cosmos://nowhere.invalid").close()
     with pytest.raises(MulticloudDbError, match="CosmosClient"):
         connect("cosmos://a", native_client=object())
-
-
-def test_connecting_asks_nobody():
-    connect("cosmos://nowhere.invalid").close()

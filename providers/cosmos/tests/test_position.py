@@ -1,6 +1,7 @@
-"""Tests positions, ranges and the order of changes within one LSN (logical sequence number)."""
+"""Tests positions, ranges, and the order of changes within one LSN (logical sequence number)."""
 
 from datetime import UTC, datetime
+from hashlib import blake2b
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from multiclouddb_api import ResourceAddress
 from multiclouddb_cosmos.position import KeyRange, Place, RangeMap, compare, cursor_of, place_of, range_of
-from multiclouddb_cosmos.records import View, place_after, records_of
+from multiclouddb_cosmos.records import View, is_after, is_of, place_after, records_of
 from multiclouddb_cosmos.snapshots import Scan, cut_segments, is_scan, plan_scan, scan_of
 from multiclouddb_spi import InvalidCursor, Seed
 
@@ -20,6 +21,8 @@ places = st.builds(Place, lsns, st.none() | st.integers(0, 2**31)) | st.builds(
 EDGES = [f"{number:02X}" for number in range(12)]
 bounds = st.sampled_from(EDGES)
 VIEW = View(ResourceAddress("shop", "orders"), "p", (("pk",),))
+TWO = View(ResourceAddress("shop", "orders"), "p", (("tenant",), ("user", "id")))
+MOST = 2**62 - 1
 
 
 def change(lsn, pk, kind="create", item_id="1", etag="e", previous=None):
@@ -32,12 +35,9 @@ def change(lsn, pk, kind="create", item_id="1", etag="e", previous=None):
 
 
 class TestPlaces:
-    @given(places)
-    def test_a_cursor_is_read_back(self, place):
-        assert place_of(cursor_of(place)) == place
-
     @given(places, places)
-    def test_they_are_ordered(self, a, b):
+    def test_a_cursor_is_read_back_and_places_are_ordered(self, a, b):
+        assert place_of(cursor_of(a)) == a
         assert compare(a, b) == -compare(b, a)
         assert compare(a, a) == 0
 
@@ -46,56 +46,32 @@ class TestPlaces:
         assert compare(begin, inside) == compare(inside, end) == -1
         assert inside.etag == 6
 
-    @pytest.mark.parametrize(
-        "cursor",
-        [None, "x", -1, 2**62, {}, [], [[]], [True], [-1], [2**62], ["1"], [1, -1], [1, 2, 3], [1, 2, ""],
-         [1, None, "é"], [1, 2, "a" * 65], [1, 2, "a", 4], [1, 2, None], [1, 1.5]],
-    )  # fmt: skip
-    def test_what_nobody_made_is_refused(self, cursor):
-        with pytest.raises(InvalidCursor):
-            place_of(cursor)
-
-
-class TestScans:
     @given(
         st.builds(Scan, st.just("abc"), lsns, st.integers(0, 2**31), st.none() | st.integers(0, 9), places)
     )
-    def test_a_cursor_is_read_back(self, scan):
+    def test_a_cursor_of_a_scan_is_read_back(self, scan):
         place = Place(scan.place.lsn, None, scan.place.inner)
         assert scan_of(scan.cursor) == Scan(scan.plan_id, scan.bound, scan.moment, scan.since, place)
         assert is_scan(scan.cursor)
 
     @pytest.mark.parametrize(
-        "cursor",
+        ("read", "cursors"),
         [
-            None,
-            1,
-            [],
-            ["a"],
-            ["a", 1, 2, 3],
-            ["", 1, 2, None, 3],
-            ["a", -1, 2, None, 3],
-            ["a", 1, 2, None, []],
+            (place_of, [None, "x", -1, 2**62, {}, [], [[]], [True], [-1], [2**62], ["1"], [1, -1], [1, 2, 3],
+                        [1, 2, ""], [1, None, "é"], [1, 2, "a" * 65], [1, 2, "a", 4], [1, 2, None],
+                        [1, 1.5]]),
+            (scan_of, [None, 1, [], ["a"], ["a", 1, 2, 3], ["", 1, 2, None, 3], ["a", -1, 2, None, 3],
+                       ["a", 1, 2, None, []]]),
+            (lambda cursor: cut_segments(cursor, 1),
+             [None, [], ["a", 1, None, None], ["a", 1, None, [[1, 2]]], ["a", 1, None, [["x", 2]]],
+              ["a", -1, None, [["-FF", 2]]]]),
         ],
-    )
-    def test_what_nobody_made_is_refused(self, cursor):
-        with pytest.raises(InvalidCursor):
-            scan_of(cursor)
-
-    @pytest.mark.parametrize(
-        "cursor",
-        [
-            None,
-            [],
-            ["a", 1, None, None],
-            ["a", 1, None, [[1, 2]]],
-            ["a", 1, None, [["x", 2]]],
-            ["a", -1, None, [["-FF", 2]]],
-        ],
-    )
-    def test_a_plan_that_nobody_made_is_refused(self, cursor):
-        with pytest.raises(InvalidCursor):
-            cut_segments(cursor, 1)
+        ids=["place", "scan", "plan"],
+    )  # fmt: skip
+    def test_what_nobody_made_is_refused(self, read, cursors):
+        for cursor in cursors:
+            with pytest.raises(InvalidCursor):
+                pytest.fail(f"{cursor!r} is {read(cursor)}")
 
     def test_a_scan_is_as_old_as_its_oldest_start(self):
         plan = plan_scan([Seed("-1F", (), [7, 9]), Seed("1F-FF", (), [8, 5])], None)
@@ -178,3 +154,82 @@ class TestInsideOneLsn:
             assert len(records) == 2
             assert records.items[0] == {"current": {}}
             assert compare(place_after(records, 1), place) == 1
+
+
+class TestPartOfAKey:
+    """A feed of one partition key reads a whole range and keeps only the changes of that key."""
+
+    @pytest.mark.parametrize("value", ["a", 1, True, False, None])
+    def test_an_item_with_the_key_is_kept(self, value):
+        assert is_of(change(7, value), VIEW, [value])
+
+    @pytest.mark.parametrize(("value", "wanted"), [("b", "a"), (True, 1), (1, True), (0, False), (None, "a")])
+    def test_any_other_is_not(self, value, wanted):
+        assert not is_of(change(7, value), VIEW, [wanted])
+
+    def test_the_first_components_are_enough(self):
+        item = change(7, "x")
+        item["current"] |= {"tenant": "t", "user": {"id": 4}}
+        assert is_of(item, TWO, ["t"])
+        assert is_of(item, TWO, ["t", 4])
+        assert not is_of(item, TWO, ["t", 5])
+        assert not is_of(item, TWO, ["u"])
+
+    @pytest.mark.parametrize(
+        "damaged", [None, {}, {"metadata": {}}, {"metadata": {"operationType": "create"}}]
+    )
+    def test_a_damaged_one_is_kept_because_nobody_knows_whose_it_is(self, damaged):
+        """The damaged item is reported as a record that cannot be read.
+
+        If the item were left out, its change would be lost silently.
+        """
+        assert is_of(damaged, VIEW, ["a"])
+
+
+class TestPart:
+    @pytest.mark.parametrize("placed", [False, True])
+    @pytest.mark.parametrize(("start", "stop"), [(0, 2), (1, 4), (2, None), (5, 5)])
+    def test_it_has_the_records_between_two_places_with_their_positions(self, placed, start, stop):
+        items = [change(lsn, f"k{lsn}") for lsn in range(7, 12)]
+        records = records_of(items, Place(6), VIEW, placed=placed)
+        part = records.part(start, stop)
+        assert part.items == items[start:stop]
+        indexes = range(len(items))[start:stop]
+        assert [part.order(index) for index in range(len(part))] == [records.order(i) for i in indexes]
+        assert [part.order_key(index) for index in range(len(part))] == [
+            records.order_key(i) for i in indexes
+        ]
+
+
+class TestPlacesInTokens:
+    """A token from an older release must stay valid, so these texts must not change."""
+
+    def test_of_damaged_items(self):
+        items = [{"metadata": {"lsn": 7}}, {"metadata": {"lsn": 7}}, {"metadata": {"lsn": 8}}]
+        records = records_of(items, Place(6), VIEW)
+        assert records.inners == ["~000000", "~000001", "~000000"]
+
+    def test_of_changes_of_one_document(self):
+        items = [change(7, "a", etag="1"), change(7, "a", etag="2", kind="replace", previous=7)]
+        inners = records_of(items, Place(6), VIEW).inners
+        name = inners[0][:20]
+        assert [inner[:24] for inner in inners] == [f"{name}0000", f"{name}0001"]
+        versions = [blake2b(told, digest_size=4).hexdigest() for told in (b"1", b"12")]
+        assert [inner[24:] for inner in inners] == versions
+
+
+class TestAfter:
+    @pytest.mark.parametrize(("number", "after"), [("0000", False), ("0001", False), ("0002", True)])
+    def test_the_digest_of_the_versions_does_not_decide(self, number, after):
+        """After a split, the service may send the changes of one document in another order."""
+        place = Place(7, None, f"{'a' * 20}000177777777")
+        for digest in ("00000000", "77777777", "ffffffff"):
+            assert is_after(7, f"{'a' * 20}{number}{digest}", place) is after
+
+
+@pytest.mark.parametrize(("lsn", "held"), [(MOST, MOST), (MOST + 1, 7)])
+def test_a_position_that_no_token_can_hold_counts_as_damaged(lsn, held):
+    records = records_of([change(lsn, "a")], Place(6), VIEW)
+    assert records.lsns == [held]
+    place = place_after(records, 1)
+    assert place_of(cursor_of(place)) == place

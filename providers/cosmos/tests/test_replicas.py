@@ -22,12 +22,6 @@ pytestmark = pytest.mark.usefixtures("hasty")
 HOUR = 3600
 
 
-@pytest.fixture
-def lone(make_world):
-    """Provide a container with one partition."""
-    return make_world(1)
-
-
 def failing(consumer):
     """Return the error of the next read."""
     with pytest.raises(MulticloudDbError) as caught:

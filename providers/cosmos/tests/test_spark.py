@@ -29,16 +29,12 @@ def write(world, count, seed=0):
             world.split(world.partitions()[0]["id"])
 
 
-def options_of(world, **options):
-    url = world.config().connection["url"]
-    return {"startingPosition": "now", **options, "url": str(url), "database": DATABASE, "collection": NAME}
-
-
 def run(spark, world, folder, **options):
     """Run a query that ends by itself. The query continues where the previous query stopped."""
+    options = {"startingPosition": "now", "database": DATABASE, "collection": NAME, **options}
     query = (
         spark.readStream.format("multiclouddb")
-        .options(**options_of(world, **options))
+        .options(**options, url=str(world.config().connection["url"]))
         .load()
         .writeStream.format("parquet")
         .option("path", str(folder / "rows"))
@@ -52,17 +48,12 @@ def run(spark, world, folder, **options):
 def check(spark, world, folder):
     """Check that the sink contains each change once, and that each key's last change equals the item."""
     rows = spark.read.parquet(str(folder / "rows")).orderBy("order_key").collect()
-    check_rows(world, rows)
-    return rows
-
-
-def check_rows(world, rows):
-    """Make the checks of `check` for rows that are already in order."""
     assert len({row.event_id for row in rows}) == len(rows)
     last = {row.key: row for row in rows}
     held = [decode_json(row.new_item_state) for row in last.values() if row.type != "DELETE"]
     there = [[each["pk"], each["n"], each["seed"]] for each in world.container.read_all_items()]
     assert sorted([each["pk"], each["n"], each["seed"]] for each in held) == sorted(there)
+    return rows
 
 
 def test_runs_hold_what_the_container_holds(spark, world, tmp_path):
@@ -89,19 +80,3 @@ def test_a_snapshot_is_followed_by_the_changes(spark, world, tmp_path):
     write(world, 60, 1)
     run(spark, world, tmp_path, startingPosition="snapshot")
     assert {row.backfilled for row in check(spark, world, tmp_path)} == {True, False}
-
-
-LIFE = """
-import sys
-from pyspark_multiclouddb import local_session
-url, database, collection, folder = sys.argv[1:]
-spark = local_session("killed", **{"spark.master": "local[2]"})
-query = (
-    spark.readStream.format("multiclouddb")
-    .options(url=url, database=database, collection=collection, maxRecordsPerTrigger="20",
-             startingPosition="now").load()
-    .writeStream.format("parquet").option("path", folder + "/rows")
-    .option("checkpointLocation", folder + "/checkpoint").start()
-)
-query.awaitTermination()
-"""

@@ -1,13 +1,8 @@
-"""Tests the transport of the library's client. A read takes fewer steps than usual, but gives the same
-result."""
-
-from __future__ import annotations
+"""Tests the transport of the library's client, whose reads take fewer steps and give the same result."""
 
 import gzip
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
 
 import pytest
 from azure.core.exceptions import AzureError
@@ -18,18 +13,17 @@ from multiclouddb_api import Now
 from multiclouddb_cosmos.errors import classify
 from multiclouddb_cosmos.transport import Adapter, Transport
 
-from .world import World, soon
+from .world import soon
 
-_TEXT: Final = b'{"Documents": ["' + b"x" * 100_000 + b'"]}'
+TEXT = b'{"Documents": ["' + b"x" * 100_000 + b'"]}'
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    asked: list[dict[str, str]]
 
-    def do_GET(self) -> None:
-        self.asked.append({"path": self.path, **self.headers})
-        body = gzip.compress(_TEXT) if "zipped" in self.path else _TEXT
+    def do_GET(self):
+        self.server.asked.append({"path": self.path, **self.headers})
+        body = gzip.compress(TEXT) if "zipped" in self.path else TEXT
         self.send_response(302 if "moved" in self.path else 200)
         self.send_header("Set-Cookie", "a=b")
         if "zipped" in self.path:
@@ -47,67 +41,63 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body[: 1000 if "short" in self.path else None])
         self.close_connection = "short" in self.path
 
-    def log_message(self, *_: Any) -> None:
-        """Suppress log messages, which would fill the output of the tests."""
+    def log_message(self, *_):
+        """Suppress log messages."""
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[str, list[dict[str, str]]]]:
-    asked: list[dict[str, str]] = []
-    made = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"asked": asked}))
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{made.server_port}", asked
-    made.shutdown()
-    thread.join()
-    made.server_close()
+def server():
+    """Provide the address of a server, and the headers of the requests that it gets."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
+        made.asked = []
+        thread = threading.Thread(target=made.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{made.server_port}", made.asked
+        made.shutdown()
+        thread.join()
 
 
-def _read(url: str, **more: Any) -> Any:
+def read(url, **more):
     with Transport(2) as transport:
         return transport.send(HttpRequest("GET", url, headers={"accept": "application/json"}), **more)
 
 
 @pytest.mark.parametrize("way", ["plain", "zipped", "chunked", "zipped-chunked"])
-def test_a_page_is_read_whole(server: Any, way: str) -> None:
-    answer = _read(f"{server[0]}/dbs/a/colls/b c/{way}")
+def test_a_page_is_read_whole(server, way):
+    answer = read(f"{server[0]}/dbs/a/colls/b c/{way}")
     assert answer.status_code == 200
-    assert answer.body() == _TEXT
+    assert answer.body() == TEXT
     assert answer.headers["SET-cookie"] == "a=b"
 
 
-def test_the_request_is_the_one_that_requests_would_send(server: Any) -> None:
+def test_the_request_is_the_one_that_requests_would_send(server):
     url, asked = server
-    _read(f"{url}/dbs/é/colls/b c?x=1")
-    _read(f"{url}/dbs/é/colls/b c?x=1", stream=True)
+    read(f"{url}/dbs/é/colls/b c?x=1")
+    read(f"{url}/dbs/é/colls/b c?x=1", stream=True)
+    hidden = ("user-agent", "authorization")
     ours, theirs = (
-        {
-            name.lower(): value
-            for name, value in each.items()
-            if name.lower() not in ("user-agent", "authorization")
-        }
-        for each in asked
+        {name.lower(): value for name, value in each.items() if name.lower() not in hidden} for each in asked
     )
     assert ours == theirs
 
 
-def test_a_page_that_ends_early_is_an_error(server: Any) -> None:
+def test_a_page_that_ends_early_is_an_error(server):
     with pytest.raises(AzureError):
-        _read(f"{server[0]}/short")
+        read(f"{server[0]}/short")
 
 
-def test_a_redirect_is_an_error(server: Any) -> None:
+def test_a_redirect_is_an_error(server):
     """Cosmos DB never sends redirects, but a proxy between the client and the service can send them."""
     with pytest.raises(CosmosHttpResponseError) as caught:
-        _read(f"{server[0]}/dbs/moved")
+        read(f"{server[0]}/dbs/moved")
     assert classify(caught.value).message.startswith("Cosmos DB answered 302")
 
 
-def test_an_answer_without_a_length_counts_its_bytes(world: World, monkeypatch: pytest.MonkeyPatch):
+def test_an_answer_without_a_length_counts_its_bytes(world, monkeypatch):
     """The limit in bytes also applies if a proxy divides answers into chunks."""
     build = Adapter.build_response
 
-    def without_length(self: Adapter, req: Any, resp: Any) -> Any:
+    def without_length(self, req, resp):
         answer = build(self, req, resp)
         answer.headers.pop("Content-Length", None)
         return answer
@@ -115,8 +105,7 @@ def test_an_answer_without_a_length_counts_its_bytes(world: World, monkeypatch: 
     monkeypatch.setattr(Adapter, "build_response", without_length)
     _, feed = world.feed()
     seeds = feed.start(Now(), None, soon())
-    for number in range(20):
-        world.container.upsert_item({"id": str(number), "pk": f"c-{number}", "text": "x" * 10_000})
+    world.put(*(f"c-{number}" for number in range(20)), text="x" * 10_000)
     sizes = [
         feed.open(seed.partition_id, seed.cursor).fetch(100, 1 << 20, 0.0, soon()).nbytes for seed in seeds
     ]

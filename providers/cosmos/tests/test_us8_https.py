@@ -1,9 +1,10 @@
-"""Runs the tests of the conformance suite that follow splits over TLS."""
+"""Runs the tests of the conformance suite that retire a partition over TLS."""
 
 import pytest
 
+from multiclouddb_conformance.us8 import TestPropagation  # noqa: F401
+
 from .harness import CosmosHarness
-from .suite import TestSplit  # noqa: F401
 
 pytestmark = [
     pytest.mark.usefixtures("hasty"),

@@ -35,12 +35,7 @@ def seconds(number):
 
 
 class World:
-    """A server with one container.
-
-    Attributes:
-        server: The emulator.
-        container: The container as an object of azure-cosmos.
-    """
+    """A server with one container."""
 
     def __init__(self, partitions=1, key="/pk", server=None, version=2, **settings):
         self.server = server or CosmosEmulator()
@@ -87,6 +82,10 @@ class World:
     def fill(self, count):
         """Write the given number of new items."""
         return self.put(*(f"k{self.written + number}" for number in range(count)))
+
+    def upsert(self, **item):
+        """Write one item with the id `x`."""
+        self.container.upsert_item({"id": "x", **item})
 
     def batch(self, key, *operations):
         """Write a transaction."""

@@ -26,6 +26,10 @@ T = TypeVar("T")
 _DESCRIBES_A_SECOND: Final = 10
 _WINDOW_SECONDS: Final = 1.05  # calls may arrive closer together than they were sent
 _JSON: Final = "application/x-amz-json"
+_SWELLING: Final = 6
+"""The size of a parsed record in memory as a multiple of its text's size."""
+RECORD_BYTES: Final = 4096
+"""The first estimate of a record's size in memory."""
 
 
 @attrs.frozen
@@ -195,8 +199,7 @@ class Calls:
             self._clients.streams.close()
 
     def _call_ended(self, **_: object) -> None:
-        """Free the connection pool that botocore opens for a call which `close` has overtaken."""
-        if self._closed:
+        if self._closed:  # botocore opens a pool of connections for a call which `close` has overtaken
             self.close()
 
     def hear(self, answer: Mapping[str, Any]) -> None:
@@ -230,22 +233,15 @@ class Calls:
 
 
 def _keep_objects(response_dict: dict[str, Any], **_: object) -> None:
-    """Give botocore an empty object instead of a JSON text that is no object, for example `null`.
-
-    botocore fails on such a text with an error of its own parser. An empty object is a damaged answer; see
-    `_whole`.
-    """
+    """Give botocore an empty object, a damaged answer, instead of a text on which its parser fails."""
     text = response_dict["body"].strip()
     if text == b"null" or (response_dict["status_code"] == 200 and not text.startswith(b"{")):
         response_dict["body"] = b"{}"
 
 
 def _bound(client: Any) -> None:
-    """Give up answers that do not arrive.
-
-    botocore's `read_timeout` begins again with each byte. If a later version of botocore has other pools,
-    there is only the `read_timeout`.
-    """
+    """Give up answers that do not arrive: botocore's `read_timeout` begins again with each byte."""
+    # If a later version of botocore has other pools, there is only the `read_timeout`.
     session: Any = getattr(getattr(client, "_endpoint", None), "http_session", None)
     manager, pools = getattr(session, "_manager", None), getattr(session, "_pool_classes_by_scheme", None)
     if manager is not None and pools is not None:
@@ -255,12 +251,9 @@ def _bound(client: Any) -> None:
 
 
 def _whole(answer: Mapping[str, Any], name: str) -> Any:
-    """Return a member that every complete answer contains.
-
-    botocore accepts a truncated answer as a success: it does not check the length, and it reads an incomplete
-    JSON text as an empty object. An empty object as the answer to `GetRecords` would mean the end of the
-    shard.
-    """
+    """Return a member that every complete answer contains."""
+    # botocore accepts a truncated answer as a success: it does not check the length, and it reads an
+    # incomplete JSON text as an empty object, which after `GetRecords` would mean the end of the shard.
     found = answer.get(name)
     if found is None:
         raise ProviderFault.of(
@@ -269,6 +262,12 @@ def _whole(answer: Mapping[str, Any], name: str) -> Any:
             retryable=True,
         )
     return found
+
+
+def memory_of(answer: Mapping[str, Any], count: int) -> int:
+    """Estimate the memory that the parsed records or items of an answer take."""
+    length = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-length", "")
+    return _SWELLING * int(length) if count and length.isdecimal() else RECORD_BYTES * count
 
 
 class Series:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
@@ -97,45 +96,30 @@ def _checked(cls: type[DynamoConfig], config: ClientConfig) -> DynamoConfig:
     check_names(options, _OPTIONS)
     url = options.pop("url", None)
     if url is not None:
-        options = merged(_parsed(url), options)
-    _check_texts(options)
-    _check_objects(options)
-    return cls(**options)
-
-
-def _parsed(url: object) -> dict[str, Any]:
-    place = parse_location(url, "dynamo", options=["endpoint_url"], form=_URL, credentials=_CREDENTIALS)
-    if place.path not in ("", "/") or ":" in place.host:
-        raise invalid_request("connection.url", "contains more than a region", _URL)
-    return {**({"region": place.host} if place.host else {}), **place.options}
-
-
-def _check_texts(options: Mapping[str, Any]) -> None:
+        place = parse_location(url, "dynamo", options=["endpoint_url"], form=_URL, credentials=_CREDENTIALS)
+        if place.path not in ("", "/") or ":" in place.host:
+            raise invalid_request("connection.url", "contains more than a region", _URL)
+        options = merged({**({"region": place.host} if place.host else {}), **place.options}, options)
     for name, example in (("region", "eu-west-1"), ("endpoint_url", "http://localhost:8000")):
         value = options.get(name)
-        if value is None:
-            continue
-        if not isinstance(value, str) or not value.strip():
+        if value is not None and (not isinstance(value, str) or not value.strip()):
             raise invalid_request(f"connection.{name}", f"is {value!r}", f"write it like {example!r}")
     endpoint = options.get("endpoint_url")
-    if endpoint is None:
-        return
-    parts = split_url(endpoint)
-    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise invalid_request(
-            "connection.endpoint_url",
-            "is not an http or https address",
-            "write it like 'http://localhost:8000'",
-        )
-    if parts.username or parts.password:
-        raise invalid_request("connection.endpoint_url", "contains a user or a password", _CREDENTIALS)
-
-
-def _check_objects(options: Mapping[str, Any]) -> None:
-    session, config = options.get("session"), options.get("config")
-    if session is not None and not isinstance(session, boto3.Session):
-        raise invalid_request("connection.session", f"is a {type(session).__name__}", "pass a boto3.Session")
-    if config is not None and not isinstance(config, Config):
-        raise invalid_request(
-            "connection.config", f"is a {type(config).__name__}", "pass a botocore.config.Config"
-        )
+    if endpoint is not None:
+        parts = split_url(endpoint)
+        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+            raise invalid_request(
+                "connection.endpoint_url",
+                "is not an http or https address",
+                "write it like 'http://localhost:8000'",
+            )
+        if parts.username or parts.password:
+            raise invalid_request("connection.endpoint_url", "contains a user or a password", _CREDENTIALS)
+    for name, kind, way_out in (
+        ("session", boto3.Session, "pass a boto3.Session"),
+        ("config", Config, "pass a botocore.config.Config"),
+    ):
+        value = options.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise invalid_request(f"connection.{name}", f"is a {type(value).__name__}", way_out)
+    return cls(**options)

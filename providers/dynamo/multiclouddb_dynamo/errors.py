@@ -4,23 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    CredentialRetrievalError,
-    HTTPClientError,
-    InvalidRegionError,
-    NoCredentialsError,
-    NoRegionError,
-    ParamValidationError,
-    PartialCredentialsError,
-    ProfileNotFound,
-    SSOError,
-    TokenRetrievalError,
-)
-from botocore.exceptions import (
-    ConnectionError as BotoConnectionError,
-)
+from botocore import exceptions as boto
+from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
@@ -68,41 +53,25 @@ _SCANNED_SLOWER: Final = Row(
 )
 _BROKEN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
 
-# Maps each error code of the service to its meaning.
-_CODES: Final[dict[str, Row]] = {
-    "ResourceNotFoundException": Row(
-        ErrorCategory.NOT_FOUND, "check the table's name, the region and the account"
-    ),
-    "TrimmedDataAccessException": Row(ErrorCategory.CHECKPOINT_EXPIRED, f"{_KEPT}; {START_AGAIN}"),
-    EXPIRED_ITERATOR: Row(ErrorCategory.TRANSIENT_FAILURE, "an iterator lives 15 minutes; try again"),
-    "ValidationException": _REFUSED,
-    "SerializationException": Row(ErrorCategory.INVALID_REQUEST, REPORT),
-    "ConditionalCheckFailedException": Row(ErrorCategory.CONFLICT, REPORT),
-    "AccessDeniedException": _AUTHORIZATION,
-    "AccessDenied": _AUTHORIZATION,
-    "OptInRequired": _AUTHORIZATION,
-    "UnrecognizedClientException": _AUTHENTICATION,
-    "InvalidSignatureException": _SIGNED,
-    "IncompleteSignature": _SIGNED,
-    "IncompleteSignatureException": _SIGNED,
-    "MissingAuthenticationToken": _AUTHENTICATION,
-    "MissingAuthenticationTokenException": _AUTHENTICATION,
-    "InvalidClientTokenId": _AUTHENTICATION,
-    "ExpiredToken": _AUTHENTICATION,
-    "ExpiredTokenException": _AUTHENTICATION,
-    "LimitExceededException": _THROTTLED,
-    "ThrottlingException": _THROTTLED,
-    "Throttling": _THROTTLED,
-    "ProvisionedThroughputExceededException": _THROTTLED,
-    "RequestLimitExceeded": _THROTTLED,
-    "TooManyRequestsException": _THROTTLED,
-    "InternalServerError": UNAVAILABLE,
-    "InternalFailure": UNAVAILABLE,
-    "ServiceUnavailable": UNAVAILABLE,
-    "ServiceUnavailableException": UNAVAILABLE,
-    "RequestTimeout": UNAVAILABLE,
-    "RequestTimeoutException": UNAVAILABLE,
-}
+_TRIMMED: Final = Row(ErrorCategory.CHECKPOINT_EXPIRED, f"{_KEPT}; {START_AGAIN}")
+_MEANINGS: Final[list[tuple[Row, str]]] = [
+    (Row(ErrorCategory.NOT_FOUND, "check the table's name, the region and the account"), MISSING),
+    (_TRIMMED, "TrimmedDataAccessException"),
+    (Row(ErrorCategory.TRANSIENT_FAILURE, "an iterator lives 15 minutes; try again"), EXPIRED_ITERATOR),
+    (_REFUSED, "ValidationException"),
+    (Row(ErrorCategory.INVALID_REQUEST, REPORT), "SerializationException"),
+    (Row(ErrorCategory.CONFLICT, REPORT), "ConditionalCheckFailedException"),
+    (_AUTHORIZATION, "AccessDeniedException AccessDenied OptInRequired"),
+    (_AUTHENTICATION, "UnrecognizedClientException InvalidClientTokenId ExpiredToken ExpiredTokenException"),
+    (_AUTHENTICATION, "MissingAuthenticationToken MissingAuthenticationTokenException"),
+    (_SIGNED, "InvalidSignatureException IncompleteSignature IncompleteSignatureException"),
+    (_THROTTLED, "LimitExceededException ThrottlingException Throttling RequestLimitExceeded"),
+    (_THROTTLED, "ProvisionedThroughputExceededException TooManyRequestsException"),
+    (UNAVAILABLE, "InternalServerError InternalFailure ServiceUnavailable ServiceUnavailableException"),
+    (UNAVAILABLE, "RequestTimeout RequestTimeoutException"),
+]
+_CODES: Final = {code: row for row, codes in _MEANINGS for code in codes.split()}
+"""Maps each error code of the service to its meaning."""
 
 
 def expired_records(what: str) -> ProviderFault:
@@ -156,17 +125,21 @@ def _retry_after(error: ClientError) -> float | None:
 
 def _client_fault(error: BotoCoreError, vendor_retried: bool) -> Fault:
     match error:
-        case CredentialRetrievalError():  # for example, the metadata service did not answer in time
+        case boto.CredentialRetrievalError():  # for example, the metadata service did not answer in time
             row = _CREDENTIALS_LATE
-        case NoCredentialsError() | PartialCredentialsError():
+        case (
+            boto.NoCredentialsError()
+            | boto.PartialCredentialsError()
+            | boto.SSOError()
+            | boto.TokenRetrievalError()
+            | boto.ProfileNotFound()
+        ):
             row = _AUTHENTICATION
-        case SSOError() | TokenRetrievalError() | ProfileNotFound():
-            row = _AUTHENTICATION
-        case NoRegionError() | InvalidRegionError():
+        case boto.NoRegionError() | boto.InvalidRegionError():
             row = Row(ErrorCategory.INVALID_REQUEST, "name the region: dynamo://eu-west-1")
         case ParamValidationError():
             row = _REFUSED
-        case BotoConnectionError() | HTTPClientError():
+        case boto.ConnectionError() | boto.HTTPClientError():
             way_out = "check the region, the endpoint_url and the network (proxy, VPC endpoint)"
             row = row_of_connection(error) or Row(ErrorCategory.TRANSIENT_FAILURE, way_out)
         case _:

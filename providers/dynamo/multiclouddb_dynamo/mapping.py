@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import attrs
 import orjson
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Record: TypeAlias = Mapping[str, Any]
+_Mapped = TypeVar("_Mapped")
 
 _TYPES: Final = {"INSERT": ChangeType.CREATE, "MODIFY": ChangeType.UPDATE, "REMOVE": ChangeType.DELETE}
 _TYPE_TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
@@ -28,7 +29,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_DIGITS: Final = 40
 _LENGTHS: Final = tuple(f"{length:02}" for length in range(100))
 # The exceptions that the code below raises for a damaged record.
-_DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
+DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
 
 
 @attrs.frozen
@@ -64,22 +65,6 @@ def order_key(seq: str) -> str:
     """Return a text that sorts like the number: the number of its digits, followed by the digits."""
     digits = seq.lstrip("0")
     return _LENGTHS[len(digits)] + digits
-
-
-def to_events(records: Sequence[Record], start: int, stop: int, view: View) -> list[ChangeEvent]:
-    """Map records to events."""
-    try:
-        return _events(records[start:stop], view)
-    except _DAMAGED:
-        raise _first_fault(records, start, stop, view, _events) from None
-
-
-def to_arrow(records: Sequence[Record], start: int, stop: int, view: View) -> pa.RecordBatch:
-    """Map records to Arrow. Items are converted directly to JSON text, and no events are created."""
-    try:
-        return _arrow(records[start:stop], view)
-    except _DAMAGED:
-        raise _first_fault(records, start, stop, view, _arrow) from None
 
 
 def _events(records: Sequence[Record], view: View) -> list[ChangeEvent]:
@@ -153,62 +138,62 @@ def _by_service(identity: Any) -> bool:
 
 
 def _arrow(records: Sequence[Record], view: View) -> pa.RecordBatch:
+    datas = [record["dynamodb"] for record in records]
+    types = [_TYPES[record["eventName"]] for record in records]
+    columns: list[Iterable[Any]] = [
+        _event_ids(records, datas, view),
+        [_TYPE_TEXTS[record["eventName"]] for record in records],
+        [json_text({name: data["Keys"][name] for name in view.key_names}) for data in datas],
+        _times(datas),
+        _items(datas, "NewImage", json_text) if view.with_new else repeat(None),
+        _items(datas, "OldImage", json_text) if view.with_old else repeat(None),
+        [order_key(data["SequenceNumber"]) for data in datas],
+        _expiries(records, types),
+        repeat(False),
+    ]
+    return to_batch(len(records), columns, view)
+
+
+def json_text(attributes: Mapping[str, Any]) -> bytes:
+    """Return the JSON of a document or a key."""
+    return orjson.dumps(json_map(attributes))
+
+
+def to_batch(count: int, columns: list[Iterable[Any]], view: View) -> pa.RecordBatch:
+    """Make a batch of events from all columns but those that are the same for the whole shard."""
     import pyarrow as pa
 
     from multiclouddb_api.arrow import EVENT_SCHEMA
 
-    datas = [record["dynamodb"] for record in records]
-    types = [_TYPES[record["eventName"]] for record in records]
-    count, text = len(records), pa.string()
-    keys = [{name: data["Keys"][name] for name in view.key_names} for data in datas]
-    columns = [
-        pa.array(_event_ids(records, datas, view), text),
-        pa.array([_TYPE_TEXTS[record["eventName"]] for record in records], text),
-        pa.array(map(_json_text, keys), text),
-        pa.array(_times(datas), pa.timestamp("us", tz="UTC")),
-        _texts(datas, "NewImage") if view.with_new else pa.nulls(count, text),
-        _texts(datas, "OldImage") if view.with_old else pa.nulls(count, text),
-        pa.array([order_key(data["SequenceNumber"]) for data in datas], text),
-        pa.array(_expiries(records, types), pa.bool_()),
-        pa.repeat(pa.scalar(False), count),
-        *(
-            pa.repeat(pa.scalar(value, text), count)
-            for value in (view.address.database, view.address.collection, view.partition_id)
-        ),
+    address = view.address
+    columns = [*columns, *map(repeat, (address.database, address.collection, view.partition_id))]
+    arrays = [
+        pa.repeat(pa.scalar(next(column), field.type), count)
+        if isinstance(column, repeat)
+        else pa.array(column, field.type)
+        for column, field in zip(columns, EVENT_SCHEMA, strict=True)
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
+    return pa.RecordBatch.from_arrays(arrays, schema=EVENT_SCHEMA)
 
 
-def _json_text(attributes: Mapping[str, Any]) -> bytes:
-    return orjson.dumps(json_map(attributes))
-
-
-def _texts(datas: Sequence[Record], name: str) -> pa.Array:
-    import pyarrow as pa
-
-    return pa.array(_items(datas, name, _json_text), pa.string())
-
-
-def _first_fault(
-    records: Sequence[Record],
+def mapped(
+    records: Sequence[Any],
     start: int,
     stop: int,
-    view: View,
-    mapped: Callable[[Sequence[Record], View], Any],
-) -> RecordFault:
-    """Map the records one by one; return the fault of the first record that cannot be mapped."""
+    make: Callable[[Sequence[Any]], _Mapped],
+    fault: Callable[[int, str], RecordFault],
+) -> _Mapped:
+    """Map records; if that fails, map them one by one, and raise the fault of the first that cannot be."""
+    try:
+        return make(records[start:stop])
+    except DAMAGED:
+        pass
     for index in range(start, stop):
         try:
-            mapped(records[index : index + 1], view)
-        except _DAMAGED as error:
-            return _fault(records, index, type(error).__name__)
-    return _fault(records, start, "it is not clear which record is damaged")
-
-
-def _fault(records: Sequence[Record], index: int, reason: str) -> RecordFault:
-    place = place_after(records[index])
-    why = f"it cannot be decoded as a stream record ({reason})"
-    return RecordFault(index, f"sequence {place.seq}", why, cursor_of(place))
+            make(records[index : index + 1])
+        except DAMAGED as error:
+            raise fault(index, type(error).__name__) from None
+    raise fault(start, "it is not clear which one is damaged")
 
 
 def place_after(record: Record) -> After:
@@ -229,8 +214,18 @@ class DynamoMapper(Mapper):
 
     def events(self, records: Sequence[Record], start: int, stop: int) -> list[ChangeEvent]:
         """Map records to events."""
-        return to_events(records, start, stop, self.view)
+        return self._mapped(records, start, stop, _events)
 
     def arrow(self, records: Sequence[Record], start: int, stop: int) -> pa.RecordBatch:
-        """Map records to Arrow."""
-        return to_arrow(records, start, stop, self.view)
+        """Map records to Arrow. Items are converted directly to JSON text, and no events are created."""
+        return self._mapped(records, start, stop, _arrow)
+
+    def _mapped(
+        self, records: Sequence[Record], start: int, stop: int, make: Callable[[Any, View], _Mapped]
+    ) -> _Mapped:
+        def fault(index: int, reason: str) -> RecordFault:
+            place = place_after(records[index])
+            why = f"it cannot be decoded as a stream record ({reason})"
+            return RecordFault(index, f"sequence {place.seq}", why, cursor_of(place))
+
+        return mapped(records, start, stop, lambda part: make(part, self.view), fault)

@@ -22,7 +22,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_dynamo.client import Calls, Table
-from multiclouddb_dynamo.errors import GONE, code_of, expired_records
+from multiclouddb_dynamo.errors import GONE, code_of
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
     Horizon,
@@ -77,7 +77,8 @@ def end_of(children: Iterable[Shard], place: Place) -> Outcome:
 
 def start_of(shard: Shard, place: Place) -> Place:
     """Return the start of a shard: nothing in it is older than the parent's position or a shard's life."""
-    ages = [seconds for seconds in (seconds_at(place), _age(shard)) if seconds is not None]
+    least = None if shard.last is not None or shard.seen is None else max(0, shard.seen - LIFE_SECONDS)
+    ages = [seconds for seconds in (seconds_at(place), least) if seconds is not None]
     if isinstance(place, Horizon) and not ages:
         # If the parent is at `Beginning` and has no record, no time is known. Its iterator cannot be used for
         # the child.
@@ -86,12 +87,6 @@ def start_of(shard: Shard, place: Place) -> Place:
         # The parent may have ended earlier, but records before `Now` are not wanted.
         return Latest(place.since)
     return Start(max(ages, default=None))
-
-
-def _age(shard: Shard) -> int | None:
-    if shard.last is not None or shard.seen is None:
-        return None
-    return max(0, shard.seen - LIFE_SECONDS)
 
 
 def seeds_at_oldest(
@@ -128,27 +123,24 @@ def with_children(shards: Mapping[str, Shard], most: int) -> list[str]:
     return sorted(ended, key=lambda name: heights[name])[:most]
 
 
-def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, Shard]) -> bool:
-    """Return True if a reader reaches this shard from a seed of one of the two listings."""
-    if shard.parent is None:
-        return False
-    parent = shards.get(shard.parent)
-    return shard.parent in later if parent is None else parent.last is None
-
-
 def seeds_of_late(shards: Mapping[str, Shard], later: Mapping[str, Shard], since: int | None) -> list[Seed]:
     """Return seeds (start positions) for children of shards that split between two listings."""
+
+    def is_reached(shard: Shard) -> bool:  # from a seed of one of the two listings
+        parent = shards.get(shard.parent or "")
+        return shard.parent in later if parent is None else parent.last is None
+
     return [
         Seed(shard.shard_id, (), cursor_of(Latest(since)))
         for shard in later.values()
-        if shard.shard_id not in shards and not _is_reached(shard, shards, later)
+        if shard.shard_id not in shards and not is_reached(shard)
     ]
 
 
 def headroom(place: Place, now: datetime) -> float | None:
     """Return the seconds until a position expires; None if the position has no time."""
     seconds = seconds_at(place)
-    return None if seconds is None else max(0.0, seconds + _RETENTION_SECONDS - now.timestamp())
+    return None if seconds is None else max(0.0, _RETENTION_SECONDS - max(0.0, now.timestamp() - seconds))
 
 
 def find_table(calls: Calls, address: ResourceAddress) -> tuple[Table, str]:
@@ -196,12 +188,6 @@ def check_table(table: Table, spec: FeedSpec) -> None:
         )
 
 
-def gone(calls: Calls, address: ResourceAddress, arn: str, shard_id: str) -> ProviderFault:
-    """Return the reason why a shard, or a record in it, no longer exists."""
-    found = replaced(calls, address, arn)
-    return found or expired_records(f"records after this position in {shard_id} were trimmed")
-
-
 def replaced(calls: Calls, address: ResourceAddress, arn: str) -> ProviderFault | None:
     """Return the reason why a stream no longer belongs to its table."""
     try:
@@ -238,38 +224,32 @@ class Resolution:
 
     def seeds(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Return the seeds; for `Now` also ended shards that may have unlisted children."""
-        self._source.shards.read(deadline, self._first)
+        known, alone = self._source.shards, partition_id is not None
+        known.read(deadline, self._first)
         shards: Mapping[str, Shard] = self._first.shards
         if not self._begun:
             # The time of `Now` is taken after the listing. Records written to a shard after this time count
             # as later than `Now`.
             self._begun, self._since = True, self._source.seconds()
-        if partition_id is not None:
+        if alone:
             shards = {name: shard for name, shard in shards.items() if name == partition_id}
         match position:
             case Beginning():
                 self._source.note_start()
-                unlisted = self._unlisted(shards, deadline) if partition_id is None else []
-                return seeds_at_oldest(shards, self._since, unlisted)
+                # A parent that exists may be missing from the listing.
+                parents = {shard.parent for shard in shards.values() if shard.parent is not None}
+                absent = set() if alone else parents - shards.keys()
+                return seeds_at_oldest(shards, self._since, sorted(absent - known.gone(absent, deadline)))
             case Now():
-                late = [] if partition_id is not None else self._late(shards, self._since, deadline)
-                return self._at_end(shards, self._since, deadline, alone=partition_id is not None) + late
+                late = list[Seed]()
+                if not alone and self._first.pages > 1:  # pages of one listing may leave out shards
+                    known.read(deadline, self._second)
+                    late = seeds_of_late(shards, self._second.shards, self._since)
+                return self._at_end(shards, self._since, deadline, alone=alone) + late
             case _:
                 raise unsupported(
                     "AtTime(…) is not supported on dynamo", "start at Beginning(), at Now() or at a token"
                 )
-
-    def _unlisted(self, shards: Mapping[str, Shard], deadline: Deadline) -> list[str]:
-        """Return the parents that exist but are missing from the listing."""
-        parents = {shard.parent for shard in shards.values() if shard.parent is not None} - shards.keys()
-        return sorted(parents - self._source.shards.gone(parents, deadline))
-
-    def _late(self, shards: Mapping[str, Shard], since: int | None, deadline: Deadline) -> list[Seed]:
-        """Return the shards that a listing with several pages may have left out."""
-        if self._first.pages == 1:
-            return []
-        self._source.shards.read(deadline, self._second)
-        return seeds_of_late(shards, self._second.shards, since)
 
     def _at_end(
         self, shards: Mapping[str, Shard], since: int | None, deadline: Deadline, *, alone: bool
@@ -362,7 +342,10 @@ def survey_of_listing(
         gone |= source.shards.gone((name for name in heights if name not in shards), deadline)
         starts |= _oldest(source.shards, there, heights, gone | lost.keys(), since, deadline)
     present = [_partition(shard, starts.get(name)) for name, shard in shards.items() if name not in lost]
-    present += [_hidden(source.shards, name, starts[name]) for name in hidden]
+    for name in hidden:  # these shards exist although the listing lacks them
+        shard = source.shards.find(name)
+        unknown = Partition(name, (), PartitionState.CLOSED, starts[name])
+        present.append(unknown if shard is None else _partition(shard, starts[name]))
     told = {name: _parents(shard) for name, shard in lost.items()}
     return Survey(tuple(present), dict.fromkeys(gone) | told)
 
@@ -471,11 +454,3 @@ def _partition(shard: Shard, oldest: Cursor) -> Partition:
 
 def _parents(shard: Shard) -> tuple[str, ...]:
     return () if shard.parent is None else (shard.parent,)
-
-
-def _hidden(known: ShardMap, shard_id: str, oldest: Cursor) -> Partition:
-    """State a shard that exists although the listing lacks it."""
-    shard = known.find(shard_id)
-    if shard is None:
-        return Partition(shard_id, (), PartitionState.CLOSED, oldest)
-    return _partition(shard, oldest)

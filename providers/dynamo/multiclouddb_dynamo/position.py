@@ -121,23 +121,20 @@ def _trail_cursor(trail: Trail | None) -> list[Cursor]:
 
 def place_of(cursor: Cursor) -> Place:
     """Return the position from its stored form; the inverse of `cursor_of`."""
+    place: Place | None = None
     match cursor:
-        case ["s" | "h" | "n" | "w" as kind, (int() | None) as time, *rest] if _is_time(time):
-            place = _latest_of(time, kind, rest) if kind in "nw" else _start_of(time, kind, rest)
-        case [str() as seq, (int() | None) as time, *rest] if _is_seq(seq) and _is_time(time):
-            place = After(seq, time, _trail_of(rest)) if not rest or _trail_of(rest) else None
-        case _:
-            place = None
+        case ["n" | "w" as kind, (int() | None) as time, *rest] if _is_time(time):
+            place = _latest_of(time, kind, rest)
+        case [str() as text, (int() | None) as time, *rest] if _is_time(time):
+            trail = _trail_of(rest)
+            if trail is not None or not rest:
+                if text in ("s", "h"):
+                    place = Start(time, trail) if text == "s" else Horizon(time, trail)
+                elif _is_seq(text):
+                    place = After(text, time, trail)
     if place is None:
         raise InvalidCursor(f"{reprlib.repr(cursor)[:60]} is not a sequence number and time")
     return place
-
-
-def _start_of(time: int | None, kind: str, rest: list[Any]) -> Place | None:
-    trail = _trail_of(rest)
-    if rest and trail is None:
-        return None
-    return Start(time, trail) if kind == "s" else Horizon(time, trail)
 
 
 def _latest_of(since: int | None, kind: str, rest: list[Any]) -> Place | None:

@@ -13,6 +13,7 @@ import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_dynamo.client import RECORD_BYTES, memory_of
 from multiclouddb_dynamo.errors import (
     BROKEN,
     EXPIRED_ITERATOR,
@@ -23,7 +24,7 @@ from multiclouddb_dynamo.errors import (
     expired_records,
 )
 from multiclouddb_dynamo.mapping import DynamoMapper, Record, View, place_after, seconds_of, seq_of
-from multiclouddb_dynamo.partitions import end_of, gone, replaced
+from multiclouddb_dynamo.partitions import end_of, headroom, replaced
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
     MOST_LOOKS,
@@ -37,7 +38,6 @@ from multiclouddb_dynamo.position import (
     seconds_at,
     without_iterator,
 )
-from multiclouddb_dynamo.shards import Shard
 from multiclouddb_dynamo.source import (
     DELAY_SECONDS,
     EMPTY_ANSWERS,
@@ -83,10 +83,6 @@ _MOST_PAUSE: Final = 1.0
 # A call takes boto3 about a millisecond, so this many calls per second to idle shards use a quarter of a
 # core.
 _IDLE_CALLS_A_SECOND: Final = 250
-# The size of a parsed record in memory as a multiple of its text's size, and the first estimate of a record's
-# size.
-_SWELLING: Final = 6
-_RECORD_BYTES: Final = 4096
 _UNREAD: Final = "records in {} that were never read may have been trimmed"
 
 
@@ -103,7 +99,7 @@ class DynamoReader(Reader):
         self._lost_at = -math.inf
         self._found_nothing = looks_at(place)
         self._looks: int | None = _BOUND_LOOKS if until is not None else None
-        self._record_bytes = _RECORD_BYTES
+        self._record_bytes = RECORD_BYTES
         self._cancelled = threading.Event()
         source.readers.add(self)
 
@@ -121,7 +117,7 @@ class DynamoReader(Reader):
         limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._record_bytes))
         answer = self._answer(limit, deadline)
         if answer is None:  # the shard was trimmed before its first read, so its children are read instead
-            self._outcome = self._end()
+            self._outcome = end_of(self._source.shards.children(self._view.shard_id), self._place)
             return self._batch([], self._place)
         self._iterator, self._fresh = answer.get("NextShardIterator"), False
         return self._taken(answer, deadline)
@@ -162,7 +158,11 @@ class DynamoReader(Reader):
                     # A position can be valid although its iterator is not. DynamoDB Local reports an iterator
                     # as trimmed if the iterator was made while the shard was empty.
                     self._place = without_iterator(self._place)
-                    self._forget_answers()
+                    # A new iterator begins at the last record. If a service refuses iterators sooner than
+                    # after 15 minutes, the answers are kept: otherwise there would never be enough.
+                    lost_before, self._lost_at = self._lost_at, time.monotonic()
+                    if self._lost_at - lost_before > DELAY_SECONDS:
+                        self._empty = EmptyAnswers()
                 elif code == MISSING and self._may_appear(attempts := attempts + 1, deadline):
                     pass
                 elif code in GONE and isinstance(self._place, Horizon) and not self._is_missed(self._place):
@@ -197,16 +197,6 @@ class DynamoReader(Reader):
         if self._cancelled.wait(pause):
             raise cancelled()
         return True
-
-    def _forget_answers(self) -> None:
-        """Forget the empty answers, because a new iterator begins at the last record.
-
-        An iterator is valid for 15 minutes. If a service refuses iterators sooner, answers are kept, because
-        otherwise there would never be enough of them.
-        """
-        lost_before, self._lost_at = self._lost_at, time.monotonic()
-        if self._lost_at - lost_before > DELAY_SECONDS:
-            self._empty = EmptyAnswers()
 
     def _open(self) -> str:
         """Return an iterator at the position."""
@@ -262,14 +252,19 @@ class DynamoReader(Reader):
     def _translated(self, code: str, deadline: Deadline) -> ProviderFault | None:
         shard_id = self._view.shard_id
         if code in GONE:
-            return gone(self._source.calls, self._source.spec.address, self._source.arn, shard_id)
+            return replaced(
+                self._source.calls, self._source.spec.address, self._source.arn
+            ) or expired_records(f"records after this position in {shard_id} were trimmed")
         if code in REJECTED | BROKEN and isinstance(self._place, After):
             # A number below the shard's first number is refused like an invalid number. DynamoDB Local fails
             # if a number is far above the shard's last number.
             shard, seq = self._source.shard(shard_id, deadline), int(self._place.seq)
             if shard is not None and code in REJECTED and seq < int(shard.first):
                 return expired_records(f"records after sequence {seq} in {shard_id} were trimmed")
-            if shard is not None and seq > _most_of(shard):
+            if shard is None:
+                return None
+            most = int(shard.last) if shard.last else _GROWTH * max(int(shard.first), _LEAST_NUMBER)
+            if seq > most:
                 return ProviderFault.of(
                     ErrorCategory.INVALID_REQUEST,
                     f"sequence {seq} does not belong to {shard_id}; pass a token as it was returned, or "
@@ -281,21 +276,21 @@ class DynamoReader(Reader):
 
     def _taken(self, answer: Mapping[str, Any], deadline: Deadline) -> Batch:
         found: list[Record] = answer.get("Records") or []
-        nbytes = _size(answer, len(found))
+        nbytes = memory_of(answer, len(found))
         if found:
             self._record_bytes = max(1, nbytes // len(found))
         records, begin = self._without_early(found)
+        count = len(records)
         if self._until is not None:
-            bound = self._until
-            kept = [record for record in records if not _is_behind(record, bound)]
-            records, cut = kept, len(kept) < len(records)
-        else:
-            cut = False
+            assert isinstance(self._until, After)  # every other bound is reached at once
+            most = int(self._until.seq)
+            records = [record for record in records if int(seq_of(record)) <= most]
+        cut = len(records) < count
         self._place = place_after(records[-1]) if records else self._moved(begin)
         if cut or (self._until is not None and _reached(self._place, self._until)):
             self._outcome = Reached()
         elif self._iterator is None:
-            self._outcome = self._end()
+            self._outcome = end_of(self._source.shards.children(self._view.shard_id), self._place)
         assert self._looks is not None
         if not found:
             self._empty.add(self._asked)
@@ -346,14 +341,15 @@ class DynamoReader(Reader):
             return _FEW
         return min(looks, max(_FEW, _MOST_LOOKS_OF_ALL // len(self._source.readers)))
 
-    def _end(self) -> Outcome:
-        return end_of(self._source.shards.children(self._view.shard_id), self._place)
-
     def _batch(self, records: list[Record], begin: Place, nbytes: int = 0) -> Batch:
         looked = self._empty.count - (self._looks or 0)
         waits = isinstance(self._outcome, Continue) and not records
         is_quiet = looked > 0 and self._empty.are_recent(self._longest_pause())
-        seconds = seconds_at(self._place)
+        seconds, now = seconds_at(self._place), self._source.calls.now()
+        read_until = self._empty.read_until(now)
+        if isinstance(self._place, Latest) and self._place.since is not None:
+            least = datetime.fromtimestamp(self._place.since, UTC)
+            read_until = max(least, read_until or least)
         return Batch(
             records,
             self._mapper,
@@ -363,49 +359,18 @@ class DynamoReader(Reader):
             nbytes,
             # A shard that has ended gets no new records, so continue to its end without a pause.
             caught_up=False if waits and (self._closed or not is_quiet) else None,
-            poll_after=self._pause(looked)
+            poll_after=min(self._longest_pause(), _FIRST_PAUSE * (1 << min(looked - 1, 8)))
             if waits and (looked > _CLOSED_LOOKS if self._closed else is_quiet)
             else 0.0,
             watermark=None if seconds is None else datetime.fromtimestamp(seconds, UTC),
-            likely_read_until=self._read_until(),
-            headroom=self._left(seconds),
+            likely_read_until=read_until,
+            headroom=None if now is None else headroom(self._place, now),
             requests=self._requests,
         )
-
-    def _read_until(self) -> datetime | None:
-        """Return the moment up to which the shard was probably read."""
-        if isinstance(self._place, Latest) and self._place.since is not None:
-            least = datetime.fromtimestamp(self._place.since, UTC)
-            return max(least, self._empty.read_until(self._source.calls.now()) or least)
-        return self._empty.read_until(self._source.calls.now())
-
-    def _left(self, seconds: int | None) -> float | None:
-        """Return the seconds until a position with the given time expires."""
-        now = self._source.calls.now()
-        if seconds is None or now is None:
-            return None
-        return max(0.0, _RETENTION_SECONDS - max(0.0, now.timestamp() - seconds))
-
-    def _pause(self, empty: int) -> float:
-        """Return the pause before the next call to an empty shard."""
-        return min(self._longest_pause(), _FIRST_PAUSE * (1 << min(empty - 1, 8)))
 
     def _longest_pause(self) -> float:
         """Return the maximum pause, which is longer if the feed has many readers."""
         return max(_MOST_PAUSE, len(self._source.readers) / _IDLE_CALLS_A_SECOND)
-
-
-def _most_of(shard: Shard) -> int:
-    """Return an upper limit on the sequence numbers of the shard."""
-    if shard.last is not None:
-        return int(shard.last)
-    return _GROWTH * max(int(shard.first), _LEAST_NUMBER)
-
-
-def _size(answer: Mapping[str, Any], count: int) -> int:
-    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    length = headers.get("content-length", "")
-    return _SWELLING * int(length) if count and length.isdecimal() else _RECORD_BYTES * count
 
 
 def _reached(place: Place, until: Place) -> bool:
@@ -415,8 +380,3 @@ def _reached(place: Place, until: Place) -> bool:
             return isinstance(place, After) and int(place.seq) >= int(seq)
         case _:
             return True  # a bound without a record comes before every record
-
-
-def _is_behind(record: Record, until: Place) -> bool:
-    assert isinstance(until, After)  # every other bound is reached at once
-    return int(seq_of(record)) > int(until.seq)

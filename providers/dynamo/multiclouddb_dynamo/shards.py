@@ -241,10 +241,7 @@ class ShardMap:
         return names & gone
 
     def unreadable(self, shard_ids: Iterable[str], deadline: Deadline) -> set[str]:
-        """Return those of the listed shards that cannot be read.
-
-        DynamoDB Local lists a shard for ever. Such a shard stays unreadable, and is not asked about again.
-        """
+        """Return those of the listed shards that cannot be read; DynamoDB Local lists them for ever."""
         names = set(shard_ids)
 
         def read(name: str) -> None:

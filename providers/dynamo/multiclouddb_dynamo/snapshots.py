@@ -7,25 +7,25 @@ import reprlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
-import orjson
 from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ChangeEvent, ChangeType, ErrorCategory
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_dynamo.client import Calls, Table
+from multiclouddb_dynamo.client import RECORD_BYTES, Calls, Table, memory_of
 from multiclouddb_dynamo.errors import GONE, REJECTED, code_of
-from multiclouddb_dynamo.mapping import View
+from multiclouddb_dynamo.mapping import DAMAGED, View, json_text, mapped, to_batch
 from multiclouddb_dynamo.partitions import replaced
 from multiclouddb_dynamo.position import MOST_SECONDS
 from multiclouddb_dynamo.source import Source
-from multiclouddb_dynamo.values import decode, decode_map, json_map
+from multiclouddb_dynamo.values import decode, decode_map
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -62,14 +62,11 @@ MOST_SEGMENTS: Final = 1_000_000
 Item: TypeAlias = Mapping[str, Any]
 """Maps each attribute to its value in typed JSON."""
 
-_Mapped = TypeVar("_Mapped")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _END: Final = "."
 _LETTERS: Final = "SNB"
 _MOST_DIGITS: Final = 8  # the maximum number of digits of a segment's number
 _MOST_TEXT: Final = 4096  # a key has at most 2,048 bytes; base64 makes it longer by a third
-# The exceptions that the code below raises for a damaged item.
-_DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
 
 
 def moment_of(seconds: int) -> datetime:
@@ -113,15 +110,11 @@ class Part:
         """Return True if the position is after the last item of the segment."""
         return self.key == (_END,)
 
-    def at_end(self) -> Part:
-        """Return the position after the last item."""
-        return attrs.evolve(self, key=(_END,))
-
     def after(self, item: Item, names: tuple[str, ...]) -> Part:
         """Return the position after an item, or after the item that has the given key."""
         try:
             return attrs.evolve(self, key=tuple(_key_text(item[name]) for name in names))
-        except _DAMAGED:
+        except DAMAGED:
             raise ProviderFault.of(
                 ErrorCategory.PROVIDER_ERROR,
                 f"an item in {self.text} lacks the table's key; please report this, because no service sends "
@@ -194,25 +187,11 @@ class RowMapper(Mapper):
 
     def events(self, records: Sequence[Item], start: int, stop: int) -> list[ChangeEvent]:
         """Map items to events."""
-        return self._mapped(records, start, stop, self._events)
+        return mapped(records, start, stop, self._events, partial(self._fault, records))
 
     def arrow(self, records: Sequence[Item], start: int, stop: int) -> pa.RecordBatch:
         """Map items to Arrow. Items are converted directly to JSON text, and no events are created."""
-        return self._mapped(records, start, stop, self._arrow)
-
-    def _mapped(
-        self, records: Sequence[Item], start: int, stop: int, mapped: Callable[[Sequence[Item]], _Mapped]
-    ) -> _Mapped:
-        try:
-            return mapped(records[start:stop])
-        except _DAMAGED:
-            pass
-        for index in range(start, stop):
-            try:
-                mapped(records[index : index + 1])
-            except _DAMAGED as error:
-                raise self._fault(records, index, type(error).__name__) from None
-        raise self._fault(records, start, "it is not clear which item is damaged")
+        return mapped(records, start, stop, self._arrow, partial(self._fault, records))
 
     def _fault(self, records: Sequence[Item], index: int, reason: str) -> RecordFault:
         where = self.part.after(records[index], self.view.key_names)
@@ -256,42 +235,25 @@ class RowMapper(Mapper):
         return snapshot_event_ids(self.part.plan_id, names, columns)
 
     def _arrow(self, items: Sequence[Item]) -> pa.RecordBatch:
-        import pyarrow as pa
-
-        from multiclouddb_api.arrow import EVENT_SCHEMA
-
-        view, names, count, text = self.view, self.view.key_names, len(items), pa.string()
-        components = [{name: decode(item[name]) for name in names} for item in items]
-        columns = [
-            pa.array(self._event_ids(components), text),
-            pa.repeat(pa.scalar(ChangeType.CREATE.value, text), count),
-            pa.array([_json_text({name: item[name] for name in names}) for item in items], text),
-            pa.repeat(pa.scalar(moment_of(self.part.seconds), pa.timestamp("us", tz="UTC")), count),
-            pa.array(map(_json_text, items), text) if view.with_new else pa.nulls(count, text),
-            pa.nulls(count, text),
-            pa.repeat(pa.scalar(FLOOR, text), count),
-            pa.repeat(pa.scalar(False), count),
-            pa.repeat(pa.scalar(True), count),
-            *(
-                pa.repeat(pa.scalar(value, text), count)
-                for value in (view.address.database, view.address.collection, view.partition_id)
-            ),
+        names = self.view.key_names
+        columns: list[Iterable[Any]] = [
+            self._event_ids([{name: decode(item[name]) for name in names} for item in items]),
+            repeat(ChangeType.CREATE.value),
+            [json_text({name: item[name] for name in names}) for item in items],
+            repeat(moment_of(self.part.seconds)),
+            map(json_text, items) if self.view.with_new else repeat(None),
+            repeat(None),
+            repeat(FLOOR),
+            repeat(False),
+            repeat(True),
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
-
-
-def _json_text(attributes: Item) -> bytes:
-    return orjson.dumps(json_map(attributes))
+        return to_batch(len(items), columns, self.view)
 
 
 # A segment of this size is read in about a minute. If a Spark task fails, its segment is read again.
 _SEGMENT_BYTES: Final = 256 << 20
 _LEAST_SEGMENTS: Final = 8  # this many segments are read at a time
 _USUAL_SEGMENTS: Final = 32_000
-# The size of a parsed item in memory as a multiple of its text's size, and the first estimate of an item's
-# size.
-_SWELLING: Final = 6
-_ITEM_BYTES: Final = 4096
 
 
 class SameTable:
@@ -359,7 +321,7 @@ class SegmentReader(Reader):
 
     def __init__(self, source: Source, same: SameTable, view: View, part: Part) -> None:
         self._source, self._same, self._view, self._part = source, same, view, part
-        self._item_bytes = _ITEM_BYTES
+        self._item_bytes = RECORD_BYTES
         self._cancelled = threading.Event()
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
@@ -371,13 +333,13 @@ class SegmentReader(Reader):
         begin, limit = self._part, min(max_records, max(1, max_bytes // self._item_bytes))
         answer = self._answer(limit)
         items: list[Item] = answer["Items"]
-        nbytes = _size(answer, len(items))
+        nbytes = memory_of(answer, len(items))
         if items:
             self._item_bytes = max(1, nbytes // len(items))
         last = answer.get("LastEvaluatedKey")
         # The service may examine many items and return none of them. In that case, the key belongs to none of
         # the returned items.
-        self._part = begin.at_end() if not last else begin.after(last, self._view.key_names)
+        self._part = begin.after(last, self._view.key_names) if last else attrs.evolve(begin, key=(_END,))
         return self._batch(items, begin, answer, nbytes)
 
     def cancel(self) -> None:
@@ -416,9 +378,3 @@ class SegmentReader(Reader):
             charge=None if charge is None else float(charge),
             requests=1 if answer else 0,
         )
-
-
-def _size(answer: Any, count: int) -> int:
-    """Estimate the memory size of an answer."""
-    length = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-length", "")
-    return _SWELLING * int(length) if count and length.isdecimal() else _ITEM_BYTES * count

@@ -5,6 +5,7 @@ from botocore.loaders import create_loader
 
 from .servers import local
 from .servers.server import CREDENTIALS
+from .world import World
 
 
 @pytest.fixture(autouse=True)
@@ -34,16 +35,40 @@ def _one_local():
     local.stop()
 
 
-def look_soon(monkeypatch):
-    """Make the reader search for children early and often, because the test servers have no rate limit."""
+@pytest.fixture(autouse=True)
+def few_answers(monkeypatch):
+    """Let two answers without records end an open shard, because one of these servers proves it.
+
+    Tests of the real number replace this fixture.
+    """
+    monkeypatch.setattr("multiclouddb_dynamo.source.EMPTY_ANSWERS", 2)
+    monkeypatch.setattr("multiclouddb_dynamo.reader._FEW", 1)
+    monkeypatch.setattr("multiclouddb_dynamo.reader._LOOKS", (1,) * 10)
+
+
+@pytest.fixture
+def world():
+    """Provide a table whose stream has one shard."""
+    with World() as made:
+        yield made
+
+
+@pytest.fixture
+def hasty_readers(monkeypatch):
+    """Make the reader poll shards often, but search for children at the normal rate."""
+    monkeypatch.setattr("multiclouddb_dynamo.reader._FIRST_PAUSE", 0.005)
+    monkeypatch.setattr("multiclouddb_dynamo.reader._MOST_PAUSE", 0.02)
+
+
+@pytest.fixture
+def hasty(hasty_readers, monkeypatch):
+    """Make the reader poll shards and search for children often: the test servers have no rate limit."""
     monkeypatch.setattr("multiclouddb_dynamo.shards._MOST_PAUSE", 0.005)
     monkeypatch.setattr("multiclouddb_dynamo.shards._LOOKS_AT_ONCE", 1000.0)
     monkeypatch.setattr("multiclouddb_dynamo.shards._SETTLED_SECONDS", 0.0)
 
 
 @pytest.fixture
-def hasty(monkeypatch):
-    """Make the reader poll empty shards after a short pause, because the test servers have no rate limit."""
-    monkeypatch.setattr("multiclouddb_dynamo.reader._FIRST_PAUSE", 0.005)
-    monkeypatch.setattr("multiclouddb_dynamo.reader._MOST_PAUSE", 0.02)
-    look_soon(monkeypatch)
+def no_pace(monkeypatch):
+    """Allow any number of listings a second; other tests cover their rate."""
+    monkeypatch.setattr("multiclouddb_dynamo.client._DESCRIBES_A_SECOND", 1000)

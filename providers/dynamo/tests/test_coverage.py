@@ -18,64 +18,42 @@ from .world import TABLE, World, soon
 
 HOUR = 3600
 NOW = 1_800_000_000
-AUDITED = {"child_watch_seconds": 0.0, "coverage_audit_seconds": 0.5}
 
-
-@pytest.fixture(autouse=True)
-def hasty_readers(monkeypatch):
-    """Make the reader poll shards often, but search for children at the normal rate."""
-    monkeypatch.setattr("multiclouddb_dynamo.reader._FIRST_PAUSE", 0.005)
-    monkeypatch.setattr("multiclouddb_dynamo.reader._MOST_PAUSE", 0.02)
-
-
-def native(name):
-    return name.rpartition(":")[2]
-
-
-def missed_half(world, start):
-    """Return a consumer that stopped watching a split before one half was listed, and the id of this half."""
-    consumer = world.consumer(start)
-    consumer.read()
-    consumer.until_found(world.put("a"))
-    first, late = world.script.split(world.chain())
-    world.script.hide(late, seconds=HOUR)
-    consumer.until_found(world.put_in(first))
-    until_not_watched(consumer)
-    return consumer, late
-
-
-def until_not_watched(consumer):
-    """Read until the search for more children of ended shards is over."""
-    while consumer.read(OperationOptions(wait_seconds=0.05)).diagnostics.open_watches:
-        pass
+pytestmark = pytest.mark.usefixtures("hasty_readers")
 
 
 class TestAudit:
     """Tests audits that find partitions that were not found by watching splits."""
 
     @pytest.mark.parametrize(("start", "restart"), [(Beginning(), False), (Now(), True)])
-    def test_it_finds_what_a_watch_has_missed(self, start, restart):
-        with World() as world:
-            world.settings |= AUDITED
-            consumer, late = missed_half(world, start)
-            lost = world.put_in(late, 10)
-            if restart:
-                consumer.restart()
-            world.script.hide(late)
-            consumer.until_found(lost)
-            found = [notice for notice in consumer.notices if isinstance(notice, PartitionFoundLate)]
-            assert [native(notice.partition_id) for notice in found] == [late]
-            assert sorted(consumer.markers) == sorted(set(consumer.markers))
+    def test_it_finds_what_a_watch_has_missed(self, world, start, restart):
+        """The watch of a split ends before one half is listed."""
+        world.settings |= {"child_watch_seconds": 0.0, "coverage_audit_seconds": 0.5}
+        consumer = world.consumer(start)
+        consumer.read()
+        consumer.until_found(world.put("a"))
+        first, late = world.script.split(world.chain())
+        world.script.hide(late, seconds=HOUR)
+        consumer.until_found(world.put_in(first))
+        while consumer.read(OperationOptions(wait_seconds=0.05)).diagnostics.open_watches:
+            pass
+        lost = world.put_in(late, 10)
+        if restart:
+            consumer.restart()
+        world.script.hide(late)
+        consumer.until_found(lost)
+        found = [notice for notice in consumer.notices if isinstance(notice, PartitionFoundLate)]
+        assert [notice.partition_id.rpartition(":")[2] for notice in found] == [late]
+        assert sorted(consumer.markers) == sorted(set(consumer.markers))
 
     def test_it_goes_on_where_an_earlier_one_was_cut_off(self):
         with World(shards=30, shards_per_page=1) as world:
             _, feed = world.feed()
-            tries = 0
-            while True:
+            found, tries = None, 0
+            while found is None:
                 tries += 1
                 try:
                     found = missing(feed.for_one_call(), world.open(), Deadline.after(1.2))
-                    break
                 except ProviderFault:  # at ten calls per second
                     assert tries < 10
             assert found == []
@@ -118,10 +96,9 @@ def test_headroom(place, seconds):
 
 
 class Service:
-    """A stream whose clock the test moves.
+    """A stream whose clock the test moves. It lists the test's shards, a hundred on each page."""
 
-    The service lists the shards that the test defines, a hundred on each page.
-    """
+    status = "ENABLED"
 
     def __init__(self, shards):
         self.clock, self.calls, self.shards = 0.0, [], shards
@@ -142,7 +119,7 @@ class Service:
         begin = 0 if after is None else next(i for i, s in enumerate(found) if s["ShardId"] == after) + 1
         page = found[begin : begin + 100]
         more = {"LastEvaluatedShardId": page[-1]["ShardId"]} if len(found) > begin + 100 else {}
-        return {"StreamStatus": "ENABLED", "Shards": page, **more}
+        return {"StreamStatus": self.status, "Shards": page, **more}
 
     def count(self, seconds):
         return sum(at < seconds for at in self.calls)
@@ -155,7 +132,7 @@ def entry(name, parent=None, *, closed=False):
 
 @pytest.fixture
 def served(monkeypatch):
-    def make(shards):
+    def make(*shards):
         service = Service(shards)
         monkeypatch.setattr(rooms, "time", service)
         return service, ShardMap(service, "arn")
@@ -167,9 +144,9 @@ class TestCost:
     """Tests the cost of looking for children: a stream allows ten DescribeStream calls per second."""
 
     def test_a_shard_without_children(self, served):
-        service, shards = served([entry("p", closed=True)])
+        service, shards = served(entry("p", closed=True))
         while service.clock < 600:
-            shards.discover(["p"], Deadline.after(30))
+            shards.discover(["p"], soon())
             service.clock += 0.02
         assert service.count(1) >= 3
         assert service.count(10) <= 8
@@ -178,15 +155,14 @@ class TestCost:
 
     def test_a_thousand_shards_that_are_rolled_over_at_once(self, served):
         parents = [f"p{number}" for number in range(1000)]
-        service, shards = served(
-            [entry(name, closed=True) for name in parents] + [entry(f"c{name}", name) for name in parents]
-        )
+        ended = [entry(name, closed=True) for name in parents]
+        service, shards = served(*ended, *(entry(f"c{name}", name) for name in parents))
         looks, looked = dict.fromkeys(parents, 0), dict.fromkeys(parents, -math.inf)
         answered = {}
         while service.clock < 600:
             # As in the engine, each pause is as long as all pauses before it.
             due = [name for name in parents if service.clock - looked[name] >= 0.1 * 2 ** looks[name]]
-            for name in shards.discover(due, Deadline.after(30)) if due else ():
+            for name in shards.discover(due, soon()) if due else ():
                 answered.setdefault(name, service.clock)
                 looks[name], looked[name] = looks[name] + 1, service.clock
             service.clock += 0.1
@@ -196,69 +172,61 @@ class TestCost:
         assert service.count(600) <= 0.45 * 600 + 20
 
     def test_a_new_end_is_looked_for_at_once_whatever_was_asked_before(self, served):
-        service, shards = served([entry("p", closed=True), entry("q", closed=True), entry("c", "q")])
+        service, shards = served(entry("p", closed=True), entry("q", closed=True), entry("c", "q"))
         while service.clock < 100:
-            shards.discover(["p"], Deadline.after(30))
+            shards.discover(["p"], soon())
             service.clock += 0.02
-        assert {shard.shard_id for shard in shards.discover(["p", "q"], Deadline.after(30))["q"]} == {"c"}
+        assert {shard.shard_id for shard in shards.discover(["p", "q"], soon())["q"]} == {"c"}
 
     def test_a_list_that_takes_long_goes_on_with_the_next_call(self, served):
-        parents = [f"p{number}" for number in range(10_000)]
-        service, shards = served([entry(name, closed=True) for name in parents] + [entry("c", "p1")])
+        parents = [entry(f"p{number}", closed=True) for number in range(10_000)]
+        service, shards = served(*parents, entry("c", "p1"))
         calls = 0
-        while not (found := shards.discover(["p1"], Deadline.after(30))):
+        while not (found := shards.discover(["p1"], soon())):
             calls += 1
             assert calls < 10
         assert calls
         assert len(service.calls) == 101
         assert {shard.shard_id for shard in found["p1"]} == {"c"}
 
-
-class TestGone:
-    def test_a_parent_that_is_only_hidden_is_waited_for(self):
-        with World() as world:
-            consumer = world.consumer()
-            consumer.until_found(world.put("a"))
-            parent = world.chain()
-            child = world.roll_over()[0]
-            for name in (parent, child):
-                world.script.hide(name, seconds=HOUR)
-            consumer.restart()
-            for _ in range(10):
-                assert not consumer.read().idle
-            world.script.advance(HOUR)
-            consumer.until_found(world.put("b"))
-            assert consumer.notices == []
-
-
-class TestDisabled:
-    def test_a_half_that_is_listed_late_is_read_and_then_the_feed_ends(self, monkeypatch):
-        monkeypatch.setattr(rooms, "_SETTLED_SECONDS", 0.0)
-        with World() as world:
-            world.settings["child_watch_seconds"] = 1.0
-            consumer = world.consumer()
-            consumer.until_found(world.put("a"))
-            first, late = world.script.split(world.chain())
-            early, lost = world.put_in(first), world.put_in(late)
-            world.script.hide(late, seconds=90)
-            world.server.client().update_table(TableName=TABLE, StreamSpecification={"StreamEnabled": False})
-            consumer.until_found(early)
-            assert consumer.until_idle() == []
-            assert FeedEnded not in {type(notice) for notice in consumer.notices}
-            world.script.advance(90)
-            consumer.until_found(lost)
-            while not consumer.notices:
-                consumer.read()
-            assert {type(notice) for notice in consumer.notices} == {FeedEnded}
-
-    def test_no_end_is_told_by_listings_that_follow_each_other_closely(self, served, monkeypatch):
-        service, shards = served([entry("p", closed=True)])
-        describe = service.describe_stream
-        monkeypatch.setattr(
-            service, "describe_stream", lambda *a, **k: describe(*a, **k) | {"StreamStatus": "DISABLED"}
-        )
+    def test_no_end_is_told_by_listings_that_follow_each_other_closely(self, served):
+        service, shards = served(entry("p", closed=True))
+        service.status = "DISABLED"
         while not shards.has_settled():
-            shards.discover(["p"], Deadline.after(30))
+            shards.discover(["p"], soon())
             service.clock += 0.02
         assert service.calls[-1] - service.calls[0] >= 5
         assert service.clock < 10
+
+
+def test_a_parent_that_is_only_hidden_is_waited_for(world):
+    consumer = world.consumer()
+    consumer.until_found(world.put("a"))
+    parent = world.chain()
+    for name in (parent, *world.roll_over()):
+        world.script.hide(name, seconds=HOUR)
+    consumer.restart()
+    for _ in range(10):
+        assert not consumer.read().idle
+    world.script.advance(HOUR)
+    consumer.until_found(world.put("b"))
+    assert consumer.notices == []
+
+
+def test_a_half_of_a_disabled_stream_that_is_listed_late_is_read_before_the_feed_ends(world, monkeypatch):
+    monkeypatch.setattr(rooms, "_SETTLED_SECONDS", 0.0)
+    world.settings["child_watch_seconds"] = 1.0
+    consumer = world.consumer()
+    consumer.until_found(world.put("a"))
+    first, late = world.script.split(world.chain())
+    early, lost = world.put_in(first), world.put_in(late)
+    world.script.hide(late, seconds=90)
+    world.server.client().update_table(TableName=TABLE, StreamSpecification={"StreamEnabled": False})
+    consumer.until_found(early)
+    assert consumer.until_idle() == []
+    assert FeedEnded not in {type(notice) for notice in consumer.notices}
+    world.script.advance(90)
+    consumer.until_found(lost)
+    while not consumer.notices:
+        consumer.read()
+    assert {type(notice) for notice in consumer.notices} == {FeedEnded}

@@ -7,7 +7,7 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_dynamo.errors import EXPIRED_ITERATOR, GONE, REJECTED, classify, code_of
+from multiclouddb_dynamo.errors import classify, code_of
 from multiclouddb_spi.errors import to_error
 
 INVALID = ErrorCategory.INVALID_REQUEST
@@ -19,45 +19,29 @@ THROTTLED = ErrorCategory.THROTTLED
 TOKEN = "IQoJb3JpZ2luX2VjEXAMPLETOKEN"
 URL = "https://dynamodb.eu-west-1.amazonaws.com/"
 
-# Each row: the service's code and status → the category, whether to retry, and a part of the advice.
-CODES = [
+# Each row: codes of the service with a status → the category, whether to retry, and a part of the advice.
+MEANINGS = [
     ("ResourceNotFoundException", 400, ErrorCategory.NOT_FOUND, False, "table's name, the region"),
     ("TrimmedDataAccessException", 400, ErrorCategory.CHECKPOINT_EXPIRED, False, "24 hours"),
     ("ExpiredIteratorException", 400, TRANSIENT, True, "15 minutes"),
-    ("LimitExceededException", 400, THROTTLED, True, "two readers"),
-    ("ThrottlingException", 400, THROTTLED, True, "two readers"),
-    ("Throttling", 400, THROTTLED, True, "two readers"),
-    ("ProvisionedThroughputExceededException", 400, THROTTLED, True, "two readers"),
-    ("RequestLimitExceeded", 400, THROTTLED, True, "two readers"),
+    ("LimitExceededException ThrottlingException Throttling", 400, THROTTLED, True, "two readers"),
+    ("ProvisionedThroughputExceededException RequestLimitExceeded", 400, THROTTLED, True, "two readers"),
     ("TooManyRequestsException", 429, THROTTLED, True, "two readers"),
-    ("InternalServerError", 500, TRANSIENT, True, "try again"),
-    ("InternalFailure", 500, TRANSIENT, True, "try again"),
-    ("ServiceUnavailable", 503, TRANSIENT, True, "try again"),
-    ("ServiceUnavailableException", 503, TRANSIENT, True, "try again"),
+    ("InternalServerError InternalFailure NewTroubleException 500 504", 500, TRANSIENT, True, "try again"),
+    ("ServiceUnavailable ServiceUnavailableException", 503, TRANSIENT, True, "try again"),
     ("RequestTimeout", 408, TRANSIENT, True, "try again"),
     ("ValidationException", 400, INVALID, False, "unchanged"),
     ("SerializationException", 400, INVALID, False, "report"),
-    ("AccessDeniedException", 400, AUTHORIZATION, False, "/how-to/dynamodb/"),
-    ("AccessDenied", 403, AUTHORIZATION, False, "/how-to/dynamodb/"),
-    ("OptInRequired", 403, AUTHORIZATION, False, "/how-to/dynamodb/"),
-    ("UnrecognizedClientException", 400, AUTHENTICATION, False, "credential chain"),
-    ("InvalidSignatureException", 400, AUTHENTICATION, False, "credential chain"),
-    ("IncompleteSignature", 400, AUTHENTICATION, False, "credential chain"),
-    ("IncompleteSignatureException", 400, AUTHENTICATION, False, "credential chain"),
-    ("MissingAuthenticationToken", 403, AUTHENTICATION, False, "credential chain"),
-    ("MissingAuthenticationTokenException", 400, AUTHENTICATION, False, "credential chain"),
-    ("InvalidClientTokenId", 403, AUTHENTICATION, False, "credential chain"),
-    ("ExpiredToken", 400, AUTHENTICATION, False, "credential chain"),
-    ("ExpiredTokenException", 400, AUTHENTICATION, False, "credential chain"),
-    # Unlisted codes, and error pages of proxies, whose code is the HTTP status.
+    ("AccessDeniedException AccessDenied OptInRequired", 403, AUTHORIZATION, False, "/how-to/dynamodb/"),
+    ("UnrecognizedClientException InvalidSignatureException", 400, AUTHENTICATION, False, "credential chain"),
+    ("IncompleteSignature IncompleteSignatureException", 400, AUTHENTICATION, False, "credential chain"),
+    ("MissingAuthenticationToken InvalidClientTokenId", 403, AUTHENTICATION, False, "credential chain"),
+    ("ExpiredToken ExpiredTokenException", 400, AUTHENTICATION, False, "credential chain"),
     ("NewTroubleException", 400, PERMANENT, False, "report"),
-    ("NewTroubleException", 500, TRANSIENT, True, "try again"),
-    ("NewTroubleException", 503, TRANSIENT, True, "try again"),
-    ("404", 404, PERMANENT, False, "report"),
-    ("500", 500, TRANSIENT, True, "try again"),
-    ("504", 504, TRANSIENT, True, "try again"),
-    ("", 0, PERMANENT, False, "report"),
+    ("404", 404, PERMANENT, False, "report"),  # the page of a proxy, whose code is the status
 ]
+CODES = [(code, *rest) for codes, *rest in MEANINGS for code in codes.split()]
+CODES.append(("", 0, PERMANENT, False, "report"))
 # Each row: an exception of botocore → the category, whether to retry, and a part of the advice.
 EXCEPTIONS = [
     (boto.ParamValidationError(report="Invalid length for ShardId"), INVALID, False, "unchanged"),
@@ -117,74 +101,55 @@ class TestTable:
         assert way_out in found.message
         assert is_one_line(found.message)
 
-    @pytest.mark.parametrize(
-        ("asked", "seconds"),
-        [("2", 2.0), ("0.5", 0.5), ("-3", 0.0), ("soon", None), ("", None), (None, None)],
-    )
-    def test_the_service_may_ask_to_wait(self, asked, seconds, vendor_retried):
-        headers = {} if asked is None else {"retry-after": asked}
-        error = answered("ThrottlingException")
-        error.response["ResponseMetadata"]["HTTPHeaders"] = headers
-        assert classify(error, vendor_retried=vendor_retried).retry_after == seconds
+
+@pytest.mark.parametrize(
+    ("asked", "seconds"), [("2", 2.0), ("0.5", 0.5), ("-3", 0.0), ("soon", None), ("", None), (None, None)]
+)
+def test_the_service_may_ask_to_wait(asked, seconds):
+    error = answered("ThrottlingException")
+    error.response["ResponseMetadata"]["HTTPHeaders"] = {} if asked is None else {"retry-after": asked}
+    assert classify(error).retry_after == seconds
 
 
-class TestText:
-    @pytest.mark.parametrize(
-        "message",
-        ["first\nsecond", "first\r\n\r\nsecond", "\n first", "first\x85second", "first\u2028second"],
-    )
-    def test_a_message_of_several_lines_is_cut_to_one(self, message):
-        found = classify(answered("ValidationException", message))
-        assert "first" in found.message
-        assert "second" not in found.message
-        assert is_one_line(found.message)
-
-    def test_an_answer_without_anything(self):
-        found = classify(boto.ClientError({}, "GetRecords"))
-        assert (found.category, found.code) == (PERMANENT, "")
-        assert code_of(boto.ClientError({}, "GetRecords")) == ""
+@pytest.mark.parametrize(
+    "message", ["first\nsecond", "first\r\n\r\nsecond", "\n first", "first\x85second", "first\u2028second"]
+)
+def test_a_message_of_several_lines_is_cut_to_one(message):
+    found = classify(answered("ValidationException", message))
+    assert "first" in found.message
+    assert "second" not in found.message
+    assert is_one_line(found.message)
 
 
-class TestSecrets:
-    """Tests that errors show no secret.
-
-    If a signature is wrong, the service quotes the request and its headers.
-    """
-
-    MESSAGE = (
-        "The request signature we calculated does not match the signature you provided.\n\n"
-        "The Canonical String for this request should have been\n'POST\n/\n\nhost:dynamodb\n"
-        f"x-amz-security-token:{TOKEN}\n'"
-    )
-
-    @pytest.mark.parametrize(
-        "code", ["InvalidSignatureException", "IncompleteSignature", "IncompleteSignatureException"]
-    )
-    @pytest.mark.parametrize("message", [MESSAGE, MESSAGE.replace("\n", " ")], ids=["lines", "one line"])
-    def test_a_session_token_does_not_get_out(self, code, message):
-        cause = answered(code, message)
-        found = classify(cause)
-        assert TOKEN not in found.message
-        assert found.category == AUTHENTICATION
-        error = to_error("dynamo", "read_changes", found, cause)
-        assert error.detail.native_class == "botocore.exceptions.ClientError"
-        assert error.detail.native_code == code
-        for text in (str(error), repr(error), repr(error.detail), str(pickle.dumps(error))):
-            assert TOKEN not in text
-
-    def test_the_text_of_other_failures_is_kept(self):
-        cause = answered("AccessDeniedException", "User: arn:aws:iam::1:user/me is not authorized")
-        error = to_error("dynamo", "read_changes", classify(cause), cause)
-        assert "arn:aws:iam::1:user/me" in error.detail.native_text
-        assert "arn:aws:iam::1:user/me" in error.message
+def test_an_answer_without_anything_has_no_code():
+    error = boto.ClientError({}, "GetRecords")
+    assert (classify(error).category, code_of(error)) == (PERMANENT, "")
+    assert code_of(KeyError("Code")) == code_of(boto.NoRegionError()) == ""
 
 
-class TestNames:
-    def test_codes(self):
-        assert code_of(answered("ThrottlingException")) == "ThrottlingException"
-        assert code_of(boto.ParamValidationError(report="x")) in REJECTED
-        assert code_of(answered("ValidationException")) in REJECTED
-        assert code_of(answered("TrimmedDataAccessException")) in GONE
-        assert code_of(answered("ResourceNotFoundException")) in GONE
-        assert code_of(answered("ExpiredIteratorException")) == EXPIRED_ITERATOR
-        assert code_of(KeyError("Code")) == code_of(boto.NoRegionError()) == ""
+# If a signature is wrong, the service quotes the request and its headers.
+QUOTED = (
+    "The request signature we calculated does not match the signature you provided.\n\n"
+    "The Canonical String for this request should have been\n'POST\n/\n\nhost:dynamodb\n"
+    f"x-amz-security-token:{TOKEN}\n'"
+)
+
+
+@pytest.mark.parametrize(
+    "code", ["InvalidSignatureException", "IncompleteSignature", "IncompleteSignatureException"]
+)
+@pytest.mark.parametrize("message", [QUOTED, QUOTED.replace("\n", " ")], ids=["lines", "one line"])
+def test_a_session_token_does_not_get_out(code, message):
+    cause = answered(code, message)
+    error = to_error("dynamo", "read_changes", classify(cause), cause)
+    assert error.detail.category == AUTHENTICATION
+    assert (error.detail.native_class, error.detail.native_code) == ("botocore.exceptions.ClientError", code)
+    for text in (str(error), repr(error), repr(error.detail), str(pickle.dumps(error))):
+        assert TOKEN not in text
+
+
+def test_the_text_of_other_failures_is_kept():
+    cause = answered("AccessDeniedException", "User: arn:aws:iam::1:user/me is not authorized")
+    error = to_error("dynamo", "read_changes", classify(cause), cause)
+    assert "arn:aws:iam::1:user/me" in error.detail.native_text
+    assert "arn:aws:iam::1:user/me" in error.message

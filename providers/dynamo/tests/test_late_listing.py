@@ -20,11 +20,7 @@ LATE = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True)
-def hasty_readers(monkeypatch):
-    """Make the reader poll shards often, but search for children at the normal rate."""
-    monkeypatch.setattr("multiclouddb_dynamo.reader._FIRST_PAUSE", 0.005)
-    monkeypatch.setattr("multiclouddb_dynamo.reader._MOST_PAUSE", 0.02)
+pytestmark = pytest.mark.usefixtures("hasty_readers")
 
 
 def check(world, consumer, early, hidden, old, late, restart):

@@ -15,8 +15,6 @@ from multiclouddb_conformance.loss import (
     page_consumer,
     public_lineage,
 )
-from multiclouddb_dynamo import client as client_module
-from multiclouddb_dynamo import reader, shards
 from multiclouddb_dynamo_emulator import Order
 
 from .world import ADDRESS, TABLE, World
@@ -25,13 +23,7 @@ HOUR = 3600
 KEYS = 12
 
 
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch):
-    """Disables pauses, because the scripts are long and other tests cover the poll rate."""
-    monkeypatch.setattr(reader, "_MOST_PAUSE", 0.001)
-    monkeypatch.setattr(client_module, "_DESCRIBES_A_SECOND", 1000)
-    monkeypatch.setattr(shards, "_MOST_PAUSE", 0.001)
-    monkeypatch.setattr(shards, "_LOOKS_AT_ONCE", 1000.0)
+pytestmark = pytest.mark.usefixtures("hasty", "no_pace")
 
 
 class Living(World):
@@ -164,7 +156,7 @@ def oracle_of(world, living, life, start, consumer, size):
 @pytest.mark.parametrize(
     ("start", "consumer", "size"),
     [
-        (Beginning(), page_consumer, 0),
+        pytest.param(Beginning(), page_consumer, 0, marks=pytest.mark.soak),
         pytest.param(Beginning(), iterator_consumer(), 3, marks=pytest.mark.soak),
         pytest.param(Now(), page_consumer, 1, marks=pytest.mark.soak),
         (Now(), iterator_consumer(), 0),

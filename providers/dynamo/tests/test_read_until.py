@@ -1,12 +1,15 @@
-"""Tests up to which moment a stream was read, although an empty answer proves nothing."""
+"""Tests how often empty shards are polled, and up to which moment they were read."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from multiclouddb_api import Beginning, Capability, Now
-from multiclouddb_dynamo.provider import CAPABILITIES
-from multiclouddb_dynamo.source import DELAY_SECONDS, EMPTY_ANSWERS, EmptyAnswers
+from multiclouddb_api import Beginning, Now, ResourceAddress
+from multiclouddb_dynamo.mapping import View
+from multiclouddb_dynamo.position import Start
+from multiclouddb_dynamo.reader import DynamoReader
+from multiclouddb_dynamo.source import DELAY_SECONDS, EMPTY_ANSWERS, EmptyAnswers, Source
+from multiclouddb_spi import Deadline
 
 from .world import World
 
@@ -15,16 +18,20 @@ DELAY = timedelta(seconds=DELAY_SECONDS)
 SLACK = timedelta(seconds=20)  # a busy machine is slow
 
 
-@pytest.mark.parametrize("start", [Beginning(), Now()])
+@pytest.fixture(autouse=True)
+def few_answers():
+    """Read as many answers as for the service."""
+
+
+@pytest.mark.parametrize("start", [pytest.param(Beginning(), marks=pytest.mark.soak), Now()])
 def test_one_busy_shard_of_eight_does_not_lag(start):
     with World(shards=8) as world:
         world.put_everywhere()
         consumer = world.consumer(start)
         consumer.until_idle()
-        busy = world.open()[0]
-        for _ in range(4):
+        for _ in range(3):
             world.script.advance(600)
-            world.put_in(busy, 3)
+            world.put_in(world.open()[0], 3)
             consumer.restart().until_idle()
             told = consumer.pages[-1].diagnostics
             assert told.lag_seconds <= (DELAY + SLACK).total_seconds()
@@ -46,8 +53,7 @@ def test_it_does_not_go_back_and_the_watermark_waits_for_proof():
         # The first changes of the two shards may lie in different seconds.
         assert after.watermark < before.watermark + timedelta(seconds=100)
         assert after.read_until > before.read_until + timedelta(seconds=500)
-        moments = [page.diagnostics.read_until for page in consumer.pages]
-        known = [moment for moment in moments if moment is not None]
+        known = [page.diagnostics.read_until for page in consumer.pages if page.diagnostics.read_until]
         assert known == sorted(known)
 
 
@@ -80,33 +86,70 @@ class TestAnswers:
             found.add(clock[0])
         return found
 
-    def test_too_few_say_nothing(self, clock):
-        assert self.answers(clock, EMPTY_ANSWERS - 1, 0.1).read_until(NOW) is None
+    @pytest.mark.parametrize(
+        ("count", "pause", "later", "now", "ago"),
+        [
+            (EMPTY_ANSWERS - 1, 0.1, 0, NOW, None),
+            (EMPTY_ANSWERS, 0.1, 0, NOW, DELAY_SECONDS),
+            (EMPTY_ANSWERS, 10.0, 0, NOW, 10 * (EMPTY_ANSWERS - 1)),
+            (EMPTY_ANSWERS, 0.1, 100, NOW, DELAY_SECONDS + 100),
+            (EMPTY_ANSWERS, 0.1, 0, None, None),
+        ],
+        ids=["too few", "enough", "far apart", "time passes", "no time of the service"],
+    )
+    def test_how_far_a_shard_was_read(self, clock, count, pause, later, now, ago):
+        found = self.answers(clock, count, pause)
+        clock[0] += later
+        assert found.read_until(now) == (None if ago is None else NOW - timedelta(seconds=ago))
 
-    def test_enough_say_how_far_it_was_read(self, clock):
-        assert self.answers(clock, EMPTY_ANSWERS, 0.1).read_until(NOW) == NOW - DELAY
-
-    def test_answers_far_apart_say_less(self, clock):
-        found = self.answers(clock, EMPTY_ANSWERS, 10.0)
-        assert found.read_until(NOW) == NOW - timedelta(seconds=10 * (EMPTY_ANSWERS - 1))
-
-    def test_time_that_passes_afterwards_counts(self, clock):
-        found = self.answers(clock, EMPTY_ANSWERS, 0.1)
-        clock[0] += 100
-        assert found.read_until(NOW) == NOW - DELAY - timedelta(seconds=100)
-
-    def test_without_the_time_of_the_service_nothing_is_known(self, clock):
-        assert self.answers(clock, EMPTY_ANSWERS, 0.1).read_until(None) is None
-
-    @pytest.mark.parametrize(("pause", "recent"), [(1.0, True), (1.9, True), (5.0, False)])
-    def test_answers_of_long_ago_are_not_recent(self, clock, pause, recent):
-        assert self.answers(clock, EMPTY_ANSWERS, pause).are_recent(0.1) is recent
-
-    def test_in_a_feed_of_many_shards_they_may_be_further_apart(self, clock):
-        assert self.answers(clock, EMPTY_ANSWERS, 5.0).are_recent(4.0)
+    # In a feed of many shards, the pauses between answers are long.
+    @pytest.mark.parametrize(
+        ("pause", "longest", "recent"),
+        [(1.0, 0.1, True), (1.9, 0.1, True), (5.0, 0.1, False), (5.0, 4.0, True)],
+    )
+    def test_answers_of_long_ago_are_not_recent(self, clock, pause, longest, recent):
+        assert self.answers(clock, EMPTY_ANSWERS, pause).are_recent(longest) is recent
 
 
-def test_the_note_of_the_capability_names_both_numbers():
-    note = CAPABILITIES[Capability.CHANGE_FEED].note
-    assert f"{EMPTY_ANSWERS} answers" in note
-    assert f"{DELAY_SECONDS:.0f} seconds" in note
+class Empty:
+    """A service without records, and its shards."""
+
+    def find(self, shard_id):
+        return None
+
+    def age(self):
+        return 0.0
+
+    def iterator(self, arn, shard_id, kind, seq=None):
+        return "here"
+
+    def records(self, iterator, limit, *, native):
+        return {"Records": [], "NextShardIterator": iterator}
+
+    def now(self):
+        return NOW
+
+
+class TestPace:
+    def readers(self, count):
+        source = Source(Empty(), None, None, "arn", Empty())
+        address = ResourceAddress(collection="t")
+        views = [View(address, f"p{number}", f"s{number}", ("id",)) for number in range(count)]
+        return [DynamoReader(source, view, Start(None), None) for view in views]
+
+    def pauses(self, reader, count=EMPTY_ANSWERS + 12):
+        return [reader.fetch(10, 1 << 20, 0.0, Deadline.after(1)).poll_after for _ in range(count)]
+
+    def test_a_new_reader_looks_a_little_further_and_then_less_and_less_often(self):
+        (reader,) = self.readers(1)
+        expected = [*[0] * (EMPTY_ANSWERS - 1), 0.1, 0.2, 0.4, 0.8, *[1.0] * 9]
+        assert self.pauses(reader) == pytest.approx(expected)
+
+    @pytest.mark.parametrize(
+        ("count", "closed", "most"), [(100, 0, 1.0), (250, 0, 1.0), (1000, 0, 4.0), (1000, 500, 2.0)]
+    )
+    def test_many_empty_shards_cost_no_more_calls_a_second(self, count, closed, most):
+        made = self.readers(count)
+        for reader in made[count - closed :]:
+            reader.close()
+        assert max(self.pauses(made[0])) == pytest.approx(most)

@@ -59,17 +59,14 @@ class TestWhole:
             assert survey.gone == {a: None}
             assert [each.partition_id for each in survey.present] == [c]
 
-    def test_a_refused_position_in_a_shard_that_is_not_listed_moves_to_its_oldest_record(self):
-        with chain() as (world, (_a, b, _c), feed):
+    def test_every_refused_position_that_can_be_read_gets_a_place(self):
+        with chain() as (world, (a, b, c), feed):
+            survey = feed.survey(dict.fromkeys((a, b, c), OLD), soon(), expired={a, b, c})
+            assert None not in places(survey).values()
             world.script.hide(b, seconds=HOUR)
             survey = feed.survey({b: OLD}, soon(), expired={b})
             assert survey.gone == {}
-            assert isinstance(places(survey)[b], Horizon)
-
-    def test_every_refused_position_that_can_be_read_gets_a_place(self):
-        with chain() as (_, names, feed):
-            survey = feed.survey(dict.fromkeys(names, OLD), soon(), expired=set(names))
-            assert None not in places(survey).values()
+            assert isinstance(places(survey)[b], Horizon)  # it is only not listed
 
     def test_what_is_gone_is_asked_once_in_a_process(self):
         with chain(6) as (world, names, feed):
@@ -96,26 +93,18 @@ class TestWhole:
             feed.for_one_call().survey({a: OLD}, soon())
             assert world.journal.count("DescribeStream") == 2
 
-    def test_a_call_that_wants_a_listing_does_not_continue_an_earlier_one(self):
+    @pytest.mark.parametrize(("asks", "old", "calls"), [(False, 300.0, 4), (True, 0.0, 4), (True, 300.0, 2)])
+    def test_only_a_young_listing_is_continued(self, monkeypatch, asks, old, calls):
+        """A call that only wants a listing does not continue an earlier one."""
+        monkeypatch.setattr(shards_module, "_OLD_SECONDS", old)
         with World(shards=4, shards_per_page=1) as world:
-            feed = world.feed()[1]
+            feed, asked = world.feed()[1], {world.open()[0]: OLD}
             world.troubles.fail("DescribeStream", "AccessDeniedException", 1, every=3)
             with pytest.raises(Exception, match="AccessDenied"):
-                feed.survey({world.open()[0]: OLD}, soon())
+                feed.survey(asked, soon())
             world.journal.clear()
-            feed.survey({}, soon())
-            assert world.journal.count("DescribeStream") == 4
-
-    def test_an_old_listing_is_not_continued(self, monkeypatch):
-        monkeypatch.setattr(shards_module, "_OLD_SECONDS", 0.0)
-        with World(shards=4, shards_per_page=1) as world:
-            feed = world.feed()[1]
-            world.troubles.fail("DescribeStream", "AccessDeniedException", 1, every=3)
-            with pytest.raises(Exception, match="AccessDenied"):
-                feed.survey({world.open()[0]: OLD}, soon())
-            world.journal.clear()
-            feed.survey({world.open()[0]: OLD}, soon())
-            assert world.journal.count("DescribeStream") == 4
+            feed.survey(asked if asks else {}, soon())
+            assert world.journal.count("DescribeStream") == calls
 
     @pytest.mark.parametrize("remains", [Remains.LISTED, Remains.VANISHED])
     def test_without_a_clock_listed_shards_that_cannot_be_read_are_gone(self, remains):
@@ -145,18 +134,14 @@ class TestChildren:
         with chain() as (_world, (a, b, _c), feed):
             assert isinstance(places(feed.survey({a: None}, soon(), whole=False))[b], Horizon)
 
-    def test_a_shard_without_children_that_is_gone_is_told(self):
+    @pytest.mark.parametrize("gone", [False, True])
+    def test_a_shard_without_children_is_gone_only_if_the_service_refuses_it(self, gone):
         with chain() as (world, (a, b, c), feed):
-            world.script.drop_shards([a, b])
-            world.script.hide(c, seconds=HOUR)
-            assert feed.survey({b: OLD}, soon(), whole=False).gone == {b: None}
-
-    def test_an_unlisted_shard_without_children_is_not_gone(self):
-        with chain() as (world, (_a, b, c), feed):
             for name in (b, c):
                 world.script.hide(name, seconds=HOUR)
+            world.script.drop_shards([a, b] if gone else [])
             survey = feed.survey({b: OLD}, soon(), whole=False)
-            assert survey.gone == survey.final == {}
+            assert (survey.gone, survey.final) == ({b: None} if gone else {}, {})
             assert set(survey.answered) == {b}
 
     def test_those_that_the_rate_limit_leaves_out_are_not_answered(self):
@@ -231,11 +216,9 @@ class TestStart:
         assert self.places(source)["a"] == Horizon(NOW)
         assert source.asked == []
 
-    def test_a_start_that_is_older_than_a_shard_is_no_bound(self):
+    def test_only_a_start_that_may_be_younger_than_a_shard_is_a_bound(self):
         found = self.places(Refusing(gone={"z"}), since=NOW - 48 * HOUR)
         assert not [place for place in found.values() if isinstance(place, Latest)]
-
-    def test_a_start_that_may_be_younger_is_one(self):
         source = Refusing(gone={"z"}, trimmed={"a"})
         assert set(self.places(source, since=NOW - 60).values()) == {Latest(NOW - 60)}
         assert source.asked == []
@@ -249,13 +232,9 @@ class TestStart:
         shards = {**CHAIN, "f": listed("f", "a")}
         assert self.places(Refusing(gone={"z"}), shards=shards)["a"] == Start(NOW - 12 * HOUR)
 
-    def test_a_time_before_1970_is_not_a_time(self):
-        shards = {"e": listed("e", seen=HOUR)}
-        assert self.places(Refusing(), shards=shards) == {"e": Start(0)}
-
-    def test_without_the_time_of_the_service_no_age_is_known(self):
-        shards = {"e": listed("e", seen=None)}
-        assert self.places(Refusing(), shards=shards) == {"e": Start(None)}
+    @pytest.mark.parametrize(("seen", "start"), [(HOUR, 0), (None, None)])
+    def test_a_time_before_1970_or_of_no_service_is_not_a_time(self, seen, start):
+        assert self.places(Refusing(), shards={"e": listed("e", seen=seen)}) == {"e": Start(start)}
 
 
 def test_the_times_are_those_of_the_service():

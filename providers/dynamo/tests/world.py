@@ -4,7 +4,6 @@ import os
 import time
 
 import attrs
-import boto3
 from hypothesis import settings
 
 from multiclouddb_api import (
@@ -22,7 +21,7 @@ from multiclouddb_dynamo.provider import PLUGIN
 from multiclouddb_dynamo_emulator import Habits, ScriptedStreams
 from multiclouddb_spi import Deadline, FeedSpec
 
-from .servers.server import CREDENTIALS, REGION, Server
+from .servers.server import REGION, Server, session
 
 TABLE = "orders"
 ADDRESS = ResourceAddress(collection=TABLE)
@@ -30,19 +29,8 @@ MANY_PAGES = 2000
 # For each attempt, the seconds over which ten listings are distributed. On a busy machine, calls may arrive
 # closer together than they were sent, and the service counts them when they arrive.
 WINDOWS = (*[client_module._WINDOW_SECONDS] * 3, 1.3, 1.6, 2.0, 3.0)
-SESSIONS = []
 # A slow machine must not fail a test.
 patiently = settings(deadline=None, max_examples=int(os.environ.get("MULTICLOUDDB_EXAMPLES", "20")))
-
-
-def session():
-    """Return one session for all clients, because boto3 reads its models once for each session."""
-    if not SESSIONS:
-        key, secret = CREDENTIALS.values()
-        SESSIONS.append(
-            boto3.Session(aws_access_key_id=key, aws_secret_access_key=secret, region_name=REGION)
-        )
-    return SESSIONS[0]
 
 
 def seconds(number):
@@ -63,6 +51,8 @@ class World:
     def __init__(self, shards=1, view="NEW_AND_OLD_IMAGES", **habits):
         self.script = ScriptedStreams(habits=Habits(initial_shards=shards, **habits))
         self.server = Server(self.script.endpoint_url)
+        self.journal, self.habits = self.script.journal, self.script.habits
+        self.troubles = self.script.troubles
         self.arn = self.server.create_table(TABLE, view, partition_key="id")
         self._clients = []
         self.written = 0
@@ -76,18 +66,6 @@ class World:
             client.close()
         self.server.close()
         self.script.__exit__(*raised)
-
-    @property
-    def journal(self):
-        return self.script.journal
-
-    @property
-    def habits(self):
-        return self.script.habits
-
-    @property
-    def troubles(self):
-        return self.script.troubles
 
     # -- Writing
 
@@ -153,16 +131,7 @@ def soon(number=30.0):
 
 @attrs.define
 class Consumer:
-    """A consumer that resumes from its token. `restart` simulates a new process.
-
-    Attributes:
-        world: The stream.
-        client: The client.
-        start: The start of the next read.
-        request: Further fields that every request of this consumer gets.
-        events: The markers of everything delivered so far.
-        notices: The notices reported so far.
-    """
+    """A consumer that resumes from its token. `restart` simulates a new process."""
 
     world: World
     client: MulticloudDbClient
@@ -211,10 +180,6 @@ class Consumer:
         self.client.close()
         self.client = self.world.client()
         return self
-
-    def again(self):
-        """Simulate a second process that starts with the same token, while this process continues."""
-        return Consumer(self.world, self.world.client(), self.start, self.request)
 
     @property
     def token(self):

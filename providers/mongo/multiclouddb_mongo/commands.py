@@ -19,10 +19,11 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
-from typing import Any, Final, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import attrs
 import pymongo
+from attrs.validators import optional
 from bson.codec_options import TypeRegistry
 from bson.son import SON
 from pymongo.client_session import ClientSession
@@ -32,7 +33,7 @@ from pymongo.errors import InvalidOperation, PyMongoError
 from pymongo.read_preferences import Nearest, Primary, PrimaryPreferred, Secondary, SecondaryPreferred
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, invalid_request
-from multiclouddb_api.validators import suggestion, unknown_name
+from multiclouddb_api.validators import one_of, unknown_name
 from multiclouddb_mongo.errors import PROVIDER_ID, classify
 from multiclouddb_spi import Fault, ProviderFault
 from multiclouddb_spi.errors import cause_of, to_error
@@ -41,8 +42,6 @@ ReadPreference: TypeAlias = Primary | PrimaryPreferred | Secondary | SecondaryPr
 
 _Options = TypeVar("_Options", bound="RunCommandOptions")
 
-_MODES: Final = ("cursor_lifetime", "iteration")
-_TYPES: Final = ("non_tailable", "tailable", "tailable_await")
 _MOST: Final = 2**31 - 1
 
 
@@ -52,16 +51,20 @@ def _refused(
     return invalid_request(f"{type(instance).__name__}.{attribute.name}", problem, way_out)
 
 
-def _preference(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is not None and not isinstance(value, ReadPreference):
-        way_out = "pass a read preference of PyMongo, like pymongo.ReadPreference.SECONDARY"
-        raise _refused(instance, attribute, f"is a {type(value).__name__}", way_out)
+def _of_pymongo(kind: Any, way_out: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value is not None and not isinstance(value, kind):
+            raise _refused(instance, attribute, f"is a {type(value).__name__}", way_out)
+
+    return check
 
 
-def _session(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is not None and not isinstance(value, ClientSession):
-        way_out = "pass a session of your native_client: native_client.start_session()"
-        raise _refused(instance, attribute, f"is a {type(value).__name__}", way_out)
+_PREFERENCE: Final = _of_pymongo(
+    ReadPreference, "pass a read preference of PyMongo, like pymongo.ReadPreference.SECONDARY"
+)
+_SESSION: Final = _of_pymongo(
+    ClientSession, "pass a session of your native_client: native_client.start_session()"
+)
 
 
 def _whole(low: int) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
@@ -81,19 +84,6 @@ def _whole(low: int) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     return check
 
 
-def _one_of(*names: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
-    """Check that the value is one of the names, or None."""
-
-    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if value is None or value in names:
-            return
-        if isinstance(value, str):
-            raise _refused(instance, attribute, f"is {value!r}", suggestion(value, names))
-        raise _refused(instance, attribute, f"is a {type(value).__name__}", f"known are: {', '.join(names)}")
-
-    return check
-
-
 @attrs.frozen
 class RunCommandOptions:
     """The options of `run_command`; None, the default, is the same as omitting the option.
@@ -102,12 +92,12 @@ class RunCommandOptions:
     inherit them. Write the read concern and the write concern into the command itself.
     """
 
-    read_preference: ReadPreference | None = attrs.field(default=None, validator=_preference)
+    read_preference: ReadPreference | None = attrs.field(default=None, validator=_PREFERENCE)
     """The server to use: `pymongo.ReadPreference.SECONDARY`, or an object like
     `pymongo.read_preferences.Nearest(…)`. With this option, the driver chooses a server for every command as
     if the command were a read. Without this option, the primary is used, even if the client has another
     preference. In a transaction, the transaction's preference is used."""
-    session: ClientSession | None = attrs.field(default=None, validator=_session, repr=False)
+    session: ClientSession | None = attrs.field(default=None, validator=_SESSION, repr=False)
     """A `ClientSession` of the client that runs the command, which is your own `native_client`. The
     session may be in a transaction. You must end the session yourself. Without a session, pymongo uses
     its own session for the call."""
@@ -126,7 +116,7 @@ class RunCursorCommandOptions(RunCommandOptions):
     """
 
     timeout_mode: Literal["cursor_lifetime", "iteration"] | None = attrs.field(
-        default=None, validator=_one_of(*_MODES)
+        default=None, validator=optional(one_of("cursor_lifetime", "iteration"))
     )
     """What `timeout_ms` limits. `"cursor_lifetime"`: the limit applies to the command and everything read
     from the cursor, together. `"cursor_lifetime"` is the default, and is possible for non-tailable cursors
@@ -135,7 +125,7 @@ class RunCursorCommandOptions(RunCommandOptions):
     sends its command without a time limit, because the server would apply the limit to the cursor's whole
     lifetime. If the cursor does not await data, a `maxTimeMS` in the command itself is kept."""
     cursor_type: Literal["non_tailable", "tailable", "tailable_await"] | None = attrs.field(
-        default=None, validator=_one_of(*_TYPES)
+        default=None, validator=optional(one_of("non_tailable", "tailable", "tailable_await"))
     )
     """`"non_tailable"` (the default), `"tailable"` or `"tailable_await"`.
 
@@ -299,18 +289,13 @@ class RunCommandCursor(Iterator[Any]):
             self._refuse_closed()
             raise
         except Exception as error:  # noqa: BLE001 - raised again, classified
-            self._raise(error)
+            self._refuse_closed()
+            self._fault = fault = classify(error)
+            raise to_error(PROVIDER_ID, "run_cursor_command", fault, error) from cause_of(fault, error)
 
     def _refuse_closed(self) -> None:
         if self._closed:
             raise invalid_request("RunCommandCursor", "is closed", "call client.run_cursor_command again")
-
-    def _raise(self, error: Exception) -> NoReturn:
-        self._refuse_closed()
-        self._fault = classify(error)
-        raise to_error(PROVIDER_ID, "run_cursor_command", self._fault, error) from cause_of(
-            self._fault, error
-        )
 
 
 class Commands:
@@ -363,7 +348,13 @@ class Commands:
             ) from error
         if chosen.batch_size is not None:
             found.batch_size(chosen.batch_size)
-        return self._kept(RunCommandCursor(found, seconds, ends))
+        cursor = RunCommandCursor(found, seconds, ends)
+        with self._lock:
+            closed = self._closed
+            self._cursors.add(cursor)
+        if closed:
+            cursor.close()
+        return cursor
 
     def close(self) -> None:
         """Close every cursor that is still open, within a second."""
@@ -404,14 +395,6 @@ class Commands:
                 "pass a smaller value, or timeout_ms=0",
             )
         return seconds
-
-    def _kept(self, cursor: RunCommandCursor) -> RunCommandCursor:
-        with self._lock:
-            closed = self._closed
-            self._cursors.add(cursor)
-        if closed:
-            cursor.close()
-        return cursor
 
 
 class _Untimed(SON[str, Any]):

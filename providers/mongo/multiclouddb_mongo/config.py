@@ -35,42 +35,15 @@ _PYMONGO_POOL: Final = 100
 _SELECTION_MS: Final = 15_000
 # Used for the hint about an unknown name. PyMongo decides which names are valid.
 _COMMON: Final = (
-    "appName",
-    "authMechanism",
-    "authMechanismProperties",
-    "authSource",
-    "compressors",
-    "connectTimeoutMS",
-    "directConnection",
-    "heartbeatFrequencyMS",
-    "loadBalanced",
-    "localThresholdMS",
-    "maxConnecting",
-    "maxIdleTimeMS",
-    "maxPoolSize",
-    "maxStalenessSeconds",
-    "minPoolSize",
-    "readConcernLevel",
-    "readPreference",
-    "readPreferenceTags",
-    "replicaSet",
-    "retryReads",
-    "retryWrites",
-    "serverMonitoringMode",
-    "serverSelectionTimeoutMS",
-    "socketTimeoutMS",
-    "srvMaxHosts",
-    "srvServiceName",
-    "timeoutMS",
-    "tls",
-    "tlsAllowInvalidCertificates",
-    "tlsAllowInvalidHostnames",
-    "tlsCAFile",
-    "tlsCertificateKeyFile",
-    "tlsCertificateKeyFilePassword",
-    "tlsInsecure",
-    "w",
-    "waitQueueTimeoutMS",
+    *("appName", "authMechanism", "authMechanismProperties", "authSource", "compressors"),
+    *("connectTimeoutMS", "directConnection", "heartbeatFrequencyMS", "loadBalanced"),
+    *("localThresholdMS", "maxConnecting", "maxIdleTimeMS", "maxPoolSize", "maxStalenessSeconds"),
+    *("minPoolSize", "readConcernLevel", "readPreference", "readPreferenceTags", "replicaSet"),
+    *("retryReads", "retryWrites", "serverMonitoringMode", "serverSelectionTimeoutMS"),
+    *("socketTimeoutMS", "srvMaxHosts", "srvServiceName", "timeoutMS", "tls"),
+    *("tlsAllowInvalidCertificates", "tlsAllowInvalidHostnames", "tlsCAFile"),
+    *("tlsCertificateKeyFile", "tlsCertificateKeyFilePassword", "tlsInsecure"),
+    *("w", "waitQueueTimeoutMS"),
 )
 
 
@@ -172,7 +145,12 @@ class MongoConfig:
 def _checked(cls: type[MongoConfig], config: ClientConfig) -> MongoConfig:
     given = dict(config.connection)
     check_names(given, _OPTIONS)
-    _check_texts(given)
+    for name, value in given.items():
+        where = f"connection.{name}"
+        if value is not None and not isinstance(value, str):
+            raise invalid_request(where, f"must be text, not {type(value).__name__}", "pass text")
+        if value == "":
+            raise invalid_request(where, "is empty", "leave it out, or give its text")
     url = given.get("url")
     if url is None:
         raise invalid_request("connection.url", "is missing", _URL)
@@ -186,18 +164,6 @@ def _checked(cls: type[MongoConfig], config: ClientConfig) -> MongoConfig:
     if given.get("password") is not None and not user and given.get("username") is None:
         raise invalid_request("connection.password", "has no user", "give a username too")
     return cls(**given, options=options, database=database)
-
-
-def _check_texts(given: Mapping[str, Any]) -> None:
-    for name, value in given.items():
-        if value is None:
-            continue
-        if not isinstance(value, str):
-            raise invalid_request(
-                f"connection.{name}", f"must be text, not {type(value).__name__}", "pass text"
-            )
-        if not value:
-            raise invalid_request(f"connection.{name}", "is empty", "leave it out, or give its text")
 
 
 def _parts(url: str) -> tuple[str, str | None, str]:

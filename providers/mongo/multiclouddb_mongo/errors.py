@@ -83,13 +83,10 @@ _AUTHORIZATION: Final = Row(
     confidential=True,
 )
 UNAVAILABLE: Final = Row(
-    ErrorCategory.TRANSIENT_FAILURE,
-    "the server is not available at this moment; try again",
-    quoted=True,
+    ErrorCategory.TRANSIENT_FAILURE, "the server is not available at this moment; try again", quoted=True
 )
 _CURSOR: Final = Row(
-    ErrorCategory.TRANSIENT_FAILURE,
-    "the server has closed the cursor; read again from the same token",
+    ErrorCategory.TRANSIENT_FAILURE, "the server has closed the cursor; read again from the same token"
 )
 OUT_OF_TIME: Final = Row(
     ErrorCategory.TRANSIENT_FAILURE,
@@ -266,19 +263,22 @@ def classify(error: Exception) -> Fault:
 
 
 def _classified(error: Exception) -> Fault:
-    labels = _labels(error)
+    labels = frozenset[str]()
+    if isinstance(error, PyMongoError):
+        labels = frozenset(label for label in (_OVERLOADED, _RESUMABLE) if error.has_error_label(label))
     code = code_of(error)
     # The label is used only in a server's answer, because PyMongo also adds it to failed connections.
     if code is not None and _OVERLOADED in labels:
         return attrs.evolve(_said(THROTTLED, error, code), retry_after=_backoff(error))
     if isinstance(error, OperationFailure):
         return _said(_row(error, code, labels), error, code)
-    found = _of_connection(error, code) or _of_use(error, code)
-    return found or attrs.evolve(unexpected(error), code=None if code is None else str(code))
+    return _of_driver(error, code) or attrs.evolve(
+        unexpected(error), code=None if code is None else str(code)
+    )
 
 
-def _of_connection(error: Exception, code: int | None) -> Fault | None:
-    """Return the fault for a failure that does not come from a server."""
+def _of_driver(error: Exception, code: int | None) -> Fault | None:
+    """Return the fault for a failure of a connection, for incorrect use, and for unreadable data."""
     match error:
         case ServerSelectionTimeoutError():
             return _plain(
@@ -300,13 +300,6 @@ def _of_connection(error: Exception, code: int | None) -> Fault | None:
             return _said(UNAVAILABLE, error, code) if refused is None else refused.fault(_brief(error))
         case ConfigurationError():
             return _configuration(error)
-        case _:
-            return None
-
-
-def _of_use(error: Exception, code: int | None) -> Fault | None:
-    """Return the fault for an error that PyMongo raised because of incorrect use or unreadable data."""
-    match error:
         case InvalidBSON():
             return _plain(
                 ErrorCategory.PROVIDER_ERROR, f"an event cannot be decoded ({one_line(str(error))})", code
@@ -422,12 +415,6 @@ def _details(error: BaseException) -> Mapping[str, Any]:
     """Return the server's reply, if there was one."""
     details = getattr(error, "details", None)
     return details if isinstance(details, Mapping) else {}
-
-
-def _labels(error: BaseException) -> frozenset[str]:
-    if not isinstance(error, PyMongoError):
-        return frozenset()
-    return frozenset(label for label in (_OVERLOADED, _RESUMABLE) if error.has_error_label(label))
 
 
 def _backoff(error: BaseException) -> float | None:

@@ -23,12 +23,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_mongo.errors import PROVIDER_ID
 from multiclouddb_mongo.mapping import View
-from multiclouddb_mongo.partitions import (
-    PARTITION_ID,
-    Found,
-    clock,
-    find,
-)
+from multiclouddb_mongo.partitions import PARTITION_ID, Found, clock, find
 from multiclouddb_mongo.position import (
     After,
     At,
@@ -238,8 +233,13 @@ class MongoFeed(Feed):
         order = compare(place_of(at_end), now)
         if order in (0, 1):
             return Head(at_end, len(first), Continue())
-        if order is None or not _is_far(place_of(cursor), now) or self._may_have_ended():
+        if order is None or not _is_far(place_of(cursor), now):
             return None
+        if not self._endless:
+            # The watched resource may have been dropped or renamed.
+            found = find(self._source.client, self.spec, self._source.address)
+            if found.uuid != self.identity.incarnation:
+                return None
         return Head(cursor_of(now, start_of(cursor)), None, Continue())
 
     def _peek(self, name: str, cursor: Cursor, deadline: Deadline) -> Batch:
@@ -250,13 +250,6 @@ class MongoFeed(Feed):
                 found = len(batch) or not isinstance(batch.outcome, Continue)
                 if found or batch.caught_up is not False or deadline.passed():
                     return batch
-
-    def _may_have_ended(self) -> bool:
-        """Return True if the watched resource may have been dropped or renamed."""
-        if self._endless:
-            return False
-        found = find(self._source.client, self.spec, self._source.address)
-        return found.uuid != self.identity.incarnation
 
     def _resolved(self, position: FeedStart) -> Cursor:
         native = self._options.start()

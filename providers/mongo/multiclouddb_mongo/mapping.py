@@ -40,15 +40,9 @@ Other operation types do not change documents: they concern whole collections, o
 _TEXTS_AT_ONCE: Final = 64
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXTS: Final = {name: kind.value for name, kind in CHANGES.items()}
-# The exceptions that the code below raises for a damaged change.
-_DAMAGED: Final = (
-    BSONError,
-    ValueError,
-    LookupError,
-    TypeError,
-    ArithmeticError,
-    AttributeError,
-    AssertionError,
+# The exceptions that mapping a damaged change or row raises.
+DAMAGED: Final = (
+    *(BSONError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError, AssertionError),
     RecursionError,
 )
 
@@ -80,7 +74,7 @@ def to_events(changes: Sequence[Raw], start: int, stop: int, view: View) -> list
     """Map change documents to events."""
     try:
         return _events(_decoded(changes[start:stop]), view)
-    except _DAMAGED:
+    except DAMAGED:
         raise _first_fault(changes, start, stop, view, _events) from None
 
 
@@ -88,11 +82,11 @@ def to_arrow(changes: Sequence[Raw], start: int, stop: int, view: View) -> pa.Re
     """Map change documents to Arrow."""
     try:
         return _arrow(_decoded(changes[start:stop], TEXT_CODEC), view)
-    except (*_DAMAGED, MulticloudDbError):
+    except (*DAMAGED, MulticloudDbError):
         pass  # a failure, or a time without a zone in a value that rarely has times: check each change
     try:
         return _arrow(_decoded(changes[start:stop]), view)
-    except _DAMAGED:
+    except DAMAGED:
         raise _first_fault(changes, start, stop, view, _arrow) from None
 
 
@@ -240,37 +234,33 @@ def _texts(documents: Sequence[Any]) -> pa.Array:
     return pa.concat_arrays(parts) if parts else pa.array([], pa.string())
 
 
-def _first_fault(
-    changes: Sequence[Raw],
-    start: int,
-    stop: int,
-    view: View,
-    mapped: Callable[[Sequence[Change], View], Any],
+def first_fault(
+    start: int, stop: int, mapped: Callable[[int], Any], fault: Callable[[int, str], RecordFault]
 ) -> RecordFault:
-    """Map the changes one by one; return the fault of the first change that cannot be mapped."""
+    """Map records one by one with `mapped`; return the fault of the first that cannot be mapped."""
     for index in range(start, stop):
         try:
-            mapped(_decoded(changes[index : index + 1]), view)
+            mapped(index)
         except BSONError:
-            return _fault(changes, index, view, "it is not valid BSON, or holds text that is not UTF-8")
-        except _DAMAGED as error:
-            reason = f"it is not a change that can be mapped ({type(error).__name__})"
-            return _fault(changes, index, view, reason)
-    return _fault(changes, start, view, "it is not clear which change is damaged")
+            return fault(index, "it is not valid BSON, or holds text that is not UTF-8")
+        except (*DAMAGED, MulticloudDbError) as error:
+            return fault(index, f"it cannot be mapped ({type(error).__name__})")
+    return fault(start, "it is not clear which one is damaged")
 
 
-def _fault(changes: Sequence[Raw], index: int, view: View, reason: str) -> RecordFault:
-    place = place_of_change(changes[index])
-    return RecordFault(index, time_text(place), reason, cursor_of(place, view.start))
+def _first_fault(
+    changes: Sequence[Raw], start: int, stop: int, view: View, mapped: Callable[[Sequence[Change], View], Any]
+) -> RecordFault:
+    def fault(index: int, reason: str) -> RecordFault:
+        place = place_of_change(changes[index])
+        return RecordFault(index, time_text(place), reason, cursor_of(place, view.start))
+
+    return first_fault(start, stop, lambda index: mapped(_decoded(changes[index : index + 1]), view), fault)
 
 
 @attrs.frozen
 class MongoMapper(Mapper):
-    """Maps the changes of one stream to events and to Arrow.
-
-    Attributes:
-        view: The properties that all events of the stream share.
-    """
+    """Maps the changes of one stream to events and to Arrow."""
 
     view: View
 

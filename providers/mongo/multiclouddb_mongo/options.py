@@ -7,13 +7,14 @@ from copy import deepcopy
 from typing import Any, Final, Literal
 
 import attrs
+from attrs.validators import optional
 from bson.timestamp import Timestamp
 
 from multiclouddb_api import ProviderOptions, invalid_request
-from multiclouddb_api.validators import at_least, is_a
+from multiclouddb_api.validators import at_least, is_a, one_of
 
-_ENDINGS: Final = ("end", "follow")
 _STARTS: Final = ("resume_after", "start_after", "start_at_operation_time")
+_POSITIVE: Final = [is_a(int, type(None)), optional(at_least(1, "give 1 or more, or None"))]
 
 
 def _mapping(value: object) -> Any:
@@ -76,13 +77,13 @@ class MongoOptions(ProviderOptions):
         default=None, validator=is_a(Timestamp, type(None))
     )
     """A `bson.Timestamp`. The feed starts with the changes that have this cluster time."""
-    max_await_time_ms: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
+    max_await_time_ms: int | None = attrs.field(default=None, validator=_POSITIVE)
     """How long the server may delay an empty answer, in milliseconds; at least 1.
 
     With None, the library chooses: 10 if no call waits, 500 in a long poll. A process that shuts down may
     have to wait until this time is over.
     """
-    batch_size: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
+    batch_size: int | None = attrs.field(default=None, validator=_POSITIVE)
     """The maximum number of changes in one answer of the server. With None, the maximum is the size of a
     page, but at least 100 and at most 500."""
     collation: Mapping[str, Any] | None = attrs.field(
@@ -105,18 +106,14 @@ class MongoOptions(ProviderOptions):
     documents. Tokens made with `show_expanded_events` and tokens made without it are not interchangeable.
     """
     pipeline: tuple[Mapping[str, Any], ...] = attrs.field(
-        default=(),
-        converter=_stages,
-        eq=_exact,
-        hash=False,
-        metadata={"positions": True},
+        default=(), converter=_stages, eq=_exact, hash=False, metadata={"positions": True}
     )
     """Further stages after `$changeStream`, as a sequence of mappings; they are sent unchanged.
 
     An event must keep `_id`, `operationType`, `ns`, `documentKey` and everything else that you need. Tokens
     are valid only with the same pipeline.
     """
-    after_invalidate: Literal["end", "follow"] = attrs.field(default="end", validator=is_a(str))
+    after_invalidate: Literal["end", "follow"] = attrs.field(default="end", validator=one_of("end", "follow"))
     """What happens if the collection is dropped or renamed, or the database is dropped. `"end"`, the default:
     the feed reports notices and ends. `"follow"`: the feed reports the same notices, and continues with the
     next resource that has the same name."""
@@ -127,10 +124,6 @@ class MongoOptions(ProviderOptions):
     """
 
     def __attrs_post_init__(self) -> None:
-        for name in ("max_await_time_ms", "batch_size"):
-            value = getattr(self, name)
-            if value is not None:
-                at_least(1, "give 1 or more, or None")(self, getattr(attrs.fields(MongoOptions), name), value)
         for place, stage in enumerate(self.pipeline):
             if not isinstance(stage, dict):
                 raise invalid_request(
@@ -138,12 +131,6 @@ class MongoOptions(ProviderOptions):
                     f"must be a mapping, not {type(stage).__name__}",
                     'write stages as {"$match": {…}}',
                 )
-        if self.after_invalidate not in _ENDINGS:
-            raise invalid_request(
-                "MongoOptions.after_invalidate",
-                f"is {self.after_invalidate[:40]!r}",
-                'write "end" or "follow"',
-            )
         given = [name for name in _STARTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise invalid_request(

@@ -86,7 +86,7 @@ def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> 
     options = entry.get("options", {})
     images = options.get("changeStreamPreAndPostImages", {}).get("enabled") is True
     uuid = entry.get("info", {}).get("uuid")
-    text = None if uuid is None else _hexadecimal(uuid)
+    text = None if uuid is None else uuid.hex if isinstance(uuid, UUID) else bytes(uuid).hex()
     return Found(True, text, images, entry.get("type", "collection"), bool(options.get("clusteredIndex")))
 
 
@@ -104,11 +104,6 @@ def list_collections(client: MongoClient[Any], database: str | None) -> list[Res
     ]
 
 
-def _hexadecimal(uuid: UUID | bytes) -> str:
-    """Return the hexadecimal text of a UUID."""
-    return uuid.hex if isinstance(uuid, UUID) else bytes(uuid).hex()
-
-
 def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) -> None:
     """Refuse a request that this collection cannot serve."""
     if not found.there or isinstance(spec.scope, EntireDatabase | EntireCluster):
@@ -124,15 +119,13 @@ def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) ->
     assert isinstance(options, MongoOptions)
     if found.images:
         return
-    if spec.new_item_state_mode is NewItemStateMode.REQUIRE and options.full_document is None:
+    new = spec.new_item_state_mode is NewItemStateMode.REQUIRE and options.full_document is None
+    if new or (
+        spec.old_item_state_mode is OldItemStateMode.REQUIRE and options.full_document_before_change is None
+    ):
+        what = "new_item_state_mode=REQUIRE needs post" if new else "old_item_state_mode=REQUIRE needs pre"
         raise unsupported(
-            f"new_item_state_mode=REQUIRE needs post-images, which collection {name!r} does not keep",
-            _IMAGES.format(name=name),
-        )
-    if spec.old_item_state_mode is OldItemStateMode.REQUIRE and options.full_document_before_change is None:
-        raise unsupported(
-            f"old_item_state_mode=REQUIRE needs pre-images, which collection {name!r} does not keep",
-            _IMAGES.format(name=name),
+            f"{what}-images, which collection {name!r} does not keep", _IMAGES.format(name=name)
         )
 
 

@@ -48,12 +48,7 @@ _TEXT: Final = re.compile(r"[0-9A-Za-z]+(\.([0-9a-f]{2})*)?", re.ASCII)
 
 @attrs.frozen
 class After:
-    """The position after the event that a resume token names.
-
-    Attributes:
-        kind: The kind of the position.
-        data: The token's text.
-    """
+    """The position after the event that a resume token names; `data` is the token's text."""
 
     kind: Kind
     data: str = attrs.field(repr=False)
@@ -68,12 +63,7 @@ class After:
 
 @attrs.frozen
 class At:
-    """The position at a cluster time.
-
-    Attributes:
-        seconds: The seconds since 1970.
-        ordinal: The number of the operation among the operations of the same second.
-    """
+    """The position at a cluster time: seconds since 1970, and the operation's number within its second."""
 
     seconds: int
     ordinal: int = 0

@@ -10,25 +10,13 @@ import pymongo
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
-from multiclouddb_api import (
-    Capability,
-    CapabilityNote,
-    CapabilitySet,
-    ClientConfig,
-    ResourceAddress,
-    Support,
-)
+from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ClientConfig, ResourceAddress, Support
 from multiclouddb_mongo.commands import Commands
 from multiclouddb_mongo.config import MongoConfig
 from multiclouddb_mongo.errors import PROVIDER_ID, classify, is_logged_out, login_lost
 from multiclouddb_mongo.feed import MongoFeed
 from multiclouddb_mongo.options import MongoOptions
-from multiclouddb_mongo.partitions import (
-    check_provisioned,
-    find,
-    list_collections,
-    resolve,
-)
+from multiclouddb_mongo.partitions import check_provisioned, find, list_collections, resolve
 from multiclouddb_mongo.pymongo_internals import (
     Closer,
     bounded_pool,
@@ -43,14 +31,7 @@ from multiclouddb_mongo.pymongo_internals import (
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.snapshots import SegmentReader
 from multiclouddb_mongo.source import Source
-from multiclouddb_spi import (
-    Deadline,
-    Fault,
-    FeedSpec,
-    Provider,
-    ProviderFault,
-    ProviderPlugin,
-)
+from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 from multiclouddb_spi.connection import checked_native
 
 _NATIVE: Final = Support.NATIVE

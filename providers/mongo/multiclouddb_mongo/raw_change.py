@@ -30,7 +30,27 @@ _NEEDED: Final = (b"\x03ns\x00", b"\x03documentKey\x00")
 _LONGEST: Final = max(map(len, _ITEM_CHANGES))
 
 
-class RawChange(RawBSONDocument):
+class RawDocument(RawBSONDocument):
+    """A document that PyMongo does not decode."""
+
+    __slots__ = ("_bytes",)
+    _bytes: Raw
+
+    @property
+    def raw(self) -> Raw:
+        """Return the document's bytes."""
+        return self._bytes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RawBSONDocument) and bytes(self.raw) == bytes(other.raw)
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}, {len(self.raw)} bytes>"
+
+
+class RawChange(RawDocument):
     """A change that PyMongo does not decode."""
 
     # Reading only the `_id` of a change takes a tenth of the time of decoding the whole change.
@@ -40,17 +60,12 @@ class RawChange(RawBSONDocument):
     # only the resume token. Documents that do not begin with an `_id`, such as the answer that contains the
     # changes, behave as in PyMongo's class.
 
-    __slots__ = ("_bytes",)
+    __slots__ = ()
 
     def __init__(self, bson_bytes: Raw, codec_options: CodecOptions[RawBSONDocument] | None = None) -> None:
         self._bytes = bson_bytes
         if bson_bytes[_LENGTH:_TOKEN] != _HEAD:
             super().__init__(bson_bytes, codec_options)
-
-    @property
-    def raw(self) -> Raw:
-        """Return the document's bytes."""
-        return self._bytes
 
     def items(self) -> ItemsView[str, Any]:
         """Return the document's fields."""
@@ -67,16 +82,8 @@ class RawChange(RawBSONDocument):
     def __len__(self) -> int:
         return len(decoded(self._bytes)) if self._is_change() else super().__len__()
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RawBSONDocument) and bytes(self.raw) == bytes(other.raw)
-
-    __hash__ = None
-
     def __deepcopy__(self, memo: object) -> dict[str, Any]:
         return _token(self._bytes) if self._is_change() else decoded(self._bytes)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}, {len(self.raw)} bytes>"
 
     def _is_change(self) -> bool:
         return self._bytes[_LENGTH:_TOKEN] == _HEAD

@@ -151,7 +151,8 @@ class MongoReader(Reader):
         if self._stream is not None and not buffered(self._stream) and not self._source.answers(self._stream):
             # PyMongo would wait for this server, although another server may be the primary now.
             self.close()
-        if self._batch_size < min(size, _LEAST_BATCH) and not self._wanted_size and self._has_room():
+        used_up = self._stream is not None and not buffered(self._stream)
+        if used_up and self._batch_size < min(size, _LEAST_BATCH) and not self._wanted_size:
             self.close()  # the batch size of an open stream cannot be changed
         if self._stream is None:
             self._batch_size = self._wanted_size or size
@@ -167,10 +168,6 @@ class MongoReader(Reader):
             self._taker.begin()
         assert self._stream is not None
         return self._stream
-
-    def _has_room(self) -> bool:
-        """Return True if every change that the server has sent was taken."""
-        return self._stream is not None and not buffered(self._stream)
 
     def _look(self) -> None:
         if self._cancelled.is_set():

@@ -13,20 +13,20 @@ import attrs
 import bson
 from bson import Int64, ObjectId
 from bson.codec_options import CodecOptions
-from bson.errors import BSONError
 from bson.raw_bson import RawBSONDocument
 from orjson import dumps
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
-from multiclouddb_mongo.mapping import View
+from multiclouddb_mongo.mapping import DAMAGED, View, first_fault
+from multiclouddb_mongo.raw_change import RawDocument
 from multiclouddb_mongo.scan_position import Range, id_of
 from multiclouddb_mongo.values import CODEC, portable
 from multiclouddb_spi import Cursor, Mapper, RecordFault, snapshot_event_id, snapshot_id_of
 
 
-class RawRow(RawBSONDocument):
+class RawRow(RawDocument):
     """A row that PyMongo does not decode."""
 
     # PyMongo's own class checks each document that it makes. Even `find_raw_batches` makes and checks one
@@ -34,16 +34,11 @@ class RawRow(RawBSONDocument):
     # row. This class keeps only the bytes. The answer that contains the rows is also an object of this class.
     # PyMongo reads fields of the answer, so this class can return fields.
 
-    __slots__ = ("_bytes", "_document", "_options")
+    __slots__ = ("_document", "_options")
 
     def __init__(self, bson_bytes: Any, codec_options: CodecOptions[RawBSONDocument] | None = None) -> None:
         self._bytes, self._options = bson_bytes, codec_options
         self._document: RawBSONDocument | None = None
-
-    @property
-    def raw(self) -> Any:
-        """Return the document's bytes."""
-        return self._bytes
 
     def items(self) -> ItemsView[str, Any]:
         """Return the document's fields."""
@@ -57,14 +52,6 @@ class RawRow(RawBSONDocument):
 
     def __len__(self) -> int:
         return len(self._parsed())
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RawBSONDocument) and bytes(self.raw) == bytes(other.raw)
-
-    __hash__ = None
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}, {len(self.raw)} bytes>"
 
     def _parsed(self) -> RawBSONDocument:
         if self._document is None:
@@ -92,7 +79,6 @@ _SIMPLE: Final[Mapping[type, Any]] = {
     **dict.fromkeys(_AS_THEY_ARE, lambda value: value),
     ObjectId: lambda value: {"$mongo.objectid": value.binary.hex()},
 }
-_DAMAGED: Final = (BSONError, ValueError, LookupError, TypeError, ArithmeticError, MulticloudDbError)
 
 
 def rows_of(answer: bytes) -> list[bytes]:
@@ -107,13 +93,7 @@ def rows_of(answer: bytes) -> list[bytes]:
 
 @attrs.frozen(eq=False)
 class RowMapper(Mapper):
-    """Maps the rows of one segment.
-
-    Attributes:
-        view: The properties that all events of the segment share.
-        plan_id: The snapshot's id.
-        start: The position at which the segment's reader was opened.
-    """
+    """Maps the rows of one segment; `start` is the position at which its reader was opened."""
 
     view: View
     plan_id: str
@@ -151,7 +131,7 @@ class RowMapper(Mapper):
         # The digests of documents that have the same `_id` on different shards are different.
         try:
             text = self._keys([bson.decode(row, CODEC)])[0].canonical()
-        except _DAMAGED:
+        except (*DAMAGED, MulticloudDbError):
             text = row
         return blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
 
@@ -159,7 +139,7 @@ class RowMapper(Mapper):
         """Map rows to events."""
         try:
             return self._events(records[start:stop])
-        except _DAMAGED:
+        except (*DAMAGED, MulticloudDbError):
             raise self._first_fault(records, start, stop) from None
 
     def _events(self, records: Sequence[bytes]) -> list[ChangeEvent]:
@@ -215,18 +195,11 @@ class RowMapper(Mapper):
         return ids
 
     def _first_fault(self, records: Sequence[bytes], start: int, stop: int) -> RecordFault:
-        for index in range(start, stop):
-            try:
-                self._events(records[index : index + 1])
-            except BSONError:
-                return self._fault(records, index, "it is not valid BSON, or contains text that is not UTF-8")
-            except _DAMAGED as error:
-                return self._fault(records, index, f"it cannot be mapped ({type(error).__name__})")
-        return self._fault(records, start, "it is not clear which row is damaged")
+        def fault(index: int, reason: str) -> RecordFault:
+            where = f"{_named(id_of(records[index]))} of {self.view.address.collection!r}"
+            return RecordFault(index, where, reason, self.cursor_after(records, index + 1))
 
-    def _fault(self, records: Sequence[bytes], index: int, reason: str) -> RecordFault:
-        where = f"{_named(id_of(records[index]))} of {self.view.address.collection!r}"
-        return RecordFault(index, where, reason, self.cursor_after(records, index + 1))
+        return first_fault(start, stop, lambda index: self._events(records[index : index + 1]), fault)
 
 
 def _documents(rows: Sequence[dict[str, Any]], raw: Sequence[bytes]) -> list[dict[str, Any]]:

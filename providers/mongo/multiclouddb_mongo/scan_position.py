@@ -141,14 +141,11 @@ class Rest:
     """The part of a plan that is not divided into segments yet.
 
     Attributes:
-        plan_id: The snapshot's id.
-        time: The same as `Range.time`.
-        uuid: The same as `Range.uuid`.
+        plan_id: The snapshot's id. For `time`, `uuid` and `names` see `Range`.
         low: The first `_id`, or empty.
         width: The number of rows in a segment, found by counting; 0 if the keys are sampled instead.
         left: The maximum number of segments; 0 means as many as needed.
         number: The number of the next segment.
-        names: The same as `Range.names`.
     """
 
     plan_id: str

@@ -238,13 +238,7 @@ class Source:
         return wanted if self._limit_ms is None else max(1, min(wanted, self._limit_ms // 4))
 
     def _watch(
-        self,
-        batch_size: int,
-        await_ms: int,
-        *,
-        slim: bool = False,
-        also: Stage | None = None,
-        **start: Any,
+        self, batch_size: int, await_ms: int, *, slim: bool = False, also: Stage | None = None, **start: Any
     ) -> Stream:
         settings: dict[str, Any] = {
             # Slim changes also need the images, because the caller's pipeline may use them.
@@ -313,12 +307,7 @@ _INITIATING: Final = "initiating set"
 
 @attrs.frozen
 class Entry:
-    """The first entry of the log.
-
-    Attributes:
-        place: The cluster time of the entry.
-        whole: True if this is the first entry that ever existed, so that nothing has been removed yet.
-    """
+    """The first entry of the log; `whole` is True if nothing has been removed from the log yet."""
 
     place: At
     whole: bool

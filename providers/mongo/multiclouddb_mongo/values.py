@@ -114,10 +114,6 @@ def _decode_binary(inner: Any) -> Binary:
     return Binary(b64decode(text, validate=True), subtype)
 
 
-def _encode_code(value: Code) -> JsonValue:
-    return [str.__str__(value), None if value.scope is None else inner_json(dict(value.scope))]
-
-
 def _decode_code(inner: Any) -> Code:
     text, scope = _pair(inner, str, type(None) if inner[1:] == [None] else dict)
     return Code(text, None if scope is None else _scope(_outer(scope)))
@@ -166,7 +162,11 @@ TYPES: Final[Mapping[type, tuple[str, Callable[[Any], JsonValue], Callable[[Any]
     ),
     Regex: ("mongo.regex", _encode_regex, _decode_regex),
     Binary: ("mongo.binary", lambda value: [value.subtype, b64encode(value).decode("ascii")], _decode_binary),
-    Code: ("mongo.code", _encode_code, _decode_code),
+    Code: (
+        "mongo.code",
+        lambda value: [str.__str__(value), None if value.scope is None else inner_json(dict(value.scope))],
+        _decode_code,
+    ),
     DBRef: ("mongo.dbref", lambda value: inner_json(dict(value.as_doc())), _decode_dbref),
     DatetimeMS: ("mongo.datetime", lambda value: int(value), _decode_datetime_ms),
     MinKey: ("mongo.minkey", lambda _: 1, lambda inner: _end(inner, MinKey())),
@@ -310,18 +310,6 @@ def _to_code(value: Code, depth: int) -> Code:
     return Code(_text(str.__str__(value)), scope)
 
 
-def _to_dbref(value: DBRef, depth: int) -> DBRef:
-    return dbref(_to_bson(dict(value.as_doc()), depth))
-
-
-def _to_document(value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
-    return {_name(name): _to_bson(item, depth) for name, item in value.items()}
-
-
-def _to_array(value: list[Any] | tuple[Any, ...], depth: int) -> list[Any]:
-    return [_to_bson(item, depth) for item in value]
-
-
 def _to_regex(value: Regex[Any], _: int) -> Regex[Any]:
     _name(value.pattern)
     return value
@@ -349,9 +337,9 @@ _CONVERTERS: Final[tuple[tuple[Any, Callable[[Any, int], Any]], ...]] = (
     (Decimal, _to_decimal128),
     (datetime, _to_date),
     (Code, _to_code),
-    (DBRef, _to_dbref),
-    (Mapping, _to_document),
-    (list | tuple, _to_array),
+    (DBRef, lambda value, depth: dbref(_to_bson(dict(value.as_doc()), depth))),
+    (Mapping, lambda value, depth: {_name(name): _to_bson(item, depth) for name, item in value.items()}),
+    (list | tuple, lambda value, depth: [_to_bson(item, depth) for item in value]),
     (bytes | bytearray | memoryview, lambda value, _: bytes(value)),
     (str, lambda value, _: _text(str.__str__(value))),
     (Regex, _to_regex),

@@ -10,6 +10,7 @@ from multiclouddb_api import ResourceAddress
 from multiclouddb_conformance.waiting import wait_until
 
 from .monitor import Commands, Feed, watched
+from .servers.mongod import QUICK_ELECTION_MS
 from .servers.shared import running, shared, stop
 
 COUNTER = itertools.count()
@@ -32,6 +33,20 @@ def three():
     """Provide a replica set of three nodes."""
     # A test that disturbs a node must leave the set in a healthy state.
     return shared("three", 3)
+
+
+@pytest.fixture(scope="session")
+def proxied():
+    """Provide three members that soon replace a primary, each behind a proxy that the writer does not use."""
+    # Members that replicate from a hanging member soon choose another member.
+    soon = {"oplogNetworkTimeoutBufferSeconds": 1}
+    return shared("proxied", 3, proxied=True, election_ms=QUICK_ELECTION_MS, parameters=soon)
+
+
+@pytest.fixture(scope="session")
+def small():
+    """Provide a server whose oplog contains one megabyte."""
+    return shared("small", oplog_mb=1)
 
 
 def dropped(server, name):

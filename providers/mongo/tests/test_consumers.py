@@ -1,7 +1,5 @@
 """Tests many consumers of one feed in one client: each of them keeps its own cursor."""
 
-import pytest
-
 from multiclouddb_api import ChangeFeedRequest, ClientConfig, FromContinuationToken, Now
 
 from .monitor import watched
@@ -30,10 +28,9 @@ class Consumers:
             self._tokens = [self._read(token, PAGE) for token in self._tokens]
 
 
-@pytest.mark.parametrize("count", [17, 40])
-def test_no_consumer_opens_a_cursor_a_page(one, app, here, written, count):
+def test_no_consumer_opens_a_cursor_a_page(one, app, here, written):
     with watched(one.uri(appName=app)) as (client, commands):
-        consumers = Consumers(client, here, written, count)
+        consumers = Consumers(client, here, written, 17)
         commands.clear()
         consumers.turns()
         assert len(commands.opening()) == 0

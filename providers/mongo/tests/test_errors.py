@@ -25,39 +25,20 @@ KEY = "C5345435245544B4559"
 TOKEN = f'{{ _data: "826B004BB1000000142B022C0100296E5A1004F6EF5D{KEY}000004" }}'
 AT_WORK = "PlanExecutor error during aggregation :: caused by :: "
 SECRET = "p@ss:w0rd"
+DENIED = "not authorized on shop to execute command"
+UNAVAILABLE = (
+    *(6, 7, 63, 89, 91, 133, 134, 150, 189, 202, 234, 246, 317, 9001, 10058, 10107),
+    *(11600, 11601, 11602, 13388, 13435, 13436, 46841),
+)
 
 # Each row: the server's code and message (in version 6.0.5) → the category, whether to retry, and a part of
 # the advice.
 CODES = [
-    (
-        286,
-        "Resume of change stream was not possible",
-        ErrorCategory.CHECKPOINT_EXPIRED,
-        False,
-        "SkipToOldest()",
-    ),
+    (286, "Resume was not possible", ErrorCategory.CHECKPOINT_EXPIRED, False, "SkipToOldest()"),
     (136, "CollectionScan died", TRANSIENT, True, "same token"),
-    (
-        280,
-        f"{AT_WORK}cannot resume stream; the resume token was not found. {TOKEN}",
-        INVALID,
-        False,
-        "address",
-    ),
-    (
-        280,
-        f"{AT_WORK}Encountered an event whose _id field, which {TOKEN}",
-        INVALID,
-        False,
-        "keep _id as it is",
-    ),
-    (
-        8,
-        f"{AT_WORK}assertion src/mongo/db/exec/document_value/value.cpp:325",
-        INVALID,
-        False,
-        "keep _id as it is",
-    ),
+    (280, f"{AT_WORK}the resume token was not found. {TOKEN}", INVALID, False, "address"),
+    (280, f"{AT_WORK}an event whose _id field, {TOKEN}", INVALID, False, "keep _id as it is"),
+    (8, f"{AT_WORK}exec/document_value/value.cpp:325", INVALID, False, "keep _id as it is"),
     (260, "Attempting to resume a change stream using 'resumeAfter'", INVALID, False, "start_after"),
     (9, "resume token string was not a valid hex string", INVALID, False, "unchanged"),
     (15, "Invalid advance (1) past end of buffer[0] at offset: 0", INVALID, False, "unchanged"),
@@ -78,20 +59,8 @@ CODES = [
     (8000, "bad auth : Authentication failed.", AUTHENTICATION, False, "the password"),
     (8000, "you are over your space quota", PERMANENT, False, "list of error codes"),
     (13, "Command aggregate requires authentication", AUTHENTICATION, False, "put a user"),
-    (
-        13,
-        f"not authorized on shop to execute command {{ {TOKEN} }}",
-        AUTHORIZATION,
-        False,
-        "/how-to/mongodb/",
-    ),
-    (
-        13,
-        f'not authorized on shop to execute command {{ listCollections: 1, filter: "{TOKEN}" }}',
-        AUTHORIZATION,
-        False,
-        "listCollections on database 'shop': ",
-    ),
+    (13, f"{DENIED} {{ {TOKEN} }}", AUTHORIZATION, False, "/how-to/mongodb/"),
+    (13, f'{DENIED} {{ find: "{TOKEN}" }}', AUTHORIZATION, False, "find on database 'shop': "),
     (31, "Could not find role", AUTHORIZATION, False, "/how-to/mongodb/"),
     (462, "rate limit", THROTTLED, True, "fewer processes"),
     (16500, "TooManyRequests", THROTTLED, True, "fewer processes"),
@@ -99,14 +68,7 @@ CODES = [
     (237, "operation was interrupted", TRANSIENT, True, "same token"),
     (50, "operation exceeded time limit", TRANSIENT, True, "longer timeout"),
     (262, "operation exceeded time limit", TRANSIENT, True, "longer timeout"),
-    *[
-        (code, "it is so", TRANSIENT, True, "try again")
-        for code in (6, 7, 63, 89, 91, 133, 134, 150, 189, 202, 234, 246, 317, 9001, 10058, 10107)
-    ],
-    *[
-        (code, "so", TRANSIENT, True, "try again")
-        for code in (11600, 11601, 11602, 13388, 13435, 13436, 46841)
-    ],
+    *((code, "it is so", TRANSIENT, True, "try again") for code in UNAVAILABLE),
     (2, "Enumeration value 'zz' for field '$changeStream.fullDocument'", INVALID, False, "'zz'"),
     (14, "is the wrong type 'int'", INVALID, False, "wrong type 'int'"),
     (20, "$group is not permitted in a $changeStream pipeline", INVALID, False, "$group"),
@@ -139,12 +101,7 @@ EXCEPTIONS = [
     (vendor.AutoReconnect("a:27017: [Errno 104] reset"), TRANSIENT, True, "Errno 104"),
     (vendor.NetworkTimeout("a:27017: timed out"), TRANSIENT, True, "timed out"),
     (vendor._OperationCancelled("operation cancelled"), TRANSIENT, True, "try again"),
-    (
-        vendor.NotPrimaryError("not primary", {"code": 10107, "errmsg": "not primary"}),
-        TRANSIENT,
-        True,
-        "again",
-    ),
+    (vendor.NotPrimaryError("not primary", {"code": 10107, "errmsg": "x"}), TRANSIENT, True, "again"),
     (vendor.ServerSelectionTimeoutError("No servers found yet, Timeout: 1s"), TRANSIENT, True, "replicaSet"),
     (vendor.WaitQueueTimeoutError("Timed out"), TRANSIENT, True, "maxPoolSize"),
     (vendor.ProtocolError("Got response id 1"), TRANSIENT, True, "try again"),
@@ -196,10 +153,6 @@ class TestTable:
         assert (found.category, found.retryable) == (category, retryable)
         assert way_out in found.message
         assert is_one_line(found.message)
-
-    def test_pymongo_has_always_retried(self):
-        for error in (*(answered(code, words) for code, words, *_ in CODES), *(row[0] for row in EXCEPTIONS)):
-            assert classify(error).vendor_retried
 
     def test_every_code_that_pymongo_retries_is_retryable(self):
         from pymongo.helpers_shared import _RETRYABLE_ERROR_CODES

@@ -21,7 +21,6 @@ from multiclouddb_api import (
     MulticloudDbError,
     Now,
     ResourceAddress,
-    SkipToOldest,
 )
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_mongo import MongoOptions, config
@@ -29,22 +28,10 @@ from multiclouddb_mongo.position import After, cursor_of, place_of, start_of, ti
 from multiclouddb_mongo.provider import PLUGIN
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.source import Source
-from multiclouddb_spi import (
-    Continue,
-    Deadline,
-    Ended,
-    FeedSpec,
-    Head,
-    Planner,
-    Range,
-    read_range,
-)
-from multiclouddb_spi.errors import fault_of
+from multiclouddb_spi import Continue, Deadline, Ended, FeedSpec, Head, Planner, Range, read_range
 from multiclouddb_spi.planning import ranges
 
 from .monitor import Commands
-from .servers.mongod import ReplicaSet
-from .test_rollover import World as Log
 
 FOLLOW = MongoOptions(after_invalidate="follow")
 MANY = 300
@@ -63,9 +50,10 @@ class World:
         with mock.patch.object(config, "MongoClient", listening):
             self.provider = PLUGIN.connect(ClientConfig("mongo", {"url": uri or server.uri()}), None)
         self.native = server.client()[database]
-        names = {EntireDatabase: (database,), EntireCluster: ()}.get(type(scope), (database, "c"))
+        names = {"database": database, "collection": "c"}
+        names = {EntireDatabase: {"database": database}, EntireCluster: {}}.get(type(scope), names)
         self.spec = FeedSpec(
-            ResourceAddress(*names), scope or EntireCollection(), options=options or MongoOptions()
+            ResourceAddress(**names), scope or EntireCollection(), options=options or MongoOptions()
         )
         self.feed = self.provider.open_feed(self.spec, soon())
         self.planner = Planner(self.provider, self.feed, on_expired)
@@ -140,155 +128,157 @@ def replace_by_another(native):
     native["d"].rename("c", dropTarget=True)
 
 
-ENDS = [drop, rename, drop_database, drop_and_make_again, replace_by_another]
+def test_a_plan_has_one_change_sent_however_many_there_are(make):
+    world = make()
+    world.start()
+    world.write(*range(MANY))
+    step = world.plan()
+    assert world.changes_sent() == 1
+    assert world.commands.names("aggregate", "listCollections") == ["aggregate"] * 2 + ["listCollections"]
+    world.commands.clear()
+    assert world.read(step.ranges()) == list(range(MANY))
+    assert world.changes_sent() == MANY
 
 
-class TestCost:
-    def test_a_plan_has_one_change_sent_however_many_there_are(self, make):
-        world = make()
-        world.start()
-        world.write(*range(MANY))
-        step = world.plan()
-        assert world.changes_sent() == 1
-        assert world.commands.names("aggregate", "listCollections") == ["aggregate"] * 2 + ["listCollections"]
-        world.commands.clear()
-        assert world.read(step.ranges()) == list(range(MANY))
-        assert world.changes_sent() == MANY
-
-    def test_a_run_to_the_present_end_has_two_sent_and_each_change_once(self, make):
-        """The test plans like Spark's `availableNow`: a target, a step to the target, and an empty step."""
-        world = make()
-        world.start()
-        world.write(*range(MANY))
-        world.commands.clear()
-        target = world.planner.target(world.at, soon())
-        sent = world.changes_sent()
-        world.write("later")
-        step = world.plan(target=target)
-        sent += world.changes_sent()
-        assert step.after.cursor("0") == target.cursors["0"]
-        world.commands.clear()
-        assert world.read(step.ranges()) == list(range(MANY))
-        assert sent == 2
-        assert world.changes_sent() <= MANY + 1  # the change after the target
-        world.at = step.after
-        assert not world.plan(target=target).moved
-        assert world.commands.names() == []
-
-    def test_a_quiet_collection_of_a_busy_cluster_is_no_step_and_one_stream(self, make):
-        world = make()
-        world.start()
-        for number in range(20):
-            world.native["other"].insert_one({"_id": number})
-        assert not world.plan().moved
-        assert (world.changes_sent(), len(world.commands.opening())) == (0, 1)
-        assert world.commands.names("listCollections") == []
-
-    def replies(self, world, name):
-        return [event.reply for event in world.commands.events("succeeded", name)]
+def test_a_run_to_the_present_end_has_two_sent_and_each_change_once(make):
+    """The test plans like Spark's `availableNow`: a target, a step to the target, and an empty step."""
+    world = make()
+    world.start()
+    world.write(*range(MANY))
+    world.commands.clear()
+    target = world.planner.target(world.at, soon())
+    sent = world.changes_sent()
+    world.write("later")
+    step = world.plan(target=target)
+    sent += world.changes_sent()
+    assert step.after.cursor("0") == target.cursors["0"]
+    world.commands.clear()
+    assert world.read(step.ranges()) == list(range(MANY))
+    assert sent == 2
+    assert world.changes_sent() <= MANY + 1  # the change after the target
+    world.at = step.after
+    assert not world.plan(target=target).moved
+    assert world.commands.names() == []
 
 
-class TestHead:
-    @pytest.mark.parametrize("scope", [EntireCollection(), EntireCluster()], ids=["collection", "cluster"])
-    def test_changes_are_the_end_of_the_log(self, make, scope):
-        world = make(scope=scope)
-        cursor = world.start()
-        world.write(1, 2)
-        (head,) = world.heads(cursor).values()
-        assert (head.records, head.outcome, place_of(head.cursor).kind) == (None, Continue(), "h")
-        assert world.read([Range("0", cursor, head.cursor)]) == [1, 2]
+def test_a_quiet_collection_of_a_busy_cluster_is_no_step_and_one_stream(make):
+    world = make()
+    world.start()
+    for number in range(20):
+        world.native["other"].insert_one({"_id": number})
+    assert not world.plan().moved
+    assert (world.changes_sent(), len(world.commands.opening())) == (0, 1)
+    assert world.commands.names("listCollections") == []
 
-    def test_a_pipeline_of_the_caller_decides_what_is_a_change(self, make):
-        world = make(options=MongoOptions(pipeline=[{"$match": {"fullDocument._id": {"$gte": 40}}}]))
-        cursor = world.start()
-        world.write(*range(30))
-        assert world.heads(cursor)["0"].records == 0
-        world.write(*range(30, 60))
-        (head,) = world.heads(cursor).values()
-        assert world.read([Range("0", cursor, head.cursor)]) == list(range(40, 60))
 
-    @pytest.mark.parametrize(
-        ("scope", "options"),
-        [(EntireDatabase(), MongoOptions()), (EntireCollection(), MongoOptions(allow_missing=True))],
-        ids=["a database", "a collection that need not be there"],
-    )
-    def test_where_an_end_may_be_hidden_it_is_left_to_be_found_by_reading(self, make, scope, options):
-        world = make(scope=scope, options=options)
-        cursor = world.start()
-        world.write(*range(5))
-        assert (world.heads(cursor), world.commands.names()) == ({}, [])
-        assert world.read(world.plan().ranges()) == list(range(5))
+def test_a_pipeline_of_the_caller_decides_what_is_a_change(make):
+    world = make(options=MongoOptions(pipeline=[{"$match": {"fullDocument._id": {"$gte": 40}}}]))
+    cursor = world.start()
+    world.write(*range(30))
+    assert world.heads(cursor)["0"].records == 0
+    world.write(*range(30, 60))
+    (head,) = world.heads(cursor).values()
+    assert (head.records, head.outcome, place_of(head.cursor).kind) == (None, Continue(), "h")
+    assert world.read([Range("0", cursor, head.cursor)]) == list(range(40, 60))
 
-    def test_a_bounded_one_is_found_by_reading(self, make):
-        world = make()
-        cursor = world.start()
-        world.write(*range(20))
-        assert (world.heads(cursor, 7), world.commands.names()) == ({}, [])
-        assert world.read(world.plan(7).ranges()) == list(range(7))
 
-    @pytest.mark.parametrize("far", [0, 1, 2])
-    def test_a_mark_right_behind_the_start_is_left_to_reading(self, make, monkeypatch, far):
-        """A lagging member may send no changes after the start, although changes exist before the mark."""
-        world = make()
-        cursor = world.start()
-        begin = ticks_at(place_of(cursor))
-        mark = After("h", f"82{begin + far:016X}2B0229296E04")
-        late_place = After("e", f"82{begin:016X}2B0000")  # this sorts before the marks
-        first = mock.MagicMock(outcome=Continue(), **{"__len__.return_value": 1})
-        first.cursor_after.return_value = cursor_of(late_place)
-        monkeypatch.setattr(type(world.feed), "_peek", lambda *_: first)
-        monkeypatch.setattr(Source, "now", lambda _: mark)
-        expected = {"0": Head(cursor_of(mark), None, Continue())} if far == 2 else {}
-        assert world.heads(cursor) == expected
+@pytest.mark.parametrize(
+    ("scope", "options", "most"),
+    [
+        (EntireDatabase(), MongoOptions(), None),
+        (EntireCollection(), MongoOptions(allow_missing=True), None),
+        (EntireCollection(), MongoOptions(), 7),
+    ],
+    ids=["a database", "a collection that need not be there", "a limit"],
+)
+def test_where_an_end_may_be_hidden_the_head_is_found_by_reading(make, scope, options, most):
+    world = make(scope=scope, options=options)
+    cursor = world.start()
+    world.write(*range(10))
+    assert (world.heads(cursor, most), world.commands.names()) == ({}, [])
+    assert world.read(world.plan(most).ranges()) == list(range(most or 10))
 
-    def test_a_change_from_behind_the_end_of_the_log_is_a_head_itself(self, make, monkeypatch):
-        """A change can be the head even if it is later than the end of the log on another member."""
-        world = make()
-        cursor = world.start()
-        before = world.feed._source.now()
-        world.write(1, 2, 3)
-        monkeypatch.setattr(Source, "now", lambda _: before)
-        (head,) = world.heads(cursor).values()
-        assert (head.records, head.outcome) == (1, Continue())
-        assert world.read([Range("0", cursor, head.cursor)]) == [1]
 
-    def test_the_time_of_the_start_is_kept_as_long_as_it_lies_ahead(self, make, monkeypatch):
-        world = make()
-        world.write(0)
-        world.native["other"].insert_one({})
-        cursor = world.start(Beginning())
-        *_, begin = cursor
-        assert begin > ticks_at(place_of(cursor))
-        place = After("h", f"82{begin - 1:016X}2B0229296E04")
-        monkeypatch.setattr(Source, "now", lambda _: place)
-        (head,) = world.heads(cursor).values()
-        assert head.cursor == ["h", place.data, begin]
+@pytest.mark.parametrize("far", [0, 1, 2])
+def test_a_mark_right_behind_the_start_is_left_to_reading(make, monkeypatch, far):
+    """A lagging member may send no changes after the start, although changes exist before the mark."""
+    world = make()
+    cursor = world.start()
+    begin = ticks_at(place_of(cursor))
+    mark = After("h", f"82{begin + far:016X}2B0229296E04")
+    late_place = After("e", f"82{begin:016X}2B0000")  # this sorts before the marks
+    first = mock.MagicMock(outcome=Continue(), **{"__len__.return_value": 1})
+    first.cursor_after.return_value = cursor_of(late_place)
+    monkeypatch.setattr(type(world.feed), "_peek", lambda *_: first)
+    monkeypatch.setattr(Source, "now", lambda _: mark)
+    assert world.heads(cursor) == ({"0": Head(cursor_of(mark), None, Continue())} if far == 2 else {})
 
-    def test_without_a_change_by_the_deadline_it_is_left_to_reading(self, make, monkeypatch):
-        world = make()
-        cursor = world.start()
-        nothing = world.feed.open("0", cursor).fetch(1, 1, 0.0, soon())
-        more = attrs.evolve(nothing, caught_up=False)
-        monkeypatch.setattr(MongoReader, "fetch", lambda *_: more)
-        began = time.monotonic()
-        assert world.heads(cursor, deadline=Deadline.after(0.3)) == {}
-        assert time.monotonic() - began >= 0.3
+
+def test_a_change_from_behind_the_end_of_the_log_is_a_head_itself(make, monkeypatch):
+    """A change can be the head even if it is later than the end of the log on another member."""
+    world = make()
+    cursor = world.start()
+    before = world.feed._source.now()
+    world.write(1, 2, 3)
+    monkeypatch.setattr(Source, "now", lambda _: before)
+    (head,) = world.heads(cursor).values()
+    assert (head.records, head.outcome) == (1, Continue())
+    assert world.read([Range("0", cursor, head.cursor)]) == [1]
+
+
+def test_the_time_of_the_start_is_kept_as_long_as_it_lies_ahead(make, monkeypatch):
+    world = make()
+    world.write(0)
+    world.native["other"].insert_one({})
+    cursor = world.start(Beginning())
+    *_, begin = cursor
+    assert begin > ticks_at(place_of(cursor))
+    # Otherwise, a drop of a former collection would end a feed that continues at the beginning.
+    (part,) = world.feed.survey({"0": None}, soon(), expired={"0"}).present
+    assert start_of(part.oldest) >= begin
+    place = After("h", f"82{begin - 1:016X}2B0229296E04")
+    monkeypatch.setattr(Source, "now", lambda _: place)
+    (head,) = world.heads(cursor).values()
+    assert head.cursor == ["h", place.data, begin]
+
+
+def test_without_a_change_by_the_deadline_the_head_is_left_to_reading(make, monkeypatch):
+    world = make()
+    cursor = world.start()
+    nothing = world.feed.open("0", cursor).fetch(1, 1, 0.0, soon())
+    more = attrs.evolve(nothing, caught_up=False)
+    monkeypatch.setattr(MongoReader, "fetch", lambda *_: more)
+    began = time.monotonic()
+    assert world.heads(cursor, deadline=Deadline.after(0.3)) == {}
+    assert time.monotonic() - began >= 0.3
 
 
 class TestEnds:
-    @pytest.mark.parametrize("end", ENDS)
-    @pytest.mark.parametrize("before", [0, 1, 20])
+    @pytest.mark.parametrize(
+        ("end", "before"),
+        [
+            (drop, 0),
+            (drop, 20),
+            (rename, 1),
+            (drop_database, 20),
+            (drop_and_make_again, 1),
+            (replace_by_another, 0),
+        ],
+    )
     def test_a_step_does_not_go_past_one(self, make, end, before):
         world = make()
-        world.start()
+        cursor = world.start()
         if before:
             world.write(*range(before))
         end(world.native)
+        if not before:
+            (head,) = world.heads(cursor).values()
+            assert (head.records, type(head.outcome)) == (0, Ended)
         step = world.plan()
         assert (list(step.ends), len(step.after)) == (["0"], 0)
         assert world.read(step.ranges()) == list(range(before))
 
-    @pytest.mark.parametrize("end", ENDS)
+    @pytest.mark.parametrize("end", [drop, replace_by_another])
     def test_one_that_comes_after_the_plan_is_for_the_next(self, make, end):
         world = make()
         world.start()
@@ -309,13 +299,6 @@ class TestEnds:
         assert (step.ends, world.changes_sent()) == ({}, 1)
         there = ["of the next"] if end is drop_and_make_again else []
         assert world.read(step.ranges()) == [*range(20), *there, *range(100, 120)]
-
-    def test_the_beginning_of_the_log_keeps_the_time_of_the_start(self, make):
-        """Otherwise, a drop of a former collection would end a feed that continues at the beginning."""
-        feed = make().feed
-        before = ticks_at(feed._source.now())
-        (part,) = feed.survey({"0": None}, soon(), expired={"0"}).present
-        assert start_of(part.oldest) >= before
 
     def test_one_of_a_former_collection_is_none(self, make):
         old = make()
@@ -354,69 +337,38 @@ class TestEnds:
             world.read(step.ranges())
         assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
 
-    def test_an_end_without_a_change_before_it_is_a_head(self, make):
-        world = make()
-        cursor = world.start()
-        drop(world.native)
-        (head,) = world.heads(cursor).values()
-        assert (head.records, type(head.outcome)) == (0, Ended)
 
+@pytest.mark.parametrize(("most", "target"), [(None, True), (50, False)], ids=["to a target", "bounded"])
+def test_everything_comes_once_and_in_order_while_it_is_written(make, most, target):
+    """Changes are planned and read while single writes and transactions are running."""
+    world = make()
+    world.start()
 
-class TestEverything:
-    @pytest.mark.parametrize("most", [None, 50], ids=["unbounded", "bounded"])
-    @pytest.mark.parametrize("target", [False, True], ids=["on and on", "to a target"])
-    def test_comes_once_and_in_order_while_it_is_written(self, make, most, target):
-        """Changes are planned and read while single writes and transactions are running."""
-        world = make()
-        world.start()
-        written = []
-
-        def write():
-            client = world.native.client
-            for number in range(0, 600, 6):
-                world.native["c"].insert_one({"_id": number})
-                with client.start_session() as session:
-                    session.with_transaction(
-                        lambda session, first=number + 1: world.native["c"].insert_many(
-                            [{"_id": each} for each in range(first, first + 5)], session=session
-                        )
+    def write():
+        client = world.native.client
+        for number in range(0, 600, 6):
+            world.native["c"].insert_one({"_id": number})
+            with client.start_session() as session:
+                session.with_transaction(
+                    lambda session, first=number + 1: world.native["c"].insert_many(
+                        [{"_id": each} for each in range(first, first + 5)], session=session
                     )
-            written.extend(range(600))
+                )
 
-        writer = threading.Thread(target=write)
-        writer.start()
-        got, steps = [], []
-        while writer.is_alive() or len(got) < len(written):
-            until = world.planner.target(world.at, soon()) if target else None
-            while (step := world.plan(most, until)).moved:
-                steps.append((step.ranges(), read := world.read(step.ranges())))
-                assert most is None or len(read) <= most
-                world.at = step.after
-                got += read
-        writer.join()
-        assert got == list(range(600))
-        for parts, read in steps:
-            assert world.read(parts) == read
-
-    @pytest.mark.parametrize("on_expired", [None, SkipToOldest()], ids=["fail", "skip to the oldest"])
-    def test_but_what_the_log_has_lost(self, tmp_path, on_expired):
-        with ReplicaSet(tmp_path / "small", oplog_mb=1) as server:
-            server.client()["small"].create_collection("c")
-            world = World(server, "small", on_expired=on_expired)
-            try:
-                world.start()
-                world.write(*range(20))
-                Log(server, "small").roll_over()
-                world.write(*range(20, 40))
-                if on_expired is not None:
-                    assert world.read(world.plan().ranges()) == list(range(20, 40))
-                    return
-                with pytest.raises(Exception, match="resume") as caught:
-                    world.plan()
-                fault = fault_of(world.provider, caught.value)
-                assert fault.category == ErrorCategory.CHECKPOINT_EXPIRED
-            finally:
-                world.provider.close()
+    writer = threading.Thread(target=write)
+    writer.start()
+    got, steps = [], []
+    while writer.is_alive() or len(got) < 600:
+        until = world.planner.target(world.at, soon()) if target else None
+        while (step := world.plan(most, until)).moved:
+            steps.append((step.ranges(), read := world.read(step.ranges())))
+            assert most is None or len(read) <= most
+            world.at = step.after
+            got += read
+    writer.join()
+    assert got == list(range(600))
+    for parts, read in steps:
+        assert world.read(parts) == read
 
 
 class TestLaggingMember:

@@ -1,17 +1,18 @@
-"""Tests that no event is lost, wherever a consumer is killed and whatever a server does."""
+"""Tests that no event is lost, wherever a consumer is killed and whatever the servers do."""
 
 import itertools
 from contextlib import contextmanager
 
 import pytest
+from pymongo import WriteConcern
 
 from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
-    ClientConfig,
     EntireCollection,
     EntireDatabase,
     Now,
+    OperationOptions,
     ResourceAddress,
     connect,
 )
@@ -23,6 +24,7 @@ from multiclouddb_conformance.loss import (
     ReadUntilIdle,
     iterator_consumer,
     page_consumer,
+    page_consumer_with,
 )
 
 APPLICATION = "a-consumer"
@@ -38,7 +40,9 @@ class World:
     def __init__(self, server, scope):
         self.server, self.scope, self.name = server, scope, f"life-{next(WORLDS)}"
         self.client = server.client()
-        self.items = self.client[self.name].create_collection("items")
+        majority = WriteConcern("majority")
+        self.items = self.client[self.name].create_collection("items", write_concern=majority)
+        self.down = None
 
     def request(self, start, size):
         collection = None if isinstance(self.scope, EntireDatabase) else "items"
@@ -46,7 +50,8 @@ class World:
         return ChangeFeedRequest(address, start, scope=self.scope, max_page_size=size)
 
     def consumer_client(self):
-        return connect(ClientConfig("mongo", {"url": self.server.uri(appName=APPLICATION)}))
+        # A call to a silent member ends after one second instead of twenty.
+        return connect(self.server.uri(appName=APPLICATION, connectTimeoutMS=1000))
 
     def write(self, writes):
         if len(writes) == 1:
@@ -83,10 +88,42 @@ class World:
         self.server.restart(member)
         self.server.wait_primary()
 
+    def kill(self):
+        self.down = self.server.wait_primary()
+        self.server.kill(self.down)
+
+    def hang(self):
+        self.down = self.server.wait_primary()
+        self.server.pause(self.down)
+
+    def come_back(self):
+        if self.down in self.server.alive():
+            self.server.resume(self.down)
+        else:
+            self.server.restart(self.down)
+        self.server.wait_healthy()
+
+    def disturb(self, how):
+        for proxy in self.server.proxies.values():
+            getattr(proxy, how)()
+
+    def step_down(self):
+        self.server.stand(self.server.step_down())
+        self.server.wait_healthy()
+
     def close(self):
         self.client.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
         for name in (self.name, f"{self.name}-beside"):
             self.client.drop_database(name)
+
+
+@contextmanager
+def a_world(server, scope):
+    made = World(server, scope)
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 def fail(command, **how):
@@ -126,16 +163,8 @@ def life(*, restarts):
     ids=["pages", "iterator of a database", "single events of a database", "small pages", "iterator"],
 )
 def test_a_consumer_that_is_killed_loses_nothing(one, start, consumer, size, scope, restarts):
-    @contextmanager
-    def world():
-        made = World(one, scope)
-        try:
-            yield made
-        finally:
-            made.close()
-
     report = LossOracle(
-        world=world,
+        world=lambda: a_world(one, scope),
         client=World.consumer_client,
         request=lambda world: world.request(start, size),
         life=life(restarts=restarts),
@@ -143,3 +172,40 @@ def test_a_consumer_that_is_killed_loses_nothing(one, start, consumer, size, sco
     ).run(max_kills=2)
     report.assert_all_kept()
     assert report.kills > 3
+
+
+def failover():
+    """Return a script in which one member after the other has a fault, and then the network."""
+    write, back = Author(keys=KEYS).write, Act("the member comes back", World.come_back)
+    heal = Act("the network heals", lambda world: world.disturb("heal"))
+
+    def network(how):
+        return Act(f"the network: {how}", lambda world: world.disturb(how))
+
+    return [
+        write(3), Read(1), Act("the primary is killed", World.kill), write(4), Read(1), back, write(2),
+        Read(1), Act("the primary hangs", World.hang), write(3), ReadUntilIdle(), back, write(5), Read(1),
+        network("cut"), write(2), heal, Read(1), Act("an election", World.step_down), write(3),
+        ReadUntilIdle(), network("drop"), write(1), heal, write(1), ReadUntilIdle(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("consumer", "size", "kills"),
+    [
+        (page_consumer_with(OperationOptions(15.0, 0.2)), 2, 0),
+        pytest.param(
+            iterator_consumer(timeout_seconds=15.0, wait_seconds=0.2), 10, 20, marks=pytest.mark.soak
+        ),
+    ],
+    ids=["pages", "iterator"],
+)
+def test_a_failover_loses_nothing(proxied, consumer, size, kills):
+    report = LossOracle(
+        world=lambda: a_world(proxied, EntireCollection()),
+        client=World.consumer_client,
+        request=lambda world: world.request(Now(), size),
+        life=failover(),
+        consumer=consumer,
+    ).run(max_kills=kills)
+    report.assert_all_kept()

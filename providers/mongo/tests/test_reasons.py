@@ -15,144 +15,101 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_mongo.position import After, time_text
 
 REQUEST = ChangeFeedRequest(ResourceAddress("shop", "orders"), Now())
+FOLLOW = MongoOptions(after_invalidate="follow")
 STEPPED_DOWN = OperationFailure("stepped down", 189)
 LOST = AutoReconnect("connection closed")
 LATE = ServerSelectionTimeoutError("none found")
 DENIED = OperationFailure("not authorized", 13)
-SHORT = OperationOptions(timeout_seconds=4)
+NOT_IN_API = OperationFailure("not in API Version 1", 323)
 
 
-def failure(client, request, options=SHORT):
-    with pytest.raises(MulticloudDbError) as caught:
-        client.read_changes(request, options)
+def failure(url, request):
+    with connect(url) as client, pytest.raises(MulticloudDbError) as caught:
+        client.read_changes(request, OperationOptions(timeout_seconds=4))
     return caught.value
 
 
-@pytest.fixture
-def refuse(monkeypatch):
-    """Make one of the library's commands fail the given number of times."""
-    # The `hello` commands of the driver's monitors still succeed.
+def test_a_host_that_is_unknown():
+    """The call has less time than `serverSelectionTimeoutMS`, which is 15 s by default."""
+    assert (
+        "no-such-host.invalid:27017: [Errno -" in failure("mongodb://no-such-host.invalid/", REQUEST).message
+    )
+
+
+def test_tls_that_the_server_does_not_speak(one):
+    assert "SSL" in failure(one.uri(tls="true"), REQUEST).message
+
+
+# PyMongo retries its own reads once, but it never retries a command of the caller.
+@pytest.mark.parametrize(
+    ("command", "times", "error", "options", "tries", "works"),
+    [
+        ("hello", 1, STEPPED_DOWN, {}, 2, True),
+        ("buildinfo", 1, LOST, {}, 2, True),
+        ("hello", 2, STEPPED_DOWN, {}, 2, False),
+        ("hello", 1, LOST, {"retryReads": "false"}, 1, False),
+        ("hello", 1, LATE, {}, 1, False),
+        ("buildinfo", 1, DENIED, {}, 1, True),
+        ("buildinfo", 9, NOT_IN_API, {}, 1, True),
+    ],
+)
+def test_what_opens_a_feed_is_asked_once_more(
+    one, here, monkeypatch, command, times, error, options, tries, works
+):
     original, asked = Database.command, []
 
-    def begin(name, times, error):
-        def command(database, what, *args, **options):
-            if what != name:
-                return original(database, what, *args, **options)
+    # The `hello` commands of the driver's monitors still succeed.
+    def run(database, what, *arguments, **named):
+        if what == command:
             asked.append(what)
             if len(asked) <= times:
                 raise error
-            return original(database, what, *args, **options)
+        return original(database, what, *arguments, **named)
 
-        monkeypatch.setattr(Database, "command", command)
-        return asked
-
-    return begin
-
-
-class TestNoServer:
-    """Tests calls that have less time than `serverSelectionTimeoutMS`, which is 15 s by default."""
-
-    def test_a_host_that_is_unknown(self):
-        with connect("mongodb://no-such-host.invalid/") as client:
-            assert "no-such-host.invalid:27017: [Errno -" in failure(client, REQUEST).message
-
-    def test_tls_that_the_server_does_not_speak(self, one):
-        with connect(one.uri(tls="true")) as client:
-            assert "SSL" in failure(client, REQUEST).message
+    monkeypatch.setattr(Database, "command", run)
+    request = ChangeFeedRequest(here, Now())
+    if works:
+        with connect(one.uri(**options)) as client:
+            assert client.read_changes(request).continuation_token
+    else:
+        assert failure(one.uri(**options), request).retryable
+    assert len(asked) >= tries if works and tries > 1 else len(asked) == tries
 
 
-class TestSecondTry:
-    """PyMongo retries its own reads once, but it never retries a command of the caller."""
-
-    @pytest.mark.parametrize("error", [STEPPED_DOWN, LOST], ids=["refused", "lost"])
-    @pytest.mark.parametrize("command", ["hello", "buildinfo"])
-    def test_what_opens_a_feed_is_asked_once_more(self, one, here, refuse, command, error):
-        asked = refuse(command, 1, error)
-        with connect(one.uri()) as client:
-            assert client.read_changes(ChangeFeedRequest(here, Now())).continuation_token
-        assert len(asked) >= 2
-
-    @pytest.mark.parametrize("command", ["hello", "buildinfo"])
-    def test_but_not_a_third_time(self, one, here, refuse, command):
-        asked = refuse(command, 2, STEPPED_DOWN)
-        with connect(one.uri()) as client:
-            error = failure(client, ChangeFeedRequest(here, Now()))
-        assert (error.detail.native_code, error.retryable) == ("189", True)
-        assert len(asked) == 2
-
-    def test_nor_where_the_connection_says_no(self, one, here, refuse):
-        asked = refuse("hello", 1, LOST)
-        with connect(one.uri(retryReads="false")) as client:
-            assert failure(client, ChangeFeedRequest(here, Now())).retryable
-        assert len(asked) == 1
-
-    @pytest.mark.parametrize("error", [LATE, DENIED], ids=["no server", "denied"])
-    def test_nor_what_would_fail_again(self, one, here, refuse, error):
-        asked = refuse("hello", 1, error)
-        with connect(one.uri()) as client:
-            failure(client, ChangeFeedRequest(here, Now()))
-        assert len(asked) == 1
-
-    def test_what_the_server_does_not_have_is_not_missed(self, one, here, refuse):
-        """The provider works with the Stable API, which does not include `buildInfo`."""
-        asked = refuse("buildinfo", 9, OperationFailure("not in API Version 1", 323))
-        with connect(one.uri()) as client:
-            assert client.read_changes(ChangeFeedRequest(here, Now())).continuation_token
-        assert len(asked) == 1
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"timeseries": {"timeField": "at"}}, ["is a timeseries", "ordinary collection"]),
+        ({"viewOn": "c", "pipeline": []}, ["viewOn"]),
+    ],
+    ids=["time series", "view"],
+)
+def test_a_kind_of_collection_without_a_stream(one, here, settings, words):
+    one.client()[here.database].create_collection("other", **settings)
+    message = failure(one.uri(), ChangeFeedRequest(ResourceAddress(here.database, "other"), Now())).message
+    assert all(word in message for word in words)
 
 
-class TestWaysOut:
-    def test_of_a_time_series_is_no_collection_that_is_refused_too(self, one, here):
-        one.client()[here.database].create_collection("series", timeseries={"timeField": "at"})
-        with connect(one.uri()) as client:
-            message = failure(
-                client, ChangeFeedRequest(ResourceAddress(here.database, "series"), Now())
-            ).message
-        assert "'series' is a timeseries" in message
-        assert "ordinary collection" in message
-        assert "after it" not in message
-
-    def test_of_a_view_is_what_it_reads(self, one, here):
-        one.client()[here.database].create_collection("view", viewOn="c", pipeline=[])
-        with connect(one.uri()) as client:
-            message = failure(
-                client, ChangeFeedRequest(ResourceAddress(here.database, "view"), Now())
-            ).message
-        assert "viewOn" in message
-
-    def test_of_a_token_whose_collection_is_gone_is_to_follow(self, one, here, written):
-        """The token is later than everything that the oplog contains about the collection."""
-        token = self.behind_the_end(one, here, written)
-        with connect(one.uri()) as client:
-            error = failure(client, ChangeFeedRequest(here, FromContinuationToken(token)))
-        assert error.category == ErrorCategory.NOT_FOUND
-        assert 'MongoOptions(after_invalidate="follow")' in error.message
-
-    def test_and_that_is_one(self, one, here, written):
-        token = self.behind_the_end(one, here, written)
-        written.insert_one({"_id": 7})
-        request = ChangeFeedRequest(
-            here, FromContinuationToken(token), provider_options=MongoOptions(after_invalidate="follow")
-        )
-        with connect(one.uri()) as client:
-            events = list(client.iterate_changes(request, until_idle=True))
-        assert [event.key.components["_id"] for event in events] == [7]
-
-    def behind_the_end(self, one, here, written):
-        """Return a token for a collection with nothing left to read."""
-        with connect(one.uri()) as client:
-            token = client.read_changes(ChangeFeedRequest(here, Now())).continuation_token
-            written.drop()
-            options = MongoOptions(after_invalidate="follow")
-            for _ in range(3):
-                request = ChangeFeedRequest(here, FromContinuationToken(token), provider_options=options)
-                token = client.read_changes(request).continuation_token
-        return token
+@pytest.fixture
+def behind_the_end(one, here, written):
+    """Return a token that is later than everything that the oplog contains about its collection."""
+    with connect(one.uri()) as client:
+        token = client.read_changes(ChangeFeedRequest(here, Now())).continuation_token
+        written.drop()
+        for _ in range(3):
+            request = ChangeFeedRequest(here, FromContinuationToken(token), provider_options=FOLLOW)
+            token = client.read_changes(request).continuation_token
+    return FromContinuationToken(token)
 
 
-def test_a_record_is_at_a_cluster_time():
-    assert time_text(After("e", "82638F7B0000000003")) == "cluster time 2022-12-06T17:25:20Z"
-    assert time_text(After("r", "b:BQAAAAA=")) == "an unknown cluster time"
+def test_a_token_whose_collection_is_gone_names_the_way_out(one, here, written, behind_the_end):
+    error = failure(one.uri(), ChangeFeedRequest(here, behind_the_end))
+    assert error.category == ErrorCategory.NOT_FOUND
+    assert 'MongoOptions(after_invalidate="follow")' in error.message
+    written.insert_one({"_id": 7})
+    request = ChangeFeedRequest(here, behind_the_end, provider_options=FOLLOW)
+    with connect(one.uri()) as client:
+        events = list(client.iterate_changes(request, until_idle=True))
+    assert [event.key.components["_id"] for event in events] == [7]

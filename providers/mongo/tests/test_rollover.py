@@ -2,7 +2,6 @@
 
 import itertools
 import time
-from contextlib import nullcontext
 
 import attrs
 import pytest
@@ -14,19 +13,16 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
     ErrorCategory,
-    FileCheckpointStore,
     FromContinuationToken,
     Gap,
     MulticloudDbError,
     Now,
-    Observer,
     ResourceAddress,
     SkipToOldest,
     connect,
 )
 
 from .monitor import PATIENCE, Commands
-from .servers.mongod import ReplicaSet
 from .servers.oplog import wait_uncut
 
 NOTE = "x" * 100_000
@@ -35,13 +31,6 @@ LONG = 180.0
 
 A server truncates its oplog once a second, but a busy server does it less often.
 """
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    """Provide a server whose oplog contains one megabyte."""
-    with ReplicaSet(tmp_path_factory.mktemp("small"), oplog_mb=1) as made:
-        yield made
 
 
 class World:
@@ -116,67 +105,6 @@ def expired(client, request):
     return caught.value
 
 
-class TestStoredToken:
-    """Tests a token that expired while nothing was read."""
-
-    @pytest.fixture
-    def token(self, world):
-        with world.connect() as client:
-            found = client.read_changes(world.request()).continuation_token
-        world.write(1)
-        world.roll_over()
-        world.write(2, 3)
-        return found
-
-    def test_has_expired_and_says_where_the_log_begins(self, world, token):
-        with world.connect() as client:
-            before = world.ends()[0].time
-            error = expired(client, world.request(token))
-            after = world.ends()[0].time
-            assert "oplog" in str(error)
-            assert any(
-                time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(oldest)) in error.detail.oldest_position
-                for oldest in range(before, after + 1)
-            )
-            # The error is raised again at the next read, and there is no silent jump.
-            expired(client, world.request(token))
-
-    def test_goes_on_with_the_oldest_there_is_when_asked_to(self, world, token):
-        told = []
-
-        class Metrics(Observer):
-            def gap(self, address, gap):
-                told.append(gap)
-
-        with world.connect(observer=Metrics()) as client:
-            page = read(client, world.request(token, on_expired=SkipToOldest()))
-            (gap,) = page.notices
-            assert isinstance(gap, Gap)
-            assert all("cluster time" in text for text in (gap.lost_from, gap.resumed_at))
-            found = keys(page)
-            while len(found) < 2:
-                page = read(client, world.request(page.continuation_token, on_expired=SkipToOldest()))
-                assert page.notices == ()
-                found += keys(page)
-            assert found == [2, 3]
-            assert told == [gap]
-
-    def test_ends_an_iterator_whose_checkpoint_stays(self, world, token, tmp_path):
-        store = FileCheckpointStore(tmp_path)
-        store.save("here", token, None)
-        kept = {"checkpoint_store": store, "checkpoint_name": "here", "until_idle": True}
-        with world.connect() as client:
-            with pytest.raises(MulticloudDbError) as caught:
-                list(client.iterate_changes(world.request(), **kept))
-            assert caught.value.category is ErrorCategory.CHECKPOINT_EXPIRED
-            assert store.load("here").token == token
-            jumping = world.request(on_expired=SkipToOldest())
-            assert [event.key.components["_id"] for event in client.iterate_changes(jumping, **kept)] == [
-                2,
-                3,
-            ]
-
-
 class TestLiveReader:
     """Tests an open stream whose position is no longer in the oplog."""
 
@@ -217,13 +145,7 @@ class TestLiveReader:
         failed = [(event.command_name, event.failure["code"]) for event in commands.events("failed")]
         assert failed[:2] == [("getMore", 136), ("aggregate", 286)]
 
-    def test_goes_on_with_the_oldest_there_is_when_asked_to(self, world):
-        with world.connect() as client:
-            request, found = self.overtaken(world, client, on_expired=SkipToOldest()), []
-            self.to_the_end(client, request, found)
-        assert [each for each in found if not isinstance(each, Gap)] == [3, 4, 5, 6, 7, 8]
-        assert [place for place, each in enumerate(found) if isinstance(each, Gap)] == [4]
-
+    @pytest.mark.soak
     def test_that_is_too_slow_never_jumps_in_silence(self, world):
         """If a reader is slower than the rollover of the oplog, it reports each gap."""
         written, found = 0, [0]
@@ -259,15 +181,13 @@ class TestIdleFeed:
     def fill(self, world):
         world.others.insert_one({"note": NOTE})
 
-    @pytest.mark.parametrize("fresh", [False, True], ids=["one client", "a client for each page"])
-    def test_moves_along_and_survives(self, world, fresh):
+    def test_moves_along_and_survives(self, world):
         with world.connect() as client:
             tokens = [client.read_changes(world.request()).continuation_token]
 
             def fill_and_read():
                 self.fill(world)
-                with world.connect() if fresh else nullcontext(client) as reader:
-                    page = reader.read_changes(world.request(tokens[-1]))
+                page = client.read_changes(world.request(tokens[-1]))
                 assert page.events == ()
                 tokens.append(page.continuation_token)
 
@@ -276,25 +196,6 @@ class TestIdleFeed:
             assert keys(read(client, world.request(tokens[-1]))) == [1]
             # This proves that the position had to move: its first position has expired.
             expired(client, world.request(tokens[0]))
-
-    def test_has_its_place_saved_by_an_iterator(self, world, tmp_path):
-        store = FileCheckpointStore(tmp_path)
-        kept = {"checkpoint_store": store, "checkpoint_name": "here"}
-        hasty = {"idle_backoff_seconds": 0.001, "max_idle_backoff_seconds": 0.001}
-        with world.connect() as client:
-            pages = client.iterate_changes(world.request(), **kept, **hasty).pages()
-            next(pages)
-            first = store.load("here").token
-
-            def fill_and_read():
-                self.fill(world)
-                next(pages)
-
-            world.roll_over(fill_and_read)
-            expired(client, world.request(first))
-        world.write(1)
-        with world.connect() as client:
-            assert keys(read(client, world.request(store.load("here").token))) == [1]
 
 
 class TestStart:
@@ -323,21 +224,3 @@ class TestStart:
                         if not (error.retryable or error.category is ErrorCategory.CHECKPOINT_EXPIRED):
                             raise
                 assert keys(page)[-1] == number
-
-
-class TestHeadroom:
-    def test_says_how_long_a_position_is_kept(self, world):
-        world.roll_over()
-        told = []
-
-        class Metrics(Observer):
-            def retention_headroom_low(self, address, partition_id, seconds):
-                told.append(seconds)
-
-        with world.connect(observer=Metrics()) as client:
-            began = world.ends()
-            page = client.read_changes(world.request())
-            ended = world.ends()
-        room = page.diagnostics.retention_headroom_seconds
-        assert began[1].time - ended[0].time <= room <= ended[1].time - began[0].time + 1
-        assert told == [room]

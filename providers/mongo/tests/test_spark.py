@@ -51,7 +51,7 @@ def run(spark, one, address, folder, **options):
     query.awaitTermination()
 
 
-@pytest.mark.parametrize("bound", [{}, {"maxRecordsPerTrigger": "200"}], ids=["unbounded", "bounded"])
+@pytest.mark.parametrize("bound", [{"maxRecordsPerTrigger": "200"}], ids=["bounded"])
 def test_runs_hold_what_the_collection_holds(spark, one, here, written, tmp_path, bound):
     write(written, 200)
     writer = threading.Thread(target=write, args=(written, 400, 1))

@@ -17,7 +17,7 @@ def rows(spark, folder):
     return [(row.key, row.type) for row in frame.collect()]
 
 
-@pytest.mark.parametrize("bound", [{}, {"maxRecordsPerTrigger": "1"}], ids=["unbounded", "bounded"])
+@pytest.mark.parametrize("bound", [{"maxRecordsPerTrigger": "1"}], ids=["bounded"])
 def test_last_changes_of_a_dropped_collection_come_and_then_its_end(
     spark, one, here, written, tmp_path, bound
 ):
@@ -31,13 +31,3 @@ def test_last_changes_of_a_dropped_collection_come_and_then_its_end(
             run(spark, one, here, tmp_path, **bound)
         assert error_from_query(caught.value) == ErrorCategory.NOT_FOUND
         assert rows(spark, tmp_path) == expected
-
-
-def test_another_collection_of_the_name_is_refused(spark, one, here, written, tmp_path):
-    run(spark, one, here, tmp_path)
-    written.drop()
-    written.insert_one({"_id": 1})
-    with pytest.raises(StreamingQueryException, match="recreated under the same name") as caught:
-        run(spark, one, here, tmp_path)
-    assert error_from_query(caught.value) == ErrorCategory.INVALID_REQUEST
-    assert rows(spark, tmp_path) == [('{"_id":0}', "CREATE")]

@@ -9,17 +9,9 @@ from pyspark.errors import StreamingQueryException
 from multiclouddb_api import ErrorCategory
 from pyspark_multiclouddb import error_from_query
 
-from .servers.mongod import ReplicaSet
 from .test_rollover import NOTE, World
 
 pytestmark = pytest.mark.xdist_group("jvm")
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    """Provide a server whose oplog contains one megabyte."""
-    with ReplicaSet(tmp_path_factory.mktemp("small"), oplog_mb=1) as made:
-        yield made
 
 
 @pytest.fixture

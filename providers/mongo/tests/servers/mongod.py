@@ -341,11 +341,7 @@ class ReplicaSet:
         index = self.members.index(member)
         data = self._data(index)
         data.mkdir(exist_ok=True)
-        parameters = {
-            "enableTestCommands": 1,
-            "diagnosticDataCollectionEnabled": "false",
-            **self._parameters,
-        }
+        parameters = {"enableTestCommands": 1, "diagnosticDataCollectionEnabled": "false", **self._parameters}
         command = [
             str(fetch()),
             *("--dbpath", str(data), "--port", self._real[index].rpartition(":")[2]),
