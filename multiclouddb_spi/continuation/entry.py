@@ -244,11 +244,7 @@ AnyEntry: TypeAlias = Entry | Plan
 
 
 def shown(count: int | None) -> int | None:
-    """Return a number that is only shown to users.
-
-    A service's estimate may be any number. Return None if a token cannot store the number: if it is
-    negative, too large or not an integer.
-    """
+    """Return a number that is only shown to users, or None if a token cannot store it."""
     return count if _is_count(count) else None
 
 

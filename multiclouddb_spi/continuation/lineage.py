@@ -24,6 +24,7 @@ The three sentences that make this possible are C1, C2 and C3 in `multiclouddb_s
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, Protocol
 
 import attrs
@@ -137,7 +138,7 @@ class Lineage:
     ) -> Lineage:
         """Build the lineage of a start; a parent that is not a seed no longer exists."""
         made = cls((), rules, audited, root)
-        made._add(seeds, {seed.partition_id for seed in seeds})
+        made._add(seeds)
         return made
 
     @classmethod
@@ -228,10 +229,6 @@ class Lineage:
         entry = self._entries.get(partition_id)
         return entry if isinstance(entry, Entry) and entry.stage is _READ else None
 
-    def reads(self, partition_id: str) -> bool:
-        """Return whether a partition or segment is read."""
-        return self.reading(partition_id) is not None
-
     def is_quiet(self, quiet: Collection[str]) -> bool:
         """Return whether nothing is left to read: every partition is `quiet`, nothing waits, all is named."""
         if self._plan_id is not None or any(not end.children for end in self.ends()) or self.waiting():
@@ -303,8 +300,7 @@ class Lineage:
     def _name(self, parent: Entry, child: Child) -> None:
         entry = self._entries.get(child.partition_id)
         if entry is None:
-            # An ended parent stays only for more children; nobody waits for it.
-            others = (one for one in child.parents if one != parent.partition_id and one not in self._ends)
+            others = (one for one in child.parents if one != parent.partition_id)
             waits = (*others, parent.partition_id)
             self._put(Entry(child.partition_id, _WAIT, (child.cursor,), waits, listed=parent.listed))
         elif isinstance(entry, Entry) and entry.stage is _WAIT and child.cursor not in entry.said:
@@ -328,9 +324,8 @@ class Lineage:
             raise NotProvableError  # an heir may descend from somebody else's partition
         if gone and survey.heirs is not None:
             return self._cut(gone, survey.heirs)
-        tops = self._uncovered(survey, gone) if gone else None
-        late = tops is not None and self.rules.names_late
-        follows = _followers(survey, gone) if late else {}
+        follows = _followers(survey, gone) if self.rules.names_late else {}
+        tops = self._uncovered(survey, gone, chain.from_iterable(follows.values())) if gone else None
         if tops is not None and self.root is not None and not all(follows.values()):
             if tops.hidden:
                 return []  # what follows may be listed soon
@@ -341,7 +336,7 @@ class Lineage:
         for name in gone:
             self._remove(name)
         added = self._add(tops.seeds, tops.unread)
-        # 1. What follows a lost one may be listed later: it stays, so that a look or the search finds it.
+        # What follows a lost one may be listed later: it stays, so that a look or the search finds it.
         proved = not any(one in survey.gone and one not in gone for seed in added for one in seed.parents)
         if not proved and self.root is None:
             self._forget_lost()
@@ -350,9 +345,6 @@ class Lineage:
                 self._put(Entry(name, _END, (), children=children))
             elif not len(self) or (proved and not any(one in self for one in children)):
                 self._put(Entry(name, _END, ()))
-        # 2. A wait for a lost partition would never end.
-        for name in [name for name in self._waiting_for if name in survey.gone]:
-            self.release(name)
         left = tuple(added)
         return losses + [Loss(each.partition_id, each.cursor, left) for each in gone.values()]
 
@@ -363,9 +355,6 @@ class Lineage:
 
     def prove(self, survey: Survey) -> list[Seed]:
         """Add what follows the lost partitions of a feed of one partition, and was not listed before.
-
-        Args:
-            survey: What exists now.
 
         Raises:
             NotProvableError: Raised before anything changes.
@@ -401,7 +390,7 @@ class Lineage:
             begin.append(seed)
         for each in self.listed():
             self._remove(each.partition_id)
-        self._add(begin, frozenset())
+        self._add(begin)
         return losses
 
     # -- Transition 3: found
@@ -458,7 +447,7 @@ class Lineage:
                 started += self.ended(name, fresh, complete=over)
         return added, started
 
-    def _uncovered(self, survey: Survey, lost: Mapping[str, Entry]) -> _Tops:
+    def _uncovered(self, survey: Survey, lost: Mapping[str, Entry], below: Iterable[str] = ()) -> _Tops:
         """Walk from each open partition up by parents, to what the lineage holds, has read or has lost."""
         parents = {each.partition_id: each.parents for each in survey.present}
         held = {each.partition_id: each for each in self.listed() if not _is_lost(each)}
@@ -468,6 +457,7 @@ class Lineage:
         # An open partition was not read to its end; nor was a parent for which an entry waits.
         pending = [each.partition_id for each in survey.present if each.state is PartitionState.OPEN]
         pending += [one for each in held.values() for one in each.waits if one in parents]
+        pending += below
         tops, undecided = dict[str, None](), set[str]()
         while pending:
             name = pending.pop()
@@ -518,12 +508,10 @@ class Lineage:
         lost: Mapping[str, Entry],
         read: Container[str],
     ) -> bool:
-        """Return whether a partition that nobody covers belongs to the scope.
-
-        If the root no longer exists, none of its ancestors does (C2), so what was read lies below it.
-        """
+        """Return whether a partition that nobody covers belongs to the scope."""
         if self.root is None:
             return True
+        # If the root no longer exists, none of its ancestors does (C2): what was read lies below it.
         seen, pending = set[str](), [name]
         unknown = False
         while pending:
@@ -597,7 +585,7 @@ class Lineage:
 
     # -- Entries
 
-    def _add(self, seeds: Sequence[Seed], unread: Container[str]) -> list[Seed]:
+    def _add(self, seeds: Sequence[Seed], unread: Container[str] = ()) -> list[Seed]:
         """Add partitions; each waits for those of its parents that are entries or will be read (`unread`)."""
         fresh = [seed for seed in seeds if seed.partition_id not in self._entries]
         new = {seed.partition_id for seed in fresh}
@@ -608,14 +596,10 @@ class Lineage:
                 children = tuple(one.partition_id for one in fresh if name in one.parents)
                 self._put(Entry(name, _END, (seed.cursor,), children=children))
                 continue
-            for parent in seed.parents:
-                end = self.ending(parent)
-                if end is not None and name not in end.children:
-                    self._put(attrs.evolve(end, children=(*end.children, name)))
             waits = tuple(
                 one
                 for one in seed.parents
-                if one != name and one not in self._ends and one not in ended
+                if one not in self._ends and one not in ended
                 if one in self._entries or one in new or one in unread
             )
             entry = Entry(name, _WAIT, (seed.cursor,), waits)
@@ -756,8 +740,8 @@ class _Tops:
 
     Attributes:
         seeds: They, with all their parents.
-        read: What was read, or was lost and told.
         unread: Every listed partition that was not read and is no entry.
+        read: What was read, or was lost and told.
         hidden: True if a parent is not listed although it may exist.
     """
 

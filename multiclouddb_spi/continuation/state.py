@@ -139,9 +139,7 @@ def _watch(partition_id: str, children: tuple[Child, ...], value: Any) -> Entry 
 
 @attrs.frozen
 class Finished:
-    """The content of a token after which no change can follow.
-
-    If a request contains this kind of token, the engine answers without asking the service.
+    """The content of a token after which no change can follow; the service is not asked.
 
     Attributes:
         token: The request's token.
@@ -205,10 +203,7 @@ class Session:
         return Lineage([entry], self.feed)
 
     def partition_token(self, partition_id: str, lineage: Lineage, *, with_descendants: bool = False) -> str:
-        """Make a token for one physical partition of this feed.
-
-        The token contains the skipped records of that partition.
-        """
+        """Make a token for one physical partition of this feed, with its skipped records."""
         public_id = self.feed.public_id(partition_id)
         skipped = tuple(item for item in self.skipped if item[0] == public_id)
         scope = PhysicalPartition(public_id, with_descendants=with_descendants)
@@ -217,9 +212,8 @@ class Session:
 
     def child_token(self, child: Child) -> str:
         """Make a token for a child partition, at the start position that the parent gave."""
-        return self.partition_token(
-            child.partition_id, self.alone(Entry.read(child.partition_id, child.cursor))
-        )
+        alone = self.alone(Entry.read(child.partition_id, child.cursor))
+        return self.partition_token(child.partition_id, alone)
 
 
 _MOST_TOKENS: Final = 64
@@ -242,14 +236,10 @@ class Written:
 
 
 class WrittenTokens:
-    """Keeps the lineage of each token until the token is used.
-
-    A consumer that reads page after page uses each token once. If a consumer uses a token a second
-    time, the library parses the token.
+    """Keeps the lineage of each token until it is used; a token that is used again is parsed.
 
     Attributes:
-        checks: True to compare each kept lineage with the content of its token; only tests set
-            this.
+        checks: True to compare each kept lineage with the content of its token; only tests set it.
     """
 
     checks: ClassVar[bool] = False

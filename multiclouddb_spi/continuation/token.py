@@ -119,10 +119,7 @@ def beyond_bounds(text: bytes) -> str | None:
 
 
 def _structure(text: bytes) -> bytes | None:
-    """Return only the brackets, commas and colons outside strings, with braces replaced by brackets.
-
-    Return None if the text contains too many strings.
-    """
+    """Return only the brackets, commas and colons outside strings, with braces replaced by brackets."""
     if b"\\" in text:
         text = text.replace(rb"\\", b"").replace(rb"\"", b"")
     marks = text.translate(_SQUARED, _CONTENT)
@@ -141,11 +138,7 @@ def _count(structure: bytes) -> int:
 
 
 def _is_deep(brackets: bytes) -> bool:
-    """Return whether the text is nested too deeply.
-
-    Each pass of the loop removes the innermost pairs of brackets. Unpaired brackets are never
-    removed.
-    """
+    """Return whether the text is nested too deeply."""
     for _ in range(MAX_LEVELS):
         if not brackets:
             return False

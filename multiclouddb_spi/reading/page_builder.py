@@ -25,7 +25,6 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.standings import Standings
 from multiclouddb_spi.continuation.state import (
     FeedOver,
     FeedState,
@@ -44,6 +43,7 @@ from multiclouddb_spi.fetching.turns import PollResult, Turn
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import FeedCache
 from multiclouddb_spi.reading.answers import Look
+from multiclouddb_spi.reading.watermark import Standings
 from multiclouddb_spi.scan.start import announced, lost
 from multiclouddb_spi.time_limits import Deadline
 

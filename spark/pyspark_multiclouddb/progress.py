@@ -40,8 +40,8 @@ from typing import TYPE_CHECKING, Any, Final
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_spi import Step
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.standings import Standings
 from multiclouddb_spi.continuation.token import ReadUntil, to_micros
+from multiclouddb_spi.reading.watermark import Standings
 from multiclouddb_spi.scan.contract import plan_id_of
 from pyspark_multiclouddb.errors import check_has
 

@@ -3,7 +3,7 @@
 import pytest
 
 from multiclouddb_conformance.explore.search import replay
-from multiclouddb_conformance.explore.world import Bounds, Kind
+from multiclouddb_conformance.explore.world import Bounds, Kind, Scope
 
 # Each line: what may happen, and the steps.
 KEPT = [
@@ -17,6 +17,8 @@ KEPT = [
     (Bounds(Kind.LATE), "split 0 hide | trim | read 0"),
     # A lost partition stayed for ever after what may follow it was read because of another loss.
     (Bounds(Kind.LATE), "trim | roll 0 | split 1 | roll 2 hide | read 0 | trim"),
+    # A feed of one partition was idle while a child of the lost partition was not read.
+    (Bounds(Kind.LATE, Scope.DESCENDANTS), "split 0 hide | roll 2 hide | trim | read 0"),
     # A token from before a loss was used again while the middle of a chain was hidden.
     (
         Bounds(Kind.LATE, crash=True, cut=True, empty=True),

@@ -37,11 +37,11 @@ DEFECTS = {
     "a lost end does not stay": (LATE, "base", "lost", "elif not len(self) or", "elif False and not"),
     "a lost end stays only if it is the last": (LATE, "base", "lost", " or (proved and not any(one in self for one in children))", ""),
     "a lost end stays although what follows is unclear": (LATE, "base", "lost", "(proved and not any", "(not any"),
-    "a cut begins nothing": (ALIVE, "base", "_cut", "self._add(begin, frozenset())", "pass"),
+    "a cut begins nothing": (ALIVE, "base", "_cut", "self._add(begin)", "pass"),
     "a cut moves a position back": (ALIVE, "base", "_cut", "attrs.evolve(seed, cursor=position)", "seed"),
     "a cut moves a position in silence": (ALIVE, "base", "_cut", "if order == -1:", "if False:"),
     "a cut keeps what it replaces": (ALIVE, "base", "_cut", "self._remove(each.partition_id)", "pass"),
-    "what follows a loss is listed later": (LATE, "descendants", "prove", "self._add(tops.seeds, tops.unread)", "[]"),
+    "what follows a loss is listed later": (LATE, "told", "prove", "self._add(tops.seeds, tops.unread)", "[]"),
     # found
     "nothing is found": (LATE, "base", "found", "self._add(tops.seeds, tops.unread)", "[]"),
     "a loss is told twice": (LATE, "base", "found", " and parent not in tops.read", ""),

@@ -42,7 +42,7 @@ def begins_beside_what_is_read(self, gone, heirs):
     losses = [Loss(name, each.cursor, tuple(heirs), everything=True) for name, each in gone.items()]
     for name in gone:
         self._remove(name)
-    self._add(heirs, ())
+    self._add(heirs)
     return losses
 
 

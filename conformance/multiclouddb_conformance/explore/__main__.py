@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from argparse import ArgumentParser
@@ -146,4 +147,5 @@ def _print(*lines: str) -> None:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)  # a lost position is a warning, and most histories lose one
     sys.exit(main())

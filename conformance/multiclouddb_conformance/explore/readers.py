@@ -155,7 +155,7 @@ class Answers(Reader):
         self, at: At, provider: Provider, feed: Feed, lineage: Lineage, follow: Follow, i: int, most: int
     ) -> Got:
         name = at.node.names[i]
-        if not lineage.reads(name):
+        if lineage.reading(name) is None:
             return Got()
         with closing(feed.open(name, lineage.cursor(name))) as reader:
             try:

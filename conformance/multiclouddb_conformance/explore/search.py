@@ -16,6 +16,7 @@ from multiclouddb_conformance.explore.world import (
     Scope,
     World,
     begin,
+    mark_of,
     settle,
     steps,
 )
@@ -68,7 +69,7 @@ def explore(bounds: Bounds, depth: int, *, seconds: float | None = None, most: i
     """Explore all histories of at most `depth` steps, the shortest first."""
     began = time.process_time()
     first = begin(bounds)
-    visited, good = {hash(first)}, set[int]()
+    visited, good = {mark_of(first)}, set[int]()
     level: list[tuple[World, _Way]] = [(first, None)]
     violations = list[Violation]()
     transitions = 0
@@ -81,7 +82,7 @@ def explore(bounds: Bounds, depth: int, *, seconds: float | None = None, most: i
             try:
                 for name, after in steps(world):
                     transitions += 1
-                    mark = hash(after)
+                    mark = mark_of(after)
                     if mark in visited:
                         continue
                     visited.add(mark)
@@ -173,6 +174,9 @@ GROUPS: Final[Mapping[str, Mapping[str, Any]]] = {
     "scan": {"scan": True, "released": True},
     "cut": {"cut": True, "crash": True},
     "empty": {"empty": True},
+    "told": {"told": True, "scope": Scope.DESCENDANTS},
+    "watched": {"watched": True},
+    "reduced": {"open": 2, "ahead": False, "symmetric": True},
 }
 """The bounds of each group; the steps of `base` belong to all of them."""
 

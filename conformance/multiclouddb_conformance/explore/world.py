@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
-from itertools import combinations
+from itertools import chain, combinations, permutations, product
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import attrs
@@ -35,6 +35,7 @@ __all__ = [
     "check_read",
     "delivered",
     "is_gone",
+    "mark_of",
     "moves",
     "settle",
     "steps",
@@ -72,7 +73,24 @@ class BrokenError(Exception):
 
 @attrs.frozen(eq=False)
 class Bounds:
-    """How far to explore, and with which steps."""
+    """How far to explore, and with which steps.
+
+    Attributes:
+        kind: The kind of the service.
+        scope: What is read.
+        open: The largest number of open partitions.
+        partitions: The largest number of partitions.
+        ahead: True if answers are fetched before they are delivered.
+        crash: True if the consumer keeps a token and goes on from it after a crash.
+        fails: True for `Fail()`: the feed ends at a loss. False for `SkipToOldest()`.
+        scan: True if the feed begins with the scan of a snapshot, and the stream waits for it.
+        released: True if the stream may be released before the scan ends.
+        cut: True if a page may end inside a partition.
+        empty: True if a partition may end without a record.
+        told: True if a late listing tells the parents of what is gone.
+        watched: True if the feed begins after the end of a partition that may have more children.
+        symmetric: True if histories that differ only in the numbers of the partitions are explored once.
+    """
 
     kind: Kind
     scope: Scope = Scope.ALL
@@ -85,6 +103,9 @@ class Bounds:
     released: bool = False
     cut: bool = False
     empty: bool = False
+    told: bool = False
+    watched: bool = False
+    symmetric: bool = False
 
 
 class Part(NamedTuple):
@@ -118,6 +139,51 @@ class World(NamedTuple):
     token: Consumer | None = None
 
 
+def mark_of(world: World) -> int:
+    """Return the same number for worlds that are to be explored once."""
+    return min(map(hash, _twins(world))) if world.bounds.symmetric else hash(world)
+
+
+def _twins(world: World) -> Iterator[World]:
+    """Yield the world under every numbering of the partitions that began together."""
+    alike = dict[tuple[tuple[int, ...], int], list[int]]()
+    for i, part in enumerate(world.parts):
+        alike.setdefault((part.parents, part.born), []).append(i)
+    for orders in product(*(permutations(group) for group in alike.values())):
+        to = dict(zip(chain(*alike.values()), chain(*orders), strict=True))
+        yield world if all(i == j for i, j in to.items()) else _renumbered(world, to)
+
+
+def _renumbered(world: World, to: Mapping[int, int]) -> World:
+    back = sorted(to, key=to.__getitem__)
+    names = {str(i): str(j) for i, j in to.items()}
+
+    def entry(each: AnyEntry) -> AnyEntry:
+        if isinstance(each, Plan):
+            return each
+        waits, children = (tuple(names.get(one, one) for one in ids) for ids in (each.waits, each.children))
+        return attrs.evolve(each, partition_id=names[each.partition_id], waits=waits, children=children)
+
+    def consumer(old: Consumer) -> Consumer:
+        entries = tuple(sorted(map(entry, old.entries), key=lambda each: each.partition_id))
+        got = tuple(old.got[i] for i in back if i < len(old.got))
+        gap, told = (frozenset(to[i] for i in ids) for ids in (old.gap, old.told))
+        return Consumer(entries, got, gap, told, old.over)
+
+    def part(i: int) -> Part:
+        old = world.parts[i]
+        return old._replace(parents=tuple(sorted(to[parent] for parent in old.parents)))
+
+    fetched = frozenset(
+        (to[i], position, end, closed, tuple(sorted(to[child] for child in named)))
+        for i, position, end, closed, named in world.fetched
+    )
+    token = None if world.token is None else consumer(world.token)
+    return world._replace(
+        parts=tuple(map(part, back)), consumer=consumer(world.consumer), fetched=fetched, token=token
+    )
+
+
 def _at(cursor: Cursor) -> int:
     assert isinstance(cursor, int)
     return cursor
@@ -130,7 +196,7 @@ class Rules:
         self.names_late = kind is Kind.LATE
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        return max(map(_at, cursors))
+        return min(map(_at, cursors))
 
     def compare(self, a: Cursor, b: Cursor) -> int:
         return (_at(a) > _at(b)) - (_at(a) < _at(b))
@@ -150,11 +216,21 @@ def begin(bounds: Bounds, roots: int = 2) -> World:
     parts = tuple(Part((), 0) for _ in range(roots))
     mine = range(roots) if bounds.scope is Scope.ALL else range(1)
     seeds = [Seed(str(i), (), 0) for i in mine]
+    got, now = (-1,) * roots, 1
+    if bounds.watched and bounds.kind is Kind.LATE:
+        n, now = len(parts), 2
+        parts = (*parts, Part((), 0, 1), Part((n,), 1))
+        seeds = [
+            *(attrs.evolve(seed, cursor=1) for seed in seeds),
+            Seed(str(n), (), 1, ended=True),
+            Seed(str(n + 1), (str(n),), 1),
+        ]
+        got = (*(1 for _ in range(roots + 1)), -1)
     lineage = Lineage.from_seeds(seeds, _RULES[bounds.kind], root=_root(bounds))
     if bounds.scan:
         lineage.begin_scan(attrs.evolve(_PLAN, holds=True))
-    consumer = Consumer(_entries(lineage), (-1,) * roots)
-    return World(bounds, parts, 1, 0, consumer, token=consumer if bounds.crash else None)
+    consumer = Consumer(_entries(lineage), got)
+    return World(bounds, parts, now, 0, consumer, token=consumer if bounds.crash else None)
 
 
 def steps(world: World) -> Iterator[tuple[str, World]]:
@@ -295,8 +371,8 @@ def _survey(world: World, asked: Mapping[str, Cursor]) -> Survey:
         )
     wanted = range(len(parts)) if world.bounds.scope is not Scope.KEY else _held_by_key(world)
     present = tuple(_present(world, i, asked) for i in wanted if i not in gone and parts[i].shown)
-    if kind is Kind.LISTED:
-        return Survey(present, {str(i): _parents(world, i) for i in gone})
+    if kind is Kind.LISTED or world.bounds.told:
+        return Survey(present, {str(i): _parents(world, i) for i in gone if parts[i].shown})
     unlisted = {parent for each in present for parent in each.parents} | set(asked)
     return Survey(present, {name: None for name in unlisted if int(name) in gone})
 
@@ -411,9 +487,16 @@ def _took(world: World, i: int, position: int, end: int, is_end: bool, children:
     lineage = _lineage(world)
     lineage.took(str(i), end)
     if is_end:
-        named = [Child(str(j), _parents(world, j), world.parts[j].born) for j in children]
+        named = [Child(str(j), _parents(world, j), _said(world, i, j)) for j in children]
         lineage.ended(str(i), named, complete=world.bounds.kind is not Kind.LATE)
     return _with(world, lineage, got=got)
+
+
+def _said(world: World, parent: int, child: int) -> int:
+    """Return where a child starts, as one of its parents says; only the first parent is right."""
+    part = world.parts[child]
+    is_wrong = parent != min(part.parents) and world.bounds.scope is Scope.ALL
+    return part.born + (is_wrong and part.born < world.now)
 
 
 def delivered(world: World, i: int, position: int, end: int) -> tuple[int, ...]:
@@ -451,7 +534,8 @@ def _lost(world: World, expired: Collection[str]) -> World:
     try:
         losses = lineage.lost(survey, expired)
     except NotProvableError:
-        if world.bounds.kind is Kind.LISTED:
+        bounds = world.bounds
+        if bounds.kind is Kind.LISTED or (bounds.kind is Kind.LATE and bounds.told and not _hides(world)):
             raise BrokenError("all parents are listed, and it says that an heir cannot be proved") from None
         return world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
     if not losses and world.bounds.scope is Scope.DESCENDANTS and _hides(world):
@@ -602,6 +686,25 @@ def check_settled(world: World) -> None:
     check_read(world)
 
 
+def check_idle(world: World) -> None:
+    """Check that a world that says that it is idle is so.
+
+    Raises:
+        BrokenError: Raised if something is left to read. A partition that is named late may be.
+    """
+    lineage, parts = _lineage(world), world.parts
+    if world.consumer.over:
+        return
+    active = lineage.active()
+    done = {each.partition_id for each in active if _at(each.cursor) == world.now}
+    if not lineage.is_quiet({name for name in done if parts[int(name)].closed is None}):
+        return
+    if world.bounds.kind is not Kind.LATE:
+        check_read(world)
+    elif not active and any(part.closed is None for part in parts):
+        raise BrokenError("idle, and reads nothing")
+
+
 def check_read(world: World) -> None:
     """Check that every record was delivered, or was removed with a notice."""
     for i, part in enumerate(world.parts):
@@ -618,7 +721,16 @@ def check_read(world: World) -> None:
 
 
 def settle(world: World, known: set[int]) -> None:
-    """Read on while the service is silent, and check that nothing is missing at the end."""
+    """Read on while the service is silent, and check that nothing is missing at the end.
+
+    Args:
+        world: Where to begin.
+        known: Hashes of worlds that end well; those on the way are added.
+
+    Raises:
+        BrokenError: Raised if a promise does not hold.
+    """
+    check_idle(world)
     way = list[int]()
     for _ in range(200):
         mark = hash(world)
