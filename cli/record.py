@@ -5,15 +5,16 @@ The script fills a small store, runs the commands as a user would, and writes th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
+from multiclouddb_conformance.command_process import CommandProcess
 from multiclouddb_embedded import EmbeddedStore
 
 _HEAD: Final = """# The command line at work
@@ -92,15 +93,14 @@ def _fill(path: Path) -> None:
 def _run(command: str, folder: Path) -> str:
     """Return the text that a terminal would show, with the exit code if it is not 0."""
     words = shlex.split(command.replace("/data/", f"{folder}/"))[1:]
-    ran = subprocess.run(
-        [sys.executable, "-m", "multiclouddb_cli", *words],
-        cwd=folder, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, "COLUMNS": "80"},
-    )  # fmt: skip
-    said = ran.stdout.rstrip().replace(str(folder), "/data")
+    with tempfile.TemporaryFile("a+", encoding="utf-8") as terminal, contextlib.chdir(folder):
+        ran = CommandProcess(words, terminal, terminal, {**os.environ, "COLUMNS": "80"})
+        status = ran.wait(60)
+        terminal.seek(0)
+        said = terminal.read().rstrip().replace(str(folder), "/data")
     lines = [f"$ {command}", *([said] if said else [])]
-    if ran.returncode:
-        lines.append(f"(exit code {ran.returncode})")
+    if status:
+        lines.append(f"(exit code {status})")
     return "\n".join(lines)
 
 

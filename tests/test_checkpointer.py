@@ -48,17 +48,22 @@ def conflict(call, *arguments, **options):
     assert caught.value.category == ErrorCategory.CONFLICT
 
 
-@pytest.mark.parametrize("failure", ["lost", "done"])
-def test_what_another_worker_saved_meanwhile_stays(store, failure):
-    store.save("w", "1", None)
-    mine, theirs = worker(store), worker(store)
+def failed_save(mine, store, failure):
+    """Save another token, with a failure before or after the data is stored."""
     store.failure = failure
     with pytest.raises(MulticloudDbError, match="no answer"):
         mine.done("2", at_once=True)
-    if failure == "lost":
-        theirs.done("3", at_once=True)
-    else:
-        store.save("w", "3", store.load("w").version)
+
+
+@pytest.mark.parametrize("failure", ["lost", "done"])
+@pytest.mark.parametrize("first", [None, "1"])
+def test_what_another_worker_saved_meanwhile_stays(store, first, failure):
+    if first:
+        store.save("w", first, None)
+    mine = worker(store)
+    failed_save(mine, store, failure)
+    found = store.load("w")
+    store.save("w", "3", found and found.version)
     for _ in range(2):
         conflict(mine.flush)
         conflict(mine.done, "4", at_once=True)
@@ -66,23 +71,9 @@ def test_what_another_worker_saved_meanwhile_stays(store, failure):
 
 
 @pytest.mark.parametrize("failure", ["lost", "done"])
-def test_also_where_there_was_none_before(store, failure):
-    mine = worker(store)
-    store.failure = failure
-    with pytest.raises(MulticloudDbError, match="no answer"):
-        mine.done("2", at_once=True)
-    found = store.load("w")
-    store.save("w", "3", found and found.version)
-    conflict(mine.flush)
-    assert store.load("w").token == "3"
-
-
-@pytest.mark.parametrize("failure", ["lost", "done"])
 def test_a_worker_alone_goes_on(store, failure):
     mine = worker(store)
-    store.failure = failure
-    with pytest.raises(MulticloudDbError, match="no answer"):
-        mine.done("2", at_once=True)
+    failed_save(mine, store, failure)
     mine.flush()
     mine.done("3", at_once=True)
     assert store.load("w").token == "3"

@@ -1,7 +1,6 @@
 """Tests `ClientConfig`: read from a URL or TOML, validated, pickled, and shown without secrets."""
 
 import pickle
-import stat
 
 import pytest
 
@@ -20,46 +19,30 @@ class TestFields:
         ("field", "value", "problem"),
         [
             ("provider", "", "is empty; name one of the installed providers"),
-            ("provider", None, "must be str, not NoneType"),
-            ("connection", "embedded:///x", "must be a mapping, not str; pass a dict"),
-            ("connection", [("url", "x")], "must be a mapping, not list"),
             ("max_buffered_bytes", 1000, "must be 65536 or more, got 1000; give at least 64 KiB"),
-            ("max_buffered_bytes", 1e9, "must be int, not float"),
             ("max_readers_per_partition", 0, "must be 1 or more, got 0; give at least 1"),
             ("max_concurrency", 0, "must be 1 or more, got 0; give at least 1"),
-            ("max_concurrency", "8", "must be int, not str"),
-            ("max_concurrency", True, "must be int, not bool"),
-            (
-                "headroom_warning_seconds",
-                -1,
-                "must be 0 or more, got -1; give a number of seconds; 0 turns the warning off",
-            ),
-            ("headroom_warning_seconds", None, "must be int or float, not NoneType"),
+            ("headroom_warning_seconds", -1, "must be 0 or more, got -1"),
         ],
     )
     def test_a_wrong_one_is_refused_by_name(self, field, value, problem):
         fields = {"provider": "embedded", field: value}
         assert f"ClientConfig.{field}: {problem}" in refused(ClientConfig, **fields)
 
-    def test_the_connection_is_a_copy(self):
+    def test_the_connection_is_a_copy_and_pickles(self):
         connection = {"url": "embedded:///x"}
-        config = ClientConfig("embedded", connection)
+        config = ClientConfig("embedded", connection, max_concurrency=3)
         connection["url"] = "embedded:///y"
         assert config.connection == {"url": "embedded:///x"}
-
-    def test_pickles(self):
-        config = ClientConfig("embedded", {"url": "embedded:///x"}, max_concurrency=3)
         assert pickle.loads(pickle.dumps(config)) == config
 
-    def test_shows_no_secret(self):
-        connection = {"password": "hunter2", "nested": {"key": "hunter2"}}
-        config = ClientConfig("mongo", {"url": "mongodb://user:hunter2@host/db", **connection})
+    @pytest.mark.parametrize("kind", [str, str.encode])
+    def test_shows_no_secret(self, kind):
+        url = kind("mongodb://user:hunter2@host/db")
+        connection = {"url": url, "password": "hunter2", "nested": {"key": "hunter2"}}
+        config = ClientConfig("mongo", connection)
         assert "hunter2" not in repr(config)
-        assert "host/db" in repr(config)
         assert "password" in repr(config)
-
-    def test_shows_no_secret_of_a_url_that_is_no_text(self):
-        assert "hunter2" not in repr(ClientConfig("mongo", {"url": b"mongodb://user:hunter2@host"}))
 
 
 class TestFromUrl:
@@ -83,10 +66,6 @@ class TestFromUrl:
     def test_anything_else_is_refused_with_an_example(self, url):
         message = refused(ClientConfig.from_url, url)
         assert "write PROVIDER://…, for example embedded:///data/store.db" in message
-
-    @pytest.mark.parametrize("url", ["//user:hunter2@host", "user:hunter2@host", "user:hunter2://host"])
-    def test_a_refusal_shows_no_secret(self, url):
-        assert "hunter2" not in refused(ClientConfig.from_url, url)
 
 
 @pytest.fixture
@@ -118,9 +97,6 @@ class TestFromToml:
         connection = {"url": "mongodb://host/db", "password": "hunter2", "tls": {"ca": "ca.pem"}}
         assert ClientConfig.from_toml(path) == ClientConfig("mongo", connection, 100_000, 4, 60)
         assert ClientConfig.from_toml(str(path)) == ClientConfig.from_toml(path)
-
-    def test_needs_no_connection(self, toml):
-        assert ClientConfig.from_toml(toml('provider = "embedded"')) == ClientConfig("embedded")
 
     @pytest.mark.parametrize(
         ("text", "problem"),
@@ -158,18 +134,12 @@ class TestFromToml:
     def test_a_wrong_value_names_the_field(self, toml, text, field):
         assert f"ClientConfig.{field}: must be" in refused(ClientConfig.from_toml, toml(text))
 
-    def test_a_missing_file_is_named(self, tmp_path):
-        message = refused(ClientConfig.from_toml, tmp_path / "none.toml")
-        assert "file none.toml: cannot be read" in message
-        assert "No such file" in message
-
-    def test_a_file_that_is_no_text_is_named(self, tmp_path):
+    def test_a_file_that_cannot_be_read_is_named(self, tmp_path):
         path = tmp_path / "client.toml"
+        unreadable = "file client.toml: cannot be read"
+        assert unreadable in refused(ClientConfig.from_toml, path)
         path.write_bytes(b"\xff\xfe")
-        assert "file client.toml: cannot be read" in refused(ClientConfig.from_toml, path)
-
-    def test_a_directory_is_named(self, tmp_path):
-        path = tmp_path / "client.toml"
+        assert unreadable in refused(ClientConfig.from_toml, path)
+        path.unlink()
         path.mkdir()
-        assert stat.S_ISDIR(path.stat().st_mode)
-        assert "file client.toml: cannot be read" in refused(ClientConfig.from_toml, path)
+        assert unreadable in refused(ClientConfig.from_toml, path)

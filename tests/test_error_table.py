@@ -38,21 +38,16 @@ def raised(text, depth):
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
-class TestConnection:
-    @pytest.mark.parametrize("text", REFUSED)
-    def test_a_refusal_of_tls_is_final(self, text, depth):
+def test_what_a_text_means_however_deep_it_is(depth):
+    for text in REFUSED:  # a refusal of TLS is final
         row = row_of_connection(raised(text, depth))
-        assert (row.category, row.retryable) == (ErrorCategory.AUTHENTICATION_FAILED, False)
-
-    @pytest.mark.parametrize("text", NAMELESS)
-    def test_a_host_without_an_address_is_tried_again_unless_the_client_is_new(self, text, depth):
+        assert (row.category, row.retryable) == (ErrorCategory.AUTHENTICATION_FAILED, False), text
+    for text in NAMELESS:  # a host without an address is tried again unless the client is new
         fault = row_of_connection(raised(text, depth)).fault("x")
-        assert fault.category == ErrorCategory.TRANSIENT_FAILURE
-        assert (fault.retryable, fault.unknown_host) == (True, True)
-
-    @pytest.mark.parametrize("text", PASSING)
-    def test_any_other_failure_may_pass(self, text, depth):
-        assert row_of_connection(raised(text, depth)) is None
+        assert fault.category == ErrorCategory.TRANSIENT_FAILURE, text
+        assert (fault.retryable, fault.unknown_host) == (True, True), text
+    for text in PASSING:
+        assert row_of_connection(raised(text, depth)) is None, text
 
 
 def test_a_circle_of_causes_ends():

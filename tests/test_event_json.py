@@ -7,68 +7,43 @@ from uuid import UUID
 
 import attrs
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from multiclouddb_api import (
-    BackfillDone,
-    ChangeEvent,
-    ChangeFeedPage,
-    ChangeType,
-    ChildPartition,
-    Dropped,
-    ErrorCategory,
-    FeedEnded,
-    Gap,
-    Invalidated,
-    MulticloudDbError,
-    MulticloudDbKey,
-    OperationDiagnostics,
-    PartitionFoundLate,
-    RecordSkipped,
-    Renamed,
-    ResourceAddress,
-    SnapshotOrder,
-    SnapshotProgress,
-    SnapshotStarted,
-    event_from_json,
-    event_to_json,
-    page_from_json,
-    page_to_json,
-)
+import multiclouddb_api as api
 
-EVENT = ChangeEvent(
+EVENT = api.ChangeEvent(
     event_id="e-1",
-    key=MulticloudDbKey({"customer": "c-1", "order": 7}),
-    type=ChangeType.UPDATE,
+    key=api.MulticloudDbKey({"customer": "c-1", "order": 7}),
+    type=api.ChangeType.UPDATE,
     timestamp=datetime(2026, 1, 31, 12, 0, 0, 500_000, UTC),
     new_item_state={"total": Decimal("1.50"), "$ref": 1},
     old_item_state=None,
     order_key="0001",
     by_expiry=False,
     backfilled=False,
-    address=ResourceAddress("shop", "orders"),
+    address=api.ResourceAddress("shop", "orders"),
     partition_id="embedded:1.2:p0",
 )
 NOTICES = (
-    Dropped("shop/orders"),
-    Renamed("orders", "orders2"),
-    Invalidated("gone"),
-    FeedEnded("gone"),
-    Gap("p", "5", "9"),
-    RecordSkipped("p", "7"),
-    PartitionFoundLate("p", "7"),
-    SnapshotStarted("9~", "s"),
-    BackfillDone("p"),
+    api.Dropped("shop/orders"),
+    api.Renamed("orders", "orders2"),
+    api.Invalidated("gone"),
+    api.FeedEnded("gone"),
+    api.Gap("p", "5", "9"),
+    api.RecordSkipped("p", "7"),
+    api.PartitionFoundLate("p", "7"),
+    api.SnapshotStarted("9~", "s"),
+    api.BackfillDone("p"),
 )
-PAGE = ChangeFeedPage(
+PAGE = api.ChangeFeedPage(
     events=(EVENT,),
     continuation_token="token",
     idle=False,
     partition_retired=True,
-    child_partitions=(ChildPartition("c", ("a", "b"), "child token"),),
+    child_partitions=(api.ChildPartition("c", ("a", "b"), "child token"),),
     notices=NOTICES,
-    diagnostics=OperationDiagnostics(
+    diagnostics=api.OperationDiagnostics(
         watermark=datetime(2026, 1, 31, tzinfo=UTC),
         read_until=datetime(2026, 1, 31, 1, tzinfo=UTC),
         read_until_estimated=True,
@@ -80,7 +55,7 @@ PAGE = ChangeFeedPage(
         retries=1,
         partition_errors={"$odd": "slow"},
         elapsed_seconds=0.25,
-        snapshot=SnapshotProgress(SnapshotOrder.ORDERED, 1, 4, 10, None),
+        snapshot=api.SnapshotProgress(api.SnapshotOrder.ORDERED, 1, 4, 10, None),
     ),
 )
 
@@ -108,36 +83,36 @@ documents = st.dictionaries(
     max_size=4,
 )
 keys = st.builds(
-    lambda components: MulticloudDbKey(components, len(components)),
+    lambda components: api.MulticloudDbKey(components, len(components)),
     st.dictionaries(st.text(min_size=1), leaves, min_size=1, max_size=3),
 )
 events = st.builds(
-    ChangeEvent,
+    api.ChangeEvent,
     event_id=st.text(),
     key=keys,
-    type=st.sampled_from(ChangeType),
+    type=st.sampled_from(api.ChangeType),
     timestamp=moments,
     new_item_state=st.none() | documents,
     old_item_state=st.none() | documents,
     order_key=st.text(),
     by_expiry=st.sampled_from([True, False, None]),
     backfilled=st.booleans(),
-    address=st.builds(ResourceAddress, st.none() | st.just("db"), st.none() | st.just("c")),
+    address=st.builds(api.ResourceAddress, st.none() | st.just("db"), st.none() | st.just("c")),
     partition_id=st.text(),
 )
 numbers = st.none() | st.floats(allow_nan=False)
 pages = st.builds(
-    ChangeFeedPage,
+    api.ChangeFeedPage,
     events=st.lists(events, max_size=2).map(tuple),
     continuation_token=st.text(),
     idle=st.booleans(),
     partition_retired=st.booleans(),
     child_partitions=st.lists(
-        st.builds(ChildPartition, st.text(), st.lists(st.text()).map(tuple), st.text()), max_size=2
+        st.builds(api.ChildPartition, st.text(), st.lists(st.text()).map(tuple), st.text()), max_size=2
     ).map(tuple),
     notices=st.lists(st.sampled_from(NOTICES)).map(tuple),
     diagnostics=st.builds(
-        OperationDiagnostics,
+        api.OperationDiagnostics,
         watermark=st.none() | moments,
         read_until=st.none() | moments,
         read_until_estimated=st.booleans(),
@@ -156,33 +131,30 @@ pages = st.builds(
 class TestRoundTrip:
     @given(events)
     def test_of_any_event_is_exact(self, event):
-        back = event_from_json(event_to_json(event))
+        back = api.event_from_json(api.event_to_json(event))
         assert back == event
         assert list(back.key.components) == list(event.key.components)
 
     @given(pages)
     def test_of_any_page_is_exact(self, page):
-        assert page_from_json(page_to_json(page)) == page
+        assert api.page_from_json(api.page_to_json(page)) == page
 
-    def test_takes_text_as_well_as_bytes(self):
-        assert event_from_json(event_to_json(EVENT).decode()) == EVENT
-        assert page_from_json(page_to_json(PAGE).decode()) == PAGE
-
-    def test_leaves_out_the_native_record(self):
+    def test_takes_text_and_leaves_out_the_native_record(self):
         event = attrs.evolve(EVENT, native=object())
-        assert event_from_json(event_to_json(event)).native is None
-        assert "native" not in json.loads(event_to_json(event))
+        assert api.event_from_json(api.event_to_json(event).decode()).native is None
+        assert "native" not in json.loads(api.event_to_json(event))
+        assert api.page_from_json(api.page_to_json(PAGE).decode()) == PAGE
 
     def test_survives_a_program_that_sorts_object_keys(self):
         """The order of key components matters, and JSON objects have no order."""
-        event = attrs.evolve(EVENT, key=MulticloudDbKey({"b": 1, "a": 2}))
-        text = json.dumps(json.loads(event_to_json(event)), sort_keys=True)
-        assert event_from_json(text).key.partition_key == {"b": 1}
+        event = attrs.evolve(EVENT, key=api.MulticloudDbKey({"b": 1, "a": 2}))
+        text = json.dumps(json.loads(api.event_to_json(event)), sort_keys=True)
+        assert api.event_from_json(text).key.partition_key == {"b": 1}
 
 
 class TestForm:
     def test_of_an_event(self):
-        assert json.loads(event_to_json(EVENT)) == {
+        assert json.loads(api.event_to_json(EVENT)) == {
             "event_id": "e-1",
             "key": {"components": [["customer", "c-1"], ["order", 7]], "partition_components": 1},
             "type": "UPDATE",
@@ -197,7 +169,7 @@ class TestForm:
         }
 
     def test_of_notices_and_diagnostics(self):
-        fields = json.loads(page_to_json(PAGE))
+        fields = json.loads(api.page_to_json(PAGE))
         assert fields["notices"][:2] == [
             {"type": "Dropped", "name": "shop/orders"},
             {"type": "Renamed", "name": "orders", "new_name": "orders2"},
@@ -205,25 +177,19 @@ class TestForm:
         assert fields["diagnostics"]["watermark"] == "2026-01-31T00:00:00Z"
         assert fields["child_partitions"][0]["parents"] == ["a", "b"]
 
-    def test_moments_of_another_offset_are_written_in_utc(self):
+    def test_moments_of_another_offset_are_utc(self):
         east = timezone(timedelta(hours=5, minutes=30))
         event = attrs.evolve(EVENT, timestamp=EVENT.timestamp.astimezone(east))
-        assert b'"2026-01-31T12:00:00.500000Z"' in event_to_json(event)
-
-    def test_moments_of_another_offset_are_read_as_utc(self):
-        text = event_to_json(EVENT).replace(b"T12:00:00.500000Z", b"T13:00:00.5+01:00")
-        assert event_from_json(text) == EVENT
+        assert b'"2026-01-31T12:00:00.500000Z"' in api.event_to_json(event)
+        text = api.event_to_json(EVENT).replace(b"T12:00:00.500000Z", b"T13:00:00.5+01:00")
+        assert api.event_from_json(text) == EVENT
 
 
 def refused(read, text):
-    with pytest.raises(MulticloudDbError) as caught:
+    with pytest.raises(api.MulticloudDbError) as caught:
         read(text)
-    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
     return caught.value.message
-
-
-def names(kind):
-    return [field.name for field in attrs.fields(kind)]
 
 
 def changed(write, value, path, new):
@@ -241,30 +207,22 @@ def changed(write, value, path, new):
 
 class TestRefusal:
     @pytest.mark.parametrize(
-        "name", [field.name for field in attrs.fields(ChangeEvent) if field.name != "native"]
+        ("read", "write", "value", "path", "kind"),
+        [
+            (api.event_from_json, api.event_to_json, EVENT, [], api.ChangeEvent),
+            (api.page_from_json, api.page_to_json, PAGE, [], api.ChangeFeedPage),
+            (api.page_from_json, api.page_to_json, PAGE, ["diagnostics"], api.OperationDiagnostics),
+        ],
+        ids=["event", "page", "diagnostics"],
     )
-    def test_of_a_missing_or_wrong_field_of_an_event_names_it(self, name):
-        assert f"event.{name}: is missing" in refused(
-            event_from_json, changed(event_to_json, EVENT, [name], ...)
-        )
-        assert f"event.{name}" in refused(event_from_json, changed(event_to_json, EVENT, [name], 5))
-        assert f"event.{name}" in refused(event_from_json, changed(event_to_json, EVENT, [name], [1]))
-
-    @pytest.mark.parametrize("name", names(ChangeFeedPage))
-    def test_of_a_missing_or_wrong_field_of_a_page_names_it(self, name):
-        assert f"page.{name}: is missing" in refused(page_from_json, changed(page_to_json, PAGE, [name], ...))
-        assert f"page.{name}" in refused(page_from_json, changed(page_to_json, PAGE, [name], 5))
-
-    @pytest.mark.parametrize("name", names(OperationDiagnostics))
-    def test_of_a_missing_or_wrong_measure_names_it(self, name):
-        path = ["diagnostics", name]
-        if name != "snapshot":  # pages from versions without snapshots do not contain this field
-            assert f"page.diagnostics.{name}: is missing" in refused(
-                page_from_json, changed(page_to_json, PAGE, path, ...)
-            )
-        assert f"page.diagnostics.{name}" in refused(
-            page_from_json, changed(page_to_json, PAGE, path, [True])
-        )
+    def test_of_a_missing_or_wrong_field_names_it(self, read, write, value, path, kind):
+        for name in attrs.fields_dict(kind).keys() - {"native"}:
+            place = ".".join(["event" if kind is api.ChangeEvent else "page", *path, name])
+            if name != "snapshot":  # pages from versions without snapshots do not contain this field
+                assert f"{place}: is missing" in refused(read, changed(write, value, [*path, name], ...))
+            wrong = [[True]] if path else [5] if kind is api.ChangeFeedPage else [5, [1]]
+            for each in wrong:
+                assert place in refused(read, changed(write, value, [*path, name], each))
 
     @pytest.mark.parametrize(
         ("path", "value", "message"),
@@ -293,7 +251,7 @@ class TestRefusal:
         ],
     )
     def test_of_a_damaged_event_names_the_field(self, path, value, message):
-        assert message in refused(event_from_json, changed(event_to_json, EVENT, path, value))
+        assert message in refused(api.event_from_json, changed(api.event_to_json, EVENT, path, value))
 
     @pytest.mark.parametrize(
         ("path", "value", "message"),
@@ -318,32 +276,31 @@ class TestRefusal:
         ],
     )
     def test_of_a_damaged_page_names_the_field(self, path, value, message):
-        assert message in refused(page_from_json, changed(page_to_json, PAGE, path, value))
-
-    @pytest.mark.parametrize("text", ["", "{", "[]", "null", "5", b"\xff", '{"$decimal": "1"}'])
-    def test_of_anything_else(self, text):
-        refused(event_from_json, text)
-        refused(page_from_json, text)
+        assert message in refused(api.page_from_json, changed(api.page_to_json, PAGE, path, value))
 
     @given(st.binary(max_size=40) | st.text(max_size=40))
-    def test_of_random_text(self, text):
-        refused(event_from_json, text)
-        refused(page_from_json, text)
+    @example("")
+    @example("{")
+    @example("[]")
+    @example("null")
+    @example(b"\xff")
+    @example('{"$decimal": "1"}')
+    def test_of_anything_else(self, text):
+        refused(api.event_from_json, text)
+        refused(api.page_from_json, text)
 
     @given(st.data())
     def test_or_a_page_of_any_changed_text(self, data):
-        text = bytearray(page_to_json(PAGE))
+        text = bytearray(api.page_to_json(PAGE))
         for _ in range(data.draw(st.integers(1, 3))):
             text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
         try:
-            page_from_json(bytes(text))
-        except MulticloudDbError as error:
-            assert error.category == ErrorCategory.INVALID_REQUEST  # noqa: PT017
+            api.page_from_json(bytes(text))
+        except api.MulticloudDbError as error:
+            assert error.category == api.ErrorCategory.INVALID_REQUEST  # noqa: PT017
 
-    def test_of_a_naive_moment_on_the_way_out(self):
+    def test_of_what_has_no_json_form(self):
         naive = attrs.evolve(EVENT, timestamp=EVENT.timestamp.replace(tzinfo=None))
-        assert "timestamp: is a naive datetime" in refused(event_to_json, naive)
-
-    def test_of_a_document_without_a_json_form(self):
-        event = attrs.evolve(EVENT, new_item_state={"at": UUID(int=1), "what": object()})
-        assert "builtins.object" in refused(event_to_json, event)
+        assert "timestamp: is a naive datetime" in refused(api.event_to_json, naive)
+        unknown = attrs.evolve(EVENT, new_item_state={"at": UUID(int=1), "what": object()})
+        assert "builtins.object" in refused(api.event_to_json, unknown)

@@ -14,38 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multiclouddb_api import (
-    AtTime,
-    Beginning,
-    ChangeEvent,
-    ChangeFeedIterator,
-    ChangeFeedPage,
-    ChangeFeedRequest,
-    ChangeType,
-    Checkpoint,
-    ChildPartition,
-    ErrorCategory,
-    ErrorDetail,
-    FeedEnded,
-    FileCheckpointStore,
-    FromContinuationToken,
-    Gap,
-    MulticloudDbError,
-    MulticloudDbKey,
-    Now,
-    OperationDiagnostics,
-    PhysicalPartition,
-    RecordSkipped,
-    ResourceAddress,
-)
+import multiclouddb_api as api
 from multiclouddb_api.iterator import IteratorSettings
 from multiclouddb_api.pacing import Timer
 from multiclouddb_conformance.waiting import assert_prompt, wait_until
 
-ADDRESS = ResourceAddress("shop", "orders")
+ADDRESS = api.ResourceAddress("shop", "orders")
 MOMENT = datetime(2026, 1, 31, 12, tzinfo=UTC)
-IDLE = ChangeFeedPage((), "", idle=True)
-GAP = ChangeFeedPage((), "", notices=(Gap("P", "1", "5"),))
+IDLE = api.ChangeFeedPage((), "", idle=True)
+GAP = api.ChangeFeedPage((), "", notices=(api.Gap("P", "1", "5"),))
 
 
 class FakeTimer(Timer):
@@ -79,28 +56,28 @@ class MemoryStore:
 
     def save(self, name, token, expected):
         if expected != (self.checkpoint and self.checkpoint.version):
-            raise error(ErrorCategory.CONFLICT)
+            raise error(api.ErrorCategory.CONFLICT)
         failure = self.failures.pop(0) if self.failures else None
         if failure != "lost":
-            self.checkpoint = Checkpoint(token, str(len(self.saved) + 1))
+            self.checkpoint = api.Checkpoint(token, str(len(self.saved) + 1))
             self.saved.append(token)
         if failure is not None:
-            raise error(ErrorCategory.PERMANENT_FAILURE)
+            raise error(api.ErrorCategory.PERMANENT_FAILURE)
         return self.checkpoint
 
 
 def error(category, **detail):
-    return MulticloudDbError("it failed", ErrorDetail(category, **detail))
+    return api.MulticloudDbError("it failed", api.ErrorDetail(category, **detail))
 
 
 def throttled(after=None):
-    return error(ErrorCategory.THROTTLED, retryable=True, retry_after_seconds=after)
+    return error(api.ErrorCategory.THROTTLED, retryable=True, retry_after_seconds=after)
 
 
 def event(partition, number):
-    return ChangeEvent(
-        f"{partition}{number}", MulticloudDbKey({"id": number}), ChangeType.UPDATE, MOMENT, None, None,
-        f"{number:04}", None, False, ADDRESS, partition,
+    return api.ChangeEvent(
+        f"{partition}{number}", api.MulticloudDbKey({"id": number}), api.ChangeType.UPDATE, MOMENT, None,
+        None, f"{number:04}", None, False, ADDRESS, partition,
     )  # fmt: skip
 
 
@@ -129,31 +106,30 @@ class Service:
         if self.faults and (fault := self.faults.pop(0)) is not None:
             raise fault
         start = request.start_position
-        token = start.token if isinstance(start, FromContinuationToken) else self.start
+        token = start.token if isinstance(start, api.FromContinuationToken) else self.start
         partition, _, index = token.partition("@")
-        if isinstance(request.scope, PhysicalPartition):
+        if isinstance(request.scope, api.PhysicalPartition):
             assert request.scope.partition_id == partition
         return self.page(partition, int(index))
 
     def page(self, partition, index):
         pages, token = self.partitions[partition], f"{partition}@{index + 1}"
-        diagnostics = OperationDiagnostics(partition_errors=dict(self.errors))
+        diagnostics = api.OperationDiagnostics(partition_errors=dict(self.errors))
         if index < len(pages):
-            if isinstance(pages[index], ChangeFeedPage):
+            if isinstance(pages[index], api.ChangeFeedPage):
                 return attrs.evolve(pages[index], continuation_token=token)
             before = sum(page for page in pages[:index] if isinstance(page, int))
             events = tuple(event(partition, before + number) for number in range(pages[index]))
-            return ChangeFeedPage(events, token, diagnostics=diagnostics)
+            return api.ChangeFeedPage(events, token, diagnostics=diagnostics)
         retired = partition in self.children
-        named = tuple(
-            ChildPartition(child, (partition,), f"{child}@0") for child in self.children.get(partition, ())
-        )
-        return ChangeFeedPage((), token, not retired and not self.errors, retired, named, (), diagnostics)
+        children = self.children.get(partition, ())
+        named = tuple(api.ChildPartition(child, (partition,), f"{child}@0") for child in children)
+        return api.ChangeFeedPage((), token, not retired and not self.errors, retired, named, (), diagnostics)
 
 
 def iterator(service, start=None, scope=None, **options):
-    request = ChangeFeedRequest(ADDRESS, start or Beginning(), **({"scope": scope} if scope else {}))
-    made = ChangeFeedIterator(service, request, **options)
+    request = api.ChangeFeedRequest(ADDRESS, start or api.Beginning(), **({"scope": scope} if scope else {}))
+    made = api.ChangeFeedIterator(service, request, **options)
     made._timer = service.timer = FakeTimer()
     return made
 
@@ -176,7 +152,7 @@ def whole_life(pages, **options):
 def failed(changes):
     """Return the events that came before the error of an iteration, and the error."""
     got = []
-    with pytest.raises(MulticloudDbError) as caught:
+    with pytest.raises(api.MulticloudDbError) as caught:
         got.extend(change.event_id for change in changes)
     return got, caught.value
 
@@ -197,8 +173,9 @@ class TestPagesAndEvents:
     def test_events_come_one_by_one_and_pages_whole(self):
         service = Service([2, 0, 3])
         assert whole_life(service) == ["P0", "P1", "P2", "P3", "P4"]
-        positions = [request.start_position for request in service.reads]
-        assert positions == [Beginning(), *(FromContinuationToken(f"P@{number}") for number in (1, 2, 3))]
+        first, *others = [request.start_position for request in service.reads]
+        assert first == api.Beginning()
+        assert others == [api.FromContinuationToken(f"P@{number}") for number in (1, 2, 3)]
         pages = list(iterator(Service([2, 0, 3]), until_idle=True).pages())
         assert [(len(page.events), page.idle) for page in pages] == [
             (2, False),
@@ -209,22 +186,22 @@ class TestPagesAndEvents:
 
     def test_the_request_and_the_settings_reach_the_call(self):
         service = Service([1])
-        request = ChangeFeedRequest(ADDRESS, AtTime(MOMENT), max_page_size=7)
-        changes = ChangeFeedIterator(service, request, until_idle=True, timeout_seconds=7, wait_seconds=3)
+        request = api.ChangeFeedRequest(ADDRESS, api.AtTime(MOMENT), max_page_size=7)
+        changes = api.ChangeFeedIterator(service, request, until_idle=True, timeout_seconds=7, wait_seconds=3)
         iter(changes)
         assert service.reads == []
         list(changes)
-        assert {attrs.evolve(read, start_position=AtTime(MOMENT)) for read in service.reads} == {request}
+        assert {attrs.evolve(read, start_position=api.AtTime(MOMENT)) for read in service.reads} == {request}
         assert (service.options[0].timeout_seconds, service.options[0].wait_seconds) == (7, 3)
 
     def test_a_feed_that_ended_ends_the_iteration_after_its_page(self):
-        ended = ChangeFeedPage((), "", notices=(FeedEnded("dropped"),))
+        ended = api.ChangeFeedPage((), "", notices=(api.FeedEnded("dropped"),))
         pages = list(iterator(Service([1, ended, 1])).pages())
-        assert [page.notices for page in pages] == [(), (FeedEnded("dropped"),)]
+        assert [page.notices for page in pages] == [(), (api.FeedEnded("dropped"),)]
         assert whole_life([1, GAP, 1]) == ["P0", "P1"]  # other notices do not end it
 
     def test_a_retired_partition_ends_the_iteration(self):
-        pages = list(iterator(Service([1], {"P": ["Q"]}), scope=PhysicalPartition("P")).pages())
+        pages = list(iterator(Service([1], {"P": ["Q"]}), scope=api.PhysicalPartition("P")).pages())
         assert pages[-1].partition_retired
         assert [child.partition_id for child in pages[-1].child_partitions] == ["Q"]
 
@@ -305,7 +282,7 @@ class TestStop:
     def run_stopped(self, act):
         """Iterate over an idle feed on the real clock; return the number of seconds from `act` to the end."""
         service, long = Service([]), {"idle_backoff_seconds": 60, "max_idle_backoff_seconds": 60}
-        changes = ChangeFeedIterator(service, ChangeFeedRequest(ADDRESS, Beginning()), **long)
+        changes = api.ChangeFeedIterator(service, api.ChangeFeedRequest(ADDRESS, api.Beginning()), **long)
         stopped = []
 
         def later():
@@ -412,9 +389,9 @@ class TestCheckpoint:
         assert found == saved
 
     def test_the_token_of_the_store_goes_before_that_of_the_request(self, store):
-        assert iterator(Service([1, 1]), FromContinuationToken("P@1")).continuation_token == "P@1"
-        store.checkpoint = Checkpoint("P@2", "1")
-        assert ids(stored([1, 1, 1], store, FromContinuationToken("P@1"), until_idle=True)) == ["P2"]
+        assert iterator(Service([1, 1]), api.FromContinuationToken("P@1")).continuation_token == "P@1"
+        store.checkpoint = api.Checkpoint("P@2", "1")
+        assert ids(stored([1, 1, 1], store, api.FromContinuationToken("P@1"), until_idle=True)) == ["P2"]
 
     def test_a_crash_or_a_break_in_the_body_delivers_the_page_again(self, store):
         service = Service([2, 2])
@@ -449,11 +426,11 @@ class TestCheckpoint:
 
     def test_a_position_that_did_not_move_is_not_saved_again(self, store):
         service = Service([])
-        service.page = lambda partition, index: ChangeFeedPage((), "P@0", idle=True)
+        service.page = lambda partition, index: api.ChangeFeedPage((), "P@0", idle=True)
         list(itertools.islice(stored(service, store).pages(), 5))
         assert store.saved == ["P@0"]
 
-    @pytest.mark.parametrize("make", [lambda folder: MemoryStore(), FileCheckpointStore])
+    @pytest.mark.parametrize("make", [lambda folder: MemoryStore(), api.FileCheckpointStore])
     def test_a_second_worker_gets_the_conflict_and_does_not_take_over(self, tmp_path, make):
         """A worker with a conflict does not continue, even if both workers wrote the same token."""
         store, service = make(tmp_path), Service([1, 1, 1, 1])
@@ -462,7 +439,7 @@ class TestCheckpoint:
         for each in (first, second, first):
             next(each)
         for again in (second, two):
-            assert failed(again)[1].category == ErrorCategory.CONFLICT
+            assert failed(again)[1].category == api.ErrorCategory.CONFLICT
         assert store.load("w").token == "P@1"
         assert next(first).event_id == "P2"
 
@@ -476,14 +453,14 @@ class TestCheckpoint:
 
     def test_a_start_at_now_is_stored_before_anything_is_delivered(self, store):
         service = Service([0, 1])
-        next(iter(stored(service, store, Now(), wait_seconds=20, checkpoint_interval_seconds=600)))
+        next(iter(stored(service, store, api.Now(), wait_seconds=20, checkpoint_interval_seconds=600)))
         assert store.saved == ["P@1"]
         assert [option.wait_seconds for option in service.options] == [0, 20]
 
     def test_events_of_the_first_page_at_now_come_again_after_an_exception(self):
         """Another read from `Now` would start after these events."""
         service = Service([1, 1])
-        changes = iterator(service, Now(), until_idle=True)
+        changes = iterator(service, api.Now(), until_idle=True)
         pages = changes.pages()
         next(pages)
         pages.close()
@@ -491,9 +468,9 @@ class TestCheckpoint:
         assert ids(changes) == ["P0", "P1"]
 
     def test_a_corrupt_checkpoint_is_refused_before_anything_is_read(self, tmp_path):
-        store, service = FileCheckpointStore(tmp_path), Service([1])
+        store, service = api.FileCheckpointStore(tmp_path), Service([1])
         store.path("w").write_text("{")
-        assert failed(stored(service, store))[1].category == ErrorCategory.INVALID_REQUEST
+        assert failed(stored(service, store))[1].category == api.ErrorCategory.INVALID_REQUEST
         assert service.reads == []
 
 
@@ -548,7 +525,7 @@ class TestOutage:
             ([throttled(), None, throttled(), None], 15.0, 20, True),  # a success gives the whole time again
             ([throttled() for _ in range(3)], 15.0, 20, False),  # the time counts from the first failure
             ([throttled()], 0.0, 0, False),
-            ([error(ErrorCategory.CHECKPOINT_EXPIRED)], 0.0, 20, False),
+            ([error(api.ErrorCategory.CHECKPOINT_EXPIRED)], 0.0, 20, False),
         ],
     )
     def test_how_long_it_may_last(self, faults, seconds, most, kept):
@@ -564,7 +541,8 @@ class TestOutage:
         assert ids(changes) == ["P0", "P1"]
 
     def test_after_an_error_the_iterator_goes_on_where_it_was(self):
-        changes = iterator(Service([2, 2], faults=[None, error(ErrorCategory.NOT_FOUND)]), until_idle=True)
+        faults = [None, error(api.ErrorCategory.NOT_FOUND)]
+        changes = iterator(Service([2, 2], faults=faults), until_idle=True)
         assert failed(changes)[0] == ["P0", "P1"]
         assert changes.continuation_token == "P@1"
         assert ids(changes) == ["P2", "P3"]
@@ -576,7 +554,7 @@ class TestOutage:
         got, raised = failed(changes)
         assert "shard-7" in raised.message
         assert "access denied" in raised.message
-        assert (raised.category, raised.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
+        assert (raised.category, raised.retryable) == (api.ErrorCategory.TRANSIENT_FAILURE, True)
         assert got == ["P0", "P1", "P2", "P3"]
         assert changes.continuation_token == "P@4"
 
@@ -610,9 +588,9 @@ class TestPoison:
         def reading(request, options=None):
             page = read(request, options)
             if page.continuation_token == "P@2":
-                raise error(ErrorCategory.PROVIDER_ERROR, skip_token=skip_token)
-            if request.start_position == FromContinuationToken("P@2"):
-                return attrs.evolve(page, notices=(RecordSkipped("P", "sequence 1"),))
+                raise error(api.ErrorCategory.PROVIDER_ERROR, skip_token=skip_token)
+            if request.start_position == api.FromContinuationToken("P@2"):
+                return attrs.evolve(page, notices=(api.RecordSkipped("P", "sequence 1"),))
             return page
 
         service.read_changes = reading
@@ -632,7 +610,7 @@ class TestPoison:
     def test_skip_goes_on_behind_the_record(self):
         pages = list(iterator(self.poisoned(), until_idle=True, on_poison="skip").pages())
         assert [change.event_id for page in pages for change in page.events] == ["P0", "P2"]
-        assert pages[1].notices == (RecordSkipped("P", "sequence 1"),)
+        assert pages[1].notices == (api.RecordSkipped("P", "sequence 1"),)
 
     def test_the_skipped_record_is_behind_the_checkpoint_only_when_its_notice_is_delivered(self, store):
         pages = stored(self.poisoned(), store, on_poison="skip").pages()
@@ -667,7 +645,7 @@ class TestLife:
         next(first)
         second = changes.pages()
         assert next(second).events[0].event_id == "P0"
-        with pytest.raises(MulticloudDbError, match="one loop"):
+        with pytest.raises(api.MulticloudDbError, match="one loop"):
             next(first)
         assert next(second).events[0].event_id == "P1"
 
@@ -692,18 +670,18 @@ class TestLife:
         ],
     )
     def test_a_wrong_setting_is_refused_by_name(self, options, message):
-        with pytest.raises(MulticloudDbError, match=f"ChangeFeedIterator.{message}") as caught:
+        with pytest.raises(api.MulticloudDbError, match=f"ChangeFeedIterator.{message}") as caught:
             iterator(Service([]), **options)
-        assert caught.value.category == ErrorCategory.INVALID_REQUEST
+        assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
 
     def test_a_wait_and_a_time_limit_may_be_a_millisecond(self):
         changes = iterator(Service([1]), idle_backoff_seconds=0.001, timeout_seconds=0.001, until_idle=True)
         assert ids(changes) == ["P0"]
 
     def test_every_setting_is_given_by_name_and_is_one_of_the_client(self):
-        with pytest.raises(MulticloudDbError, match=r"ChangeFeedIterator\.request"):
-            ChangeFeedIterator(Service([]), "orders")
-        client, request, *others = inspect.signature(ChangeFeedIterator).parameters.values()
+        with pytest.raises(api.MulticloudDbError, match=r"ChangeFeedIterator\.request"):
+            api.ChangeFeedIterator(Service([]), "orders")
+        client, request, *others = inspect.signature(api.ChangeFeedIterator).parameters.values()
         assert (client.name, request.name) == ("client", "request")
         assert {each.kind for each in others} == {inspect.Parameter.KEYWORD_ONLY}
         assert {each.name for each in others} == set(IteratorSettings.__annotations__)
@@ -723,11 +701,11 @@ def test_nothing_is_skipped_and_order_is_kept_whatever_crashes(sizes, data):
             changes = stored(service, store, until_idle=True)
         left = data.draw(st.integers(0, 12), label="steps")
         at = data.draw(st.sampled_from(["event", "page", "read", "save", "saved"]), label="crash at")
-        service.faults = [None] * left + [error(ErrorCategory.PERMANENT_FAILURE)] if at == "read" else []
+        service.faults = [None] * left + [error(api.ErrorCategory.PERMANENT_FAILURE)] if at == "read" else []
         store.failures = [None] * left + ["lost" if at == "save" else "done"] if at.startswith("save") else []
         try:
             run(changes, delivered, left if at in ("event", "page") else None, by_event=at == "event")
-        except (CrashError, MulticloudDbError):
+        except (CrashError, api.MulticloudDbError):
             continue
         break
     service.faults, store.failures = [], []

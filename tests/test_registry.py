@@ -43,25 +43,17 @@ def test_installed_providers_are_listed_once_and_sorted_without_loading_any(offe
     assert installed_providers() == ("embedded", "mongo")
 
 
-def test_a_provider_is_what_its_entry_point_names(offer):
-    offer(point("embedded", "sys:path"))
-    assert registry.load_plugin("embedded") is sys.path
-
-
-def test_an_unknown_provider_is_met_with_a_suggestion(offer):
-    offer(point("embedded"))
-    assert "'embeded' is not known; did you mean 'embedded'?" in refused("embeded").message
-
-
-def test_a_provider_of_somebody_else_is_suggested_too(offer):
-    offer(point("cassandra"))
-    assert "did you mean 'cassandra'?" in refused("casandra").message
-
-
-def test_an_unknown_provider_like_no_other_is_met_with_the_list(offer):
-    offer(point("cassandra"))
-    message = refused("xyz").message
-    assert "known are: cassandra, cosmos, dynamo, embedded, mongo, spanner" in message
+@pytest.mark.parametrize(
+    ("installed", "asked", "message"),
+    [
+        ("embedded", "embeded", "'embeded' is not known; did you mean 'embedded'?"),
+        ("cassandra", "casandra", "did you mean 'cassandra'?"),
+        ("cassandra", "xyz", "known are: cassandra, cosmos, dynamo, embedded, mongo, spanner"),
+    ],
+)
+def test_an_unknown_provider_is_met_with_a_suggestion(offer, installed, asked, message):
+    offer(point(installed))
+    assert message in refused(asked).message
 
 
 @pytest.mark.parametrize("provider_id", ["embedded", "dynamo", "spanner", "mongo", "cosmos"])

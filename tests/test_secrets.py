@@ -27,89 +27,71 @@ def check(call, *arguments, **options):
     return error
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        f"me:{SECRET}://localhost",
-        f"nosuch://me:{SECRET}@localhost",
-        f"mongo://me:{SECRET}@localhost",
-        f"embedded://me:{SECRET}@/store.db",
-        f"embedded://me:{SECRET}@host/store.db",
-        f"embedded://me:{SECRET}@[/store.db",
-        f"embedded:///nowhere/store.db?password={SECRET}",
-        f"embedded:///nowhere/store.db#{SECRET}",
-        f"dynamo://me:{SECRET}@eu-west-1",
-        f"dynamo://eu-west-1?secret={SECRET}",
-        f"dynamo://eu-west-1?endpoint_url=http://me:{SECRET}@localhost:8000",
-        f"mongodb://me:{SECRET}@more@localhost",
-        f"mongodb://me:{SECRET}/more@localhost",
-        f"{MONGO}?nosuch=1",
-        f"{MONGO}?retryReads=maybe",
-        f"{MONGO}?tls=true&tls=true",
-        f"{MONGO}?authMechanism=MONGODB-X509&authSource=shop",
-        f"{MONGO}?loadBalanced=true&replicaSet=rs",
-        f"mongodb+srv://me:{SECRET}@localhost:27017/shop",
-    ],
-)
-def test_a_url_that_is_refused(url):
-    check(connect, url)
+URLS = [
+    f"me:{SECRET}://localhost",
+    f"nosuch://me:{SECRET}@localhost",
+    f"mongo://me:{SECRET}@localhost",
+    f"embedded://me:{SECRET}@/store.db",
+    f"embedded://me:{SECRET}@host/store.db",
+    f"embedded://me:{SECRET}@[/store.db",
+    f"embedded:///nowhere/store.db?password={SECRET}",
+    f"embedded:///nowhere/store.db#{SECRET}",
+    f"dynamo://me:{SECRET}@eu-west-1",
+    f"dynamo://eu-west-1?secret={SECRET}",
+    f"dynamo://eu-west-1?endpoint_url=http://me:{SECRET}@localhost:8000",
+    f"mongodb://me:{SECRET}@more@localhost",
+    f"mongodb://me:{SECRET}/more@localhost",
+    f"{MONGO}?nosuch=1",
+    f"{MONGO}?retryReads=maybe",
+    f"{MONGO}?tls=true&tls=true",
+    f"{MONGO}?authMechanism=MONGODB-X509&authSource=shop",
+    f"{MONGO}?loadBalanced=true&replicaSet=rs",
+    f"mongodb+srv://me:{SECRET}@localhost:27017/shop",
+]
+CONNECTIONS = [
+    ("embedded", {"password": SECRET}),
+    ("embedded", {"url": f"embedded://me:{SECRET}@/x.db"}),
+    ("dynamo", {"aws_secret_access_key": SECRET}),
+    ("dynamo", {"region": 5, "endpoint_url": f"http://me:{SECRET}@localhost"}),
+    ("mongo", {"url": "mongodb://localhost", "password": SECRET}),
+    ("mongo", {"url": MONGO, "password": SECRET}),
+    ("mongo", {"url": "mongodb://localhost", "username": "me", "password": SECRET, "nosuch": 1}),
+    ("mongo", {"url": "mongodb://localhost?authMechanism=MONGODB-X509", "password": SECRET}),
+    ("nosuch", {"password": SECRET}),
+]
+WRONG_CONFIGS = [
+    ("", {"url": MONGO}, {}),
+    ("mongo", {"url": MONGO, "password": SECRET}, {"max_concurrency": 0}),
+    ("mongo", MONGO, {}),
+]
+FILES = [
+    f'provider = "mongo"\n[connection]\npassword = "{SECRET}" x',
+    f'provider = "mongo"\nnosuch = 1\n[connection]\npassword = "{SECRET}"',
+    f'[connection]\npassword = "{SECRET}"',
+    f'provider = "mongo"\nconnection = "{MONGO}"',
+    f'provider = ""\n[connection]\nurl = "{MONGO}"',
+    f'provider = "mongo"\nmax_concurrency = 0\n[connection]\nurl = "{MONGO}"',
+    f'provider = "mongo"\n[connection]\nurl = "{MONGO}"\nusername = {{ env = "NOT_SET_ANYWHERE" }}',
+    f'provider = "mongo"\n[connection]\nurl = "{MONGO}"\npassword = "{SECRET}"',
+    f'provider = "dynamo"\n[connection]\nsecret = "{SECRET}"',
+]
 
 
-@pytest.mark.parametrize(
-    ("provider", "connection"),
-    [
-        ("embedded", {"password": SECRET}),
-        ("embedded", {"url": f"embedded://me:{SECRET}@/x.db"}),
-        ("dynamo", {"aws_secret_access_key": SECRET}),
-        ("dynamo", {"region": 5, "endpoint_url": f"http://me:{SECRET}@localhost"}),
-        ("mongo", {"url": "mongodb://localhost", "password": SECRET}),
-        ("mongo", {"url": MONGO, "password": SECRET}),
-        ("mongo", {"url": "mongodb://localhost", "username": "me", "password": SECRET, "nosuch": 1}),
-        ("mongo", {"url": "mongodb://localhost?authMechanism=MONGODB-X509", "password": SECRET}),
-        ("nosuch", {"password": SECRET}),
-    ],
-)
-def test_a_configuration_that_is_refused(provider, connection):
-    check(connect, ClientConfig(provider, connection))
+def test_a_url_a_configuration_or_a_file_that_is_refused(tmp_path):
+    for url in URLS:
+        check(connect, url)
+    for provider, connection in CONNECTIONS:
+        check(connect, ClientConfig(provider, connection))
+    for provider, connection, bounds in WRONG_CONFIGS:
+        check(ClientConfig, provider, connection, **bounds)
+    for text in FILES:
+        (tmp_path / "client.toml").write_text(text)
+        check(connect, tmp_path / "client.toml")
 
 
-@pytest.mark.parametrize(
-    ("provider", "connection", "bounds"),
-    [
-        ("", {"url": MONGO}, {}),
-        ("mongo", {"url": MONGO, "password": SECRET}, {"max_concurrency": 0}),
-        ("mongo", MONGO, {}),
-    ],
-)
-def test_a_configuration_that_cannot_be_made(provider, connection, bounds):
-    check(ClientConfig, provider, connection, **bounds)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f'provider = "mongo"\n[connection]\npassword = "{SECRET}" x',
-        f'provider = "mongo"\nnosuch = 1\n[connection]\npassword = "{SECRET}"',
-        f'[connection]\npassword = "{SECRET}"',
-        f'provider = "mongo"\nconnection = "{MONGO}"',
-        f'provider = ""\n[connection]\nurl = "{MONGO}"',
-        f'provider = "mongo"\nmax_concurrency = 0\n[connection]\nurl = "{MONGO}"',
-        f'provider = "mongo"\n[connection]\nurl = "{MONGO}"\nusername = {{ env = "NOT_SET_ANYWHERE" }}',
-        f'provider = "mongo"\n[connection]\nurl = "{MONGO}"\npassword = "{SECRET}"',
-        f'provider = "dynamo"\n[connection]\nsecret = "{SECRET}"',
-    ],
-)
-def test_a_file_that_is_refused(tmp_path, text):
-    (tmp_path / "client.toml").write_text(text)
-    check(connect, tmp_path / "client.toml")
-
-
-@pytest.mark.parametrize("source", [5, SECRET, f"{SECRET}.txt"])
-def test_a_source_that_is_none(source):
-    check(connect, source)
-
-
-def test_a_native_client_that_is_refused():
+def test_a_source_or_a_native_client_that_is_refused():
+    for source in (5, SECRET, f"{SECRET}.txt"):
+        check(connect, source)
     for url in (MONGO, "dynamo://eu-west-1", "embedded:///tmp/x.db"):
         check(connect, url, native_client=SecretText(SECRET))
 

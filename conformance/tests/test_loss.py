@@ -8,22 +8,7 @@ from datetime import timedelta
 import attrs
 import pytest
 
-from multiclouddb_api import (
-    AtTime,
-    Beginning,
-    ChangeFeedPage,
-    ChangeFeedRequest,
-    ClientConfig,
-    ErrorCategory,
-    ErrorDetail,
-    FromContinuationToken,
-    MulticloudDbError,
-    MulticloudDbKey,
-    Now,
-    OperationDiagnostics,
-    OperationOptions,
-    ResourceAddress,
-)
+import multiclouddb_api as api
 from multiclouddb_conformance.loss import (
     Act,
     Change,
@@ -45,8 +30,8 @@ from multiclouddb_conformance.simulation import Listing, ServiceBehaviour, Simul
 from multiclouddb_conformance.simulation.batch import to_event
 from multiclouddb_spi import Engine, FeedSpec, InlineExecutor
 
-ADDRESS = ResourceAddress("sim", "items")
-REQUEST = ChangeFeedRequest(ADDRESS, Beginning())
+ADDRESS = api.ResourceAddress("sim", "items")
+REQUEST = api.ChangeFeedRequest(ADDRESS, api.Beginning())
 EACH_STEP, LATE = "killed after each step", "resumed at the end from each token"
 
 
@@ -86,22 +71,22 @@ class ToyClient:
 
     def position(self, start):
         match start:
-            case FromContinuationToken(token):
+            case api.FromContinuationToken(token):
                 return int(token)
-            case Now():
+            case api.Now():
                 return len(self.sim.history)
-            case AtTime(moment):
+            case api.AtTime(moment):
                 return sum(written.timestamp < moment for written in self.sim.history)
             case _:
                 return 0
 
     def page(self, start, stop):
         mark = self.sim.commit_time(self.sim.history[stop - 1].commit if stop else 0)
-        return ChangeFeedPage(
+        return api.ChangeFeedPage(
             tuple(self.event(written) for written in self.sim.history[start:stop]),
             str(stop),
             idle=stop == len(self.sim.history),
-            diagnostics=OperationDiagnostics(watermark=mark),
+            diagnostics=api.OperationDiagnostics(watermark=mark),
         )
 
     def event(self, written):
@@ -136,7 +121,7 @@ def failing(category, *, retryable=False, when=lambda client, request: True):
         def read_changes(self, request, options=None):
             page = super().read_changes(request, options)
             if when(self, request):
-                raise MulticloudDbError("it failed", ErrorDetail(category, retryable=retryable))
+                raise api.MulticloudDbError("it failed", api.ErrorDetail(category, retryable=retryable))
             return page
 
     return Failing
@@ -205,7 +190,7 @@ class TestARightClient:
         assert len(clients) > len(report.runs)
 
     def test_lives_through_failures(self):
-        flaky = failing(ErrorCategory.THROTTLED, retryable=True, when=lambda client, _: client.reads % 3)
+        flaky = failing(api.ErrorCategory.THROTTLED, retryable=True, when=lambda client, _: client.reads % 3)
         report = oracle(flaky).run(max_kills=20)
         report.assert_all_kept()
         assert any("failed: [THROTTLED]" in run.name for run in report.runs)
@@ -221,12 +206,12 @@ class TestARightClient:
 
 
 def behind_two(world):
-    return ChangeFeedRequest(ADDRESS, AtTime(world.sim.now + timedelta(microseconds=1)))
+    return api.ChangeFeedRequest(ADDRESS, api.AtTime(world.sim.now + timedelta(microseconds=1)))
 
 
 class TestStarts:
     LIFE = (write("a", 1, 2), Read(), write("a", 3), Read(), write("b", 4))
-    NOW = ChangeFeedRequest(ADDRESS, Now())
+    NOW = api.ChangeFeedRequest(ADDRESS, api.Now())
 
     @pytest.mark.parametrize(("request_", "before"), [(NOW, None), (behind_two, 2)], ids=["now", "a time"])
     def test_only_what_comes_behind_the_start_is_needed(self, request_, before):
@@ -236,7 +221,7 @@ class TestStarts:
 
     def test_a_now_that_is_not_durable_is_caught(self):
         def position(self, start):
-            if start == FromContinuationToken("now"):
+            if start == api.FromContinuationToken("now"):
                 return len(self.sim.history)
             return ToyClient.position(self, start)
 
@@ -250,7 +235,7 @@ class TestStarts:
     def test_a_now_that_goes_back_is_caught(self):
         class Early(ToyClient):
             def position(self, start):
-                return max(0, super().position(start) - isinstance(start, Now))
+                return max(0, super().position(start) - isinstance(start, api.Now))
 
         report = oracle(Early, life=self.LIFE, request=self.NOW).run()
         report.assert_nothing_lost()
@@ -259,14 +244,14 @@ class TestStarts:
 
     def test_a_time_needs_to_know_what_came_before(self):
         with pytest.raises(ValueError, match="written_before"):
-            oracle(life=self.LIFE, request=ChangeFeedRequest(ADDRESS, AtTime(Simulation().now))).run()
+            oracle(life=self.LIFE, request=api.ChangeFeedRequest(ADDRESS, api.AtTime(Simulation().now))).run()
 
 
 class TestWrongApplications:
     def test_storing_the_token_before_the_events_are_done_is_caught(self):
         def consume(client, request, token):
             while True:
-                start = Beginning() if token is None else FromContinuationToken(token)
+                start = api.Beginning() if token is None else api.FromContinuationToken(token)
                 page = client.read_changes(attrs.evolve(request, start_position=start))
                 token = page.continuation_token
                 yield Received(page)
@@ -311,14 +296,14 @@ class Ahead(ToyClient):
             self.fetched += len(self.buffer)
         written, self.buffer = self.buffer[:2], self.buffer[2:]
         idle = not self.buffer and self.fetched == len(self.sim.history)
-        return ChangeFeedPage(tuple(map(self.event, written)), str(self.fetched), idle=idle)
+        return api.ChangeFeedPage(tuple(map(self.event, written)), str(self.fetched), idle=idle)
 
 
 class SkipsAfterResume(ToyClient):
     """A client whose first read starts one event too late."""
 
     def position(self, start):
-        late = self.reads == 1 and isinstance(start, FromContinuationToken)
+        late = self.reads == 1 and isinstance(start, api.FromContinuationToken)
         return min(super().position(start) + late, len(self.sim.history))
 
 
@@ -335,7 +320,7 @@ class ChildFirst(ToyClient):
         start = self.position(request.start_position)
         stop = min(start + 3, len(self.history))
         events = tuple(map(self.event, self.history[start:stop]))
-        return ChangeFeedPage(events, str(stop), idle=stop == len(self.history))
+        return api.ChangeFeedPage(events, str(stop), idle=stop == len(self.history))
 
 
 def drop_last(client, page):
@@ -359,7 +344,7 @@ def reverse(_, page):
 
 
 def make_up(_, page):
-    key = MulticloudDbKey({"id": "?"})
+    key = api.MulticloudDbKey({"id": "?"})
     made_up = tuple(attrs.evolve(event, event_id="?", key=key) for event in page.events[:1])
     return attrs.evolve(page, events=page.events + made_up)
 
@@ -371,7 +356,7 @@ def rename(_, page, names=itertools.count()):  # noqa: B008 - counted over all c
 
 def set_watermark_back(client, page):
     mark = client.sim.now - timedelta(seconds=client.reads)
-    return attrs.evolve(page, diagnostics=OperationDiagnostics(watermark=mark))
+    return attrs.evolve(page, diagnostics=api.OperationDiagnostics(watermark=mark))
 
 
 class TestWrongClients:
@@ -430,11 +415,11 @@ class TestWrongClients:
         ("client", "limit", "message"),
         [
             (broken(never_idle), {"max_pages": 50}, "failed: not idle after 51 pages"),
-            (failing(ErrorCategory.TRANSIENT_FAILURE, retryable=True), {"max_failures": 5}, "it failed"),
+            (failing(api.ErrorCategory.TRANSIENT_FAILURE, retryable=True), {"max_failures": 5}, "it failed"),
             (
                 failing(
-                    ErrorCategory.INVALID_REQUEST,
-                    when=lambda _, request: isinstance(request.start_position, FromContinuationToken),
+                    api.ErrorCategory.INVALID_REQUEST,
+                    when=lambda _, request: isinstance(request.start_position, api.FromContinuationToken),
                 ),
                 {},
                 "it failed",
@@ -453,8 +438,8 @@ class TestWrongClients:
 
 class TestTruth:
     def test_keys_may_be_values_or_keys(self):
-        assert Change("a", 1) == Change(MulticloudDbKey({"_id": "a"}), 1)
-        both = MulticloudDbKey({"tenant": 1, "id": 2})
+        assert Change("a", 1) == Change(api.MulticloudDbKey({"_id": "a"}), 1)
+        both = api.MulticloudDbKey({"tenant": 1, "id": 2})
         assert Change(both, 1).key == both
 
     def test_deletes_are_told_apart_by_their_place(self):
@@ -477,7 +462,7 @@ class TestTruth:
         def client(world):
             plugin = SimulationPlugin()
             plugin.sims.append(world.sim)
-            return open_client(plugin, ClientConfig("simulation"))
+            return open_client(plugin, api.ClientConfig("simulation"))
 
         split = Act("split", lambda world: world.split())
         life = [step for number in range(24) for step in (write("a", number, 100 + number), split)]
@@ -530,11 +515,11 @@ class EngineClient:
 
     def __init__(self, world):
         self.provider = SimulationProvider(world.sim, page_records=20)
-        config = ClientConfig("simulation", max_buffered_bytes=65536)
+        config = api.ClientConfig("simulation", max_buffered_bytes=65536)
         self.engine = Engine(self.provider, config, executor=InlineExecutor(), pause=lambda _: None)
 
     def read_changes(self, request, options=None):
-        return self.engine.read_changes(request, options or OperationOptions())
+        return self.engine.read_changes(request, options or api.OperationOptions())
 
     def close(self):
         self.engine.close()

@@ -8,12 +8,10 @@ import pytest
 from multiclouddb_api import (
     Beginning,
     ErrorCategory,
-    Now,
 )
 from multiclouddb_conformance.simulation import (
     CancelledError,
     ConnectionDroppedError,
-    CorruptError,
     IteratorExpiredError,
     Listing,
     ServerError,
@@ -229,14 +227,6 @@ class TestTroubles:
             fetch(reader)
         assert ids(fetch(feed.open("p0", batch.cursor_after(2)))) == ["3.0", "4.0"]
 
-    def test_a_slow_answer_comes_or_is_too_late(self, sim):
-        sim.behaviour = ServiceBehaviour(slow=1.0, latency=0.001)
-        fill(sim, 2)
-        assert len(fetch(opened(sim).open("p0", 0))) == 2
-        sim.behaviour = ServiceBehaviour(slow=1.0, latency=60)
-        with pytest.raises(SimulationError, match="60 s"):
-            opened(sim).open("p0", 0).fetch(1, 1, 0, Deadline.after(0.001))
-
     def test_redelivery_repeats_earlier_records_within_the_bound(self, sim):
         sim.behaviour = ServiceBehaviour(redeliver=3, seed=5)
         fill(sim, 9)
@@ -253,25 +243,6 @@ class TestTroubles:
                 assert len(fetch(feed.open("p0", cursor), most=most)) <= most
         assert max(again) in (2, 3)
         assert len(again) > 1
-
-    def test_short_batches_and_page_limits(self, sim):
-        fill(sim, 40)
-        sim.behaviour = ServiceBehaviour(short_batch=1.0)
-        sizes = [len(batch) for batch in drain(opened(sim), "p0", 0, most=10)[1]]
-        assert sum(sizes) == 40
-        assert len(set(sizes)) > 3
-        sim.behaviour = ServiceBehaviour(page_limit=7)
-        assert len(fetch(opened(sim).open("p0", 0))) == 7
-
-    def test_calls_on_the_feed_fail_too(self, sim):
-        sim.behaviour = ServiceBehaviour(control=1.0, faults_in_row=1)
-        feed = SimulationProvider(sim)
-        with pytest.raises(ServerError):
-            feed.open_feed(FeedSpec(sim.address), SOON)
-        feed = feed.open_feed(FeedSpec(sim.address), SOON)
-        with pytest.raises(ServerError):
-            feed.start(Now(), None, SOON)
-        assert len(feed.start(Now(), None, SOON)) == 1
 
     def test_a_course_is_fixed_by_its_seed_whatever_the_order_of_partitions(self):
         def course(seed, names):
@@ -322,22 +293,6 @@ class TestScript:
                 fetch(feed.open("p1", 0))
             assert caught.value.fault is fault
         fetch(feed.open("p1", 0))
-
-    @pytest.mark.parametrize(
-        ("operation", "call"),
-        [
-            ("start", lambda feed: feed.start(Now(), None, SOON)),
-            ("survey", lambda feed: feed.survey({}, SOON)),
-            ("heads", lambda feed: feed.heads({"p0": 0}, None, SOON)),
-            ("clock", lambda feed: feed.clock(SOON)),
-        ],
-    )
-    def test_calls_on_the_feed(self, sim, operation, call):
-        feed = opened(sim)
-        sim.fail_next(None, CorruptError("broken"), operation=operation)
-        with pytest.raises(CorruptError):
-            call(feed)
-        call(feed)
 
     def test_a_held_fetch_goes_on_when_released(self, sim):
         fill(sim, 2)

@@ -134,7 +134,3 @@ def environment(wheels, requirement, folder):
             program.write_text(PROGRAM.format(python=folder / "bin/python", module=module, function=function))
             program.chmod(0o755)
     return folder / "bin"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(f"{environment(Wheels(Path(sys.argv[1])), sys.argv[2], Path(sys.argv[3]))}\n")

@@ -1,11 +1,14 @@
 """Provides the programs, commands and tables of a how-to page, and its servers, for tests."""
 
+import atexit
 import functools
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
@@ -13,6 +16,86 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = re.compile(r'^```python title="(?P<name>[^"]+)"\n(?P<code>.*?)^```$', re.DOTALL | re.MULTILINE)
+IMPORT = re.compile(r"^(?:from|import) ((?:multiclouddb_|boto3|pymongo|azure)[\w.]*)", re.MULTILINE)
+MARK = "=== end of block ==="
+# A process that forks for each program, after the imports of this and all earlier programs. Blocks run in
+# __main__, so that their definitions can be pickled. Tracebacks show the lines of the page.
+HELPER = f"""
+def serve():
+    import importlib, json, os, sys
+    for line in sys.stdin:
+        asked = json.loads(line)
+        for name in asked["modules"]:
+            try:
+                importlib.import_module(name)
+            except Exception:
+                pass  # the program itself reports it
+        if pid := os.fork():
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+            continue
+        for number, name in enumerate([os.devnull, *asked["files"]]):
+            file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            os.dup2(file, number)
+            os.close(file)
+        os.chdir(asked["folder"])
+        os.environ.clear()
+        os.environ.update(asked["environment"])
+        sys.path[1:1] = os.environ.get("PYTHONPATH", "").split(":")
+        return asked
+    sys.exit()
+def run_blocks():
+    import pathlib
+    asked = serve()
+    for line, file, code in asked["steps"]:
+        if file:
+            pathlib.Path(file).write_text(code, encoding="utf-8")
+        else:
+            exec(compile("\\n" * line + code, asked["page"], "exec"), globals())
+            print({MARK!r}, flush=True)
+run_blocks()
+"""
+
+
+@functools.cache
+def helper():
+    """Start the process that forks for each program."""
+    started = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", HELPER],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+    def end():
+        started.stdin.close()
+        started.wait()
+        started.stdout.close()
+
+    atexit.register(end)
+    return started
+
+
+def run_blocks(page, steps, folder="."):
+    """Run code and write files in a process of its own; return the output of each code.
+
+    Args:
+        page: The name of the page or program in tracebacks.
+        steps: Each step is the number of lines above it, the file to write or None, and the code.
+        folder: The folder in which the code runs.
+    """
+    text = "\n".join(code for _, _, code in steps)
+    schemes = {"dynamo", "mongo", "cosmos", "embedded"}
+    providers = [f"multiclouddb_{each}" for each in schemes if f"{each}://" in text or f"{each}db://" in text]
+    with tempfile.TemporaryDirectory() as outside:
+        files = [f"{outside}/{name}" for name in ("stdout", "stderr")]
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        asked = {"page": str(page), "steps": steps, "folder": str(Path(folder).resolve()), "files": files}
+        asked |= {"environment": ours, "modules": [*IMPORT.findall(text), *providers]}
+        process = helper()
+        process.stdin.write(json.dumps(asked) + "\n")
+        process.stdin.flush()
+        status = process.stdout.readline()
+        printed, complaints = (Path(file).read_text(encoding="utf-8") for file in files)
+    assert status == "0\n", printed + complaints
+    return printed.split(f"{MARK}\n")[:-1]
 
 
 class Page:
@@ -38,13 +121,8 @@ class Page:
 
     def run(self, name):
         """Run a program and return its output."""
-        Path(name).write_text(self.programs[name], encoding="utf-8")
-        ours = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-        ran = subprocess.run(
-            [sys.executable, "-W", "error", name], env=ours, capture_output=True, text=True, check=False
-        )
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        return ran.stdout
+        (printed,) = run_blocks(name, [(0, name, self.programs[name]), (0, None, self.programs[name])])
+        return printed
 
     def said_behind(self, name):
         """Return the output that the page shows below a program."""
@@ -61,11 +139,6 @@ class Page:
         table = re.findall(r"^\|.*?\n\n", below, re.DOTALL | re.MULTILINE)[number]
         rows = [line.strip("|").split("|") for line in table.strip().splitlines()]
         return [[cell.strip() for cell in row] for row in rows[2:]]
-
-    def categories(self):
-        """Return the error categories that have a row in the page's table of failures."""
-        rows = self.rows_below("## When it fails")
-        return {category.partition("`:")[0].strip("`") for category, *_ in rows}
 
 
 @functools.cache

@@ -10,37 +10,18 @@ The blocks of a page run in order, in one process, in an empty folder, with warn
                                    `…` stands for anything within a line
 """
 
-import json
-import os
 import re
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import attrs
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from .page import ROOT, run_blocks
+
 # On the first page, several blocks form one file (see test_tutorial.py). The second page runs from wheels.
 ELSEWHERE = (ROOT / "docs/tutorial/write-a-provider.md", ROOT / "docs/index.md")
 FENCE = re.compile(r"^( *)```(\w*)([^\n`]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 TITLE = re.compile(r'title="([^"]+)"')
-MARK = "=== end of block ==="
-# Blocks run in __main__, so that their definitions can be pickled. Tracebacks show the lines of the page.
-RUN = f"""
-def run_blocks():
-    import json, sys
-    from pathlib import Path
-    page, steps = json.loads(sys.argv.pop())
-    for line, file, code in steps:
-        if file:
-            Path(file).write_text(code, encoding="utf-8")
-        else:
-            exec(compile("\\n" * line + code, page, "exec"), globals())
-            print({MARK!r}, flush=True)
-run_blocks()
-"""
 
 
 @attrs.frozen
@@ -75,18 +56,6 @@ def matches(said, printed):
     return re.fullmatch(pattern, printed) is not None
 
 
-def run(page, blocks, folder):
-    """Return the output of each block that runs, including the output of its child processes."""
-    steps = json.dumps([str(page), [(block.line, block.file, block.code) for block in blocks]])
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", RUN, steps],
-        cwd=folder, env=ours, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout.split(f"{MARK}\n")[:-1]
-
-
 def pages():
     """Return every page with a block that runs; the test id tells conftest.py if the page starts Spark."""
     for page in sorted((ROOT / "docs").rglob("*.md")):
@@ -102,7 +71,8 @@ PAGES = list(pages())
 @pytest.mark.parametrize(("page", "blocks"), PAGES)
 def test_a_page_prints_what_it_says(page, blocks, tmp_path):
     running = [block for block in blocks if block.file is None]
-    for block, printed in zip(running, run(page, blocks, tmp_path), strict=True):
+    steps = [(block.line, block.file, block.code) for block in blocks]
+    for block, printed in zip(running, run_blocks(page, steps, tmp_path), strict=True):
         if block.output is not None and not matches(block.output, printed):
             assert printed == block.output, f"{page}, line {block.line}"
 
@@ -156,20 +126,18 @@ class TestTheRunner:
         """
     )
 
-    def test_a_page_that_is_right_passes(self, tmp_path):
-        test_a_page_prints_what_it_says("page.md", blocks_of(self.PAGE), tmp_path)
-
     @pytest.mark.parametrize(
         ("right", "wrong"),
         [
             ("hello …", "hallo …"),
             ("from below\n```\n", "from below\nand more\n```\n"),
-            ("print(WORD, 17)", "print(WORD, 17, end='\\n\\n')"),
+            ("print(WORD, 17)", "print(WORD, 17, end='\n\n')"),
             ("print(WORD, 17)", "print(WORD, 17); 1 / 0"),
             ("print(WORD, 17)", "print(WORD, 17); import warnings; warnings.warn('old')"),
         ],
     )
     def test_a_page_that_is_wrong_fails(self, right, wrong, tmp_path):
         assert right in self.PAGE
+        test_a_page_prints_what_it_says("page.md", blocks_of(self.PAGE), tmp_path)
         with pytest.raises(AssertionError):
             test_a_page_prints_what_it_says("page.md", blocks_of(self.PAGE.replace(right, wrong)), tmp_path)

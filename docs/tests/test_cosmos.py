@@ -45,10 +45,3 @@ def test_from_an_account_to_the_first_event(account):
 
 def test_the_page_runs_every_program_that_it_has():
     assert set(PAGE.programs) == PAGE.programs_run_in(__file__)
-
-
-def test_both_settings_of_the_account_are_shown():
-    (create,) = PAGE.commands("az cosmosdb create")
-    (update,) = PAGE.commands("az resource update")
-    assert "Continuous" in create
-    assert "properties.enableAllVersionsAndDeletesChangeFeed=true" in update

@@ -1,13 +1,12 @@
 """Checks documents: changelogs name the version, and all files and make targets that documents name exist."""
 
 import re
-import subprocess
-import sys
 import tarfile
 import tomllib
 from pathlib import Path
 
 import pytest
+from hatchling.builders.sdist import SdistBuilder
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = sorted(
@@ -44,21 +43,9 @@ class TestChangelog:
         assert re.fullmatch(r"Unreleased|\d{4}-\d\d-\d\d", newest["date"])
 
     def test_it_goes_into_the_source_distribution(self, folder, tmp_path):
-        build = [
-            sys.executable,
-            "-m",
-            "hatchling",
-            "build",
-            "--target",
-            "sdist",
-            "--directory",
-            str(tmp_path),
-        ]
-        ran = subprocess.run(build, cwd=folder, capture_output=True, text=True, check=False)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        (made,) = tmp_path.glob("*.tar.gz")
+        (made,) = SdistBuilder(str(folder)).build(directory=str(tmp_path), versions=["standard"])
         with tarfile.open(made) as archive:
-            assert f"{made.name.removesuffix('.tar.gz')}/CHANGELOG.md" in archive.getnames()
+            assert f"{Path(made).name.removesuffix('.tar.gz')}/CHANGELOG.md" in archive.getnames()
 
 
 def test_the_first_changelog_points_to_all_others():
@@ -85,12 +72,6 @@ def test_files_that_are_named_are_there(paper):
         ROOT / "spark/pyspark_multiclouddb",
     )
     assert [name for name in files - built if not any((home / name).exists() for home in homes)] == []
-
-
-@pytest.mark.parametrize("name", ["changelog", "contributing", "security"])
-def test_the_site_shows_the_file_itself(name):
-    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-    assert page.startswith(f'--8<-- "{name.upper()}.md"\n')
 
 
 def test_the_site_shows_the_changelog_of_every_distribution():

@@ -10,31 +10,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import quote
 
-import bson
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import ConnectionFailure, OperationFailure
 
-from multiclouddb_api import (
-    AtTime,
-    Beginning,
-    ChangeFeedRequest,
-    ClientConfig,
-    EntireCluster,
-    EntireDatabase,
-    ErrorCategory,
-    FromContinuationToken,
-    LogicalPartition,
-    MulticloudDbError,
-    MulticloudDbKey,
-    Now,
-    ResourceAddress,
-    SkipToOldest,
-    connect,
-)
+import multiclouddb_api as api
 from multiclouddb_conformance import command_line
 from multiclouddb_conformance.refusals import refused
-from multiclouddb_mongo.values import CODEC
+from multiclouddb_conformance.waiting import wait_until
 
 from .page import Page, servers
 
@@ -47,8 +30,7 @@ PAGE = Page(
     "mongodb-connection.md",
     "mongodb-spark.md",
 )
-ORDERS = ResourceAddress("shop", "orders")
-SOON = 30.0
+ORDERS = api.ResourceAddress("shop", "orders")
 
 
 def mongod():
@@ -78,20 +60,6 @@ def users(tmp_path_factory):
     with started(tmp_path_factory.mktemp("users"), auth=True) as replica_set:
         replica_set.client()["shop"]["orders"].insert_one({"_id": "o-1"})
         yield replica_set
-
-
-@pytest.fixture(scope="module")
-def one(tmp_path_factory):
-    """Provide one deployment that is shared by all tests that use separate databases."""
-    with started(tmp_path_factory.mktemp("one")) as replica_set:
-        yield replica_set
-
-
-@pytest.fixture
-def database(one, request):
-    name = f"test-{abs(hash(request.node.nodeid))}"
-    yield one.client()[name]
-    one.client().drop_database(name)
 
 
 # -- The page
@@ -130,8 +98,8 @@ def words_of(cell):
 
 def page_of(client, address, start, **asked):
     if isinstance(start, str):
-        start = FromContinuationToken(start)
-    return client.read_changes(ChangeFeedRequest(address, start, **asked))
+        start = api.FromContinuationToken(start)
+    return client.read_changes(api.ChangeFeedRequest(address, start, **asked))
 
 
 def told(page):
@@ -151,7 +119,16 @@ class TestPrograms:
         assert PAGE.run("worker.py") == ""
         assert re.fullmatch(r"\d+\.\d of \d+ MB hold 0\.0\d hours\n", PAGE.run("window.py"))
 
-    def test_all_programs_are_run_here(self):
+        tail, partitions, check = (
+            PAGE.commands(f"multiclouddb {name}")[0][1:] for name in ("tail", "partitions", "token")
+        )
+        assert command_line.said(*tail, "--until-idle") == ""
+        PAGE.run("write.py")
+        seen = command_line.said(*tail, "--until-idle")
+        assert [line.split()[1] for line in seen.splitlines()] == ["CREATE", "UPDATE", "DELETE"]
+        assert command_line.said(*tail, "--until-idle") == ""
+        assert "1 open" in command_line.said(*partitions)
+        assert "yes" in command_line.said(*check)
         assert PAGE.programs.keys() == PAGE.programs_run_in(__file__)
 
     @pytest.mark.parametrize("name", [pytest.param("stream.py", id="stream.py-jvm")])  # conftest.py reads it
@@ -182,8 +159,8 @@ class TestPrograms:
                 client.admin.command("replSetInitiate", json.loads(json.dumps(config).replace(there, port)))
                 answered(lambda: create_orders(client))
             url = export[1].partition("=")[2].replace(there, port)
-            with connect(url) as client:
-                assert page_of(client, ORDERS, Now()).idle
+            with api.connect(url) as client:
+                assert page_of(client, ORDERS, api.Now()).idle
         finally:
             process.kill()
             process.wait()
@@ -191,36 +168,22 @@ class TestPrograms:
 
 def answered(call):
     """Wait until the server accepts the call."""
-    until = time.monotonic() + SOON
-    while True:
+
+    def is_accepted():
         try:
-            return call()
+            call()
         except (ConnectionFailure, OperationFailure):
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.05)
+            return False
+        return True
 
-
-class TestCommandLine:
-    def test_a_tail_goes_on_where_it_was(self, empty):
-        create_orders(empty.client())
-        tail, partitions, check = (
-            PAGE.commands(f"multiclouddb {name}")[0][1:] for name in ("tail", "partitions", "token")
-        )
-        assert command_line.said(*tail, "--until-idle") == ""
-        PAGE.run("write.py")
-        seen = command_line.said(*tail, "--until-idle")
-        assert [line.split()[1] for line in seen.splitlines()] == ["CREATE", "UPDATE", "DELETE"]
-        assert command_line.said(*tail, "--until-idle") == ""
-        assert "1 open" in command_line.said(*partitions)
-        assert "yes" in command_line.said(*check)
+    wait_until(is_accepted)
 
 
 ASKED = {
     "collection": (ORDERS, {}),
-    "key": (ORDERS, {"scope": LogicalPartition(MulticloudDbKey({"_id": "o-1"}))}),
-    "database": (ResourceAddress(database="shop"), {"scope": EntireDatabase()}),
-    "cluster": (ResourceAddress(), {"scope": EntireCluster()}),
+    "key": (ORDERS, {"scope": api.LogicalPartition(api.MulticloudDbKey({"_id": "o-1"}))}),
+    "database": (api.ResourceAddress(database="shop"), {"scope": api.EntireDatabase()}),
+    "cluster": (api.ResourceAddress(), {"scope": api.EntireCluster()}),
 }
 
 
@@ -242,7 +205,7 @@ class TestRoles:
             admin.command("createRole", f"role-{name}", privileges=what, roles=[])
             roles = [*roles, f"role-{name}"]
         admin.command("createUser", name, pwd="a secret", roles=list(roles))
-        with connect(ClientConfig("mongo", self.connection(users, name))) as client:
+        with api.connect(api.ClientConfig("mongo", self.connection(users, name))) as client:
             yield client
         admin.command("dropUser", name)
 
@@ -253,27 +216,32 @@ class TestRoles:
     def may(self, client, what):
         address, asked = ASKED[what]
         try:
-            page = page_of(client, address, Beginning(), **asked)
-        except MulticloudDbError as error:
-            if error.category != ErrorCategory.AUTHORIZATION_FAILED:
+            page = page_of(client, address, api.Beginning(), **asked)
+        except api.MulticloudDbError as error:
+            if error.category != api.ErrorCategory.AUTHORIZATION_FAILED:
                 raise
             return False
         page_of(client, address, page.continuation_token, **asked)
         return True
 
-    @pytest.mark.parametrize(
-        ("roles", "can"),
-        [
+    def can(self, client):
+        return {what for what in ASKED if self.may(client, what)}
+
+    def test_the_roles_of_the_table(self, users):
+        rows = PAGE.rows_below("## Roles")
+        assert [words_of(cell) for _, cell, _ in rows] == [
+            ["read"],
+            ["read"],
+            ["readAnyDatabase"],
+            ["read", "local"],
+        ]
+        for roles, can in (
             ([{"role": "read", "db": "shop"}], {"collection", "key", "database"}),
             (["readAnyDatabase"], {"collection", "key", "database", "cluster"}),
             ([{"role": "read", "db": "local"}], set()),
-        ],
-    )
-    def test_the_roles_of_the_table(self, users, roles, can):
-        said = [words_of(cell) for _, cell, _ in PAGE.rows_below("## Roles")]
-        assert said == [["read"], ["read"], ["readAnyDatabase"], ["read", "local"]]
-        with self.reader(users, roles=roles) as client:
-            assert {what for what in ASKED if self.may(client, what)} == can
+        ):
+            with self.reader(users, roles=roles) as client:
+                assert self.can(client) == can
 
     @pytest.mark.parametrize(
         ("row", "privileges", "can"),
@@ -283,17 +251,12 @@ class TestRoles:
             (2, [EVERYTHING], {"cluster"}),
         ],
     )
-    def test_what_they_come_down_to(self, users, row, privileges, can):
+    def test_what_they_come_down_to_and_none_of_it_can_be_left_out(self, users, row, privileges, can):
         said = set(words_of(PAGE.rows_below("## Roles")[row][2]))
         assert said == {action for _, actions in privileges for action in actions}
         with self.reader(users, *privileges) as client:
-            assert {what for what in ASKED if self.may(client, what)} == can
-
-    @pytest.mark.parametrize(
-        ("what", "privileges"),
-        [("collection", [COLLECTION, LIST]), ("database", [DATABASE]), ("cluster", [EVERYTHING])],
-    )
-    def test_none_of_it_can_be_left_out(self, users, what, privileges):
+            assert self.can(client) == can
+        what = ("collection", "database", "cluster")[row]
         for resource, actions in privileges:
             for action in actions:
                 fewer = [
@@ -308,19 +271,19 @@ class TestRoles:
         for name in ("createRole", "createUser"):
             admin.command(adminly(name))
         feed = adminly("createUser")
-        with connect(ClientConfig("mongo", self.connection(users, feed["createUser"]))) as client:
-            assert page_of(client, ORDERS, Beginning()).events
+        with api.connect(api.ClientConfig("mongo", self.connection(users, feed["createUser"]))) as client:
+            assert page_of(client, ORDERS, api.Beginning()).events
             with client.run_cursor_command("local", {"find": "oplog.rs", "limit": 1}) as found:
                 assert next(found)["ts"]
             assert not self.may(client, "database")
 
-    @pytest.mark.parametrize("local", [True, False])
-    def test_the_beginning_is_found_with_and_without_a_look_at_the_log(self, users, local):
-        roles = [{"role": "read", "db": "shop"}, *([{"role": "read", "db": "local"}] if local else [])]
-        began = time.monotonic()
-        with self.reader(users, roles=roles) as client:
-            assert page_of(client, ORDERS, Beginning()).events
-        assert time.monotonic() - began < 20
+    def test_the_beginning_is_found_with_and_without_a_look_at_the_log(self, users):
+        shop, local = ({"role": "read", "db": name} for name in ("shop", "local"))
+        for roles in ([shop], [shop, local]):
+            began = time.monotonic()
+            with self.reader(users, roles=roles) as client:
+                assert page_of(client, ORDERS, api.Beginning()).events
+            assert time.monotonic() - began < 20
 
 
 class TestOplog:
@@ -333,45 +296,30 @@ class TestOplog:
     def test_expiry_headroom_and_the_way_on(self, small):
         native = small.client()
         native["shop"]["orders"].insert_one({"_id": 1})
-        with connect(small.uri()) as client:
-            page = page_of(client, ORDERS, Beginning())
+        with api.connect(small.uri()) as client:
+            page = page_of(client, ORDERS, api.Beginning())
             # The oplog has not removed any entry yet.
             assert page.diagnostics.retention_headroom_seconds is None
             token = page.continuation_token
             fill(native)
         native["admin"].command("createUser", "reader", pwd="x", roles=[{"role": "read", "db": "shop"}])
-        with connect(small.uri()) as client:
-            with refused(ErrorCategory.CHECKPOINT_EXPIRED, "SkipToOldest"):
+        with api.connect(small.uri()) as client:
+            with refused(api.ErrorCategory.CHECKPOINT_EXPIRED, "SkipToOldest"):
                 page_of(client, ORDERS, token)
-            with refused(ErrorCategory.CHECKPOINT_EXPIRED, "AtTime"):
-                page_of(client, ORDERS, AtTime(datetime.now(UTC) - timedelta(days=30)))
-            page = page_of(client, ORDERS, token, on_expired=SkipToOldest())
+            with refused(api.ErrorCategory.CHECKPOINT_EXPIRED, "AtTime"):
+                page_of(client, ORDERS, api.AtTime(datetime.now(UTC) - timedelta(days=30)))
+            page = page_of(client, ORDERS, token, on_expired=api.SkipToOldest())
             assert told(page) == ["Gap"]
             assert page.diagnostics.retention_headroom_seconds >= 0
-        only = ClientConfig("mongo", TestRoles().connection(small, "reader") | {"password": "x"})
-        with connect(only) as client:
-            assert page_of(client, ORDERS, Now()).diagnostics.retention_headroom_seconds is None
+        only = api.ClientConfig("mongo", TestRoles().connection(small, "reader") | {"password": "x"})
+        with api.connect(only) as client:
+            assert page_of(client, ORDERS, api.Now()).diagnostics.retention_headroom_seconds is None
 
-    def test_an_entry_is_as_large_as_the_page_says(self, one, database):
-        orders = database["orders"]
-        document = {"_id": "o-1", "text": "x" * 1000}
-        size = len(bson.encode(document))
-        orders.insert_one(document)
-        found = [entry_size(one, orders)]
-        orders.replace_one({"_id": "o-1"}, document | {"text": "y" * 1000})
-        found.append(entry_size(one, orders))
-        orders.update_one({"_id": "o-1"}, {"$set": {"n": 1}})
-        found.append(entry_size(one, orders) + size)
-        orders.delete_one({"_id": "o-1"})
-        found.append(entry_size(one, orders) + size)
-        assert "300 bytes" in PAGE.text
-        assert [round(each - size, -2) for each in found] == [300] * 4
-
-    def test_the_server_takes_what_the_page_sets(self, one):
-        admin = one.client()["admin"]
+    def test_the_server_takes_what_the_page_sets(self, users):
+        admin = users.client()["admin"]
         wanted = adminly("replSetResizeOplog")
         admin.command(wanted)
-        assert one.client()["local"].command("collStats", "oplog.rs")["maxSize"] == wanted["size"] * 2**20
+        assert users.client()["local"].command("collStats", "oplog.rs")["maxSize"] == wanted["size"] * 2**20
         truncation = admin.command("serverStatus")["oplogTruncation"]
         assert truncation["oplogMinRetentionHours"] == wanted["minRetentionHours"]
         wanted = adminly("setClusterParameter")
@@ -382,13 +330,6 @@ class TestOplog:
         assert '`expireAfterSeconds: "off"`' in PAGE.text
         images["expireAfterSeconds"] = "off"
         admin.command(wanted)
-
-
-def entry_size(replica_set, collection):
-    """Return the size in bytes of a collection's last entry in the oplog."""
-    log = replica_set.client()["local"]["oplog.rs"]
-    entry = log.find_one({"ns": collection.full_name}, sort=[("$natural", -1)])
-    return len(bson.encode(entry, codec_options=CODEC))
 
 
 def fill(native):
@@ -408,7 +349,7 @@ class TestConnection:
         path = tmp_path / "mongo.toml"
         path.write_text(text, encoding="utf-8")
         monkeypatch.setenv("MONGODB_PASSWORD", "hunter2")
-        with connect(str(path)) as client:
+        with api.connect(str(path)) as client:
             assert client.config.connection["password"] == "hunter2"
             assert "hunter2" not in repr(client)
 
@@ -416,5 +357,5 @@ class TestConnection:
         config = {"url": f"mongodb://{users.uri().rpartition('@')[2]}"}
         config |= {"username": mongod().USER, "password": mongod().PASSWORD}
         assert quote(mongod().PASSWORD, safe="") != mongod().PASSWORD
-        with connect(ClientConfig("mongo", config)) as client:
+        with api.connect(api.ClientConfig("mongo", config)) as client:
             assert client.run_command("admin", {"ping": 1})["ok"] == 1

@@ -34,30 +34,22 @@ def urls(root):
     return [tomllib.loads(file.read_text())["project"]["urls"] for file in SCRIPT["projects"](root)]
 
 
-def test_every_file_has_what_is_set():
+def test_every_file_has_what_is_set_and_no_other_address():
     for file, text in SCRIPT["written"](SCRIPT["address"]()).items():
         assert text == file.read_text(), f"{file}: run python docs/repository.py"
-
-
-def test_no_file_has_another_address():
     addresses = {url for each in urls(ROOT) for name, url in each.items() if name == "Repository"}
     assert addresses == ({SCRIPT["address"]()} - {""})
 
 
-def test_one_setting_is_enough(copy):
-    write(ADDRESS, copy)
-    assert SCRIPT["address"](copy) == ADDRESS
-    for each in urls(copy):
-        assert {"Changelog", "Documentation"} < each.keys()
-        assert (each["Repository"], each["Issues"]) == (ADDRESS, f"{ADDRESS}/issues")
+def test_one_setting_is_enough_and_can_be_changed_and_taken_back(copy):
+    before = {file: file.read_text() for file in SCRIPT["written"]("", copy)}
+    for address in ("https://example.org/other", ADDRESS):
+        write(address, copy)
+        assert SCRIPT["address"](copy) == address
+        for each in urls(copy):
+            assert {"Changelog", "Documentation"} < each.keys()
+            assert (each["Repository"], each["Issues"]) == (address, f"{address}/issues")
     site = yaml.load((copy / "mkdocs.yml").read_text(), yaml.BaseLoader)
     assert [each["link"] for each in site["extra"]["social"]] == [ADDRESS, f"{ADDRESS}/issues"]
-
-
-def test_it_can_be_changed_and_taken_back(copy):
-    before = {file: file.read_text() for file in SCRIPT["written"]("", copy)}
-    write(ADDRESS, copy)
-    write("https://example.org/other", copy)
-    assert {each["Issues"] for each in urls(copy)} == {"https://example.org/other/issues"}
     write(SCRIPT["address"](), copy)
     assert {file: file.read_text() for file in before} == before

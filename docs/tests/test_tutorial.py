@@ -86,28 +86,6 @@ class TestTutorial:
             assert FILES["listfeed.py"].count(right) == 1
             for name, text in FILES.items():
                 (tmp_path / name).write_text(text.replace(right, wrong), encoding="utf-8")
-            chosen = "TestNow or TestCheckpoint"
-            ran = run(
-                tmp_path,
-                "-m",
-                "pytest",
-                "-q",
-                "-x",
-                "-p",
-                "no:cacheprovider",
-                "-k",
-                chosen,
-                "test_listfeed.py",
-            )
+            options = ("-q", "-x", "-p", "no:cacheprovider", "-k", "TestNow or TestCheckpoint")
+            ran = run(tmp_path, "-m", "pytest", *options, "test_listfeed.py")
             assert ran.returncode == 1, ran.stdout[-4000:]
-
-    def test_the_code_is_formatted_like_the_rest(self, folder):
-        names = [name for name in FILES if name.endswith(".py")]
-        config = f"--config={ROOT / 'pyproject.toml'}"
-        checks = (
-            ("format", "--check", config),
-            ("check", config, "--no-cache", "--ignore=ANN,D,F403,F405,N818,T20"),
-        )
-        for words in checks:
-            ran = run(folder, "-m", "ruff", *words, *names)
-            assert ran.returncode == 0, ran.stdout

@@ -243,8 +243,8 @@ class TestOnePartition:
                 assert self.numbers(events) == list(range(k, 80, 7))
 
     def test_another_key_of_the_same_hash_is_kept_out(self, items, store):
-        store.put("items", "a", {"n": 1})
         store.put("items", "b", {"n": 2})
+        store.put("items", "a", {"n": 1})
         number = partition_hash(partition_identity(MulticloudDbKey({"id": "a"})))
         items.sql(
             "UPDATE log SET hash = ?, partition = (SELECT partition FROM log WHERE key LIKE '%a%')", number

@@ -379,6 +379,13 @@ class TestLogicalPartition:
             assert len(tenants.drain(feed.open(name, cursor, head.cursor))[0]) == head.records
         assert len(tenants.fetch(feed.open(name, cursor), nbytes=1)) == 1
 
+    def test_another_key_of_the_same_hash_is_kept_out(self, tenants):
+        (number,) = tenants.sql("SELECT DISTINCT hash FROM log WHERE key LIKE '{\"tenant\":7,%'")[0]
+        (part,) = tenants.sql("SELECT DISTINCT partition FROM log WHERE hash = ? LIMIT 1", number)[0]
+        tenants.sql("UPDATE log SET hash = ? WHERE partition = ? AND key LIKE '{\"tenant\":1%'", number, part)
+        events = [event for part in tenants.read_all(self.logical(tenants, 7)).values() for event in part]
+        assert [event.new_item_state["t"] for event in events] == [7] * 15
+
     def test_a_key_that_does_not_fit_the_collection_is_refused(self, tenants):
         with pytest.raises(MulticloudDbError, match="tenant"):
             tenants.feed(scope=LogicalPartition(MulticloudDbKey({"user": 1})))

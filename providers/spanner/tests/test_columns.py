@@ -184,7 +184,7 @@ class TestCost:
 @pytest.mark.parametrize(("number", "size"), [(1, 0), (2, 3), (5, 1)])
 def test_no_change_is_delivered_twice_if_a_read_of_the_schema_fails(number, size):
     """The read fails in the middle of a message, after some of its changes were taken."""
-    with feed(initial_partitions=1) as items:
+    with feed(initial_partitions=1, rows_per_message=3) as items:
         token = items.token()
         quarters(items, 40)
         items.page(items.token())

@@ -15,6 +15,7 @@ from google.cloud import spanner
 from multiclouddb_api import Beginning, PhysicalPartition, Snapshot, connect
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spanner import forks
+from multiclouddb_spanner.client import DatabaseClient
 
 from .feeds import feed, once
 from .servers.emulator import STILL, shared
@@ -150,7 +151,12 @@ def client_of(items):
 
 
 def test_a_fork_that_begins_while_a_call_is_being_started_interrupts_that_call(monkeypatch):
-    threads, real = [], forks.calling
+    threads, started, cancelled = [], [], []
+    real, interrupt = forks.calling, DatabaseClient.interrupt
+
+    def interrupted(client):
+        cancelled.extend(interrupt(client))
+        return []
 
     @contextmanager
     def calling():
@@ -159,15 +165,17 @@ def test_a_fork_that_begins_while_a_call_is_being_started_interrupts_that_call(m
             threads.append(threading.Thread(target=fork))
             if len(threads) % 3 == 1 and len(threads) < 20:
                 threads[-1].start()
+                started.append(threads[-1])
                 wait_until(lambda: forks.count() > before)
             yield value
 
     with feed(initial_partitions=1) as items, client_of(items) as client:
         items.fill(3)
+        monkeypatch.setattr(DatabaseClient, "interrupt", interrupted)
         monkeypatch.setattr(forks, "calling", calling)
         once(items.drain(Beginning(), client=client), 3)
         monkeypatch.undo()
-    assert len(threads) > 6
+    assert len(cancelled) >= len(started) >= 2
 
 
 # If each call caused a fork that interrupts several calls, the reading would never end.
