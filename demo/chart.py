@@ -33,8 +33,8 @@ def draw(places: Places, killed_at: float | None) -> None:
     rate.set_ylabel("events a second")
     rate.legend(loc="upper right")
     lag.plot(
-        [line["at"] - began for line in merged],
-        [line["lag"] for line in merged],
+        [line["at"] - began for line in merged if line["lag"] is not None],
+        [line["lag"] for line in merged if line["lag"] is not None],
         "o-",
         markersize=4,
         color="#c4532d",
