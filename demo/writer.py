@@ -26,7 +26,7 @@ _POLL_SECONDS: Final = 0.05
 _BEHIND: Final = 4
 """The number of batches between the scheduling of a flight and its departure."""
 _SECONDS: Final = 120
-"""The time over which the changes are spread, like those of a live application. `FAST=1` writes them at once."""
+"""The time over which the changes are spread, as a live application does. `FAST=1` writes them at once."""
 
 
 def write(places: Places, rows: int) -> None:
