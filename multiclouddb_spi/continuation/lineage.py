@@ -596,6 +596,10 @@ class Lineage:
                 children = tuple(one.partition_id for one in fresh if name in one.parents)
                 self._put(Entry(name, _END, (seed.cursor,), children=children))
                 continue
+            for parent in seed.parents:
+                end = self.ending(parent)
+                if end is not None and name not in end.children:
+                    self._put(attrs.evolve(end, children=(*end.children, name)))
             waits = tuple(
                 one
                 for one in seed.parents

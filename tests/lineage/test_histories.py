@@ -19,6 +19,8 @@ KEPT = [
     (Bounds(Kind.LATE), "trim | roll 0 | split 1 | roll 2 hide | read 0 | trim"),
     # A feed of one partition was idle while a child of the lost partition was not read.
     (Bounds(Kind.LATE, Scope.DESCENDANTS), "split 0 hide | roll 2 hide | trim | read 0"),
+    # The feed was never idle again after a search had found the child of a lost partition.
+    (Bounds(Kind.LATE), "roll 0 hide | split 2 | trim | read 0 | show 2 | search"),
     # A token from before a loss was used again while the middle of a chain was hidden.
     (
         Bounds(Kind.LATE, crash=True, cut=True, empty=True),
