@@ -312,6 +312,17 @@ class TestFollow:
         assert changes.continuation_token is not None
         assert first.key["id"] == "o-0" or first.key["id"].startswith("o-")
 
+    def test_next_in_a_loop_goes_on_after_the_event_of_the_loop(self, client, request_):
+        changes, seen = client.iterate_changes(request_, until_idle=True), []
+        for event in changes:
+            seen += [event.event_id, *(each.event_id for each in [next(changes, None)] if each is not None)]
+        assert len(seen) == len(set(seen)) == 5
+        changes, seen = client.iterate_changes(request_, until_idle=True), []
+        for event in changes:
+            seen += [event.event_id]
+            break
+        assert next(changes).event_id == seen[0], "a page that is not done is delivered again"
+
     def test_next_after_a_failure_reads_again(self, client):
         changes = client.iterate_changes(ChangeFeedRequest("nothing", Now()))
         for _ in range(2):
