@@ -258,6 +258,15 @@ class TestClient:
         assert all(each.position for each in report.partitions)
         store.put("orders", "o-9", {})
         assert client.inspect(token).changes_waiting is True
+        one = client.plan_partitions(request_)[0]
+        store.split("orders", "p0")
+        request = ChangeFeedRequest(ORDERS, Now(), PhysicalPartition(one.partition_id))
+        retired = client.read_changes(request.after(one))
+        while not retired.partition_retired:
+            retired = client.read_changes(request.after(retired))
+        assert client.inspect(retired.continuation_token).changes_waiting is None, (
+            "the children may have some"
+        )
         store.drop_collection("orders")
         gone = client.inspect(token)
         assert gone.resumes is False
