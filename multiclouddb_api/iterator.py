@@ -234,7 +234,7 @@ class ChangeFeedIterator:
             for page in pages:
                 for event in page.events:
                     if self._timer.stopped:
-                        self._save()
+                        self._end()
                         return
                     yield event
 
@@ -296,6 +296,9 @@ class ChangeFeedIterator:
                 raise stuck
             if over or (self.until_idle and schedule.idle):
                 break
+        self._end()
+
+    def _end(self) -> None:
         self._save()
         if self._at_close is not None:
             self.close()
