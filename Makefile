@@ -61,7 +61,7 @@ format: setup ## let ruff format the code and mend what it can
 mutate: setup ## plant defects and count those that no test finds; ARGS="-j 3", ARGS=--list
 	$(BIN)/python -m mutation $(ARGS)
 
-explore: setup ## check the lineage in every small history; ARGS="--depth 6", "--random 16 3600", "--level dynamo"
+explore: setup ## check the lineage in every small history; half an hour; ARGS="--depth 4", "--random 16 3600", "--level dynamo"
 	$(BIN)/python -m tests.lineage $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m tests.lineage --level all)
 
