@@ -61,11 +61,11 @@ format: setup ## let ruff format the code and mend what it can
 mutate: setup ## plant defects and count those that no test finds; ARGS="-j 3", ARGS=--list
 	$(BIN)/python -m mutation $(ARGS)
 
-explore: setup ## check the lineage in every small history; ARGS="--depth 6", "--random 16 3600", "--level dynamo"
+explore: setup ## check the lineage in every small history; half an hour; ARGS="--depth 4", "--random 16 3600", "--level dynamo"
 	$(BIN)/python -m tests.lineage $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m tests.lineage --level all)
 
-demo: setup ## follow 336,776 flights into a Delta table; ROWS=20000 bounds it, FAST=1 hurries
+demo: setup ## follow 336,776 flights into a Delta table; ROWS=20000 bounds it, FAST=1 writes at once
 	@# ROWS and FAST reach it through the environment, where make puts what its command line sets.
 	$(BIN)/python -m demo
 

@@ -150,7 +150,7 @@ def _report(
     lines = merged_batches(places)
     twice = len(read_lines(places.merged)) - len(lines)
     events = sum(line["events"] for line in lines)
-    lags = sorted(line["lag"] for line in lines)
+    lags = sorted(line["lag"] for line in lines if line["lag"] is not None)
     table = Table(show_header=False)
     table.add_row("events merged", f"{events:,} in {len(lines)} micro-batches")
     table.add_row("rate", f"{events / seconds:,.0f} events a second, including the start of Spark")

@@ -19,7 +19,7 @@ def draw(places: Places, killed_at: float | None) -> None:
     written, merged = read_lines(places.written), merged_batches(places)
     began, existed = written[0]["at"], written[0]["events"]
     written = [{**line, "events": line["events"] - existed} for line in written]
-    figure, (rate, lag) = plt.subplots(2, 1, sharex=True, figsize=(9, 6), layout="constrained")
+    figure, (rate, lag) = plt.subplots(2, 1, sharex=True, figsize=(5, 4.6), layout="constrained")
     figure.suptitle("Flights from the change feed into a Delta table")
     rate.plot(
         *_rate(written, "events", began), label="written to the store", color="#8a8a8a", drawstyle="steps-pre"
@@ -31,10 +31,10 @@ def draw(places: Places, killed_at: float | None) -> None:
         drawstyle="steps-pre",
     )
     rate.set_ylabel("events a second")
-    rate.legend(loc="upper right")
+    rate.legend(loc="upper right", fontsize=9)
     lag.plot(
-        [line["at"] - began for line in merged],
-        [line["lag"] for line in merged],
+        [line["at"] - began for line in merged if line["lag"] is not None],
+        [line["lag"] for line in merged if line["lag"] is not None],
         "o-",
         markersize=4,
         color="#c4532d",
@@ -48,7 +48,7 @@ def draw(places: Places, killed_at: float | None) -> None:
             axis.axvline(killed_at - began, color="black", linestyle="--", linewidth=1)
     if killed_at is not None:
         lag.annotate(" SIGKILL", (killed_at - began, lag.get_ylim()[1]), ha="left", va="top", fontsize=9)
-    figure.savefig(places.chart, dpi=110)
+    figure.savefig(places.chart, dpi=160)
     plt.close(figure)
 
 

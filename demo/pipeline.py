@@ -64,13 +64,13 @@ def _start(spark: SparkSession, places: Places, records: int, **trigger: Any) ->
         changes = batch.withColumn("document", f.from_json("new_item_state", _DOCUMENT))
         rows = changes.select("key", "type", "order_key", "timestamp", "document.*")
         merge_into_delta(rows, batch_id, places.table, _APP)
-        last = f.unix_micros(f.max("timestamp")).alias("last")
+        # A row of the scan is as old as its last write, which says nothing about the pipeline.
+        last = f.unix_micros(f.max(f.when(~f.col("backfilled"), f.col("timestamp")))).alias("last")
         [found] = batch.agg(f.count(f.lit(1)).alias("events"), last).toArrow().to_pylist()
         if found["events"]:
-            lag = time.time() - found["last"] / 1e6
-            append_line(
-                places.merged, at=time.time(), batch=batch_id, events=found["events"], lag=max(0.0, lag)
-            )
+            at, moment = time.time(), found["last"]
+            lag = None if moment is None else max(0.0, at - moment / 1e6)
+            append_line(places.merged, at=at, batch=batch_id, events=found["events"], lag=lag)
 
     return (
         changes.writeStream.foreachBatch(merge)

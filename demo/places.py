@@ -55,7 +55,10 @@ class Places:
 
     @property
     def merged(self) -> Path:
-        """Return the file with the progress of the pipeline: JSON lines with time, batch, events and lag."""
+        """Return the file with the progress of the pipeline: JSON lines with time, batch, events and lag.
+
+        The lag is that of the newest change; None if the micro-batch contains only rows of the scan.
+        """
         return self.root / "merged.jsonl"
 
     @property

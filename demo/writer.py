@@ -7,6 +7,7 @@ and merge.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
@@ -24,6 +25,8 @@ _BATCH: Final = 1000
 _POLL_SECONDS: Final = 0.05
 _BEHIND: Final = 4
 """The number of batches between the scheduling of a flight and its departure."""
+_SECONDS: Final = 120
+"""The time over which the changes are spread, as a live application does. `FAST=1` writes them at once."""
 
 
 def write(places: Places, rows: int) -> None:
@@ -38,7 +41,11 @@ def write(places: Places, rows: int) -> None:
         while not places.begun.exists() or (total and not places.merged.exists()):
             time.sleep(_POLL_SECONDS)
         reshapes = _reshapes(store, rows)
+        began, existed, changes = time.monotonic(), total, 2 * (rows - rows // 2)
         for number, operations in enumerate(_batches(flights)):
+            if not os.environ.get("FAST"):
+                due = began + _SECONDS * (total - existed) / changes
+                time.sleep(max(0.0, due - time.monotonic()))
             store.batch(COLLECTION, operations)
             total += len(operations)
             append_line(places.written, at=time.time(), events=total)

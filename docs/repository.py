@@ -18,8 +18,8 @@ from typing import Final
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _SETTING: Final = re.compile(r'(?<=^\[tool\.multiclouddb\]\nrepository = ")[^"\n]*(?="$)', re.MULTILINE)
 _URLS: Final = re.compile(r'(^\[project\.urls\]\n)((?:^\w+ = "[^"\n]*"\n)+)', re.MULTILINE)
-_SOCIAL: Final = re.compile(r"^extra:\n  social:\n(?:    - .*\n)+\n", re.MULTILINE)
-_THEME: Final = re.compile(r"^theme:$", re.MULTILINE)
+_SOCIAL: Final = re.compile(r"^  social:\n(?:    - .*\n)+", re.MULTILINE)
+_EXTRA: Final = re.compile(r"^extra:\n", re.MULTILINE)
 
 
 def projects(root: Path = _ROOT) -> list[Path]:
@@ -45,9 +45,9 @@ def with_urls(text: str, repository: str) -> str:
     found = _URLS.search(text)
     assert found is not None
     urls = dict(re.findall(r'(\w+) = "([^"]*)"', found[2]))
-    urls = {name: url for name, url in urls.items() if name not in ("Issues", "Repository")}
+    urls = {name: url for name, url in urls.items() if name not in ("Issues", "Source")}
     if repository:
-        urls |= {"Issues": issues(repository), "Repository": repository}
+        urls |= {"Issues": issues(repository), "Source": repository}
     lines = "".join(f'{name} = "{url}"\n' for name, url in sorted(urls.items()))
     return _URLS.sub(lambda part: part[1] + lines, text)
 
@@ -61,11 +61,11 @@ def with_links(text: str, repository: str) -> str:
     if not repository:
         return text
     social = (
-        "extra:\n  social:\n"
+        "  social:\n"
         f'    - {{ icon: fontawesome/brands/git-alt, link: "{repository}", name: Repository }}\n'
-        f'    - {{ icon: material/bug-outline, link: "{issues(repository)}", name: Issues }}\n\n'
+        f'    - {{ icon: material/bug-outline, link: "{issues(repository)}", name: Issues }}\n'
     )
-    return _THEME.sub(lambda part: social + part[0], text, count=1)
+    return _EXTRA.sub(lambda part: part[0] + social, text, count=1)
 
 
 def written(repository: str, root: Path = _ROOT) -> dict[Path, str]:

@@ -379,7 +379,7 @@ class MulticloudDbClient:
             raise self._error(
                 operation,
                 "this client was made from a native_client before the fork, and two processes cannot share "
-                "a native_client; in the child process, make a new native_client and connect again",
+                "it; in the child process, make a new native_client and connect again",
             )
         with self._lock:
             if self._forked and not self._closed:

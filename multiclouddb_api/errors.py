@@ -38,7 +38,7 @@ __all__ = [
     "type_name",
 ]
 
-DOCS_URL: Final = "https://multiclouddb.readthedocs.io/"
+DOCS_URL: Final = "https://multiclouddb.readthedocs.io/latest/"
 """The address at which the documentation is published."""
 
 

@@ -7,6 +7,7 @@ from contextlib import closing
 from inspect import GEN_CLOSED, getgeneratorstate
 from types import TracebackType
 from typing import Literal, Protocol, TypedDict
+from weakref import ref
 
 import attrs
 
@@ -174,6 +175,7 @@ class ChangeFeedIterator:
     _closed: bool = attrs.field(default=False, init=False, repr=False)
     _outage: Outage | None = attrs.field(default=None, init=False, repr=False)
     _stepping: Generator[ChangeEvent, None, None] | None = attrs.field(default=None, init=False, repr=False)
+    _loop: ref[Generator[ChangeEvent, None, None]] | None = attrs.field(default=None, init=False, repr=False)
     _at_close: Callable[[], None] | None = attrs.field(default=None, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -197,17 +199,19 @@ class ChangeFeedIterator:
         return self._pages()
 
     def __iter__(self) -> Iterator[ChangeEvent]:
+        # 1. A loop goes on after the events that next() returned.
         stepping, self._stepping = self._stepping, None
-        # A loop goes on after the events that next() returned.
-        return (
-            self._checked_events()
-            if stepping is None or getgeneratorstate(stepping) == GEN_CLOSED
-            else stepping
-        )
+        if stepping is None or getgeneratorstate(stepping) == GEN_CLOSED:
+            stepping = self._checked_events()
+        self._loop = ref(stepping)
+        return stepping
 
     def __next__(self) -> ChangeEvent:
         if self._stepping is None:
-            self._stepping = self._checked_events()
+            # 2. Within a loop, next() goes on after the loop's event; after the loop, nobody holds it.
+            loop = None if self._loop is None else self._loop()
+            is_over = loop is None or getgeneratorstate(loop) == GEN_CLOSED
+            self._stepping = self._checked_events() if loop is None or is_over else loop
         try:
             return next(self._stepping)
         except StopIteration:
@@ -230,7 +234,7 @@ class ChangeFeedIterator:
             for page in pages:
                 for event in page.events:
                     if self._timer.stopped:
-                        self._save()
+                        self._end()
                         return
                     yield event
 
@@ -292,6 +296,9 @@ class ChangeFeedIterator:
                 raise stuck
             if over or (self.until_idle and schedule.idle):
                 break
+        self._end()
+
+    def _end(self) -> None:
         self._save()
         if self._at_close is not None:
             self.close()

@@ -286,8 +286,8 @@ class ChangeFeedPage:
 
         The columns are `event_id`, `type`, `key`, `timestamp`, `new_item_state`, `old_item_state`,
         `order_key`, `by_expiry`, `backfilled`, `database`, `collection` and `partition_id`. Keys and
-        documents are JSON text, because their types differ from database to database; `decode_json` returns
-        the exact values.
+        documents are JSON text on every database, also on Spanner, whose columns have types: an event
+        contains values and not the types of columns. `decode_json` returns the exact values.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if pyarrow is missing; the message names the extra.

@@ -54,7 +54,7 @@ class TokenReport:
     problem: str
     """The message of that error, which says what to do; otherwise empty."""
     changes_waiting: bool | None
-    """Whether the service has changes after the token; None if nothing could be read."""
+    """Whether the service has changes after the token; None if the read did not show that."""
     lag_seconds: float | None
     """How far the token lags behind the service's clock, or None."""
     retention_headroom_seconds: float | None

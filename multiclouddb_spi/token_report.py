@@ -36,6 +36,7 @@ from multiclouddb_spi.partition import encode_partition_id
 
 __all__ = [
     "Standing",
+    "before",
     "check_provider",
     "ending",
     "issued_at",
@@ -200,6 +201,18 @@ def scope_of(envelope: Envelope, key: MulticloudDbKey | None) -> FeedScope | Non
             return EntireCollection()
 
 
+def before(page: ChangeFeedPage) -> tuple[datetime | None, float | None]:
+    """Return the watermark and the lag before a page; the page itself tells those after its events."""
+    told = page.diagnostics
+    watermark, lag, until = told.watermark, told.lag_seconds, told.read_until
+    if page.events:
+        oldest = min(event.timestamp for event in page.events)
+        watermark = watermark and min(watermark, oldest)
+        if lag is not None and until is not None:
+            lag += max(0.0, (until - oldest).total_seconds())
+    return watermark, lag
+
+
 def report(
     envelope: Envelope,
     token: str,
@@ -230,6 +243,11 @@ def report(
                 raise
             failure = error
 
+    watermark, lag, waiting = watermark_of(envelope), None, None
+    if page is not None:
+        watermark, lag = before(page)
+        waiting = bool(page.events) or (False if page.idle else None)
+
     def public(name: str) -> str:
         return encode_partition_id(envelope.provider_id, envelope.address, envelope.incarnation, name)
 
@@ -237,7 +255,7 @@ def report(
         address=envelope.address,
         scope=envelope.scope,
         issued_at=issued_at(envelope),
-        watermark=watermark_of(envelope) if page is None else page.diagnostics.watermark,
+        watermark=watermark,
         partitions=tuple(
             TokenPartition(
                 public(each.partition_id), each.state, text, time, tuple(map(public, each.parents))
@@ -248,7 +266,7 @@ def report(
         resumes=None if scope is None else failure is None,
         error=None if failure is None else failure.category,
         problem="" if failure is None else failure.message,
-        changes_waiting=None if page is None else bool(page.events),
-        lag_seconds=None if page is None else page.diagnostics.lag_seconds,
+        changes_waiting=waiting,
+        lag_seconds=lag,
         retention_headroom_seconds=None if page is None else page.diagnostics.retention_headroom_seconds,
     )

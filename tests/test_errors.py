@@ -54,7 +54,7 @@ class TestError:
         assert (error.category, error.retryable) == (ErrorCategory.PROVIDER_ERROR, True)
 
 
-LINK = "https://multiclouddb.readthedocs.io/reference/errors/#provider_error"
+LINK = "https://multiclouddb.readthedocs.io/latest/reference/errors/#provider_error"
 
 
 def through_pickle(error, times=3):

@@ -258,6 +258,15 @@ class TestClient:
         assert all(each.position for each in report.partitions)
         store.put("orders", "o-9", {})
         assert client.inspect(token).changes_waiting is True
+        one = client.plan_partitions(request_)[0]
+        store.split("orders", "p0")
+        request = ChangeFeedRequest(ORDERS, Now(), PhysicalPartition(one.partition_id))
+        retired = client.read_changes(request.after(one))
+        while not retired.partition_retired:
+            retired = client.read_changes(request.after(retired))
+        assert client.inspect(retired.continuation_token).changes_waiting is None, (
+            "the children may have some"
+        )
         store.drop_collection("orders")
         gone = client.inspect(token)
         assert gone.resumes is False
@@ -299,8 +308,12 @@ class TestFollow:
         assert seen[-1] in again
         assert len({event.event_id for event in seen + again}) == 5
 
+    def stopped_in_a_loop(self, events):
+        for _ in events:
+            events.stop()
+
     def test_it_closes_its_client(self, url):
-        for leave in (list, lambda events: events.close()):
+        for leave in (list, lambda events: events.close(), self.stopped_in_a_loop):
             events = follow(url, "orders", start=Beginning(), until_idle=True)
             leave(events)
             assert "closed" in refused(events.client.read_changes, events.request)
@@ -311,6 +324,17 @@ class TestFollow:
         assert len(list(changes)) == 4
         assert changes.continuation_token is not None
         assert first.key["id"] == "o-0" or first.key["id"].startswith("o-")
+
+    def test_next_in_a_loop_goes_on_after_the_event_of_the_loop(self, client, request_):
+        changes, seen = client.iterate_changes(request_, until_idle=True), []
+        for event in changes:
+            seen += [event.event_id, *(each.event_id for each in [next(changes, None)] if each is not None)]
+        assert len(seen) == len(set(seen)) == 5
+        changes = client.iterate_changes(request_, until_idle=True)
+        for _ in changes:
+            break
+        again = {event.event_id for event in (next(changes), *changes)}
+        assert again == set(seen), "a page that is not done is delivered again"
 
     def test_next_after_a_failure_reads_again(self, client):
         changes = client.iterate_changes(ChangeFeedRequest("nothing", Now()))

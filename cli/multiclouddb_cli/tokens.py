@@ -40,6 +40,7 @@ from multiclouddb_cli.session import Session
 from multiclouddb_spi.continuation.token import VERSION, Envelope, decode_token, scope_text
 from multiclouddb_spi.token_report import (
     Standing,
+    before,
     check_provider,
     ending,
     issued_at,
@@ -194,13 +195,13 @@ class Verdict:
 
     @property
     def watermark(self) -> datetime | None:
-        """The watermark of the page, or of the token if there is no page."""
-        return watermark_of(self.envelope) if self.page is None else self.page.diagnostics.watermark
+        """The watermark before the page, or that in the token if there is no page."""
+        return watermark_of(self.envelope) if self.page is None else before(self.page)[0]
 
     @property
     def lag(self) -> float | None:
-        """The number of seconds by which the watermark lags behind the service's clock."""
-        return None if self.page is None else self.page.diagnostics.lag_seconds
+        """The number of seconds by which the token lags behind the service's clock."""
+        return None if self.page is None else before(self.page)[1]
 
     @property
     def changes(self) -> str:

@@ -101,7 +101,7 @@ class TestExitCode:
         assert result.stderr.count("\n") == 1
 
 
-LINK = "https://multiclouddb.readthedocs.io/reference/errors/#not_found"
+LINK = "https://multiclouddb.readthedocs.io/latest/reference/errors/#not_found"
 
 
 @pytest.mark.parametrize("no_colour", ["", "1"])

@@ -96,7 +96,6 @@ OF_EACH_CHANGE = Bound(lambda delivered: check_identity(delivered, lambda each: 
         (check_watermarks, [page(1, 3, watermark=3), page(1)]),
         (check_identity, events(1, 2, 1)),
     ],
-    ids=str,
 )
 def test_a_right_feed_passes(check, delivered):
     assert check(delivered) == []
@@ -114,7 +113,6 @@ def test_a_right_feed_passes(check, delivered):
         (check_identity, [event(1), attrs.evolve(event(2), event_id="e1")], ["e1"]),
         (OF_EACH_CHANGE, [event(1), attrs.evolve(event(1), event_id="other")], ["e1, other"]),
     ],
-    ids=str,
 )
 def test_what_is_wrong_is_named(check, delivered, named):
     (found,) = check(delivered)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,13 +13,16 @@ import pytest
 
 from demo.__main__ import main
 from demo.flights import KEY, load_flights
+from demo.places import Places, append_line, merged_batches
+from demo.writer import write
 
 ROOT = Path(__file__).parents[2]
 
 
 def run_demo(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "demo", "--rows", "1500", "--folder", str(folder)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "FAST": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.timeout(900)
@@ -31,6 +35,8 @@ def test_table_equals_the_store_after_a_kill_and_one_row_changed_by_hand_fails_t
     assert "EQUAL: all 1," in ran.stdout
     assert "SIGKILL to the pipeline" in ran.stdout
     assert (tmp_path / "out" / "chart.png").read_bytes().startswith(b"\x89PNG")
+    # The rows of the scan have no lag, and the changes have one.
+    assert {line["lag"] is None for line in merged_batches(Places(tmp_path / "out"))} == {True, False}
 
     def same_again(run: Any, progress: object) -> None:
         """Replace `_Run.run`: copy the files of the previous run, without Spark."""
@@ -49,6 +55,34 @@ def test_flights_have_unique_keys_and_lives_of_all_kinds() -> None:
     assert len({tuple(flight.key[name] for name in KEY) for flight in flights}) == 5000
     outcomes = {"cancelled" if flight.actual is None else flight.actual["status"] for flight in flights}
     assert outcomes == {"cancelled", "arrived", "departed"}
+
+
+class Clock:
+    """Counts the seconds for which somebody has slept."""
+
+    slept = 0.0
+
+    def monotonic(self) -> float:
+        return self.slept
+
+    time = monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+
+
+@pytest.mark.parametrize(("fast", "least", "most"), [("", 100, 120), ("1", 0, 0)])
+def test_changes_are_spread_over_two_minutes_unless_it_must_be_fast(
+    fast: str, least: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places, clock = Places(tmp_path), Clock()
+    places.begun.parent.mkdir(parents=True)
+    places.begun.touch()
+    append_line(places.merged, events=1)
+    monkeypatch.setenv("FAST", fast)
+    monkeypatch.setattr("demo.writer.time", clock)
+    write(places, 20_000)
+    assert least <= clock.slept <= most
 
 
 @pytest.mark.parametrize("rows", ["0", "-3", "many", "999999999"])

@@ -37,7 +37,7 @@ def urls(root):
 def test_every_file_has_what_is_set_and_no_other_address():
     for file, text in SCRIPT["written"](SCRIPT["address"]()).items():
         assert text == file.read_text(), f"{file}: run python docs/repository.py"
-    addresses = {url for each in urls(ROOT) for name, url in each.items() if name == "Repository"}
+    addresses = {url for each in urls(ROOT) for name, url in each.items() if name == "Source"}
     assert addresses == ({SCRIPT["address"]()} - {""})
 
 
@@ -48,7 +48,7 @@ def test_one_setting_is_enough_and_can_be_changed_and_taken_back(copy):
         assert SCRIPT["address"](copy) == address
         for each in urls(copy):
             assert {"Changelog", "Documentation"} < each.keys()
-            assert (each["Repository"], each["Issues"]) == (address, f"{address}/issues")
+            assert (each["Source"], each["Issues"]) == (address, f"{address}/issues")
     site = yaml.load((copy / "mkdocs.yml").read_text(), yaml.BaseLoader)
     assert [each["link"] for each in site["extra"]["social"]] == [ADDRESS, f"{ADDRESS}/issues"]
     write(SCRIPT["address"](), copy)

@@ -112,8 +112,17 @@ def test_every_page_is_in_the_nav_once(settings):
     assert sorted(listed(settings["nav"])) == there
 
 
-def test_errors_link_to_this_site(settings):
-    assert settings["site_url"] == DOCS_URL
+def test_errors_link_to_the_latest_version_of_this_site(settings):
+    assert settings["site_url"] + settings["extra"]["version"]["default"] + "/" == DOCS_URL
+
+
+def test_every_page_has_the_switch_of_versions(built, pages):
+    """The theme's script reads `versions.json`, which `mike` writes into the folder above the site."""
+    folder, _ = built
+    for name in pages:
+        text = (folder / name).read_text(encoding="utf-8")
+        (told,) = re.findall(r'<script id="__config" type="application/json">(.*?)</script>', text)
+        assert json.loads(told)["version"] == {"provider": "mike", "default": "latest"}, name
 
 
 def test_a_distribution_links_to_pages_that_are_there(pages):

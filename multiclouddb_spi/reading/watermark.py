@@ -1,4 +1,4 @@
-"""Computes up to which moment a feed was read, for pages and for planned steps."""
+"""Computes watermark and `read_until`; the lag is the time since `read_until`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides where each micro-batch ends and what its tasks read, for every Spark version."""
+"""Decides when there is a new micro-batch; the SPI's planner decides where it ends."""
 
 from __future__ import annotations
 

@@ -5,7 +5,16 @@ from datetime import UTC, datetime, timedelta
 import attrs
 import pytest
 
-from multiclouddb_api import AtTime, Beginning, ErrorCategory, MulticloudDbError, Now, Observer, Snapshot
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    ErrorCategory,
+    MulticloudDbError,
+    Now,
+    Observer,
+    OperationOptions,
+    Snapshot,
+)
 from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour, SimulationFeed
 from multiclouddb_conformance.simulation.reader import SimulationReader
 from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
@@ -215,3 +224,16 @@ def test_a_headroom_that_stays_low_is_told_once_a_minute(make_bench, monkeypatch
     seconds[0] += 61
     bench.page(token)
     assert len(low.told) == 2
+
+
+@pytest.mark.usefixtures("current_time")
+def test_a_report_of_a_token_speaks_of_the_token_and_not_of_the_page_after_it(make_bench):
+    bench = make_bench()
+    token = bench.page(Now()).continuation_token
+    bench.fill_partition("p0")
+    bench.sim.advance(60)
+    report = bench.engine.inspect(token, OperationOptions(), None, None)
+    [event] = bench.page(token).events
+    assert report.changes_waiting is True
+    assert report.watermark <= event.timestamp
+    assert report.lag_seconds >= 59

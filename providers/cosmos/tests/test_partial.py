@@ -1,6 +1,7 @@
 """Tests pages that are only a part of what the service has to search, and starts whose answers are late."""
 
 from datetime import UTC, datetime
+from functools import partial
 
 import attrs
 import pytest
@@ -10,6 +11,7 @@ from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos.client import Calls
 from multiclouddb_cosmos_emulator import documents
 from multiclouddb_cosmos_emulator.feed import read_feed
+from multiclouddb_spi import Reached
 
 from .world import markers, soon
 
@@ -54,6 +56,32 @@ class TestPartialPages:
         written = world.fill(30)
         consumer = world.consumer(Beginning(), provider_options=BACKFILL)
         assert sorted(consumer.until_idle()) == written
+
+    def test_a_bounded_read_of_a_split_range_goes_on_behind_any_page(self, make_world):
+        """A part of the range may be searched further than another one has delivered."""
+        world = make_world(1, key=["/tenant", "/user"])
+        place = partial(world.server.effective_key, kind="MultiHash")
+        middle = place("t", "7")
+        users = [f"u{number}" for number in range(100) if place("t", f"u{number}") < middle][:20]
+        behind = next(f"v{number}" for number in range(100) if place(f"v{number}", "u") > middle)
+        _, feed = world.feed(scope=LogicalPartition(MulticloudDbKey({"tenant": "t"})))
+        (seed,) = feed.start(Now(), None, soon())
+        name, cursor, found = seed.partition_id, seed.cursor, []
+        for number, user in enumerate(users):
+            world.container.upsert_item({"id": "x", "tenant": "t", "user": user, "n": number})
+            if number % 5 == 0:
+                world.container.upsert_item({"id": "x", "tenant": behind, "user": "u", "n": 0})
+        bound = feed.heads({name: cursor}, None, soon())[name].cursor
+        world.split("0", boundary=middle)
+        reader = feed.open(name, cursor, bound)
+        for _ in range(300):
+            batch = reader.fetch(100, 1 << 20, 0.0, soon())
+            found += markers(batch.events(0, len(batch)))
+            if isinstance(batch.outcome, Reached):
+                break
+            if batch.end != cursor:
+                cursor, reader = batch.end, feed.open(name, batch.end, bound)
+        assert found == list(range(len(users)))
 
 
 def test_an_item_that_is_changed_during_a_scan_is_no_row(make_world):

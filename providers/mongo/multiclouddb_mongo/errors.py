@@ -78,7 +78,7 @@ AUTHENTICATION: Final = Row(
 )
 _AUTHORIZATION: Final = Row(
     ErrorCategory.AUTHORIZATION_FAILED,
-    f"the user has no permission for this; grant the user the roles that {_PAGE} lists",
+    f"the user has no permission for this; grant it the roles that {_PAGE} lists",
     # The server's text quotes the command, including its resume token.
     confidential=True,
 )

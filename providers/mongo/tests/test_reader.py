@@ -20,7 +20,7 @@ from pymongo.errors import AutoReconnect, OperationFailure
 from multiclouddb_api import Dropped, ErrorCategory, Invalidated, Renamed, ResourceAddress
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.mapping import View
-from multiclouddb_mongo.position import After, At, compare, place_of, ticks_at, token_text
+from multiclouddb_mongo.position import After, At, compare, place_of, start_of, ticks_at, token_text
 from multiclouddb_mongo.raw_change import RawChange
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.values import CODEC
@@ -182,7 +182,8 @@ class Stream:
             if entry.closes:
                 self._cursor.ended = True
                 break
-        self._cursor._data.extend(RawChange(bson.encode(change, codec_options=CODEC)) for change in found)
+        raw = (bson.encode(change, codec_options=CODEC) for change in found)
+        self._cursor._data.extend(RawChange(each.replace(b"damaged", b"damage\xff")) for each in raw)
 
     @property
     def alive(self):
@@ -421,6 +422,20 @@ class TestNothingLost:
             entry.change["_id"] = {"_data": entry.text}
         until = After("e", log.entries[1].text)
         assert drained(reader_of(Server(log), After("e", "83"), until=until)) == [1, 2]
+
+
+def test_a_damaged_change_whose_fields_were_moved_is_no_change_that_nobody_wants(log):
+    log.add()
+    log.add(fullDocument={"n": "damaged"})
+    log.add()
+    for entry in log.entries:  # as a pipeline may move it
+        entry.change["operationType"] = entry.change.pop("operationType")
+    batch = fetch(reader_of(Server(log), start=2**63))
+    assert len(batch) == 3
+    with pytest.raises(RecordFault) as caught:
+        batch.events(0, 3)
+    assert caught.value.index == 1
+    assert start_of(caught.value.skip_cursor) == 2**63
 
 
 class TestParts:

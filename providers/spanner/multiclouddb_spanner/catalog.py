@@ -242,7 +242,7 @@ def _chosen(
             ErrorCategory.INVALID_REQUEST,
             f"change stream {name!r} does not record all changes of {table!r} ({', '.join(left_out)}); "
             f"{how_to_create(table, postgres=postgres)}, or name {name!r} in the configuration "
-            "(change_stream) to read that change stream anyway",
+            "(change_stream) to read it anyway",
         )
     return name
 

@@ -78,7 +78,7 @@ class TestValues:
             ("INT64", ["1", None, "NULL"], [1, None, None]),
             ("NUMERIC", ["0.1", None], [Decimal("0.1"), None]),
             ("FLOAT64", [1, "NaN", None], [1.0, float("nan"), None]),
-            ("BYTES", ["AP8="], [b"\x00\xff"]),
+            ("BYTES", ["AP8=", "NULL", None], [b"\x00\xff", b"5B\xcb", None]),
             ("JSON", ['[1,"NULL"]', "null"], [[1, "NULL"], None]),
             ("STRING", ["NULL", None], ["NULL", None]),
             ("BOOL", [True, None], [True, None]),

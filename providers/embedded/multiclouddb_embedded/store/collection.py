@@ -172,13 +172,13 @@ def make_room(
         raise failure(
             ErrorCategory.CONFLICT,
             f"the collection {address} already exists; pass exist_ok=True to keep it, or recreate=True to "
-            f"drop the collection and its changes",
+            f"drop it and its changes",
         )
     elif row[1:] != (images, partition_key):
         raise failure(
             ErrorCategory.CONFLICT,
             f"the collection {address} already exists, with images={row[1]!r} and partition_key={row[2]}; "
-            "pass the same values, or recreate=True to drop the collection and its changes",
+            "pass the same values, or recreate=True to drop it and its changes",
         )
     return exist_ok
 
