@@ -467,6 +467,14 @@ class TestCheckpoint:
         service.start = "P@1"
         assert ids(changes) == ["P0", "P1"]
 
+    def test_notices_of_the_first_page_at_now_come_again_after_an_exception(self):
+        changes = iterator(service := Service([GAP, 1]), api.Now(), until_idle=True)
+        pages = changes.pages()
+        next(pages)
+        pages.close()
+        service.start = "P@1"
+        assert [page.notices for page in changes.pages()] == [GAP.notices, (), ()]
+
     def test_a_corrupt_checkpoint_is_refused_before_anything_is_read(self, tmp_path):
         store, service = api.FileCheckpointStore(tmp_path), Service([1])
         store.path("w").write_text("{")

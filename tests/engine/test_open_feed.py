@@ -2,7 +2,14 @@
 
 import pytest
 
-from multiclouddb_api import Beginning, ChangeFeedRequest, LogicalPartition, Now
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    LogicalPartition,
+    MulticloudDbError,
+    Now,
+)
 from multiclouddb_conformance.simulation import (
     MissingError,
     ServerError,
@@ -60,6 +67,23 @@ class TestUse:
             return "found"
 
         assert opened.use(begin) == "found"
+
+    def test_a_token_of_what_was_not_found_does_not_go_on_in_the_resource_that_replaced_it(self, opened):
+        old, open_feed = opened.feed, opened.provider.open_feed
+
+        def recreated(spec, deadline):
+            feed = open_feed(spec, deadline)
+            feed.resumes = lambda incarnation: False
+            return feed
+
+        def begin(feed):
+            assert feed is old
+            raise MissingError("gone")
+
+        opened.provider.open_feed = recreated
+        with pytest.raises(MulticloudDbError, match="recreated") as caught:
+            opened.use(begin, made_by=(old.identity.incarnation, "continuation_token", "start again"))
+        assert caught.value.category == ErrorCategory.INVALID_REQUEST
 
     def test_not_found_on_a_feed_that_was_just_opened_is_believed_and_forgotten(self, opened):
         closed, asked = closings(opened), []

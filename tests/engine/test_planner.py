@@ -15,6 +15,7 @@ from multiclouddb_conformance.simulation import (
     ServerError,
     ServiceBehaviour,
     Simulation,
+    SimulationFeed,
     SimulationProvider,
     TrimmedError,
 )
@@ -277,6 +278,17 @@ class TestTarget:
         consumer.drain(target=target)
         assert consumer.delivered == [item.event_id for item in sim.truth]
 
+    @both
+    def test_position_that_cannot_be_compared_with_it_is_read_up_to_it(self, heads, monkeypatch):
+        sim = Simulation()
+        consumer = Consumer(sim, heads=heads)
+        monkeypatch.setattr(SimulationFeed, "compare", lambda _, a, b: 0 if a == b else None)
+        written = [sim.write("k", {"n": number}).event_id for number in range(3)]
+        target = consumer.planner.target(consumer.at, consumer.deadline)
+        sim.write("k", {"n": 3})
+        consumer.drain(target=target)
+        assert consumer.delivered == written
+
 
 class TestTrouble:
     @both
@@ -447,6 +459,18 @@ def test_only_partitions_without_a_head_are_read_for_one(most):
     assert set(consumer.provider.calls.fetches) == consumer.feed.left_out == {"p0", "p2"}
     assert [part.partition_id for part in step.ranges()] == ["p0", "p1", "p2", "p3"]
     assert len(consumer.read(step.ranges())) == (40 if most is None else most)
+
+
+@both
+def test_a_step_that_its_limit_has_cut_does_not_say_that_the_end_was_reached(heads):
+    sim = Simulation()
+    consumer = Consumer(sim, heads=heads)
+    for number in range(6):
+        sim.write("k", {"n": number})
+    step = consumer.planner.advance(consumer.at, 3, consumer.deadline)
+    assert step.answers["p0"].caught_up_at is None
+    step = consumer.planner.advance(step.after, 9, consumer.deadline)
+    assert step.answers["p0"].caught_up_at is not None
 
 
 @both

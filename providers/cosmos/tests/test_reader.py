@@ -319,6 +319,14 @@ class TestKeys:
         assert event.key.partition_key == {"tenant": "t1", "user": "u1", "session": "s1"}
         assert event.key.sort_key == {"id": "x"}
 
+    def test_equal_numbers_are_one_key(self, lone):
+        consumer = lone.consumer()
+        for value in (1, 1.0):
+            lone.container.upsert_item({"id": "x", "pk": value, "n": 1})
+        consumer.until_idle()
+        first, second = consumer.events
+        assert first.key == second.key
+
     def test_a_prefix_that_is_split_is_read_on(self, make_world):
         world = make_world(1, key=["/tenant", "/user"])
         consumer = world.consumer(scope=LogicalPartition(MulticloudDbKey({"tenant": "t"})))

@@ -155,6 +155,15 @@ class TestLag:
             assert page.idle
             assert page.diagnostics.retries == 1
 
+    def test_a_lag_during_the_search_for_the_oldest_change_skips_nothing(self, lone):
+        consumer = lone.consumer(on_expired=SkipToOldest())
+        lone.fill(20)
+        lone.trim()
+        written = lone.fill(20)
+        lone.server.faults.add(Lag(15), READ, after=5)
+        consumer.until_idle()
+        assert sorted(consumer.markers) == written
+
     @pytest.mark.parametrize("quiet", [0, HOUR])
     def test_a_start_at_now_is_not_taken_for_a_loss(self, lone, quiet):
         lone.fill(10)

@@ -25,6 +25,7 @@ from multiclouddb_api import (
     ResourceAddress,
     Snapshot,
     connect,
+    decode_json,
 )
 from multiclouddb_embedded import Delete, EmbeddedOptions, EmbeddedStore, Put
 from multiclouddb_embedded.mapping import to_micros
@@ -568,6 +569,14 @@ class TestProvisioning:
 
 
 class TestPoison:
+    def test_a_damaged_key_is_not_left_out_of_a_partition_key(self, items):
+        ((key,),) = items.sql("SELECT key FROM log WHERE seq = 4")
+        items.sql("UPDATE log SET key = '{' WHERE seq = 4")
+        feed = items.feed(scope=LogicalPartition(MulticloudDbKey(decode_json(key))))
+        batch = items.fetch(feed.open("p0", [0, 0]))
+        with pytest.raises(RecordFault, match="sequence 4"):
+            batch.events(0, len(batch))
+
     @pytest.mark.parametrize("form", ["events", "arrow"])
     def test_a_damaged_row_is_named_and_stepped_over(self, items, form):
         rows = items.sql("SELECT * FROM log")

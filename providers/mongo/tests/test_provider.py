@@ -161,6 +161,16 @@ class TestStarts:
         refused(ErrorCategory.INVALID_REQUEST, act, "MongoOptions.start_at_operation_time")
 
 
+def test_a_start_at_a_full_second_begins_in_the_second_before(room):
+    """A change that is stamped in a second may stand in the one before it in the order."""
+    room.collection()
+    second, deadline = datetime.now(UTC).replace(microsecond=0), Deadline.after(30)
+    with closing(PLUGIN.connect(ClientConfig("mongo", {"url": room.uri}), None)) as provider:
+        feed = provider.open_feed(FeedSpec(room.address(), options=MongoOptions()), deadline)
+        (seed,) = feed.start(AtTime(second), None, deadline)
+        assert feed.describe(seed.cursor).time < second
+
+
 # -- Dropped, renamed and recreated resources
 
 

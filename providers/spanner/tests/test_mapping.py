@@ -8,6 +8,7 @@ from uuid import UUID
 import attrs
 import orjson
 import pytest
+from google.cloud.spanner_v1 import PartialResultSet
 from google.protobuf.struct_pb2 import ListValue, Value
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from multiclouddb_api import ChangeType, canonical_json
 from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, place_after
 from multiclouddb_spanner.position import Place, cursor_of
-from multiclouddb_spanner.records import Mod, Shapes, parse_rows
+from multiclouddb_spanner.records import Mod, Shapes, parse_rows, values_of
 from multiclouddb_spi import RecordFault
 from multiclouddb_spi.cursor import Cut
 
@@ -211,3 +212,11 @@ def test_a_record_with_fields_that_a_newer_service_adds_is_read(more):
     (item,) = [*parse_rows([[row]], "items", Shapes())]
     assert (item.commit, item.transaction, item.kind, len(item.mods)) == (FIELDS[0], "tx", "INSERT", 1)
     assert item.native()["commit_timestamp"] == FIELDS[0]
+
+
+def test_a_message_without_values_between_the_parts_of_a_value_changes_nothing():
+    messages = [PartialResultSet(chunked_value=True), PartialResultSet(), PartialResultSet()]
+    for message, texts in zip(messages, (["one "], [], ["text", "another"]), strict=True):
+        PartialResultSet.pb(message).values.extend(Value(string_value=text) for text in texts)
+    found = [value.string_value for values in values_of(messages, 1) for value in values]
+    assert found == ["one text", "another"]
