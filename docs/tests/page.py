@@ -52,7 +52,18 @@ def run_blocks():
         else:
             exec(compile("\\n" * line + code, asked["page"], "exec"), globals())
             print({MARK!r}, flush=True)
+def end():
+    import atexit, os, sys, threading
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Arrow's threads sometimes end a forked process with SIGABRT when the interpreter is taken down.
+    os._exit(0)
 run_blocks()
+end()
 """
 
 

@@ -71,6 +71,13 @@ class TestRuns:
         assert found == written
         assert len(calls) <= 4
 
+    def test_one_whose_iterators_expire_all_the_time_becomes_idle(self, world):
+        consumer = begun(world)
+        world.troubles.expire(None, every=2)
+        written = world.put("b")
+        assert any(consumer.read(seconds(1)).idle for _ in range(9))
+        assert consumer.markers[1:] == written
+
     @pytest.mark.parametrize("every", [pytest.param(0, marks=pytest.mark.soak), HOUR])
     def test_a_shard_without_records_costs_little_most_times(self, world, every):
         found, calls = cron(world, begun(world), 22, every)
