@@ -15,7 +15,6 @@ from multiclouddb_conformance.simulation import (
     ServerError,
     ServiceBehaviour,
     Simulation,
-    SimulationFeed,
     SimulationProvider,
     TrimmedError,
 )
@@ -277,17 +276,6 @@ class TestTarget:
         target = consumer.planner.target(consumer.at, consumer.deadline)
         consumer.drain(target=target)
         assert consumer.delivered == [item.event_id for item in sim.truth]
-
-    @both
-    def test_position_that_cannot_be_compared_with_it_is_read_up_to_it(self, heads, monkeypatch):
-        sim = Simulation()
-        consumer = Consumer(sim, heads=heads)
-        monkeypatch.setattr(SimulationFeed, "compare", lambda _, a, b: 0 if a == b else None)
-        written = [sim.write("k", {"n": number}).event_id for number in range(3)]
-        target = consumer.planner.target(consumer.at, consumer.deadline)
-        sim.write("k", {"n": 3})
-        consumer.drain(target=target)
-        assert consumer.delivered == written
 
 
 class TestTrouble:
