@@ -1,5 +1,6 @@
 """Tests reads of one physical or logical partition, and plans that spread a feed over readers."""
 
+import attrs
 import pytest
 
 from multiclouddb_api import (
@@ -12,7 +13,7 @@ from multiclouddb_api import (
     SkipToOldest,
 )
 from multiclouddb_conformance.explore.world import RULES
-from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour
+from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour, SimulationFeed
 from multiclouddb_spi import Child
 from multiclouddb_spi.continuation.state import Retired, end_to_json, state_from_json
 
@@ -182,3 +183,28 @@ def test_every_child_is_named_if_the_partition_is_lost_before_that(worker, ids):
     assert [type(notice) for notice in first.notices] == [Gap]
     assert [child.partition_id for child in last.child_partitions] == list(map(bench.sim.public_id, children))
     assert (first.partition_retired, ids(last)) == (True, [])
+
+
+@pytest.mark.usefixtures("looks_at_once")
+def test_a_look_that_the_service_does_not_answer_ends_no_search(make_bench, monkeypatch):
+    bench = make_bench(behaviour=ServiceBehaviour(proves_children=False))
+    bench.connect(child_watch_seconds=0)
+    bench.fill(4)
+    bench.sim.split("p0")
+    survey = SimulationFeed.survey
+
+    def unanswered(feed, asked, deadline, *, whole=True, **rest):
+        found = survey(feed, asked, deadline, whole=whole, **rest)
+        return found if whole else attrs.evolve(found, present=(), answered=())
+
+    token = BEGINNING
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulationFeed, "survey", unanswered)
+        for _ in range(6):
+            page = bench.page(token)
+            token = page.continuation_token
+    assert page.diagnostics.open_watches == 1
+    for _ in range(6):
+        page = bench.page(token)
+        token = page.continuation_token
+    assert page.diagnostics.open_watches == 0
