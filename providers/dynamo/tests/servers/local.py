@@ -62,6 +62,10 @@ class LocalDynamo(Server):
             self._process.communicate()
         self._output.close()
 
+    def rollover(self) -> None:
+        """Close the open shard of every stream and open one child of it."""
+        self.client().put_item(TableName="[TEST_CONTROL]", Item={"ACTION": {"S": "ROLLOVER"}})
+
     def dilate_time(self, hours: int) -> None:
         """Make every shard, record and iterator older by the given number of hours.
 
