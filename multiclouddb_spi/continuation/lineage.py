@@ -343,7 +343,7 @@ class Lineage:
         for name, children in follows.items():
             if self.root is not None:
                 self._put(Entry(name, _END, (), children=children))
-            elif not len(self) or (proved and not any(one in self for one in children)):
+            elif not self.listed() or (proved and not any(one in self for one in children)):
                 self._put(Entry(name, _END, ()))
         left = tuple(added)
         return losses + [Loss(each.partition_id, each.cursor, left) for each in gone.values()]
@@ -440,7 +440,7 @@ class Lineage:
             # A child that comes late begins the watch for its siblings.
             looks = 0 if fresh else end.looks + (name in counted)
             self._put(attrs.evolve(end, looks=looks))
-            alone = len(self) == 1  # the last entry leaves only for a child
+            alone = len(self.listed()) == 1  # the last partition leaves only for a child
             over = (bool(end.children) or (_is_lost(end) and not alone)) and not fresh and looks >= most
             added += fresh
             if fresh or over:

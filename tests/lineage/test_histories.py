@@ -21,6 +21,12 @@ KEPT = [
     (Bounds(Kind.LATE, Scope.DESCENDANTS), "split 0 hide | roll 2 hide | trim | read 0"),
     # The feed was never idle again after a search had found the child of a lost partition.
     (Bounds(Kind.LATE), "roll 0 hide | split 2 | trim | read 0 | show 2 | search"),
+    # The last lost partition left the token while a snapshot was scanned, and nothing was read any more.
+    (
+        Bounds(Kind.LATE, crash=True, scan=True, released=True, cut=True, empty=True),
+        "roll 1 hide | roll 0 twice | roll 2 twice | roll 6 hide | roll 4 hide | show 2 | trim | search "
+        "| look last | scan ends",
+    ),
     # A token from before a loss was used again while the middle of a chain was hidden.
     (
         Bounds(Kind.LATE, crash=True, cut=True, empty=True),

@@ -34,7 +34,7 @@ DEFECTS = {
     "heirs start in a scope of one partition": (ALIVE, "descendants", "lost", "raise NotProvableError  # an heir", "pass  # an heir"),
     "a lost partition stays": (LISTED, "base", "lost", "self._remove(name)", "pass"),
     "nothing follows a loss": (LISTED, "base", "lost", "self._add(tops.seeds, tops.unread)", "[]"),
-    "a lost end does not stay": (LATE, "base", "lost", "elif not len(self) or", "elif False and not"),
+    "a lost end does not stay": (LATE, "base", "lost", "elif not self.listed() or", "elif False and not"),
     "a lost end stays only if it is the last": (LATE, "base", "lost", " or (proved and not any(one in self for one in children))", ""),
     "a lost end stays although what follows is unclear": (LATE, "base", "lost", "(proved and not any", "(not any"),
     "a cut begins nothing": (ALIVE, "base", "_cut", "self._add(begin)", "pass"),
