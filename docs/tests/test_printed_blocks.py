@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import textwrap
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
@@ -60,15 +60,6 @@ def blocks_of(text):
             found.append(Block(language, code, installed[-1], None))
             end = fence.end()
     return found
-
-
-def interrupted(began):
-    """Press Ctrl-C until a program ends; Python loses one that arrives in a finalizer."""
-    for _ in range(6):
-        os.killpg(began.pid, signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            return began.wait(SOON / 6)
-    raise AssertionError("it does not end")
 
 
 class Machine:
@@ -121,7 +112,8 @@ class Machine:
             try:
                 yield began, lines
             finally:
-                status = interrupted(began)
+                os.killpg(began.pid, signal.SIGINT)
+                status = began.wait(SOON)
                 reader.join(SOON)
                 began.stdout.close()
         told = log.read_text()
@@ -142,6 +134,8 @@ class Machine:
             "SPARK_SUBMIT_OPTS": os.environ["SPARK_SUBMIT_OPTS"],
             **variables,
         }
+        # A shell's background job ignores Ctrl-C, and so would what it starts.
+        command = ["env", "--default-signal=INT", *command]
         return subprocess.Popen(
             command, cwd=self.work, env=clean, text=True, start_new_session=True, **streams
         )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from multiclouddb_api import (
     BackfillDone,
@@ -242,7 +243,9 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
     table = opened(path)
     if table is None:
         raise missing(path)
-    dataset = table.to_pyarrow_dataset()
+    # Arrow's threads may still read when the interpreter ends. With deltalake's own file system, which is
+    # written in Python, they would then abort the process.
+    dataset = table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(str(path), LocalFileSystem()))
     if unknown := [name for name in columns or () if name not in dataset.schema.names]:
         raise invalid_request(
             "columns", f"{path} has no column {unknown[0]}", f"choose among {', '.join(dataset.schema.names)}"
@@ -250,7 +253,6 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
     if columns is None:
         columns = [name for name in dataset.schema.names if name != DELETED_AT]
     live = pc.field(DELETED_AT).is_null() if DELETED_AT in dataset.schema.names else None
-    # If deltalake's reader uses its own threads, it can abort the process when it ends.
     return dataset.scanner(columns=columns, filter=live, use_threads=False).to_reader()
 
 
