@@ -37,6 +37,10 @@ class Server:
         while self._clients:
             self._clients.popitem()[1].close()
 
+    def session(self) -> boto3.Session:
+        """Return the session of all clients."""
+        return session()
+
     def client(self, service: str = "dynamodb") -> Any:
         """Return the client for tables and items, or another. Each server has one, which does not retry."""
         if service not in self._clients:
