@@ -263,10 +263,10 @@ class Follow:
             for end in ends
             if end.partition_id in answered and self._looks.asked(self._feed, end)
         ]
-        proved = list[Seed]()
+        proved, stranded = list[Seed](), list[Loss]()
         if lineage.is_doubtful:
             try:
-                proved = lineage.prove(self._survey(self._entries(), self._deadline))
+                proved, stranded = self._found(self._survey(self._entries(), self._deadline))
             except NotProvableError:
                 raise self._not_provable(asked) from None
         children, started = lineage.looked(survey, counted, most_looks(self._watch_seconds))
@@ -276,7 +276,8 @@ class Follow:
             if (end := lineage.ending(name)) is not None:
                 started += lineage.ended(name, (), complete=True)
                 over.append((name, Ended(None if end.children else notice)))
-        return Found(tuple(started), tuple(children), over=tuple(over), left=tuple(proved))
+        gaps = self.told(stranded)
+        return Found(tuple(started), tuple(children), gaps, over=tuple(over), left=tuple(proved))
 
     # -- Uncovered partitions
 
@@ -294,12 +295,7 @@ class Follow:
             losses = self.lost((), deadline=deadline)
             started = tuple(seed.partition_id for loss in losses for seed in loss.left)
             return Found(started, gaps=self.told(losses))
-        added, stranded = lineage.found(survey, skips=self._skips)
-        if stranded and not self._skips:
-            raise expired(
-                f"{self._feed.public_id(stranded[0].partition_id)} was lost to retention before the service "
-                "listed it: its changes were never read"
-            )
+        added, stranded = self._found(survey)
         lineage.audited = Audited(audited.since, int(time.time()), retired=False)
         late = tuple(
             PartitionFoundLate(self._feed.public_id(seed.partition_id), self._feed.describe(seed.cursor).text)
@@ -307,6 +303,16 @@ class Follow:
         )
         started = tuple(seed.partition_id for seed in added)
         return Found(started, gaps=self.told(stranded), late=late)
+
+    def _found(self, survey: Survey) -> tuple[list[Seed], list[Loss]]:
+        """Read what nothing leads to; raise if partitions were lost unseen and the caller does not skip."""
+        added, stranded = self._lineage.found(survey, skips=self._skips)
+        if stranded and not self._skips:
+            raise expired(
+                f"{self._feed.public_id(stranded[0].partition_id)} was lost to retention before the service "
+                "listed it: its changes were never read"
+            )
+        return added, stranded
 
     def _refuse(self, gone: Collection[str]) -> None:
         """Raise if ended partitions were lost and the caller does not skip."""

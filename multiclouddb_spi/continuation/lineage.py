@@ -353,15 +353,6 @@ class Lineage:
         """Whether a later listing may show that it is not known what follows a lost partition."""
         return self.root is not None and any(map(_is_lost, self.ends()))
 
-    def prove(self, survey: Survey) -> list[Seed]:
-        """Add what follows the lost partitions of a feed of one partition, and was not listed before.
-
-        Raises:
-            NotProvableError: Raised before anything changes.
-        """
-        tops = self._uncovered(survey, {end.partition_id: end for end in self.ends() if _is_lost(end)})
-        return self._add(tops.seeds, tops.unread)
-
     def _move(self, survey: Survey, expired: Collection[str]) -> list[Loss]:
         losses = []
         for partition in survey.present:
@@ -396,9 +387,13 @@ class Lineage:
     # -- Transition 3: found
 
     def found(self, survey: Survey, *, skips: bool = True) -> tuple[list[Seed], list[Loss]]:
-        """Add the partitions that no entry leads to; the caller applies losses first."""
-        tops = self._uncovered(survey, {})
-        lost = {end.partition_id for end in self.ends() if _is_lost(end)}
+        """Add the partitions that no entry leads to; the caller applies losses first.
+
+        Raises:
+            NotProvableError: Raised before anything changes.
+        """
+        lost = {end.partition_id: end for end in self.ends() if _is_lost(end)}
+        tops = self._uncovered(survey, lost)
         stranded = dict.fromkeys(
             parent
             for seed in tops.seeds
@@ -409,7 +404,7 @@ class Lineage:
         if losses and not skips:
             return [], losses
         added = self._add(tops.seeds, tops.unread)
-        if losses:
+        if losses and self.root is None:
             self._forget_lost()
         return added, losses
 

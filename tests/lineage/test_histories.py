@@ -27,6 +27,11 @@ KEPT = [
         "roll 1 hide | roll 0 twice | roll 2 twice | roll 6 hide | roll 4 hide | show 2 | trim | search "
         "| look last | scan ends",
     ),
+    # In a feed of one partition, a partition that was lost before it was listed had no notice.
+    (
+        Bounds(Kind.LATE, Scope.DESCENDANTS, told=True, empty=True),
+        "roll 1 twice | split 0 hide | roll 5 hide | trim | read 0 | roll 6 | show 6 | show 5 | trim",
+    ),
     # A token from before a loss was used again while the middle of a chain was hidden.
     (
         Bounds(Kind.LATE, crash=True, cut=True, empty=True),

@@ -41,7 +41,7 @@ DEFECTS = {
     "a cut moves a position back": (ALIVE, "base", "_cut", "attrs.evolve(seed, cursor=position)", "seed"),
     "a cut moves a position in silence": (ALIVE, "base", "_cut", "if order == -1:", "if False:"),
     "a cut keeps what it replaces": (ALIVE, "base", "_cut", "self._remove(each.partition_id)", "pass"),
-    "what follows a loss is listed later": (LATE, "told", "prove", "self._add(tops.seeds, tops.unread)", "[]"),
+    "what follows a loss is listed later": (LATE, "told", "found", "self._add(tops.seeds, tops.unread)", "[]"),
     # found
     "nothing is found": (LATE, "base", "found", "self._add(tops.seeds, tops.unread)", "[]"),
     "a loss is told twice": (LATE, "base", "found", " and parent not in tops.read", ""),

@@ -595,10 +595,9 @@ def _look(world: World, most: int) -> World:
     if lineage.gone(survey):
         return _lost(world, ())
     if lineage.is_doubtful:
-        try:
-            lineage.prove(_survey(world, _asked(lineage)))
-        except NotProvableError:
-            return world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
+        world = _found(world, lineage, _survey(world, _asked(lineage)))
+        if world.consumer.over:
+            return world
     lineage.looked(survey, ends, most)
     # The last look forgets what was lost.
     return _with(world, lineage, **({"told": frozenset()} if most == 1 else {}))
@@ -609,11 +608,22 @@ def _search(world: World) -> World:
     survey = _survey(world, _asked(lineage))
     if lineage.gone(survey):
         return _lost(world, ())
-    added, losses = lineage.found(survey, skips=not world.bounds.fails)
+    return _found(world, lineage, survey)
+
+
+def _found(world: World, lineage: Lineage, survey: Survey) -> World:
+    """Read what nothing leads to, or end the feed."""
+    over = world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
+    try:
+        added, losses = lineage.found(survey, skips=not world.bounds.fails)
+    except NotProvableError:
+        return over
     if losses and world.bounds.fails:
         if _entries(lineage) != world.consumer.entries:
             raise BrokenError("a loss that is refused changes the token")
-        return world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
+        return over
+    if world.bounds.scope is Scope.DESCENDANTS:  # a look says nothing of what it adds, but for losses
+        added = [seed for loss in losses for seed in loss.left]
     gap = world.consumer.gap | _told(world, added)
     told = frozenset[int]() if losses else world.consumer.told
     for loss in losses:
