@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
-from typing import Final
+from datetime import UTC, datetime
 
 import attrs
 
@@ -29,7 +28,7 @@ from multiclouddb_api import (
 from multiclouddb_spi.continuation.entry import AnyEntry, Plan, Stage
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage
 from multiclouddb_spi.continuation.state import FeedOver, Retired, state_from_json
-from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_text
+from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_text, to_moment
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.partition import encode_partition_id
@@ -47,8 +46,6 @@ __all__ = [
     "scope_of",
     "watermark_of",
 ]
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @attrs.frozen
@@ -150,9 +147,7 @@ def _damaged(error: InvalidCursor) -> MulticloudDbError:
 
 def watermark_of(envelope: Envelope) -> datetime | None:
     """Return the watermark: no event after the token is older than this time."""
-    if envelope.watermark is None:
-        return None
-    return _EPOCH + timedelta(microseconds=envelope.watermark)
+    return None if envelope.watermark is None else to_moment(envelope.watermark)
 
 
 def issued_at(envelope: Envelope) -> datetime | None:

@@ -149,6 +149,7 @@ class Poll(Generic[T]):
             if turn is None:
                 return
             self._answer(turn)
+            self._fetches.hand.clear()
 
     def _read(self) -> None:
         """Read the partitions that are due, including newly started ones, until the call must end."""
@@ -160,6 +161,7 @@ class Poll(Generic[T]):
             turn = self._fetches.land(self._patience()) if turns.asked else None
             if turn is not None:
                 self._answer(turn)
+                self._fetches.hand.clear()
             elif not (self._keep_polling() if turns.asked or turns.held else self._sleep_until_paced()):
                 return
 
@@ -185,7 +187,6 @@ class Poll(Generic[T]):
         if self._waiting.rounds and not self._result.count and len(self._lineage) <= self._context.width:
             wait = self._waiting.of_fetch(self._longest_wait())
         scanning, feed, cache = self._scanning, self._feed, self._context.cache
-        fetches.hand.clear()
         while fetches.may_ask():
             turn = next(iter(turns.due.values()))
             if self._head is not None and self._head.partition_id in fetches.overtaken:
@@ -612,7 +613,6 @@ class Fetches:
 
     def park(self) -> dict[str, Exception | None]:
         """Leave running fetches to the next call, except those that have been running for too long."""
-        self.hand.clear()
         passed, asked = time.monotonic() >= self._deadline.at, self._turns.asked
         late: dict[str, Exception | None] = {}
         while asked:
