@@ -1,7 +1,7 @@
 """Explores the small histories of a service behind the SPI: the simulation, or a provider on its test server.
 
-The model (`world.py`) says what happens in the service and what a consumer must get; the service does the
-same, and a reader (`readers.py`) reads it with the engine. A service can go back to an earlier state, so each
+The model says what happens in the service (`world.py`) and what a consumer must get (`consumer.py`); the
+service does the same, and a reader (`readers.py`) reads it with the engine. A service can go back to an earlier state, so each
 history is continued in every way. Every step of a consumer is a new process: it has nothing but its token.
 """
 
@@ -14,6 +14,7 @@ from typing import Final
 
 import attrs
 
+from multiclouddb_conformance.explore.consumer import begin, check_read, delivered
 from multiclouddb_conformance.explore.readers import Reader
 from multiclouddb_conformance.explore.search import NEXT, Result, Violation
 from multiclouddb_conformance.explore.service import At, Got, Node, Service
@@ -23,9 +24,6 @@ from multiclouddb_conformance.explore.world import (
     Consumer,
     World,
     ancestors,
-    begin,
-    check_read,
-    delivered,
     is_gone,
     moves,
     widened,

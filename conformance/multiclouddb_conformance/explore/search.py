@@ -5,21 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain, permutations, product
 from typing import Any, Final, TypeAlias
 
 import attrs
 
-from multiclouddb_conformance.explore.world import (
-    Bounds,
-    BrokenError,
-    Kind,
-    Scope,
-    World,
-    begin,
-    mark_of,
-    settle,
-    steps,
-)
+from multiclouddb_conformance.explore.consumer import begin, settle, steps
+from multiclouddb_conformance.explore.world import Bounds, BrokenError, Consumer, Kind, Part, Scope, World
+from multiclouddb_spi.continuation.entry import AnyEntry, Plan
 
 __all__ = [
     "GROUPS",
@@ -69,7 +62,7 @@ def explore(bounds: Bounds, depth: int, *, seconds: float | None = None, most: i
     """Explore all histories of at most `depth` steps, the shortest first."""
     began = time.process_time()
     first = begin(bounds)
-    visited, good = {mark_of(first)}, set[int]()
+    visited, good = {_mark_of(first)}, set[int]()
     level: list[tuple[World, _Way]] = [(first, None)]
     violations = list[Violation]()
     transitions = 0
@@ -82,7 +75,7 @@ def explore(bounds: Bounds, depth: int, *, seconds: float | None = None, most: i
             try:
                 for name, after in steps(world):
                     transitions += 1
-                    mark = mark_of(after)
+                    mark = _mark_of(after)
                     if mark in visited:
                         continue
                     visited.add(mark)
@@ -100,6 +93,51 @@ def explore(bounds: Bounds, depth: int, *, seconds: float | None = None, most: i
                 return _result(reached, visited, transitions, bounds, violations, began, complete=False)
         level = following
     return _result(depth, visited, transitions, bounds, violations, began)
+
+
+def _mark_of(world: World) -> int:
+    """Return the same number for worlds that are to be explored once."""
+    return min(map(hash, _twins(world))) if world.bounds.symmetric else hash(world)
+
+
+def _twins(world: World) -> Iterator[World]:
+    """Yield the world under every numbering of the partitions that began together."""
+    alike = dict[tuple[tuple[int, ...], int], list[int]]()
+    for i, part in enumerate(world.parts):
+        alike.setdefault((part.parents, part.born), []).append(i)
+    for orders in product(*(permutations(group) for group in alike.values())):
+        to = dict(zip(chain(*alike.values()), chain(*orders), strict=True))
+        yield world if all(i == j for i, j in to.items()) else _renumbered(world, to)
+
+
+def _renumbered(world: World, to: Mapping[int, int]) -> World:
+    back = sorted(to, key=to.__getitem__)
+    names = {str(i): str(j) for i, j in to.items()}
+
+    def entry(each: AnyEntry) -> AnyEntry:
+        if isinstance(each, Plan):
+            return each
+        waits, children = (tuple(names.get(one, one) for one in ids) for ids in (each.waits, each.children))
+        return attrs.evolve(each, partition_id=names[each.partition_id], waits=waits, children=children)
+
+    def consumer(old: Consumer) -> Consumer:
+        entries = tuple(sorted(map(entry, old.entries), key=lambda each: each.partition_id))
+        got = tuple(old.got[i] for i in back if i < len(old.got))
+        gap, told = (frozenset(to[i] for i in ids) for ids in (old.gap, old.told))
+        return Consumer(entries, got, gap, told, old.over)
+
+    def part(i: int) -> Part:
+        old = world.parts[i]
+        return old._replace(parents=tuple(sorted(to[parent] for parent in old.parents)))
+
+    fetched = frozenset(
+        (to[i], position, end, closed, tuple(sorted(to[child] for child in named)))
+        for i, position, end, closed, named in world.fetched
+    )
+    token = None if world.token is None else consumer(world.token)
+    return world._replace(
+        parts=tuple(map(part, back)), consumer=consumer(world.consumer), fetched=fetched, token=token
+    )
 
 
 def replay(bounds: Bounds, history: Iterable[str]) -> World:
