@@ -1,8 +1,9 @@
 """Explores the small histories of a service behind the SPI: the simulation, or a provider on its test server.
 
 The model says what happens in the service (`world.py`) and what a consumer must get (`consumer.py`); the
-service does the same, and a reader (`readers.py`) reads it with the engine. A service can go back to an earlier state, so each
-history is continued in every way. Every step of a consumer is a new process: it has nothing but its token.
+service does the same, and a reader (`readers.py`) reads it with the engine. A service can go back to an
+earlier state, so each history is continued in every way. Every step of a consumer is a new process: it has
+nothing but its token.
 """
 
 from __future__ import annotations
