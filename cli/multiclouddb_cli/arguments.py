@@ -47,7 +47,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.checkpoint import CheckpointFile
 from multiclouddb_api.validators import suggestion
-from multiclouddb_cli.options import Expired, Kind, Want
+from multiclouddb_cli.choices import Expired, Kind, Want
 from multiclouddb_cli.screen import shorter
 from multiclouddb_cli.session import Session
 from multiclouddb_spi import open_provider

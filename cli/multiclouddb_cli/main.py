@@ -12,13 +12,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from multiclouddb_cli.choices import Expired, Want
 from multiclouddb_cli.exits import INTERRUPTED, OK, TABLE
 from multiclouddb_cli.options import (
     Checkpoint,
     Collection,
     Database,
     Exact,
-    Expired,
     Format,
     From,
     FromAny,
@@ -44,7 +44,6 @@ from multiclouddb_cli.options import (
     UntilIdle,
     Url,
     Wait,
-    Want,
 )
 
 _NAME = "multiclouddb"

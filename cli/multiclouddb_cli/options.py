@@ -3,37 +3,12 @@
 from __future__ import annotations
 
 import os
-from enum import StrEnum
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
-
-class Kind(StrEnum):
-    """The kind of a change, as an option's value."""
-
-    CREATE = "create"
-    UPDATE = "update"
-    DELETE = "delete"
-
-
-class Want(StrEnum):
-    """Whether events include a document."""
-
-    OMIT = "omit"
-    INCLUDE = "include"
-    REQUIRE = "require"
-
-
-class Expired(StrEnum):
-    """What to do if the position is older than the retention."""
-
-    FAIL = "fail"
-    SKIP = "skip"
-    SNAPSHOT = "snapshot"
-
+from multiclouddb_cli.choices import Expired, Kind, Want
 
 _STARTS = ("beginning", "now", "-1h", "-10m", "-1d", "@")
 _SNAPSHOTS = ("snapshot", "snapshot:ordered", "snapshot:interleaved")
@@ -84,17 +59,18 @@ def _url_so_far() -> str | None:
 
 def _complete_option(incomplete: str) -> list[str]:
     """Return the options of the provider that the URL names."""
-    # By its name, because that module imports this one.
-    arguments = import_module("multiclouddb_cli.arguments")
+    from multiclouddb_cli.arguments import option_names
+
     url = _url_so_far()
-    return _starting(tuple(f"{name}=" for name in arguments.option_names(url)), incomplete) if url else []
+    return _starting(tuple(f"{name}=" for name in option_names(url)), incomplete) if url else []
 
 
 def _complete_collection(incomplete: str) -> list[str]:
     """Return the collections of the URL's database."""
-    listing = import_module("multiclouddb_cli.listing")
+    from multiclouddb_cli.listing import known_collections
+
     url = _url_so_far()
-    return _starting(listing.known_collections(url), incomplete) if url else []
+    return _starting(known_collections(url), incomplete) if url else []
 
 
 Url: TypeAlias = Annotated[
