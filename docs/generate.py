@@ -34,6 +34,12 @@ GATES: Final = {
     "the start.",
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "`LogicalPartition(…)`.",
     Capability.CHANGE_FEED_SNAPSHOT: "a start at `Snapshot()`, and `on_expired=Resnapshot()`.",
+    Capability.CHANGE_FEED_ALL_VERSIONS: "a consumer of every version, such as an audit log. No request is "
+    "refused without it.",
+    Capability.CHANGE_FEED_DELETES: "a consumer that removes what was deleted. No request is refused without "
+    "it.",
+    Capability.CHANGE_FEED_CHANGE_TYPES: "a consumer that treats `CREATE` and `UPDATE` differently. No "
+    "request is refused without it.",
     Capability.CHANGE_FEED_OLD_ITEM_STATE: "every `old_item_state_mode` except `OMIT`.",
     Capability.CHANGE_FEED_DATABASE_SCOPE: "`EntireDatabase()`.",
     Capability.CHANGE_FEED_CLUSTER_SCOPE: "`EntireCluster()`.",

@@ -490,6 +490,10 @@ class Provider(ABC):
     def capabilities(self) -> CapabilitySet:
         """Return, without any I/O, the capabilities that the service has if it is set up as documented."""
 
+    def complete(self, options: ProviderOptions) -> ProviderOptions:
+        """Return a request's options, with defaults of the connection; by default, there are none; pure."""
+        return options
+
     @abstractmethod
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
         """Open a feed, and check by the `deadline` that the resource is set up for `spec`.

@@ -36,6 +36,9 @@ _PLAIN: Final = {
     Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
         Support.NATIVE, "convergent: each row is as it was when its page was read; every row is read once"
     ),
+    Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(Support.NATIVE),
+    Capability.CHANGE_FEED_DELETES: CapabilityNote(Support.NATIVE),
+    Capability.CHANGE_FEED_CHANGE_TYPES: CapabilityNote(Support.NATIVE),
     Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
         Support.NATIVE, 'needs a collection created with images="new_and_old"'
     ),
