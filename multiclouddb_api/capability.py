@@ -26,6 +26,8 @@ class Capability(StrEnum):
     """Supports the scope `LogicalPartition(…)`."""
     CHANGE_FEED_SNAPSHOT = "change_feed_snapshot"
     """Supports reading from `Snapshot()`, and `on_expired=Resnapshot()`."""
+    CHANGE_FEED_ROWS = "change_feed_rows"
+    """Supports reading the rows alone, from `Snapshot(changes=False)`."""
     CHANGE_FEED_ALL_VERSIONS = "change_feed_all_versions"
     """Returns every change; without it, only the newest of several changes that were made between two
     reads."""

@@ -43,6 +43,7 @@ _TITLES = {
     Capability.CHANGE_FEED_POINT_IN_TIME: "AtTime(…)",
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "LogicalPartition(…)",
     Capability.CHANGE_FEED_SNAPSHOT: "Snapshot()",
+    Capability.CHANGE_FEED_ROWS: "Snapshot(changes=False)",
     Capability.CHANGE_FEED_ALL_VERSIONS: "every version of a document",
     Capability.CHANGE_FEED_DELETES: "a DELETE for every deleted document",
     Capability.CHANGE_FEED_CHANGE_TYPES: "CREATE apart from UPDATE",
@@ -52,6 +53,7 @@ _TITLES = {
     Capability.RUN_COMMAND: "run_command",
 }
 
+_SNAPSHOT: Final = Capability.CHANGE_FEED_SNAPSHOT
 _NEEDS: Final[dict[type, Capability]] = {
     Beginning: Capability.CHANGE_FEED_BEGINNING,
     AtTime: Capability.CHANGE_FEED_POINT_IN_TIME,
@@ -89,9 +91,15 @@ def require_start(
     provider: Provider, position: FeedStart | Snapshot, options: ProviderOptions | None, operation: str
 ) -> None:
     """Raise an error if the provider does not support a start position, as `require` does."""
-    for kind, capability in _NEEDS.items():
-        if isinstance(position, kind):
-            require(provider, capability, options, operation)
+    for part in _needed(position):
+        require(provider, part, options, operation)
+
+
+def _needed(*parts: object) -> list[Capability]:
+    """Return the capabilities that parts of a request need besides `CHANGE_FEED`."""
+    rows = any(isinstance(part, Snapshot) and not part.changes for part in parts)
+    needed = [each for kind, each in _NEEDS.items() if any(isinstance(part, kind) for part in parts)]
+    return [Capability.CHANGE_FEED_ROWS if rows and each is _SNAPSHOT else each for each in needed]
 
 
 def options_of(provider: Provider, given: ProviderOptions | None) -> ProviderOptions | None:
@@ -112,10 +120,8 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
     options = options_of(provider, request.provider_options)
     _check_address(request)
     require(provider, Capability.CHANGE_FEED, options, operation)
-    parts = (request.start_position, request.scope, request.on_expired)
-    for kind, capability in _NEEDS.items():
-        if isinstance(parts[0], kind) or isinstance(parts[1], kind) or isinstance(parts[2], kind):
-            require(provider, capability, options, operation)
+    for capability in _needed(request.start_position, request.scope, request.on_expired):
+        require(provider, capability, options, operation)
     if request.old_item_state_mode is not OldItemStateMode.OMIT:
         require(provider, Capability.CHANGE_FEED_OLD_ITEM_STATE, options, operation)
     start = request.start_position

@@ -43,5 +43,18 @@ def test_from_an_account_to_the_first_event(account):
     assert page.run("first.py") == page.said_behind("first.py")
 
 
+def test_the_latest_versions(account):
+    page = Page("cosmos-latest.md")
+    account.all_versions(False)
+    host = account.endpoint.split("/")[2]
+    page.programs["latest.py"] = (
+        page.programs["latest.py"]
+        .replace("https://my-account.documents.azure.com", account.endpoint)
+        .replace("cosmos://my-account.documents.azure.com", f"cosmos://{host}?tls=false")
+    )
+    assert page.run("latest.py") == page.said_behind("latest.py")
+
+
 def test_the_page_runs_every_program_that_it_has():
-    assert set(PAGE.programs) == PAGE.programs_run_in(__file__)
+    assert set(PAGE.programs) == {"first.py"}
+    assert set(Page("cosmos-latest.md").programs) | {"first.py"} == PAGE.programs_run_in(__file__)

@@ -16,6 +16,7 @@ from multiclouddb_conformance.us8.faults import TestEndlessTrouble, TestTrimmedO
 from multiclouddb_conformance.us8.following import TestFollowing
 from multiclouddb_conformance.us8.identity import TestEventIdentity, TestForeignTokens, TestRecreated
 from multiclouddb_conformance.us8.idle import TestIdle, TestLongPoll, TestWatermark
+from multiclouddb_conformance.us8.latest import TestLatestVersions
 from multiclouddb_conformance.us8.lineage import (
     TestDescendants,
     TestLateChildren,
@@ -58,6 +59,7 @@ __all__ = [
     "TestKeys",
     "TestLateChildren",
     "TestLateSiblings",
+    "TestLatestVersions",
     "TestLogicalPartition",
     "TestLongPoll",
     "TestLoss",

@@ -22,7 +22,7 @@ from multiclouddb_conformance.snapshots import Source, changes, is_done, started
 
 __all__ = ["TestRowsAlone"]
 
-_SNAPSHOT: Final = Capability.CHANGE_FEED_SNAPSHOT
+_ALONE: Final = Capability.CHANGE_FEED_ROWS
 _KEY: Final = Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE
 _ROWS: Final = Snapshot(changes=False)
 
@@ -32,7 +32,7 @@ def _has_ended(page: ChangeFeedPage) -> bool:
 
 
 @pytest.mark.shows("Further 14")
-@pytest.mark.requires(_SNAPSHOT)
+@pytest.mark.requires(_ALONE)
 @pytest.mark.needs("alone")
 class TestRowsAlone:
     """Tests `Snapshot(changes=False)`."""

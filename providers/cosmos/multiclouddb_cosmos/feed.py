@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from copy import copy
 from datetime import datetime
 
+import attrs
+
 from multiclouddb_api import AtTime, Beginning, Now, invalid_request
 from multiclouddb_cosmos.config import MODES
 from multiclouddb_cosmos.errors import PROVIDER_ID
@@ -102,7 +104,12 @@ class CosmosFeed(Feed):
         return stated(kept, lost, found)
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
-        """Open a reader of one range."""
+        """Open a reader of one range, or of one segment of a scan."""
+        if plan_id_of(partition_id) is not None:
+            if (span := range_of(partition_id.rpartition(":")[2])) is None:
+                raise InvalidCursor("it names no range of keys")
+            view = attrs.evolve(self._source.view(self.public_id(partition_id)), latest=False)
+            return ScanReader(self._source, view, span, scan_of(cursor))
         place, bound = self._place(cursor), None if until is None else self._place(until)
         if (span := range_of(partition_id)) is None:
             raise InvalidCursor("it names no range of keys")
@@ -130,23 +137,36 @@ class CosmosFeed(Feed):
                 heads[name] = Head(cursor_of(later), None if later is end else 0, Continue())
         return heads
 
+    def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
+        """Plan a scan with one segment for each range. The parameter `segments` has no effect."""
+        return plan_scan(self.start(Now(), None, deadline), None, self._source.late)
+
+    def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
+        """Return the next ranges from the plan of a scan, without sending a request."""
+        return cut_segments(cursor, count)
+
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """Compare the LSNs of two positions."""
+        # For positions of a scan, return 0 if both positions are equal, and None otherwise.
+        if is_scan(a) or is_scan(b):
+            return 0 if a == b else None
         # If the LSNs are equal, compare the positions in the library's own order.
         return compare(self._place(a), self._place(b))
 
     def describe(self, cursor: Cursor) -> Position:
         """Return the LSN of a position, and a lower limit on the times of the records after it."""
+        if is_scan(cursor):
+            return Position(f"scan at LSN {scan_of(cursor).place.lsn}", None)
         place = self._place(cursor)
         inside = "" if place.inner is None else ", inside a transaction"
         return Position(f"LSN {place.lsn}{inside}", self._source.since(place.since))
 
     def _place(self, cursor: Cursor) -> Place:
         """Return the place of a cursor; refuse a cursor of the other mode."""
-        place = None if is_scan(cursor) else place_of(cursor)
-        if place is not None and (place.past is not None) == self._source.is_latest:
+        place = place_of(cursor)
+        if (place.past is not None) == self._source.is_latest:
             return place
-        theirs = MODES[place is not None and place.past is not None]
+        theirs = MODES[place.past is not None]
         raise invalid_request(
             "continuation_token",
             f"was made with mode={theirs!r}, and the feed has mode={self._source.options.mode!r}",
@@ -155,21 +175,7 @@ class CosmosFeed(Feed):
 
 
 class AllVersionsFeed(CosmosFeed):
-    """The feed with all versions and deletes, which can scan its container."""
-
-    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
-        """Open a reader of one range, or of one segment of a scan."""
-        if plan_id_of(partition_id) is None:
-            return super().open(partition_id, cursor, until)
-        if (span := range_of(partition_id.rpartition(":")[2])) is None:
-            raise InvalidCursor("it names no range of keys")
-        return ScanReader(
-            self._source, self._source.view(self.public_id(partition_id)), span, scan_of(cursor)
-        )
-
-    def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """Plan a scan with one segment for each range. The parameter `segments` has no effect."""
-        return plan_scan(self.start(Now(), None, deadline), None, self._source.late)
+    """The feed with all versions and deletes; a scan comes before a start in the past."""
 
     def backfill(
         self, position: Beginning | AtTime, partition_id: str | None, deadline: Deadline
@@ -178,23 +184,6 @@ class AllVersionsFeed(CosmosFeed):
         since = position.utc if isinstance(position, AtTime) else None
         seeds = self.start(Now(), partition_id, deadline)
         return plan_scan(seeds, since, self._source.late) if seeds else None
-
-    def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """Return the next ranges from the plan of a scan, without sending a request."""
-        return cut_segments(cursor, count)
-
-    def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Compare two positions of the feed, or of a scan."""
-        # For positions of a scan, return 0 if both positions are equal, and None otherwise.
-        if is_scan(a) or is_scan(b):
-            return 0 if a == b else None
-        return super().compare(a, b)
-
-    def describe(self, cursor: Cursor) -> Position:
-        """Return the LSN of a position, and a lower limit on the times of the records after it."""
-        if is_scan(cursor):
-            return Position(f"scan at LSN {scan_of(cursor).place.lsn}", None)
-        return super().describe(cursor)
 
 
 class LatestFeed(CosmosFeed):
@@ -212,8 +201,3 @@ class LatestFeed(CosmosFeed):
             since = max(0, int(position.utc.timestamp()))
             found = (self._learned or Resolution(source)).at_time(wanted, since, deadline)
         return [Seed(each.partition_id, (), cursor_of(found[each])) for each in sorted(found)]
-
-    def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """Refuse the plan of a scan, which the other mode has made."""
-        self._place(cursor)
-        raise InvalidCursor("it is not a plan of Cosmos DB")

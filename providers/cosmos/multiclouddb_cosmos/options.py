@@ -38,6 +38,7 @@ CAPABILITIES: Final = CapabilitySet(
             "units; each row has the order_key of the item's last change",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(_NATIVE, _ONE_KEY),
+        Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
         Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),
         Capability.CHANGE_FEED_DELETES: CapabilityNote(_NATIVE),
         Capability.CHANGE_FEED_CHANGE_TYPES: CapabilityNote(_NATIVE),

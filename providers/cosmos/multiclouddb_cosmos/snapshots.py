@@ -26,7 +26,16 @@ from multiclouddb_cosmos.client import Answer
 from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.partitions import pieces_after
 from multiclouddb_cosmos.position import KeyRange, Place, is_number, place_of, range_of
-from multiclouddb_cosmos.records import Records, View, as_changes, is_of, order_key, place_after, records_of
+from multiclouddb_cosmos.records import (
+    MARKED,
+    Records,
+    View,
+    as_changes,
+    is_of,
+    order_key,
+    place_after,
+    records_of,
+)
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import MovedError
 from multiclouddb_spi import (
@@ -230,7 +239,10 @@ class ScanReader(Reader):
         found = records_of(items, scan.place, view)
         kept = []
         for index in range(len(found)):
-            seconds = found.items[index]["metadata"].get("crts")
+            metadata = found.items[index]["metadata"]
+            if metadata["operationType"] == MARKED:
+                continue  # a row that is marked as deleted is no row
+            seconds = metadata.get("crts")
             is_early = scan.since is not None and isinstance(seconds, int) and seconds < scan.since
             if found.lsns[index] <= scan.bound and not is_early:
                 kept.append(index)

@@ -213,6 +213,7 @@ class LatestHarness(CosmosHarness):
     capabilities = LATEST
     plugin = LatestPlugin()
     can_merge = True
+    can_merged_children = False  # the two ranges stay
     can_trim = False  # no position expires
     can_other_options = False  # the account offers no other mode
 

@@ -31,10 +31,11 @@ def write(world, count, seed=0):
 
 def run(spark, world, folder, **options):
     """Run a query that ends by itself. The query continues where the previous query stopped."""
-    options = {"startingPosition": "now", "database": DATABASE, "collection": NAME, **options}
+    url = str(world.config().connection["url"])
+    options = {"startingPosition": "now", "database": DATABASE, "collection": NAME, "url": url, **options}
     query = (
         spark.readStream.format("multiclouddb")
-        .options(**options, url=str(world.config().connection["url"]))
+        .options(**options)
         .load()
         .writeStream.format("parquet")
         .option("path", str(folder / "rows"))
@@ -80,3 +81,24 @@ def test_a_snapshot_is_followed_by_the_changes(spark, world, tmp_path):
     write(world, 60, 1)
     run(spark, world, tmp_path, startingPosition="snapshot")
     assert {row.backfilled for row in check(spark, world, tmp_path)} == {True, False}
+
+
+def test_the_latest_versions_of_merged_ranges(spark, world, tmp_path):
+    """An account without backup is read from the beginning; a checkpoint belongs to one mode."""
+    world.server.all_versions(False)
+    write(world, 60)
+    first, second, *_ = (each["id"] for each in world.partitions())
+    world.server.merge(DATABASE, NAME, first, second)
+    latest = {"startingPosition": "beginning", "connection.mode": "latest"}
+    run(spark, world, tmp_path, **latest)
+    write(world, 60, 1)
+    run(spark, world, tmp_path, **latest, maxRecordsPerTrigger="7")
+    rows = spark.read.parquet(str(tmp_path / "rows")).orderBy("order_key").collect()
+    last = {row.key: decode_json(row.new_item_state) for row in rows}
+    there = {each["pk"]: [each["n"], each["seed"]] for each in world.container.read_all_items()}
+    found = {each["pk"]: [each["n"], each["seed"]] for each in last.values()}
+    assert {key: found[key] for key in there} == there
+    assert {row.type for row in rows} == {"UPDATE"}
+    world.server.all_versions(True)
+    with pytest.raises(Exception, match="latest"):
+        run(spark, world, tmp_path, startingPosition="beginning")

@@ -64,6 +64,7 @@ CAPABILITIES: Final = CapabilitySet(
             "needs the permission spanner.databases.read. With the additional permission "
             "spanner.databases.partitionRead, the parts of a large table are read in parallel",
         ),
+        Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
         Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(
             _NATIVE, "the changes of a row in one transaction are one event"
         ),
