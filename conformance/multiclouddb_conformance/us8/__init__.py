@@ -27,7 +27,7 @@ from multiclouddb_conformance.us8.lineage import (
 from multiclouddb_conformance.us8.loss import TestLoss
 from multiclouddb_conformance.us8.notices import TestNotices
 from multiclouddb_conformance.us8.resnapshot import TestResnapshot, TestSnapshotUnderLoad
-from multiclouddb_conformance.us8.rows import TestRowsAlone
+from multiclouddb_conformance.us8.rows import TestNoRowsAlone, TestRowsAlone
 from multiclouddb_conformance.us8.scope import TestLogicalPartition, TestPhysicalPartition, TestWiderScopes
 from multiclouddb_conformance.us8.session import (
     TestClosing,
@@ -65,6 +65,7 @@ __all__ = [
     "TestLoss",
     "TestMerge",
     "TestNoFeed",
+    "TestNoRowsAlone",
     "TestNoSnapshot",
     "TestNotices",
     "TestNow",

@@ -58,6 +58,7 @@ class _History:
 class TestLatestVersions:
     """Tests a provider without deletes and earlier versions."""
 
+    @pytest.mark.refuses(Capability.CHANGE_FEED_CHANGE_TYPES)
     @pytest.mark.parametrize("size", [1, 3, 0])
     def test_each_existing_document_ends_with_its_last_state(self, collection: Collection, size: int) -> None:
         history = _History(collection)

@@ -7,6 +7,7 @@ delete, only the metadata contains the key.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from operator import lt
 from typing import Any, Final, TypeAlias
@@ -155,12 +156,22 @@ def as_changes(items: list[Any], view: View, since: int = 0) -> list[Any]:
 
     Items whose last change was before the second `since` are left out.
     """
+    usual = "replace" if view.latest else "create"
+    if not since and not view.marker:
+        with suppress(LookupError, TypeError):
+            return [
+                {
+                    "current": item,
+                    "metadata": {"operationType": usual, "lsn": item["_lsn"], "crts": item["_ts"]},
+                }
+                for item in items
+            ]
     found = []
     for item in items:
         lsn, seconds = (item.get("_lsn"), item.get("_ts")) if isinstance(item, dict) else (None, None)
         if since > 0 and isinstance(seconds, int) and seconds < since:
             continue
-        kind = "create" if not view.latest else "replace"
+        kind = usual
         if view.marker and (marked := value_at(item, view.marker)) is not ABSENT and marked is not False:
             kind = MARKED if marked is True else REFUSED
         found.append({"current": item, "metadata": {"operationType": kind, "lsn": lsn, "crts": seconds}})
