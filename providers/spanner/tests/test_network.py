@@ -29,7 +29,6 @@ def items():
 
 @pytest.fixture
 def link(items):
-    """Provide a proxy in front of the service."""
     with Proxy(items.server.host, rate=1e9) as made:
         yield made
 
