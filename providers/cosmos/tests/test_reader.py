@@ -16,7 +16,6 @@ from multiclouddb_api import (
     LogicalPartition,
     MulticloudDbKey,
     Now,
-    PhysicalPartition,
     ResourceAddress,
     connect,
 )
@@ -250,21 +249,6 @@ class TestPlans:
         consumer = world.consumer(start, provider_options=BACKFILL)
         consumer.until_idle()
         assert sorted(consumer.markers) == sorted(wanted)
-
-    def test_each_partition_is_backfilled_by_itself(self, world):
-        written = world.fill(20)
-        client = world.client()
-        found = []
-        for name in client.list_physical_partitions(ADDRESS):
-            scope = PhysicalPartition(name, with_descendants=True)
-            consumer = world.consumer(Beginning(), client, scope=scope, provider_options=BACKFILL)
-            consumer.until_idle()
-            found.append(consumer)
-        world.split("0")
-        written += world.fill(20)
-        for consumer in found:
-            consumer.restart().until_idle()
-        assert sorted(marker for consumer in found for marker in consumer.markers) == written
 
 
 class TestKeys:

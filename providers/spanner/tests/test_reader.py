@@ -136,7 +136,10 @@ class TestEveryPlace:
         reader = stream.reader(BEGIN)
         first = fetch(reader)
         assert (len(first), first.end) == (4, first.cursor_after(4))
-        assert names(first) + names(fetch(reader)) == every_change(stream.records)
+        found = names(first)
+        while len(found) < 8:
+            found += names(fetch(reader))
+        assert found == every_change(stream.records)
 
     def test_an_answer_that_begins_too_early_repeats_nothing(self):
         stream = FakeStream([record(3, "a", 0, 2), record(5, "b", 0, 3)])
