@@ -24,13 +24,14 @@ from multiclouddb_api import (
     SnapshotOrder,
     connect,
 )
+from multiclouddb_conformance.consumer import markers
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos_emulator import Lag
 from multiclouddb_cosmos_emulator.faults import Fail
 from multiclouddb_spi import Drained
 
-from .world import ADDRESS, DATABASE, NAME, READ, markers, seconds, soon
+from .world import ADDRESS, DATABASE, NAME, READ, seconds, soon
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
