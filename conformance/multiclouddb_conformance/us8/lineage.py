@@ -267,6 +267,7 @@ class TestMerge:
     @pytest.mark.needs("key_order")
     @pytest.mark.parametrize("size", [1, 4, 0])
     @pytest.mark.needs("merged_children")
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
     def test_a_merged_child_comes_after_both_parents(self, collection: Collection, size: int) -> None:
         children = collection.split()
         for number in range(40):

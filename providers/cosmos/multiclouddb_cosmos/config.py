@@ -132,7 +132,8 @@ def check_marker(field: str, value: object, mode: object) -> None:
         problem = f"has no effect with mode={mode or MODES[0]!r}"
         raise invalid_request(field, problem, "add mode=latest, or omit it")
     text = value if isinstance(value, str) else ""
-    if not text or "".join(f"/{name}" for name in names_in(text)) != text.replace('"', "") or "//" in text:
+    names = names_in(text)
+    if not names or not all(names) or not text.startswith("/"):
         raise invalid_request(field, f"is {value!r}", "write the path of a property, such as /deleted")
 
 
