@@ -435,7 +435,7 @@ class TestBadInput:
         async def main():
             async with aio.connect(url) as client:
                 with monkeypatch.context() as patched:
-                    patched.setattr(client.threads, "_process", os.getpid() + 1)
+                    patched.setattr(client._open_threads, "_process", os.getpid() + 1)
                     return refused(lambda: client.iterate_changes(request()))
 
         assert "fork" in run(main)

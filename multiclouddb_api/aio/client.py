@@ -125,18 +125,13 @@ class AsyncMulticloudDbClient:
         return self._blocking
 
     @property
-    def threads(self) -> Threads:
-        """The threads of this client, while it is open."""
-        self.check("threads")
+    def _open_threads(self) -> Threads:
+        self._check("threads")
         assert self._threads is not None
         return self._threads
 
-    def check(self, operation: str) -> None:
-        """Refuse a call before the client is open, after it is closed, or in another event loop or process.
-
-        Args:
-            operation: The name of the call.
-        """
+    def _check(self, operation: str) -> None:
+        """Refuse a call before the client is open, after it is closed, or in another event loop or process."""
         client = self.blocking
         if self._closed:
             raise MulticloudDbError(
@@ -151,19 +146,34 @@ class AsyncMulticloudDbClient:
     async def read_changes(
         self, request: ChangeFeedRequest, options: OperationOptions | None = None
     ) -> ChangeFeedPage:
-        """Read one page of changes; see `MulticloudDbClient.read_changes`."""
+        """Read one page of changes; see `MulticloudDbClient.read_changes`.
+
+        Args:
+            request: The request.
+            options: Time limits; 30 seconds by default.
+        """
         return await self._call("read_changes", request, options)  # type: ignore[no-any-return]
 
     async def list_physical_partitions(
         self, address: ResourceAddress | str, options: OperationOptions | None = None
     ) -> PartitionList:
-        """Return the open partitions; see `MulticloudDbClient.list_physical_partitions`."""
+        """Return the open partitions; see `MulticloudDbClient.list_physical_partitions`.
+
+        Args:
+            address: The address of the collection, table or container, or its text.
+            options: Time limits; 30 seconds by default.
+        """
         return await self._call("list_physical_partitions", address, options)  # type: ignore[no-any-return]
 
     async def collections(
         self, database: str | None = None, options: OperationOptions | None = None
     ) -> tuple[ResourceAddress, ...]:
-        """Return the addresses of the collections; see `MulticloudDbClient.collections`."""
+        """Return the addresses of the collections; see `MulticloudDbClient.collections`.
+
+        Args:
+            database: The database to list; None for all of them.
+            options: Time limits; 30 seconds by default.
+        """
         return await self._call("collections", database, options)  # type: ignore[no-any-return]
 
     async def inspect(
@@ -174,7 +184,14 @@ class AsyncMulticloudDbClient:
         key: MulticloudDbKey | None = None,
         provider_options: ProviderOptions | None = None,
     ) -> TokenReport:
-        """Say what a token contains; see `MulticloudDbClient.inspect`."""
+        """Say what a token contains; see `MulticloudDbClient.inspect`.
+
+        Args:
+            token: The token.
+            options: Time limits; 30 seconds by default.
+            key: The partition key, for a token of `LogicalPartition`.
+            provider_options: The provider's options for which the token was made.
+        """
         return await self._call(  # type: ignore[no-any-return]
             "inspect", token, options, key=key, provider_options=provider_options
         )
@@ -186,7 +203,13 @@ class AsyncMulticloudDbClient:
         *,
         with_descendants: bool = False,
     ) -> PartitionPlan:
-        """Return one token per partition; see `MulticloudDbClient.plan_partitions`."""
+        """Return one token per partition; see `MulticloudDbClient.plan_partitions`.
+
+        Args:
+            request: The start position and the modes; its scope must be the entire collection.
+            options: Time limits; 30 seconds by default.
+            with_descendants: True for tokens of `PhysicalPartition(…, with_descendants=True)`.
+        """
         return await self._call(  # type: ignore[no-any-return]
             "plan_partitions", request, options, with_descendants=with_descendants
         )
@@ -200,23 +223,35 @@ class AsyncMulticloudDbClient:
             request: The request.
             **settings: The settings of `ChangeFeedIterator`.
         """
-        self.check("iterate_changes")
+        self._check("iterate_changes")
         return AsyncChangeFeedIterator(self, request, **settings)
 
     async def run_command(self, database: str, command: Mapping[str, Any], **options: Any) -> Any:
-        """Run a native command of the service; see `MulticloudDbClient.run_command`."""
+        """Run a native command of the service; see `MulticloudDbClient.run_command`.
+
+        Args:
+            database: The database in which to run the command.
+            command: The command as the service accepts it.
+            **options: Options that are specific to the provider.
+        """
         return await self._call("run_command", database, command, **options)
 
     async def run_cursor_command(
         self, database: str, command: Mapping[str, Any], **options: Any
     ) -> AsyncCursor:
-        """Run a command that replies with a cursor; see `MulticloudDbClient.run_cursor_command`."""
+        """Run a command that replies with a cursor; see `MulticloudDbClient.run_cursor_command`.
+
+        Args:
+            database: The database in which to run the command.
+            command: The command as the service accepts it.
+            **options: Options that are specific to the provider.
+        """
         cursor = await self._call("run_cursor_command", database, command, **options)
-        return AsyncCursor(self.threads, cursor)
+        return AsyncCursor(self._open_threads, cursor)
 
     def capabilities(self) -> CapabilitySet:
         """Return the capabilities, without any I/O; see `MulticloudDbClient.capabilities`."""
-        self.check("capabilities")
+        self._check("capabilities")
         return self.blocking.capabilities()
 
     async def close(self) -> None:
@@ -279,7 +314,7 @@ class AsyncMulticloudDbClient:
         return self
 
     async def _call(self, operation: str, *arguments: Any, **named: Any) -> Any:
-        self.check(operation)
+        self._check(operation)
         assert self._threads is not None
         return await self._threads.start(getattr(self.blocking, operation), *arguments, **named)
 
@@ -288,7 +323,12 @@ _END: Final = object()
 
 
 class AsyncCursor:
-    """The documents of a command's cursor, for `async for`; `close` frees it on the server."""
+    """The documents of a command's cursor, for `async for`.
+
+    Args:
+        threads: The threads of the client.
+        cursor: The blocking cursor.
+    """
 
     def __init__(self, threads: Threads, cursor: Iterator[Any]) -> None:
         self._threads, self._cursor = threads, cursor

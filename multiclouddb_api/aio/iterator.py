@@ -30,11 +30,21 @@ class AsyncCheckpointStore(Protocol):
     """A `CheckpointStore` with coroutine methods, which are awaited in the event loop."""
 
     async def load(self, name: str) -> Checkpoint | None:
-        """See `CheckpointStore.load`."""
+        """See `CheckpointStore.load`.
+
+        Args:
+            name: The name of the checkpoint.
+        """
         ...
 
     async def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
-        """See `CheckpointStore.save`."""
+        """See `CheckpointStore.save`.
+
+        Args:
+            name: The name of the checkpoint.
+            token: The token to keep.
+            expected: The version that `load` or the last `save` returned, or None.
+        """
         ...
 
 
@@ -73,7 +83,7 @@ class AsyncChangeFeedIterator:
         request: ChangeFeedRequest,
         **settings: Unpack[IteratorSettings],
     ) -> None:
-        self._client, self._threads = client, client.threads
+        self._client, self._threads = client, client._open_threads
         self._settings = ChangeFeedIterator(client.blocking, request, **settings)
         _check_wait(self._settings)
         self._feed = self._settings._feed
@@ -158,9 +168,9 @@ class AsyncChangeFeedIterator:
         self._feed.check_events()
         return _Events(self)
 
-    async def take(self, mine: _Pages) -> ChangeFeedPage | None:
+    async def _take(self, mine: _Pages) -> ChangeFeedPage | None:
         """Return the next page of this iteration, or None at its end."""
-        self._client.check("iterate_changes")
+        self._client._check("iterate_changes")
         if self._lock.locked() or (mine.has_begun and mine is not self._current):
             raise invalid_request("AsyncChangeFeedIterator", "is iterated twice", "iterate in one task")
         async with self._lock:
@@ -183,7 +193,7 @@ class AsyncChangeFeedIterator:
             self._driver = driver = self._driven(self._feed.steps())
         return driver
 
-    async def end(self) -> None:
+    async def _end(self) -> None:
         """Save the position after the last page that is done."""
         await self._driven(self._feed.end()).next()
 
@@ -231,7 +241,7 @@ class _Pages:
         if self.is_over:
             raise StopAsyncIteration
         try:
-            page = await self.iterator.take(self)
+            page = await self.iterator._take(self)
         except asyncio.CancelledError:
             raise
         except BaseException:
@@ -267,7 +277,7 @@ class _Events:
         iterator = self._pages.iterator
         if iterator._timer.stopped:
             self._pages.is_over = True
-            await iterator.end()
+            await iterator._end()
             raise StopAsyncIteration
         return event
 

@@ -109,7 +109,7 @@ class Follower:
         if self._changes is None:
             client = await self._client
             try:
-                request, settings = await client.threads.start(followed, *self._arguments)
+                request, settings = await client._open_threads.start(followed, *self._arguments)
                 changes = client.iterate_changes(request, **settings)
             except BaseException:
                 await client.close()
