@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+import uvloop
 
 import multiclouddb_api as api
 from multiclouddb import aio
@@ -523,7 +524,9 @@ def test_cancelled_at_any_await_delivers_the_same(seeds, tmp_path):
             wanted = api.ChangeFeedRequest(address, api.Beginning(), max_page_size=chance.randint(1, 7))
             with harness.connect() as client:
                 expected = _by_key(client.iterate_changes(wanted, until_idle=True))
-            assert asyncio.run(_interrupted(harness, wanted, chance)) == expected, f"seed {seed}"
+            loop = uvloop.new_event_loop if seed % 2 else None
+            with asyncio.Runner(debug=seed % 4 < 2, loop_factory=loop) as runner:
+                assert runner.run(_interrupted(harness, wanted, chance)) == expected, f"seed {seed}"
         finally:
             harness.close()
 

@@ -131,7 +131,7 @@ class AsyncMulticloudDbClient:
         return self._threads
 
     def _check(self, operation: str) -> None:
-        """Refuse a call before the client is open, after it is closed, or in another event loop or process."""
+        """Refuse a call of a client that is not open here: in this event loop, in this process."""
         client = self.blocking
         if self._closed:
             raise MulticloudDbError(
