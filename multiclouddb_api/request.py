@@ -379,7 +379,8 @@ class OldItemStateMode(StrEnum):
 
     Portability:
         Every value except `OMIT` needs `Capability.CHANGE_FEED_OLD_ITEM_STATE`. Cosmos DB does not support
-        this capability, and the other services need a setting. See warning 12 in docs/configuration.md.
+        this capability, and the other services need a setting. See warning 12 in docs/configuration.md. With
+        its option `delete_marker`, a `DELETE` contains the item's last state in every mode.
     """
 
     OMIT = "omit"
