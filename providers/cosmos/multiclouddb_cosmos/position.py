@@ -127,7 +127,7 @@ def place_of(cursor: Cursor) -> Place:
         case [int() as lsn, *rest] if is_number(lsn) and len(rest) <= 3:
             seconds, inner, past = [*rest, None, None, None][:3]
             is_latest = len(rest) == 3
-            if is_latest and (past is True or past != LIVE) and not is_number(past, _MOST_SECONDS):
+            if is_latest and past != LIVE and not is_number(past, _MOST_SECONDS):
                 raise InvalidCursor("it is not a position of Cosmos DB")
             if (seconds is None or is_number(seconds, _MOST_SECONDS)) and (
                 _is_inner(inner) if inner is not None else is_latest or len(rest) < 2
