@@ -1,4 +1,4 @@
-// Marks what is wider than its box, so that the style sheet can show that it goes on to the side.
+// Marks what is wider than its box, so that the style sheet can show that it goes on to the side, and breaks long names.
 (function () {
   const BOXES = ".md-typeset__scrollwrap, .picture, .md-typeset pre > code"
 
@@ -19,6 +19,15 @@
     }
   }
 
+  // A long name in a table may break between its words, so that the other columns keep their width.
+  function soften() {
+    for (const name of document.querySelectorAll(".md-typeset td code")) {
+      if (name.children.length || name.textContent.length < 28) continue
+      name.innerHTML = name.innerHTML.replace(/::|[_/.,=]/g, "$&<wbr>")
+    }
+  }
+
+  soften()
   // The theme puts tables into their boxes after the page was loaded.
   window.addEventListener("load", () => setTimeout(watch, 100))
 })()
