@@ -106,10 +106,11 @@ class ChangeFeedIterator:
     client: ReadsChanges = attrs.field(
         repr=False, validator=has_methods("read_changes", advice="pass a client")
     )
-    """Reads the pages. The client remains open when the iterator is closed. If the client has an `observer`,
-    outages are reported to that observer."""
+    """Reads the pages. It remains open when the iterator is closed. If it has an `observer`, outages are
+    reported to that.
+    """
     request: ChangeFeedRequest = attrs.field(validator=is_a(ChangeFeedRequest))
-    """The request. A stored checkpoint takes precedence over the request's `start_position`."""
+    """The request. A stored checkpoint takes precedence over its `start_position`."""
     timeout_seconds: float = attrs.field(
         default=30.0,
         kw_only=True,
@@ -241,16 +242,15 @@ class ChangeFeedIterator:
     def stop(self) -> None:
         """End the iteration permanently; any thread or signal handler may call this method.
 
-        If the iterator is waiting between two reads, it stops within 0.1 seconds. If a read is running, the
-        iterator stops within a second, and does not deliver the page of this read. The caller must still
-        handle the events that were already returned.
+        Between two reads it stops within 0.1 seconds, and during a read within a second, whose page it does
+        not deliver. The caller must still handle the events that were already returned.
         """
         self._timer.stop()
 
     def close(self) -> None:
         """Stop the iteration, and save the position after the last page that is done.
 
-        Call this method only from the thread that iterates.
+        Call it only from the thread that iterates.
         """
         self.stop()
         self._closed = True

@@ -129,8 +129,8 @@ def trusted_keys(
 ) -> list[MulticloudDbKey]:
     """Build keys from records that the service sent, without checking or copying `components`.
 
-    Only `mapping` modules use this function. These modules build a key for every event, and checking the
-    components would double the cost.
+    Only `mapping` modules use it. They build a key for every event, and checking the components would double
+    the cost.
     """
     drafts: list[Any] = list(map(object.__new__, repeat(_Draft, len(components))))
     draft: Any
