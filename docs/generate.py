@@ -27,11 +27,10 @@ _MARKED: Final = (_US8, "conformance/tests", "docs/tests", "tests")
 _MARKS: Final = {Support.NATIVE: "native", Support.EMULATED: "*emulated*", Support.UNSUPPORTED: "—"}
 _WRONG: Final = ("ghosts", "missing", "stale")
 GATES: Final = {
-    Capability.CHANGE_FEED: "every read. To read a collection or one physical partition from a token or "
-    "from now, no other capability is needed.",
+    Capability.CHANGE_FEED: "every read; a read of a collection or one physical partition from a token or "
+    "from now needs no other.",
     Capability.CHANGE_FEED_BEGINNING: "`Beginning()`.",
-    Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`. The note of the capability gives the precision of "
-    "the start.",
+    Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`; the note gives the precision of the start.",
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "`LogicalPartition(…)`.",
     Capability.CHANGE_FEED_SNAPSHOT: "a start at `Snapshot()`, and `on_expired=Resnapshot()`.",
     Capability.CHANGE_FEED_OLD_ITEM_STATE: "every `old_item_state_mode` except `OMIT`.",
@@ -90,7 +89,7 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
         ),
     )
     notes = "\n\n".join(
-        f"## {item.name}\n\nThis capability is needed by {GATES[item]}\n\n"
+        f"## {item.name}\n\nNeeded by {GATES[item]}\n\n"
         + _rows(
             ["", "support", "note"],
             *([title, _MARKS[has[item].support], has[item].note] for title, has in known.items()),

@@ -76,9 +76,8 @@ def connect(
         observer: Receives notifications of internal events, for metrics.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` for an unknown provider, for a missing extra (the message
-            contains the command to install it), or for an option that is unknown or has a value of the wrong
-            type.
+        MulticloudDbError: `INVALID_REQUEST` for an unknown provider, an unknown option, a value of the wrong
+            type, or a missing extra; the message then contains the command to install it.
 
     Examples:
         >>> with connect("embedded:///tmp/store.db") as client:
@@ -174,7 +173,7 @@ class MulticloudDbClient:
             options: Time limits; by default, a call takes at most 30 seconds and does not wait for events.
 
         Returns:
-            A page, which may be empty. The page's token is the position to continue from.
+            A page, which may be empty. Its token is the position to continue from.
 
         Raises:
             MulticloudDbError: An error with a category; see `ErrorCategory`. The token in the request remains

@@ -84,7 +84,7 @@ class MulticloudDbKey(Slotted):
     def sort_key(self) -> dict[str, Any]:
         """The components after the partition key, as a mapping from name to value.
 
-        The mapping is empty if no components follow the partition key.
+        It is empty if there are none.
         """
         return dict(list(self.components.items())[self.partition_components :])
 

@@ -185,9 +185,10 @@ class OperationDiagnostics:
     """The watermark in UTC: no later event is older than this time. It is the minimum over all partitions in
     the token, including children that wait for their parents. The watermark never goes back."""
     read_until: datetime | None = None
-    """Every change that was committed before this time has been returned, on this page or an earlier one.
-    The time is of the service's clock, in UTC, and it never goes back. None during the scan of a
-    `Snapshot()`, and if the service does not report enough."""
+    """Every change that was committed before this time has been returned, on this page or an earlier one. It
+    is of the service's clock, in UTC, and never goes back. None during the scan of a `Snapshot()`, and if the
+    service does not report enough.
+    """
     read_until_estimated: bool = False
     """True if `read_until` is likely, but not proven, because the service does not report whether records
     follow (DynamoDB)."""

@@ -302,8 +302,9 @@ class OperationOptions:
     wait_seconds: float = attrs.field(
         default=0.0, validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")]
     )
-    """How long to wait for a first event before returning an empty page (long poll), in seconds. With 0, the
-    default, the call does not wait. The wait is never longer than `timeout_seconds`."""
+    """How long to wait for a first event before returning an empty page (long poll), in seconds. 0, the
+    default, means no wait. It is never longer than `timeout_seconds`.
+    """
 
 
 @attrs.frozen
@@ -317,7 +318,7 @@ class ProviderOptions:
     def position_digest(self) -> str:
         """Return a digest of the options that change positions.
 
-        The digest is empty if all of these options have their default values.
+        It is empty if all of them have their default values.
         """
         values: dict[str, Any] = {
             field.name: getattr(self, field.name)

@@ -119,8 +119,8 @@ class Resnapshot:
 
     Portability:
         Check `Capability.CHANGE_FEED_SNAPSHOT`. A new snapshot is possible only with a whole collection or
-        one partition key, and only in a loop over pages, because a loop over single events would not see the
-        notices. See warnings 3 and 23 in docs/configuration.md.
+        one partition key. Iterate over pages, because a loop over single events would not see the notices.
+        See warnings 3 and 23 in docs/configuration.md.
     """
 
     snapshot: Snapshot = attrs.field(factory=Snapshot, validator=is_a(Snapshot))

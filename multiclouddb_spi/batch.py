@@ -105,8 +105,8 @@ class Scanned:
     Only a segment of a scan has this outcome, never a partition of the service.
 
     Attributes:
-        pieces: The segments that replace the unread rest of this segment. Each unread key of this
-            segment is in exactly one of the new segments. Empty if the segment was read completely.
+        pieces: The segments that replace the unread rest of this segment. Each unread key is in exactly one
+            of them. Empty if the segment was read completely.
     """
 
     pieces: tuple[Segment, ...] = ()

@@ -5,8 +5,8 @@ providers: fan-out, lineage, page limits, buffers, pacing, retries and tokens. R
 together with this page, then run the conformance suite until it passes.
 
 A *record* is one change and becomes one event. If the service sends several changes together, as Spanner does
-in a data change record, each of them is a record of its own here, and counts as one in all limits. There is a
-position between any two records, because a page may end there.
+in a data change record, each of them is a record here, and counts as one in all limits. There is a position
+between any two records, because a page may end there.
 
 The following rules apply to every method in this module:
 
@@ -190,9 +190,10 @@ class Survey:
         present: The partitions that exist.
         gone: Of the asked partitions and their parents, those that no longer exist, each with its parents, or
             with None where the service no longer tells them.
-        heirs: Only for a service that does not list the parents of its partitions: if an asked partition is
-            gone, all partitions that existed at the oldest moment that can be read, each with its position
-            there. None if the engine finds what follows a lost partition from the parents in `present`.
+        heirs: Only for a service that does not list the parents of its partitions, and only if an asked
+            partition is gone: all partitions that existed at the oldest moment that can be read, each with
+            its position there. None if the engine finds what follows a lost partition from the parents in
+            `present`.
         final: Asked ended partitions that will have no more children, each with a notice for the application
             or None.
         answered: The asked ended partitions about whose children `present` says all that is known. A provider
@@ -304,9 +305,9 @@ class Feed(ABC):
     def for_one_call(self) -> Feed:
         """Return a feed for all attempts of one call, so that an attempt can reuse results of an earlier one.
 
-        The engine uses it to resolve a start or to list partitions, uses it again after each failure, and
-        discards it after the call; its results are valid only for that call. By default, the method returns
-        the feed itself, which reuses nothing.
+        The engine uses it to resolve a start or to list partitions, also after each failure, and discards it
+        after the call. Its results are valid only for that call. By default, the method returns the feed
+        itself, which reuses nothing.
         """
         return self
 
@@ -386,8 +387,8 @@ class Feed(ABC):
         """State which partitions exist, and which of the asked ones no longer do.
 
         A provider only states facts; the engine decides what is read, what is lost and what was missed. The
-        engine asks at most once a call: when a read was refused because its position is too old, some time
-        after partitions have ended, and where an application asks for the partitions.
+        engine asks at most once a call. It does so when a read was refused because its position is too old,
+        some time after partitions have ended, and where an application asks for the partitions.
 
         Args:
             asked: Maps partitions of the engine to their positions; empty for a listing. A position is None
@@ -401,8 +402,8 @@ class Feed(ABC):
         Returns:
             With the scope of one partition key, only the partitions that may contain the key. C2 holds: if a
             partition is gone, so are its ancestors. An answer must show the current state of the service, or
-            be incomplete; a partition is `gone` only if the service itself says so for this partition, never
-            because a listing lacks it.
+            be incomplete. A partition is `gone` only if the service itself says so, never because a listing
+            lacks it.
         """
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:

@@ -22,8 +22,8 @@ entry (`continuation.entry`), and `continuation.lineage` decides what waits for 
   the stream, but `compare` may return None, and `describe` no time.
 - *Ids.* `segment_id_of` makes a segment's id from the plan's id and a name; it never equals the id of a
   partition. `plan_id_of` returns the plan's id for a segment's id, and None for a partition's id.
-- *Rows.* The scan returns every row at least once that exists when `snapshot` returns, and is not changed or
-  deleted afterwards, whatever retries, splits, repeated divisions of the plan or lost tokens happen. Of a row
+- *Rows.* A row that exists when `snapshot` returns, and is not changed or deleted afterwards, is returned at
+  least once. Retries, splits, repeated divisions of the plan and lost tokens do not change that. Of a row
   that is changed in the meantime, it may return the old row, the new row or none: the stream contains every
   such change. Each row becomes an event with these values: `type=CREATE`, `backfilled=True`,
   `old_item_state=None`, `by_expiry=False`, `timestamp` = the plan's moment, `event_id` =

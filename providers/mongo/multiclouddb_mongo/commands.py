@@ -121,7 +121,7 @@ class RunCursorCommandOptions(RunCommandOptions):
     """What `timeout_ms` limits. `"cursor_lifetime"`, the default, for non-tailable cursors only: the command
     and everything read from the cursor, together. `"iteration"`, the default of tailable cursors: the
     command, and then each step of the iteration. In this mode, a cursor that does not await data sends its
-    command without a time limit, because the server would apply it to the cursor's whole lifetime; a
+    command without a time limit, because the server would apply it to the cursor's whole lifetime. A
     `maxTimeMS` in the command itself is kept.
     """
     cursor_type: Literal["non_tailable", "tailable", "tailable_await"] | None = attrs.field(
@@ -187,10 +187,10 @@ _CLOSE_SECONDS: Final = 0.5
 class RunCommandCursor(Iterator[Any]):
     """Iterates over the documents of a command's cursor, one document per step.
 
-    The cursor is an iterator and a context manager. Only one thread at a time may use it, but any thread may
-    call `close`. The server that ran the command sends all batches, within one session. The cursor is closed
-    when the server has sent everything, when `close` is called, or when the client is closed. A cursor that
-    is still open is closed when it is garbage-collected. Failed steps are not retried: after a failure every
+    It is an iterator and a context manager. Only one thread at a time may use it, but any thread may call
+    `close`. The server that ran the command sends all batches, within one session. The cursor is closed when
+    the server has sent everything, when `close` is called, or when the client is closed. A cursor that is
+    still open is closed when it is garbage-collected. Failed steps are not retried: after a failure every
     further step fails too, so that an incomplete read never looks like a complete one.
 
     Documents in all batches are decoded with the client's codec, but without type decoders: a Decimal128
