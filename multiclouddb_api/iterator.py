@@ -71,11 +71,11 @@ class ChangeFeedIterator:
     """Reads a feed page by page until `stop` is called or the feed ends.
 
     Iterate over events (`for event in it`, `next(it)`) or pages (`for page in it.pages()`) in a single
-    thread. A page is done when the caller asks for what comes after it; an empty one is done at once.
-    Only then does `continuation_token` move, and the checkpoint is saved. So after a crash, an
-    exception or a `break` in the loop body, the page is delivered again and never skipped. The next
-    `for` over the same iterator, a new iterator with the same checkpoint, and a read after a failed one
-    all start after the last page that is done.
+    thread. A page is done when the caller asks for what comes after it; an empty one is done at once. Only
+    then does `continuation_token` move, and the checkpoint is saved. So after a crash, an exception or a
+    `break` in the loop body, the page is delivered again and never skipped. Another `for` over the iterator,
+    a new iterator with the same checkpoint, and a read after a failed one start after the last page that is
+    done.
 
     Retryable failures are retried after random waits that grow, and not before the time for which the service
     asks (`ErrorDetail.retry_after_seconds`). An outage is reported within 2 seconds, and

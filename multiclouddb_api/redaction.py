@@ -45,7 +45,7 @@ def shorten(value: object) -> str:
 def redact_url(url: str) -> str:
     """Return the URL without user, password, fragment, and option values that may be secrets.
 
-    In case of doubt, it hides text: all of it if it is not a URL, and a host or path that may be part of an
+    In case of doubt, it hides text: everything that is not a URL, and a host or path that may belong to an
     unescaped password.
     """
     found = _SCHEME.match(url)

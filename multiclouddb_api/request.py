@@ -57,8 +57,8 @@ class ResourceAddress:
     `parse`. An address of a whole database or cluster needs this class.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if a name is empty or not text, or if only one name is given
-            without saying what it names.
+        MulticloudDbError: `INVALID_REQUEST` if a name is empty or not text, or if a single name is given by
+            position.
 
     Examples:
         >>> ResourceAddress("shop", "orders") == ResourceAddress.parse("shop/orders")

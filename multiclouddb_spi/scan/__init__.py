@@ -29,10 +29,11 @@ entry (`continuation.entry`), and `continuation.lineage` decides what waits for 
   `old_item_state=None`, `by_expiry=False`, `timestamp` = the plan's moment, `event_id` =
   `snapshot_event_id(plan_id, key)`, `order_key` = the floor, and `partition_id` = the public id of the
   segment.
-- *Floor.* The floor is the `order_key` of every row. It is greater than that of every change that the scan
-  certainly includes, less than that of every change that is committed after `snapshot` has returned, and
-  never empty. If the service's `order_key` is not known before the stream is read, no such floor exists. The
-  provider then returns one below the `order_key` of every change, and the capability's note says so.
+- *Floor.* The floor is the `order_key` of every row. It is never empty. It is greater than that of every
+  change that the scan certainly includes, and less than that of every change that is committed after
+  `snapshot` has returned. If the service's `order_key` is not known before the stream is read, no such floor
+  exists. The provider then returns one below the `order_key` of every change, and the capability's note says
+  so.
 - *Stream.* The start positions lie at or before the floor, so every change after the floor is read from the
   stream. The stream may return a change although the scan has already returned the changed row.
 - *End.* A segment ends with the outcome `Scanned`, on the batch with its last row or on an empty batch. It
