@@ -73,6 +73,11 @@ class Snapshot:
     with the last row also contains a `BackfillDone` notice. Before it, no page is `idle`, and the watermark
     remains at the time of the snapshot.
 
+    With `changes=False`, the feed contains the rows alone and ends after them: the page with the last row
+    also contains a `BackfillDone` and a `FeedEnded` notice, and a read from its token returns `FeedEnded`
+    again. A row that is changed after the first page may then be returned in its old or new state, or not at
+    all. If you need such rows too, take a token from `Now()` before the scan, and read the changes from it.
+
     The token contains the progress of the scan, so another process can continue it, even days later.
 
     Raises:
@@ -106,6 +111,17 @@ class Snapshot:
     `native_charge` if the service reports a charge, and otherwise rows. None means no limit. Each client
     applies the limit separately; `plan_partitions` divides it among its tokens.
     """
+    changes: bool = attrs.field(default=True, kw_only=True, validator=is_a(bool))
+    """False for the rows alone; `order` then has no meaning, and `plan_partitions` returns only segments."""
+
+
+def _has_changes(instance: object, attribute: attrs.Attribute[Any], value: Snapshot) -> None:
+    if not value.changes:
+        raise invalid_request(
+            f"{type(instance).__name__}.{attribute.name}",
+            "has changes=False, so the feed would end after the rows",
+            "leave out changes=False",
+        )
 
 
 @attrs.frozen
@@ -123,7 +139,7 @@ class Resnapshot:
         See warnings 3 and 23 in docs/configuration.md.
     """
 
-    snapshot: Snapshot = attrs.field(factory=Snapshot, validator=is_a(Snapshot))
+    snapshot: Snapshot = attrs.field(factory=Snapshot, validator=[is_a(Snapshot), _has_changes])
     """The settings of the new snapshot."""
 
 
