@@ -2,7 +2,7 @@
 // style sheet shows where the rest goes on to the side.
 (function () {
   const BOXES = ".md-typeset__scrollwrap, .picture, .md-typeset pre > code"
-  const NAMES = ".md-typeset td code, .md-typeset h2, .md-typeset h3, .md-typeset h4"
+  const NAMES = ".md-typeset :not(pre) > code, .md-typeset h2, .md-typeset h3, .md-typeset h4"
   const PHONE = window.matchMedia("(max-width: 44.9375em)")
 
   function mark(box) {
