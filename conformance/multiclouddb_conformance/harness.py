@@ -283,6 +283,18 @@ class Harness(ABC):
         """
         return open_client(FaultyPlugin(self.plugin, script, act), self.config())
 
+    def connect_until(self, end: Callable[[], None]) -> MulticloudDbClient:
+        """Return a new client; when it is closed, `end` is called, for example to end a fault."""
+        client = self.connect()
+        close = client.close
+
+        def closed() -> None:
+            end()
+            close()
+
+        client.close = closed  # type: ignore[method-assign]
+        return client
+
     def _lacks(self, method: str, ability: str | None = None) -> NoReturn:
         raise NotImplementedError(
             f"implement {type(self).__name__}.{method}, or set can_{ability or method} = False"
