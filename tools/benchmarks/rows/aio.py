@@ -44,8 +44,8 @@ def blocking(path: Path) -> Done:
     goal=0.95,
     unit="events/CPU s",
     about=(
-        "`multiclouddb.aio` reads 200,000 events of an embedded store in pages of 1,000. The figure is events "
-        "per second of CPU."
+        "`multiclouddb.aio` reads 200,000 events of an embedded store in pages of 1,000. The figure is "
+        "events per second of CPU."
     ),
     against="The blocking iterator over the same store.",
     shown=(blocking,),
