@@ -489,7 +489,11 @@ class Provider(ABC):
         """Return, without any I/O, the capabilities that the service has if it is set up as documented."""
 
     def complete(self, options: ProviderOptions) -> ProviderOptions:
-        """Return a request's options, with defaults of the connection; by default, there are none; pure."""
+        """Return a request's options with defaults of the connection; by default, there are none; pure.
+
+        Args:
+            options: An instance of `options_type`, as the caller has made it.
+        """
         return options
 
     @abstractmethod

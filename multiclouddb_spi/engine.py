@@ -349,7 +349,11 @@ class Engine:
             return self._commands("run_cursor_command").run_cursor_command(database, command, options)
 
     def capabilities(self, provider_options: ProviderOptions | None) -> CapabilitySet:
-        """Return the capabilities of a request with these options."""
+        """Return the capabilities of a request.
+
+        Args:
+            provider_options: The provider's options of the request, or None.
+        """
         options = options_of(self._provider, provider_options)
         known = self._provider.capabilities()
         return known if options is None else options.narrow(known)

@@ -22,8 +22,8 @@ MODES: Final[tuple[Mode, ...]] = ("all_versions", "latest")
 """The feeds of a container: the one with all versions and deletes, and the one of latest versions."""
 
 _NAME: Final = re.compile(r'/(?:"([^"]*)"|([^/]*))')
-_IN_URL: Final = ("tls", "mode", "delete_marker")
-_OPTIONS: Final = ("credential", "url", *_IN_URL)
+_IN_URL: Final = ("delete_marker", "mode", "tls")
+_OPTIONS: Final = ("credential", *_IN_URL, "url")
 _URL: Final = "write cosmos://ACCOUNT.documents.azure.com or cosmos://localhost:8081?tls=false"
 _CREDENTIALS: Final = f"the key comes from {KEY_VARIABLE}, or azure-identity finds a credential"
 _SECRET: Final = ("key", "secret", "token", "password")
