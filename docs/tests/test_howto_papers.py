@@ -67,6 +67,7 @@ def test_files_that_are_named_are_there(paper):
         ROOT,
         ROOT / "multiclouddb_api",
         ROOT / "multiclouddb_spi",
+        ROOT / "providers/cosmos/multiclouddb_cosmos",
         ROOT / "providers/dynamo/multiclouddb_dynamo",
         ROOT / "providers/mongo/multiclouddb_mongo",
         ROOT / "spark/pyspark_multiclouddb",
