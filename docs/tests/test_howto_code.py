@@ -14,22 +14,13 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry
 
-from multiclouddb_api import (
-    Beginning,
-    ChangeFeedRequest,
-    ClientConfig,
-    FromContinuationToken,
-    OperationOptions,
-    PhysicalPartition,
-    ResourceAddress,
-    connect,
-)
+import multiclouddb_api as api
 from multiclouddb_conformance.simulation import Simulation, SimulationProvider, ThrottledError
 from multiclouddb_embedded import Delete, EmbeddedStore, Put
 from multiclouddb_spi import Engine
 
 HOW_TO = Path(__file__).resolve().parents[1] / "how-to"
-ORDERS = ResourceAddress("main", "orders")
+ORDERS = api.ResourceAddress("main", "orders")
 
 
 @pytest.fixture
@@ -93,12 +84,12 @@ class TestMetrics:
             if fault is not None:
                 sim.fail_next("p0", fault, times=2)
             engine = Engine(
-                SimulationProvider(sim), ClientConfig("simulation"), observer, pause=lambda seconds: None
+                SimulationProvider(sim), api.ClientConfig("simulation"), observer, pause=lambda seconds: None
             )
-            place, idle = Beginning(), False
+            place, idle = api.Beginning(), False
             while not idle:
-                page = engine.read_changes(ChangeFeedRequest(sim.address, place), OperationOptions())
-                place, idle = FromContinuationToken(page.continuation_token), page.idle
+                page = engine.read_changes(api.ChangeFeedRequest(sim.address, place), api.OperationOptions())
+                place, idle = api.FromContinuationToken(page.continuation_token), page.idle
             engine.close()
 
         return read
@@ -130,8 +121,10 @@ class TestSpread:
     @pytest.fixture
     def plan(self, store):
         store.create_collection("orders", partitions=2)
-        with connect(f"embedded://{store.path}") as client:
-            plan = client.plan_partitions(ChangeFeedRequest(ORDERS, Beginning()), with_descendants=True)
+        with api.connect(f"embedded://{store.path}") as client:
+            plan = client.plan_partitions(
+                api.ChangeFeedRequest(ORDERS, api.Beginning()), with_descendants=True
+            )
         Path("plan.json").write_text(json.dumps(plan))
         store.batch("orders", [Put(f"o-{number}", {"status": "new"}) for number in range(40)])
         store.merge("orders", "p0", "p1")
@@ -140,9 +133,9 @@ class TestSpread:
 
     def followed(self, store, plan, number):
         name, token = plan[number]
-        scope = PhysicalPartition(name, with_descendants=True)
-        request = ChangeFeedRequest(ORDERS, FromContinuationToken(token), scope)
-        with connect(f"embedded://{store.path}") as client:
+        scope = api.PhysicalPartition(name, with_descendants=True)
+        request = api.ChangeFeedRequest(ORDERS, api.FromContinuationToken(token), scope)
+        with api.connect(f"embedded://{store.path}") as client:
             changes = client.iterate_changes(request, until_idle=True)
             return list(changes)
 
@@ -185,9 +178,12 @@ class TestPoison:
         store.batch("orders", [Put(f"o-{number}", {"number": number}) for number in range(1, 6)])
         with closing(sqlite3.connect(store.path)) as database, database:
             database.execute("UPDATE log SET doc = '{' WHERE seq = ?", (broken,))
-        with closing(sqlite3.connect("letters.db")) as letters, connect(f"embedded://{store.path}") as client:
+        with (
+            closing(sqlite3.connect("letters.db")) as letters,
+            api.connect(f"embedded://{store.path}") as client,
+        ):
             for _ in range(2):  # the second reader finds the record again, but does not store it again
-                pages = reader(client, ORDERS, Beginning(), letters).pages()
+                pages = reader(client, ORDERS, api.Beginning(), letters).pages()
                 numbers = [event.new_item_state["number"] for page in pages for event in page.events]
                 assert sorted({*numbers, broken}) == [1, 2, 3, 4, 5]
                 assert len(numbers) == 4

@@ -2,26 +2,16 @@
 
 import pytest
 
-from multiclouddb_api import (
-    Beginning,
-    Dropped,
-    ErrorCategory,
-    Gap,
-    MulticloudDbError,
-    Now,
-    RecordSkipped,
-    Renamed,
-    SkipToOldest,
-)
+import multiclouddb_api as api
 from multiclouddb_conformance.simulation import ServiceBehaviour, TrimmedError
 
-FACTS = [Renamed("a", "b"), Dropped("b"), Renamed("c", "d")]
+FACTS = [api.Renamed("a", "b"), api.Dropped("b"), api.Renamed("c", "d")]
 FOREVER = 10**9
-SKIP = SkipToOldest()
+SKIP = api.SkipToOldest()
 
 
 def gaps(page):
-    return [notice for notice in page.notices if isinstance(notice, Gap)]
+    return [notice for notice in page.notices if isinstance(notice, api.Gap)]
 
 
 @pytest.fixture
@@ -44,7 +34,7 @@ class TestOrder:
     def test_every_token_tells_what_lies_behind_it(self, make_bench, told, size, between):
         bench = make_bench()
         order = self.written(bench)
-        place, pages, places = Beginning(), [], []
+        place, pages, places = api.Beginning(), [], []
         while not (pages and pages[-1].idle):
             places.append(place)
             pages.append(bench.page(place, size))
@@ -103,7 +93,7 @@ class TestHeirs:
     @pytest.mark.parametrize("split", [False, True])
     def test_what_takes_the_place_of_a_lost_partition(self, make_bench, ids, split):
         bench = make_bench(partitions=2)
-        token = bench.page(Now()).continuation_token
+        token = bench.page(api.Now()).continuation_token
         bench.fill_partition("p0", 3)
         heirs = bench.sim.split("p0") if split else ("p0",)
         bench.sim.trim("p0")
@@ -124,7 +114,7 @@ class TestGap:
         nothing is skipped silently.
         """
         bench = make_bench(partitions=2)
-        token = bench.page(Now()).continuation_token
+        token = bench.page(api.Now()).continuation_token
         bench.fill_partition("p0", 3)
         bench.sim.trim("p0")
         left = bench.fill_partition("p0", 2)
@@ -132,7 +122,7 @@ class TestGap:
         bench.sim.fail_next("p0", TrimmedError("gone already"), times=FOREVER)
         page = bench.page(token, on_expired=SKIP)
         assert (ids(page), page.notices) == (others, ())
-        bench.refused(ErrorCategory.CHECKPOINT_EXPIRED, page.continuation_token, on_expired=SKIP)
+        bench.refused(api.ErrorCategory.CHECKPOINT_EXPIRED, page.continuation_token, on_expired=SKIP)
         bench.sim.forgive()
         pages = list(bench.walk(page.continuation_token, on_expired=SKIP))
         assert [gap.lost_from for each in pages for gap in gaps(each)] == ["commit 0"]
@@ -146,7 +136,7 @@ class TestSkipped:
         return bench, bench.fill_partition("p0", 3)
 
     def token(self, bench):
-        with pytest.raises(MulticloudDbError) as caught:
+        with pytest.raises(api.MulticloudDbError) as caught:
             bench.drain()
         return caught.value.detail.skip_token
 
@@ -157,7 +147,7 @@ class TestSkipped:
             bench.connect()
             page = bench.page(token, wait=20.0)
             (notice,) = page.notices
-            assert isinstance(notice, RecordSkipped)
+            assert isinstance(notice, api.RecordSkipped)
             assert (page.events, page.idle, page.diagnostics.requests) == ((), False, 0)
             assert bench.calls.total_fetches == 0
         pages = list(bench.walk(page.continuation_token))

@@ -8,15 +8,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from multiclouddb_api import (
-    Beginning,
-    ChangeFeedRequest,
-    ClientConfig,
-    FromContinuationToken,
-    MulticloudDbError,
-    Now,
-    OperationOptions,
-)
+import multiclouddb_api as api
 from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import Listing, ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_conformance.simulation.ledger import Ledger
@@ -28,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "20"))
 BYTES = 65536
-OPTIONS = OperationOptions(timeout_seconds=20)
+OPTIONS = api.OperationOptions(timeout_seconds=20)
 PAGE_SIZES = st.sampled_from([0, 1, 2, 7, 50])
 
 
@@ -44,14 +36,14 @@ class Life(RuleBasedStateMachine):
         self.sim = Simulation(partitions=partitions)
         behaviour = ServiceBehaviour.rough(seed) if rough else ServiceBehaviour(seed=seed)
         self.sim.behaviour = attrs.evolve(behaviour, listing=form, late_siblings=late)
-        self.config = ClientConfig("simulation", max_buffered_bytes=BYTES, max_concurrency=width)
+        self.config = api.ClientConfig("simulation", max_buffered_bytes=BYTES, max_concurrency=width)
         self.attempts = attempts
         self.number = 0
         self.engines = []
         self.engine = self.connect()
         self.write(0, 3)
         self.ledger = Ledger(self.sim)
-        self.position = Now() if now else Beginning()
+        self.position = api.Now() if now else api.Beginning()
         self.tokens = []
         self.read(0, 1)
 
@@ -110,7 +102,7 @@ class Life(RuleBasedStateMachine):
         """Check that small pages return events from every partition that has events, even if no reader stays
         open.
         """
-        if not isinstance(self.position, FromContinuationToken):
+        if not isinstance(self.position, api.FromContinuationToken):
             return
         self.write(0, 40 * len(self.sim.open_partitions))
         lineage = Lineage.from_json(decode_token(self.position.token).state, RULES)
@@ -130,13 +122,13 @@ class Life(RuleBasedStateMachine):
         token, delivered = self.tokens[index % len(self.tokens)]
         before = {name for name, order in self.ledger.first.items() if order < delivered}
         came = set()
-        engine, position = self.connect(), FromContinuationToken(token)
+        engine, position = self.connect(), api.FromContinuationToken(token)
         for _ in range(3000 + 3 * len(self.sim.truth)):
             page = self.attempt(engine, position, size)
             if page is None:
                 continue
             came |= {event.event_id for event in page.events}
-            position = FromContinuationToken(page.continuation_token)
+            position = api.FromContinuationToken(page.continuation_token)
             if page.idle and self.sim.names_all():
                 break
         else:
@@ -144,22 +136,22 @@ class Life(RuleBasedStateMachine):
         assert self.ledger.expected() - before <= came, "an old token lost events"
 
     def page(self, engine, ledger, size):
-        if isinstance(self.position, Now):
+        if isinstance(self.position, api.Now):
             ledger.restart(self.sim.head)
         page = self.attempt(engine, self.position, size)
         if page is None:
             return None
         ledger.take(page, size)
         assert engine.buffered_bytes <= BYTES + 4096, "the buffers exceed their bound"
-        self.position = FromContinuationToken(page.continuation_token)
+        self.position = api.FromContinuationToken(page.continuation_token)
         self.tokens.append((page.continuation_token, len(ledger.first)))
         return page
 
     def attempt(self, engine, position, size):
-        request = ChangeFeedRequest(self.sim.address, position, max_page_size=size)
+        request = api.ChangeFeedRequest(self.sim.address, position, max_page_size=size)
         try:
             return engine.read_changes(request, OPTIONS)
-        except MulticloudDbError as error:
+        except api.MulticloudDbError as error:
             if not error.retryable:
                 raise
             return None

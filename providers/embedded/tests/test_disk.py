@@ -9,21 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from multiclouddb_api import (
-    Beginning,
-    ChangeFeedRequest,
-    ErrorCategory,
-    MulticloudDbError,
-    ResourceAddress,
-    connect,
-)
+import multiclouddb_api as api
 from multiclouddb_embedded import EmbeddedStore, Put
 from multiclouddb_embedded.errors import classify
 
 NOBODY = 65534
-ADDRESS = ResourceAddress("main", "items")
-DENIED = ErrorCategory.AUTHORIZATION_FAILED
-INVALID = ErrorCategory.INVALID_REQUEST
+ADDRESS = api.ResourceAddress("main", "items")
+DENIED = api.ErrorCategory.AUTHORIZATION_FAILED
+INVALID = api.ErrorCategory.INVALID_REQUEST
 
 
 @contextmanager
@@ -61,10 +54,10 @@ def path(folder):
 
 def read(path):
     """Return the keys of all changes."""
-    with connect(f"embedded://{path}") as client:
+    with api.connect(f"embedded://{path}") as client:
         return [
             event.key.components["id"]
-            for event in client.read_changes(ChangeFeedRequest(ADDRESS, Beginning())).events
+            for event in client.read_changes(api.ChangeFeedRequest(ADDRESS, api.Beginning())).events
         ]
 
 
@@ -75,7 +68,7 @@ def open_store(path):
 
 def refusal(call, *arguments):
     """Return the error of a call. The error's message must have one line and name the file."""
-    with pytest.raises(MulticloudDbError) as caught:
+    with pytest.raises(api.MulticloudDbError) as caught:
         call(*arguments)
     error = caught.value
     assert "\n" not in str(error)
@@ -104,7 +97,7 @@ def test_on_a_full_disk_nothing_is_written_until_there_is_room(path):
             lambda: store.create_collection("more", partitions=10_000),
         ):
             error = refusal(call)
-            told(error, ErrorCategory.PERMANENT_FAILURE, path, "full", "free space")
+            told(error, api.ErrorCategory.PERMANENT_FAILURE, path, "full", "free space")
             assert error.detail.native_code == "SQLITE_FULL"
             assert read(path) == ["a"]
         assert [key.components["id"] for key, _ in store.scan("items")] == ["a"]
@@ -184,15 +177,17 @@ class TestNoStore:
     def test_an_empty_file_is_no_store_for_a_reader_and_becomes_one_for_a_writer(self, folder):
         place = folder / "empty.db"
         place.touch()
-        told(refusal(read, place), ErrorCategory.NOT_FOUND, place, "is empty", "EmbeddedStore(path)")
+        told(refusal(read, place), api.ErrorCategory.NOT_FOUND, place, "is empty", "EmbeddedStore(path)")
         assert place.stat().st_size == 0
         open_store(place)
-        told(refusal(read, place), ErrorCategory.NOT_FOUND, "no collection main/items")
+        told(refusal(read, place), api.ErrorCategory.NOT_FOUND, "no collection main/items")
 
     def test_a_folder_is_called_one_and_a_missing_file_is_not_made(self, folder):
         for call in (read, open_store):
             told(refusal(call, folder), INVALID, folder, "is a folder", "name a file in it")
-        told(refusal(read, folder / "none.db"), ErrorCategory.NOT_FOUND, "no store", "EmbeddedStore(path)")
+        told(
+            refusal(read, folder / "none.db"), api.ErrorCategory.NOT_FOUND, "no store", "EmbeddedStore(path)"
+        )
         assert list(folder.iterdir()) == []
 
     def test_a_damaged_store_is_called_damaged(self, path):
@@ -200,7 +195,7 @@ class TestNoStore:
         for content in (whole[: len(whole) // 2], whole[:16384] + os.urandom(len(whole) - 16384)):
             path.write_bytes(content)
             for call in (read, open_store):
-                told(refusal(call, path), ErrorCategory.PERMANENT_FAILURE, path, "damaged", "from a copy")
+                told(refusal(call, path), api.ErrorCategory.PERMANENT_FAILURE, path, "damaged", "from a copy")
             assert path.read_bytes() == content
 
 
@@ -213,9 +208,9 @@ class TestCannotOpen:
         return classify(error, str(path))
 
     def test_it_is_not_there_or_handles_ran_out(self, path, folder):
-        assert self.fault(folder / "none.db").category == ErrorCategory.NOT_FOUND
+        assert self.fault(folder / "none.db").category == api.ErrorCategory.NOT_FOUND
         fault = self.fault(path)
-        assert (fault.category, fault.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
+        assert (fault.category, fault.retryable) == (api.ErrorCategory.TRANSIENT_FAILURE, True)
         assert "ulimit -n" in fault.message
 
     def test_its_folder_is_on_a_disk_that_is_mounted_read_only(self, path, monkeypatch):

@@ -10,19 +10,7 @@ from typing import Any
 
 import pytest
 
-from multiclouddb_api import (
-    Beginning,
-    ChangeFeedPage,
-    ChangeFeedRequest,
-    ClientConfig,
-    ErrorCategory,
-    FromContinuationToken,
-    MulticloudDbClient,
-    MulticloudDbKey,
-    OperationOptions,
-    ResourceAddress,
-    connect,
-)
+import multiclouddb_api as api
 from multiclouddb_embedded import EmbeddedStore, Put
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_embedded.reader import EmbeddedReader
@@ -34,7 +22,7 @@ from multiclouddb_spi.continuation.token import Envelope
 from multiclouddb_spi.reading.quiet_feeds import Check, QuietFeeds
 
 PARTITIONS = 8
-ADDRESS = ResourceAddress("main", "orders")
+ADDRESS = api.ResourceAddress("main", "orders")
 
 
 @pytest.fixture
@@ -48,19 +36,19 @@ def store(tmp_path: Any) -> Iterator[EmbeddedStore]:
 class Consumer:
     """Reads page after page, each from the token of the previous page."""
 
-    def __init__(self, client: MulticloudDbClient) -> None:
+    def __init__(self, client: api.MulticloudDbClient) -> None:
         self.client = client
-        self.page = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning()))
+        self.page = client.read_changes(api.ChangeFeedRequest(ADDRESS, api.Beginning()))
         self.seen = [event.event_id for event in self.page.events]
 
-    def next(self, wait: float = 0.0, **request: Any) -> ChangeFeedPage:
-        position = FromContinuationToken(self.page.continuation_token)
-        options = OperationOptions(wait_seconds=wait)
-        self.page = self.client.read_changes(ChangeFeedRequest(ADDRESS, position, **request), options)
+    def next(self, wait: float = 0.0, **request: Any) -> api.ChangeFeedPage:
+        position = api.FromContinuationToken(self.page.continuation_token)
+        options = api.OperationOptions(wait_seconds=wait)
+        self.page = self.client.read_changes(api.ChangeFeedRequest(ADDRESS, position, **request), options)
         self.seen += [event.event_id for event in self.page.events]
         return self.page
 
-    def until_quiet(self) -> ChangeFeedPage:
+    def until_quiet(self) -> api.ChangeFeedPage:
         """Read until the partitions are no longer polled."""
         for _ in range(20):
             page = self.next()
@@ -71,7 +59,7 @@ class Consumer:
 
 @pytest.fixture
 def consumer(store: EmbeddedStore) -> Iterator[Consumer]:
-    with connect(ClientConfig("embedded", {"path": store.path}, max_concurrency=2)) as client:
+    with api.connect(api.ClientConfig("embedded", {"path": store.path}, max_concurrency=2)) as client:
         yield Consumer(client)
 
 
@@ -130,7 +118,7 @@ def test_a_write_during_the_read_is_read_next(store: EmbeddedStore, consumer: Co
 def key_in(store: EmbeddedStore, low: int, high: int) -> str:
     """Return a key whose hash is in the range."""
     names = (f"late-{number}" for number in range(10_000))
-    keys = ((name, partition_identity(MulticloudDbKey({"id": name}))) for name in names)
+    keys = ((name, partition_identity(api.MulticloudDbKey({"id": name}))) for name in names)
     return next(name for name, identity in keys if low <= partition_hash(identity) < high)
 
 
@@ -173,8 +161,8 @@ def test_a_mark_that_never_comes_does_not_block_the_feed(
 
     monkeypatch.setattr(EmbeddedFeed, "change_mark", hangs)
     store.put("orders", "o-1", {"n": -1})
-    request = ChangeFeedRequest(ADDRESS, FromContinuationToken(token))
-    page = consumer.client.read_changes(request, OperationOptions(timeout_seconds=10))
+    request = api.ChangeFeedRequest(ADDRESS, api.FromContinuationToken(token))
+    page = consumer.client.read_changes(request, api.OperationOptions(timeout_seconds=10))
     assert [event.new_item_state for event in page.events] == [{"n": -1}]
 
 
@@ -185,7 +173,7 @@ def test_a_mark_that_fails_late_does_not_prolong_the_wait(consumer: Consumer, mo
 
     def fails(self: EmbeddedFeed, deadline: Deadline) -> object:
         time.sleep(0.3)
-        raise ProviderFault(Fault(ErrorCategory.PERMANENT_FAILURE, "no mark; read the partitions"))
+        raise ProviderFault(Fault(api.ErrorCategory.PERMANENT_FAILURE, "no mark; read the partitions"))
 
     monkeypatch.setattr(EmbeddedFeed, "change_mark", fails)
     monkeypatch.setattr(QuietFeeds, "check", lambda *given: (checks.append(check(*given)), checks[-1])[1])
