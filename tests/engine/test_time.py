@@ -30,7 +30,6 @@ from multiclouddb_spi import Deadline
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.fetching.turns import Turns
-from multiclouddb_spi.reading import poll
 from multiclouddb_spi.reading.poll import Fetches
 
 pytestmark = pytest.mark.slow
@@ -461,12 +460,6 @@ class Clock:
 
 
 class TestRounds:
-    @pytest.fixture
-    def clock(self, monkeypatch):
-        clock = Clock()
-        monkeypatch.setattr(poll, "time", clock)
-        return clock
-
     def test_a_quiet_service_that_answers_at_once_is_not_asked_without_a_pause(self, make_bench, monkeypatch):
         bench = make_bench(2)
         token = bench.page(Now()).continuation_token
@@ -492,8 +485,7 @@ class TestRounds:
         """The service keeps the poll of `p0` open for the whole call, but the engine does not treat `p0` as
         slow.
         """
-        for module in ("reading.poll",):
-            monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", LONG)
+        monkeypatch.setattr("multiclouddb_spi.reading.poll.HEAD_SECONDS", LONG)
         bench = make_bench(2)
         bench.connect(threads=True)
         token = bench.page(Now()).continuation_token
