@@ -14,12 +14,7 @@ from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.observer import Observer
 from multiclouddb_api.page import ChangeFeedPage
 from multiclouddb_api.plan import PlannedPartition
-from multiclouddb_api.request import (
-    ChangeFeedRequest,
-    OperationOptions,
-    ProviderOptions,
-    ResourceAddress,
-)
+from multiclouddb_api.request import ChangeFeedRequest, OperationOptions, ProviderOptions, ResourceAddress
 from multiclouddb_api.token_report import TokenReport
 
 if TYPE_CHECKING:

@@ -137,11 +137,7 @@ class MulticloudDbClient:
     """
 
     def __init__(
-        self,
-        config: ClientConfig,
-        *,
-        native_client: object | None = None,
-        observer: Observer | None = None,
+        self, config: ClientConfig, *, native_client: object | None = None, observer: Observer | None = None
     ) -> None:
         check_type("config", config, ClientConfig)
         check_type("observer", observer, Observer, NoneType)

@@ -117,9 +117,7 @@ class ChangeFeedIterator:
     )
     """The time limit of each read in seconds; 30 by default."""
     wait_seconds: float = attrs.field(
-        default=0.0,
-        kw_only=True,
-        validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")],
+        default=0.0, kw_only=True, validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")]
     )
     """How long a read may wait for its first event (long poll), in seconds; 0 by default."""
     until_idle: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
@@ -154,9 +152,7 @@ class ChangeFeedIterator:
     )
     """The name of the checkpoint in the store."""
     checkpoint_interval_seconds: float = attrs.field(
-        default=0.0,
-        kw_only=True,
-        validator=[is_a(int, float), at_least(0, "use 0 to save after each page")],
+        default=0.0, kw_only=True, validator=[is_a(int, float), at_least(0, "use 0 to save after each page")]
     )
     """The shortest time between two saves after empty pages; with 0, the default, the position is saved after
     each empty page. After a page with events, the position is always saved."""

@@ -212,7 +212,7 @@ _TLS_REFUSED: Final = re.compile(
 # The words with which systems report that a name has no address. `Errno -3` is a failure of DNS itself.
 _NO_ADDRESS: Final = re.compile(
     r"\[Errno (?:-2|-5|8|11001)\] |Name or service not known|No address associated with hostname"
-    r"|Domain name not found",
+    r"|Domain name not found"
 )
 
 

@@ -114,9 +114,7 @@ def one_partition(envelope: Envelope, standing: Standing) -> str:
     alone = Lineage([standing.entry], INSPECTED)
     return encode_token(
         attrs.evolve(
-            envelope,
-            scope=scope_text(PhysicalPartition("any"), standing.partition_id),
-            state=alone.to_json(),
+            envelope, scope=scope_text(PhysicalPartition("any"), standing.partition_id), state=alone.to_json()
         )
     )
 

@@ -184,10 +184,7 @@ class TestShown:
             ("mongodb://a/db#hunter2", "mongodb://a/db#***"),
             ("https://a/db#token=hunter2", "https://a/db#***"),
             ("https://user:pw/#hunter2", "https://***/#***"),
-            (
-                "dynamo://r?endpoint_url=http://h:8000/?key=hunter2",
-                "dynamo://r?endpoint_url=***",
-            ),
+            ("dynamo://r?endpoint_url=http://h:8000/?key=hunter2", "dynamo://r?endpoint_url=***"),
             ("dynamo://r?endpoint_url=http://u:hunter2", "dynamo://r?endpoint_url=***"),
             # Malformed URLs: text that may be part of a password is removed.
             ("mongodb://user:hunter2", "mongodb://***"),

@@ -223,11 +223,7 @@ AUTHENTICATION, AUTHORIZATION = (
     api.ErrorCategory.AUTHENTICATION_FAILED,
     api.ErrorCategory.AUTHORIZATION_FAILED,
 )
-CAUSES = {
-    "wrong password or key": AUTHENTICATION,
-    "no permission": AUTHORIZATION,
-    "TLS": AUTHENTICATION,
-}
+CAUSES = {"wrong password or key": AUTHENTICATION, "no permission": AUTHORIZATION, "TLS": AUTHENTICATION}
 
 
 @pytest.fixture(scope="module", params=PLACES)

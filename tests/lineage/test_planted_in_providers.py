@@ -116,8 +116,7 @@ DYNAMO = {
         "roll 0 | roll 1 | trim",
         "answers",
         of_dynamo(
-            "_partition",
-            lambda right, *given: attrs.evolve(right(*given), state=PartitionState.CLOSED),
+            "_partition", lambda right, *given: attrs.evolve(right(*given), state=PartitionState.CLOSED)
         ),
     ),
     "a child is not named": (
