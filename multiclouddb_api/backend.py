@@ -24,10 +24,7 @@ __all__ = ["Backend", "Plugin"]
 
 
 class Backend(Protocol):
-    """Represents one connected database; a client calls its methods.
-
-    Every method may be called from several threads.
-    """
+    """Represents one connected database; a client calls its methods."""
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
         """Return one page of changes; see `MulticloudDbClient.read_changes`."""

@@ -213,11 +213,7 @@ def decode_json(text: bytes | str) -> Any:
 
 
 def plain_value(value: Any) -> Any:
-    """Convert a value of a document to JSON's own types: a decimal to a number, bytes to base64 text.
-
-    Args:
-        value: A value that `encode_json` accepts. The way back to the exact value is lost.
-    """
+    """Convert a value of a document to JSON's own types: a decimal to a number, bytes to base64 text."""
     text = encode_json(value)
     found = orjson.loads(text)
     return _untagged(found) if b'"$' in text else found

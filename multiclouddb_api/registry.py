@@ -31,12 +31,7 @@ def installed_providers() -> tuple[str, ...]:
 
 
 def load_plugin(provider_id: str) -> Plugin:
-    """Load one provider together with the vendor's SDK.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the provider is unknown, not installed, or installed twice, or
-            if its SDK cannot be imported. The message contains the command that fixes the problem.
-    """
+    """Load one provider together with the vendor's SDK."""
     points = list(
         {point.value: point for point in entry_points(group=GROUP) if point.name == provider_id}.values()
     )

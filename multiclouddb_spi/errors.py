@@ -17,10 +17,7 @@ _CLASSIFIED: Final = "_multiclouddb_fault"
 
 
 def fault_of(provider: Provider, error: Exception) -> Fault:
-    """Return the fault of a failure.
-
-    If the provider raised a fault, return this fault. Otherwise, classify the failure.
-    """
+    """Return the fault of a failure."""
     if isinstance(error, ProviderFault):
         return error.fault
     if isinstance(error, RecordFault):

@@ -167,11 +167,7 @@ def check_provider(provider_id: str, envelope: Envelope) -> None:
 
 
 def scope_of(envelope: Envelope, key: MulticloudDbKey | None) -> FeedScope | None:
-    """Return the scope for which the token was made; None if that needs a partition key that is not given.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the token was made for another partition key.
-    """
+    """Return the scope for which the token was made; None if that needs a partition key that is not given."""
     kind, _, value = envelope.scope.partition(":")
     match kind:
         case "database":

@@ -82,12 +82,7 @@ def event(partition, number):
 
 
 class Service:
-    """A service whose partitions are lists of pages; `"P@2"` is the token after the second page of P.
-
-    Each page is either a number of events, or a ChangeFeedPage that supplies the notices and diagnostics.
-    After its last page a partition is idle, or retired if it has children. Beginning, Now and AtTime start
-    at `start`.
-    """
+    """A service whose partitions are lists of pages; `"P@2"` is the token after the second page of P."""
 
     def __init__(self, pages, children=None, *, faults=(), seconds=0.0):
         self.partitions, self.children = {"P": pages}, children or {}
@@ -252,11 +247,7 @@ class TestIdleBackoff:
 
 
 def interrupt(timer, place, act):
-    """Run an action, and stop a timer when the action reaches a given instruction.
-
-    Returns:
-        The number of seconds until the timer was stopped, or None if the action has fewer instructions.
-    """
+    """Run an action, and stop a timer when the action reaches a given instruction."""
     began = time.monotonic()
     seen = itertools.count()
     stopped = []

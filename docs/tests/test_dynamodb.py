@@ -1,9 +1,7 @@
 """Checks the page about DynamoDB on DynamoDB Local: its commands, programs, policy and tables."""
 
 import json
-import re
 from contextlib import closing
-from datetime import UTC, datetime
 
 import boto3
 import pytest
@@ -13,7 +11,7 @@ from multiclouddb_conformance import command_line
 from multiclouddb_conformance.refusals import refused
 from multiclouddb_conformance.waiting import SOON
 
-from .page import ROOT, Page, servers
+from .page import Page, servers
 
 PAGE = Page("dynamodb.md", "dynamodb-production.md")
 ORDERS = api.ResourceAddress(collection="orders")
@@ -171,14 +169,6 @@ class TestPermissions:
                 assert len([event for event in changes if event.backfilled]) == 2
         assert called == allowed.keys()
 
-    def test_each_action_is_allowed_on_its_own_kind_of_resource(self, allowed):
-        text = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
-        assert set(re.findall(r"dynamodb:[A-Z]\w+", text)) == allowed.keys()
-        table = allowed.pop("dynamodb:DescribeTable")
-        assert allowed.pop("dynamodb:Scan") == table
-        assert re.fullmatch(r"arn:aws:dynamodb:[\w-]+:\d{12}:table/orders", table)
-        assert set(allowed.values()) == {f"{table}/stream/*"}
-
 
 class TestViewTypes:
     def test_an_event_has_what_the_table_says(self, server):
@@ -201,64 +191,6 @@ class TestViewTypes:
                 has = [event.type.value for event in events if getattr(event, field) is not None]
                 assert words == (f"on {' and '.join(has)}" if has else "never"), (name, field)
         assert len(rows) == 4
-
-
-ASKED = {
-    "`AtTime(…)`": {"start_position": api.AtTime(datetime(2026, 1, 31, tzinfo=UTC))},
-    "`LogicalPartition(…)`": {"scope": api.LogicalPartition(api.MulticloudDbKey({"id": "o-1"}))},
-    "`EntireDatabase()`": {"scope": api.EntireDatabase(), "address": api.ResourceAddress(database="shop")},
-    "`EntireCluster()`": {"scope": api.EntireCluster(), "address": api.ResourceAddress()},
-}
-
-
-class TestRefusals:
-    def test_what_is_not_there_is_refused(self, orders):
-        said = " ".join(name for name, _ in PAGE.rows_below("## What it cannot do"))
-        unsupported = api.ErrorCategory.UNSUPPORTED_CAPABILITY
-        with api.connect("dynamo://eu-west-1") as client:
-            for name, asked in ASKED.items():
-                assert name in said
-                with refused(unsupported, "; "):
-                    client.read_changes(
-                        api.ChangeFeedRequest(
-                            **{"address": ORDERS, "start_position": api.Beginning()} | asked
-                        )
-                    )
-            assert "`run_command(…)`" in said
-            with refused(unsupported, "boto3"):
-                client.run_command("orders", {})
-            for kind in ("NEW_IMAGE", "OLD_IMAGE"):
-                orders.create_table(kind, kind)
-            for kind, field, mode in (
-                ("OLD_IMAGE", "new_item_state_mode", api.NewItemStateMode.REQUIRE),
-                ("NEW_IMAGE", "old_item_state_mode", api.OldItemStateMode.REQUIRE),
-            ):
-                asked = {
-                    "address": api.ResourceAddress(collection=kind),
-                    "start_position": api.Now(),
-                    field: mode,
-                }
-                with refused(unsupported, kind):
-                    client.read_changes(api.ChangeFeedRequest(**asked))
-
-    def test_a_stream_that_was_switched_off_and_on(self, orders):
-        table = orders.client()
-        token = api.FromContinuationToken
-        with api.connect("dynamo://eu-west-1") as client:
-            page = client.read_changes(api.ChangeFeedRequest(ORDERS, api.Now()))
-        table.update_table(TableName="orders", StreamSpecification={"StreamEnabled": False})
-        with (
-            api.connect("dynamo://eu-west-1") as client,
-            refused(api.ErrorCategory.INVALID_REQUEST, "disabled"),
-        ):
-            client.read_changes(api.ChangeFeedRequest(ORDERS, api.Now()))
-        (update,) = PAGE.commands("aws dynamodb update-table")
-        by_boto3(update)
-        with (
-            api.connect("dynamo://eu-west-1") as client,
-            refused(api.ErrorCategory.INVALID_REQUEST, "recreated"),
-        ):
-            client.read_changes(api.ChangeFeedRequest(ORDERS, token(page.continuation_token)))
 
 
 def test_each_service_has_an_address_of_its_own(monkeypatch):

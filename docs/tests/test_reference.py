@@ -55,10 +55,7 @@ class TestGeneratedPages:
         assert read(f"reference/{page}.md") == GENERATE[make](), AGAIN
 
     def test_the_transcript_is_what_the_script_makes(self, tmp_path):
-        """Running the script prints the same commands and the same kinds of lines as the page contains.
-
-        Times, ids and the order between partitions may differ.
-        """
+        """Running the script prints the same commands and the same kinds of lines as the page contains."""
         GENERATE["command_line_page"](tmp_path / "page.md")
         made, kept = (tmp_path / "page.md").read_text(encoding="utf-8"), read("reference/command-line.md")
         assert shape(made) == shape(kept), AGAIN
@@ -89,10 +86,7 @@ class TestCapabilities:
 
 
 class TestOptions:
-    """Tests the names and defaults on the page of options.
-
-    The page may still contain an older wording of a docstring.
-    """
+    """Tests the names and defaults on the page of options."""
 
     ROW = re.compile(r"^\| (`\w+`) \| (required|`[^|]*`) \| ", re.MULTILINE)
 

@@ -56,10 +56,7 @@ class Bench:
         pause=None,
         **config,
     ):
-        """Connect another engine, as after a restart.
-
-        Without threads the engine is deterministic and never waits.
-        """
+        """Connect another engine, as after a restart."""
         provider = provider or SimulationProvider(self.sim, page_records=page_records)
         executor = None if threads else InlineExecutor()
         if pause is None and not threads:
@@ -159,10 +156,7 @@ def _no_pause(seconds):
 
 @pytest.fixture
 def make_bench():
-    """Return a function that makes benches, for example `make_bench(partitions=2, behaviour=…)`.
-
-    The function takes the same arguments as the simulation.
-    """
+    """Return a function that makes benches, for example `make_bench(partitions=2, behaviour=…)`."""
     benches = []
 
     def make(partitions=1, **settings):

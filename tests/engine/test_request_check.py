@@ -281,13 +281,6 @@ class TestRecreated:
         scope = api.PhysicalPartition(bench.partitions()[0])
         assert ids(bench.page(scope=scope, engine=old)) == bench.written()
 
-    def test_a_new_start_reads_the_new_collection(self, bench, token, ids):
-        bench.sim.recreate(3)
-        bench.fill(2)
-        assert sorted(ids(bench.drain()[0])) == sorted(bench.written())
-        assert len(bench.partitions()) == 3
-        assert [name for name, _ in bench.plan()] == list(bench.partitions())
-
     def test_a_collection_that_is_made_after_it_was_missed_is_found(self, bench):
         bench.sim.drop()
         bench.refused(api.ErrorCategory.NOT_FOUND)
@@ -341,12 +334,6 @@ class TestPartitionIds:
         assert error.message.startswith("PhysicalPartition.partition_id: ")
         assert "list_physical_partitions" in error.message
         assert bench.calls.feeds == 0
-
-    def test_one_of_an_earlier_incarnation_is_refused(self, bench):
-        (name,) = bench.partitions()
-        bench.sim.recreate()
-        for _ in range(2):
-            bench.refused(INVALID, api.Now(), scope=api.PhysicalPartition(name), match="recreated")
 
     @pytest.mark.parametrize("name", ["p99", "\ud800", "p0:more", " "])
     def test_an_unknown_one_of_this_resource_is_refused(self, bench, name):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import multiclouddb_api as api
+from multiclouddb_conformance.waiting import SOON, assert_prompt
 from multiclouddb_embedded import EmbeddedStore, Put
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_embedded.reader import EmbeddedReader
@@ -19,7 +20,6 @@ from multiclouddb_spi import Deadline, Fault, ProviderFault
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import WrittenTokens
 from multiclouddb_spi.continuation.token import Envelope
-from multiclouddb_spi.reading.quiet_feeds import Check, QuietFeeds
 
 PARTITIONS = 8
 ADDRESS = api.ResourceAddress("main", "orders")
@@ -41,12 +41,18 @@ class Consumer:
         self.page = client.read_changes(api.ChangeFeedRequest(ADDRESS, api.Beginning()))
         self.seen = [event.event_id for event in self.page.events]
 
-    def next(self, wait: float = 0.0, **request: Any) -> api.ChangeFeedPage:
+    def next(self, wait: float = 0.0, timeout: float = 30.0) -> api.ChangeFeedPage:
         position = api.FromContinuationToken(self.page.continuation_token)
-        options = api.OperationOptions(wait_seconds=wait)
-        self.page = self.client.read_changes(api.ChangeFeedRequest(ADDRESS, position, **request), options)
+        options = api.OperationOptions(timeout, wait)
+        self.page = self.client.read_changes(api.ChangeFeedRequest(ADDRESS, position), options)
         self.seen += [event.event_id for event in self.page.events]
         return self.page
+
+    def timed(self, wait: float = 0.0, timeout: float = 30.0) -> tuple[api.ChangeFeedPage, float]:
+        """Read the next page; return it with the duration of the call."""
+        began = time.monotonic()
+        page = self.next(wait, timeout)
+        return page, time.monotonic() - began
 
     def until_quiet(self) -> api.ChangeFeedPage:
         """Read until the partitions are no longer polled."""
@@ -149,36 +155,45 @@ def test_a_mark_that_fails_does_not_fail_the_page(consumer: Consumer, monkeypatc
     assert page.diagnostics.requests == PARTITIONS
 
 
+@pytest.mark.parametrize(("timeout", "most"), [(10, 2.0), (1.6, 1.3)])
 def test_a_mark_that_never_comes_does_not_block_the_feed(
-    store: EmbeddedStore, consumer: Consumer, monkeypatch: Any
+    store: EmbeddedStore, consumer: Consumer, monkeypatch: Any, timeout: float, most: float
 ):
-    """If the request for the mark gets no answer, the call still has most of its time left for reading."""
-    token = consumer.until_quiet().continuation_token
+    """The call waits a second for the mark, and at most a quarter of its time; the rest is for reading."""
 
     def hangs(self: EmbeddedFeed, deadline: Deadline) -> object:
         time.sleep(max(0.0, deadline.remaining()) + 0.1)
         return None
 
-    monkeypatch.setattr(EmbeddedFeed, "change_mark", hangs)
-    store.put("orders", "o-1", {"n": -1})
-    request = api.ChangeFeedRequest(ADDRESS, api.FromContinuationToken(token))
-    page = consumer.client.read_changes(request, api.OperationOptions(timeout_seconds=10))
-    assert [event.new_item_state for event in page.events] == [{"n": -1}]
+    def attempt() -> float:
+        consumer.until_quiet()
+        store.put("orders", "o-1", {"n": -1})
+        with monkeypatch.context() as patch:
+            patch.setattr(EmbeddedFeed, "change_mark", hangs)
+            page, took = consumer.timed(timeout=timeout)
+        assert [event.new_item_state for event in page.events] == [{"n": -1}]
+        return took
+
+    assert_prompt(most, attempt, at_most=timeout + SOON)
 
 
 def test_a_mark_that_fails_late_does_not_prolong_the_wait(consumer: Consumer, monkeypatch: Any):
-    consumer.until_quiet()
-    checks: list[Check] = []
-    check = QuietFeeds.check
+    """The time until the mark has failed is a part of the time that the caller wants to wait."""
 
     def fails(self: EmbeddedFeed, deadline: Deadline) -> object:
-        time.sleep(0.3)
+        time.sleep(0.7)
         raise ProviderFault(Fault(api.ErrorCategory.PERMANENT_FAILURE, "no mark; read the partitions"))
 
-    monkeypatch.setattr(EmbeddedFeed, "change_mark", fails)
-    monkeypatch.setattr(QuietFeeds, "check", lambda *given: (checks.append(check(*given)), checks[-1])[1])
-    assert consumer.next(wait=0.5).idle
-    assert checks[0].wait <= 0.2
+    def attempt() -> float:
+        consumer.until_quiet()
+        with monkeypatch.context() as patch:
+            patch.setattr(EmbeddedFeed, "change_mark", fails)
+            page, took = consumer.timed(wait=1.0)
+        assert (page.idle, page.diagnostics.requests > 1) == (True, True)
+        assert took > 0.9
+        return took
+
+    assert_prompt(1.5, attempt, at_most=SOON)
 
 
 def test_a_call_waits_for_the_first_change(store: EmbeddedStore, consumer: Consumer, monkeypatch: Any):
