@@ -49,12 +49,6 @@ def loaded_by(imports):
 
 
 class TestImports:
-    def test_the_api_and_the_spi_load_no_sdk(self):
-        assert SDKS & loaded_by("multiclouddb_api, multiclouddb_spi") == set()
-
-    def test_the_api_does_not_load_the_spi(self):
-        assert "multiclouddb_spi" not in loaded_by("multiclouddb_api")
-
     def test_the_api_needs_nothing_but_what_the_distribution_names(self):
         allowed = {"attrs", "multiclouddb_api", "orjson", *sys.stdlib_module_names}
         for path in API:

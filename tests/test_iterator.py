@@ -82,7 +82,12 @@ def event(partition, number):
 
 
 class Service:
-    """A service whose partitions are lists of pages; `"P@2"` is the token after the second page of P."""
+    """A service whose partitions are lists of pages; `"P@2"` is the token after the second page of P.
+
+    Each page is either a number of events, or a ChangeFeedPage that supplies the notices and diagnostics.
+    After its last page a partition is idle, or retired if it has children. Each read first takes one of
+    `faults`: an error, None, or a function of the clock that returns an error or None.
+    """
 
     def __init__(self, pages, children=None, *, faults=(), seconds=0.0):
         self.partitions, self.children = {"P": pages}, children or {}
@@ -98,7 +103,10 @@ class Service:
         self.on_read()
         if self.timer is not None:
             self.timer.time += self.seconds
-        if self.faults and (fault := self.faults.pop(0)) is not None:
+        fault = self.faults.pop(0) if self.faults else None
+        if callable(fault):
+            fault = fault(self.timer)
+        if fault is not None:
             raise fault
         start = request.start_position
         token = start.token if isinstance(start, api.FromContinuationToken) else self.start

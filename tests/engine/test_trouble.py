@@ -18,6 +18,7 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
     SimulationReader,
     ThrottledError,
+    TrimmedError,
 )
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Survey
 from multiclouddb_spi.errors import fault_of, user_errors
@@ -234,6 +235,33 @@ class TestExpiry:
         page = bench.page(token, on_expired=api.SkipToOldest())
         assert "lost" in ended(page)
         assert page.notices[0].resumed_at == "nothing left"
+
+    def test_one_partition_that_is_lost_with_all_that_follows_it_retires_and_is_not_idle(
+        self, bench, monkeypatch
+    ):
+        bench.fill(5)
+        settings = {"scope": api.PhysicalPartition(bench.partitions()[0]), "on_expired": api.SkipToOldest()}
+        token = bench.page(size=1, **settings).continuation_token
+        bench.sim.trim()
+        monkeypatch.setattr(SimulationFeed, "survey", lambda *_, **__: Survey(gone={"p0": ()}))
+        page = bench.page(token, **settings)
+        assert (page.partition_retired, page.child_partitions, page.idle) == (True, (), False)
+
+    def test_a_feed_that_is_over_is_not_audited(self, make_bench, ended, monkeypatch):
+        bench = make_bench(behaviour=ServiceBehaviour(proves_children=False))
+        bench.connect(coverage_audit_seconds=1e-9)
+        token = bench.page(api.Now()).continuation_token
+        bench.sim.delay_children("p0", 10**6)
+        bench.sim.roll("p0")
+        token = bench.page(token).continuation_token
+
+        def survey(feed, asked, deadline, *, whole=True, **rest):
+            if whole:
+                raise TrimmedError("gone")
+            return Survey(final={"p0": api.FeedEnded("switched off")})
+
+        monkeypatch.setattr(SimulationFeed, "survey", survey)
+        assert ended(bench.page(token)) == "switched off"
 
     @pytest.mark.parametrize("fault", [ServerError("503"), DeniedError("not yours")], ids=repr)
     def test_trouble_with_finding_the_oldest_does_not_cost_what_others_delivered(
