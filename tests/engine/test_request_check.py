@@ -248,14 +248,6 @@ class TestTokens:
 class TestRecreated:
     """A collection is dropped, and created again under its name."""
 
-    def test_an_earlier_token_is_refused_with_and_without_an_open_feed(self, bench, token):
-        bench.sim.recreate()
-        old = bench.engine
-        bench.connect()
-        for engine in (bench.engine, old):
-            bench.refused(INVALID, token, match="recreated under the same name", engine=engine)
-        assert (bench.calls.starts, bench.calls.total_fetches) == (0, 0)
-
     @pytest.mark.parametrize("drop_notice", [False, True])
     def test_events_in_hand_come_before_the_token_is_refused(self, bench, ids, drop_notice):
         bench.fill(30)
