@@ -496,39 +496,12 @@ class TestRetryAfter:
 SOON = 60
 
 
-class Discreet(SimulationProvider):
-    """A provider whose vendor's error text may quote a secret."""
-
-    def classify(self, error):
-        return Fault(
-            api.ErrorCategory.PERMANENT_FAILURE, "it did not work; try another way", confidential=True
-        )
-
-
-class Counting(SimulationProvider):
-    """A provider that keeps every error that it was asked to classify."""
-
-    def __init__(self, sim, **settings):
-        super().__init__(sim, **settings)
-        self.classified = []
-
-    def classify(self, error):
-        self.classified.append(error)
-        return super().classify(error)
-
-
 @pytest.fixture
 def pauses(monkeypatch):
     """Do not wait, but record how long each pause would be."""
     waited = []
     monkeypatch.setattr("multiclouddb_spi.retry.time.sleep", waited.append)
     return waited
-
-
-def opened(provider, sim, tries):
-    return OpenFeed(
-        provider, spec_of(provider, api.ChangeFeedRequest(sim.address, api.Now()), "open"), tries.call, 5
-    )
 
 
 def failing(error, times=None):
@@ -552,9 +525,10 @@ class TestTries:
         told = []
         with pytest.raises(ServerError):
             self.call(bench.sim, failing(ServerError("503")), on_retry=lambda *facts: told.append(facts))
-        assert [number for number, *_ in told] == list(range(1, ATTEMPTS))
+        assert [(number, type(error)) for number, _, error in told] == [
+            (number, ServerError) for number in range(1, ATTEMPTS)
+        ]
         assert [seconds for _, seconds, _ in told] == pauses
-        assert all(isinstance(error, ServerError) for *_, error in told)
 
     def test_the_waits_grow_with_full_jitter(self, bench, monkeypatch):
         waited = []
@@ -569,8 +543,8 @@ class TestTries:
 
     @pytest.mark.parametrize(
         "error",
-        [DeniedError("no"), ServerError("503", None, True)],
-        ids=["for good", "retried by the vendor"],
+        [DeniedError("no"), ServerError("503", None, True), KeyboardInterrupt()],
+        ids=["for good", "retried by the vendor", "an interrupt"],
     )
     def test_what_is_not_to_be_tried_again_is_not(self, bench, pauses, error):
         ask = failing(error, 1)
@@ -578,63 +552,42 @@ class TestTries:
             self.call(bench.sim, ask)
         assert (ask(), pauses) == (2, [])
 
-    def test_an_interrupt_is_no_failure(self, bench, pauses):
-        with pytest.raises(KeyboardInterrupt):
-            self.call(bench.sim, failing(KeyboardInterrupt()))
-        assert pauses == []
-
+    def test_an_interrupt_of_a_later_try_is_raised(self, bench, pauses):
         def then_interrupted():
-            if not pauses:
-                raise ServerError("503")
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt if pauses else ServerError("503")
 
         with pytest.raises(KeyboardInterrupt):
             self.call(bench.sim, then_interrupted)
         assert len(pauses) == 1
 
-
-class TestWithoutEngine:
-    """Tests the retries of Spark and the command line: each call has its own time limit, and raises the error
-    that the user sees.
-    """
-
     def test_a_confidential_failure_leaves_nothing_of_the_vendor_s_text(self, bench):
-        provider = Discreet(bench.sim)
+        """Spark and the command line call the service without the engine."""
+        provider = SimulationProvider(bench.sim)
+        found = Fault(api.ErrorCategory.PERMANENT_FAILURE, "it did not work; try again", confidential=True)
+        provider.classify = lambda error: found
+        spec = spec_of(provider, api.ChangeFeedRequest(bench.sim.address, api.Now()), "open")
         with pytest.raises(api.MulticloudDbError) as caught:
-            opened(provider, bench.sim, Tries(provider)).call(
-                "plan", failing(ServerError("password=hunter2"))
-            )
+            OpenFeed(provider, spec, Tries(provider).call, 5).call("plan", failing(ServerError("hunter2")))
         error = caught.value
-        assert (error.category, error.detail.operation) == (api.ErrorCategory.PERMANENT_FAILURE, "plan")
+        assert (error.category, error.detail.operation) == (found.category, "plan")
         assert error.__cause__ is None
         assert error.__suppress_context__
         assert "hunter2" not in f"{error} {error!r} {error.detail!r}"
 
-
-class TestClassifiedOnce:
-    """Tests that the provider classifies each error only once, even if several callers need the result."""
-
-    def test_the_same_error_again_is_not_asked_about(self, bench):
-        provider, error = Counting(bench.sim), ServerError("503")
+    def test_an_error_is_classified_once(self, bench):
+        provider, error, asked = SimulationProvider(bench.sim), ServerError("503"), []
+        classify = provider.classify
+        provider.classify = lambda error: asked.append(error) or classify(error)
         assert fault_of(provider, error) is fault_of(provider, error)
         with pytest.raises(api.MulticloudDbError), user_errors(provider, "read"):
             raise error
-        assert provider.classified == [error]
+        assert asked == [error]
 
-
-def test_a_failure_is_raised_if_the_retries_cannot_be_loaded(make_bench, monkeypatch):
-    """The retry code is loaded at the first failure; without free file handles, loading fails."""
-    monkeypatch.setitem(sys.modules, "tenacity", None)
-    bench = make_bench(1)
-    tries = Tries(SimulationProvider(bench.sim))
-    error = ThrottledError("slow down")
-
-    def fails():
-        raise error
-
-    with pytest.raises(ThrottledError) as caught:
-        tries.call(fails, Deadline.after(SOON))
-    assert caught.value is error
+    def test_a_failure_is_raised_if_the_retries_cannot_be_loaded(self, bench, monkeypatch):
+        """The retry code is loaded at the first failure; without free file handles, loading fails."""
+        monkeypatch.setitem(sys.modules, "tenacity", None)
+        with pytest.raises(ThrottledError):
+            self.call(bench.sim, failing(ThrottledError("slow down")))
 
 
 LARGE = 100_000
