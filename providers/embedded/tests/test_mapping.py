@@ -91,19 +91,10 @@ class TestEvents:
             assert same(event.new_item_state, new)
             assert same(event.old_item_state, old)
             event = attrs.evolve(event, new_item_state=None, old_item_state=None)
-            built = api.ChangeEvent(
-                event.event_id,
-                api.MulticloudDbKey(key),
-                list(api.ChangeType)[kind],
-                datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ts),
-                new_item_state=None,
-                old_item_state=None,
-                order_key=event.order_key,
-                by_expiry=False,
-                backfilled=False,
-                address=ADDRESS,
-                partition_id="embedded:1.2:p0",
-            )
+            kind, key = list(api.ChangeType)[kind], api.MulticloudDbKey(key)
+            moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ts)
+            fields = (event.order_key, False, False, ADDRESS, "embedded:1.2:p0")
+            built = api.ChangeEvent(event.event_id, key, kind, moment, None, None, *fields)
             assert event == built
             assert hash(event) == hash(built)
             assert type(event.key) is api.MulticloudDbKey

@@ -13,7 +13,6 @@ from multiclouddb_conformance.refusals import refused
 from multiclouddb_embedded import EmbeddedOptions, Put
 from multiclouddb_embedded.profile import PLAIN, PROFILES
 from multiclouddb_embedded.provider import EmbeddedPlugin
-from multiclouddb_embedded.store.collection import partition_hash, partition_identity
 from multiclouddb_spi import ProviderFault
 
 NATIVE, EMULATED, UNSUPPORTED = api.Support.NATIVE, api.Support.EMULATED, api.Support.UNSUPPORTED
@@ -229,17 +228,6 @@ class TestOnePartition:
             for most in (1, 3, 100):
                 events, _ = items.drain(feed.open("0", seed.cursor), most)
                 assert self.numbers(events) == list(range(k, 80, 7))
-
-    def test_another_key_of_the_same_hash_is_kept_out(self, items, store):
-        store.put("items", "b", {"n": 2})
-        store.put("items", "a", {"n": 1})
-        number = partition_hash(partition_identity(api.MulticloudDbKey({"id": "a"})))
-        items.sql(
-            "UPDATE log SET hash = ?, partition = (SELECT partition FROM log WHERE key LIKE '%a%')", number
-        )
-        feed = items.feed(scope=api.LogicalPartition(api.MulticloudDbKey({"id": "a"})))
-        (events,) = items.read_all(feed).values()
-        assert self.numbers(events) == [1]
 
     def test_trimmed_is_expired_and_goes_on_at_the_oldest(self, items, store):
         self.write(store, range(10))

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 import multiclouddb_api as api
-from multiclouddb_embedded import Delete, EmbeddedOptions, EmbeddedStore, Put
+from multiclouddb_embedded import EmbeddedStore, Put
 from multiclouddb_embedded.mapping import to_micros
 from multiclouddb_embedded.partitions import standing
-from multiclouddb_embedded.provider import PLUGIN
 from multiclouddb_spi import (
     Continue,
-    Deadline,
     Drained,
     FeedSpec,
     InvalidCursor,
@@ -595,33 +593,6 @@ class TestPoison:
             items.sql(f"INSERT INTO log VALUES ({', '.join('?' * len(rows[3]))})", *rows[3])
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 202), marks=pytest.mark.soak)], ids=len)
-def test_nothing_is_lost_in_random_lives(tmp_path, clock, seeds):
-    """Readers stop and continue at any position; the changes of each key stay in order."""
-    for seed in seeds:
-        chance, soon = random.Random(seed), Deadline.after(60)
-        with EmbeddedStore(tmp_path / f"{seed}.db", clock=clock, durable=False) as store:
-            store.create_collection("items", partitions=chance.randint(1, 3))
-            provider = PLUGIN.connect(api.ClientConfig("embedded"), store)
-            spec = FeedSpec(api.ResourceAddress("main", "items"), options=EmbeddedOptions())
-            feed = provider.open_feed(spec, soon)
-            active = {
-                each.partition_id: ((), each.cursor) for each in feed.start(api.Beginning(), None, soon)
-            }
-            drained, seen, written = set(), [], 0
-            for step in range(150):
-                written += _live(store, clock, chance)
-                if step % 5 == 0 or step > 140:
-                    seen += _read(feed, active, drained, chance, all_of_it=step > 140)
-            assert written == len(seen) == len({event.event_id for event in seen})
-            by_key = {}
-            for event in seen:
-                by_key.setdefault(event.key, []).append(event.order_key)
-            assert all(orders == sorted(orders) for orders in by_key.values())
-            assert len(by_key) > 10
-            provider.close()
-
-
 def _reshape(store, chance):
     for _ in range(40):
         parts = [part.partition_id for part in store.partitions("items")]
@@ -630,40 +601,3 @@ def _reshape(store, chance):
             store.merge("items", parts[index], parts[index + 1])
         else:
             store.split("items", parts[index])
-
-
-def _live(store, clock, chance):
-    clock.tick(microseconds=chance.randint(0, 2))
-    parts = store.partitions("items")
-    match chance.randint(0, 9):
-        case 0:
-            store.split("items", chance.choice(parts).partition_id)
-        case 1 if len(parts) > 1:
-            index = chance.randrange(len(parts) - 1)
-            store.merge("items", parts[index].partition_id, parts[index + 1].partition_id)
-    operations = [
-        Put(chance.randint(0, 30), {"n": n}) if chance.random() < 0.8 else Delete(chance.randint(0, 30))
-        for n in range(chance.randint(0, 6))
-    ]
-    return store.batch("items", operations)
-
-
-def _read(feed, active, drained, chance, *, all_of_it):
-    """Continue some partitions, each with a new reader; a child only after its parents."""
-    seen, again = [], True
-    while again:
-        again = False
-        for name, (parents, cursor) in list(active.items()):
-            if set(parents) - drained or not (all_of_it or chance.random() < 0.5):
-                continue
-            batch = feed.open(name, cursor).fetch(chance.randint(1, 9), 1 << 20, 0.0, Deadline.after(9))
-            count = len(batch) if all_of_it else chance.randint(0, len(batch))
-            seen += batch.events(0, count)
-            active[name] = (parents, batch.cursor_after(count))
-            again = again or (all_of_it and (count > 0 or isinstance(batch.outcome, Drained)))
-            if count == len(batch) and isinstance(batch.outcome, Drained):
-                del active[name]
-                drained.add(name)
-                for child in batch.outcome.children:
-                    active.setdefault(child.partition_id, (child.parents, child.cursor))
-    return seen
