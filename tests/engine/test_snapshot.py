@@ -502,22 +502,22 @@ class TestRowsAlone:
         consumer = Consumer(filled(10), size=2, changes=False)
         consumer.page()
         consumer.sim.fail_next(None, GONE)
-        refused(consumer, ".", ErrorCategory.CHECKPOINT_EXPIRED, on_expired=Resnapshot())
+        refused(consumer, ".", api.ErrorCategory.CHECKPOINT_EXPIRED, on_expired=api.Resnapshot())
         rows = kinds(*consumer.pages())
         assert rows == [True] * 10
 
     def test_what_would_read_changes_is_refused(self):
-        with pytest.raises(MulticloudDbError, match=r"Resnapshot\.snapshot"):
-            Resnapshot(Snapshot(changes=False))
+        with pytest.raises(api.MulticloudDbError, match=r"Resnapshot\.snapshot"):
+            api.Resnapshot(api.Snapshot(changes=False))
         refused(
-            Consumer(filled(1), changes=False), "on_expired", ErrorCategory.INVALID_REQUEST,
-            on_expired=Resnapshot(),
+            Consumer(filled(1), changes=False), "on_expired", api.ErrorCategory.INVALID_REQUEST,
+            on_expired=api.Resnapshot(),
         )  # fmt: skip
         sim = filled(1)
         provider = SimulationProvider(sim)
         feed = provider.open_feed(FeedSpec(sim.address), Deadline.after(30))
-        with pytest.raises(MulticloudDbError, match=r"Snapshot\.changes"):
-            Planner(provider, feed).start(Snapshot(changes=False), Deadline.after(30))
+        with pytest.raises(api.MulticloudDbError, match=r"Snapshot\.changes"):
+            Planner(provider, feed).start(api.Snapshot(changes=False), Deadline.after(30))
 
     def test_the_rate_is_divided_among_the_segments(self):
         consumer = Consumer(filled(20), max_scan_rate=8.0, segments=4, changes=False)
