@@ -20,8 +20,6 @@ from multiclouddb_api.token_report import TokenReport
 if TYPE_CHECKING:
     from multiclouddb_api.config import ClientConfig
 
-__all__ = ["Backend", "Plugin"]
-
 
 class Backend(Protocol):
     """Represents one connected database; a client calls its methods."""

@@ -20,8 +20,6 @@ from multiclouddb_api.pacing import Timer
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.validators import check_type, is_a, local_path, not_blank, type_name
 
-__all__ = ["Checkpoint", "CheckpointFile", "CheckpointStore", "Checkpointer", "FileCheckpointStore"]
-
 _FORMAT: Final = "multiclouddb.checkpoint"
 _VERSION: Final = 1
 _SUFFIX: Final = ".checkpoint.json"

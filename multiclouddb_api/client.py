@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     from multiclouddb_api.iterator import IteratorSettings
 
-__all__ = ["MulticloudDbClient", "connect"]
-
 _DEFAULTS = OperationOptions()
 
 

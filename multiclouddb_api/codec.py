@@ -34,16 +34,6 @@ from multiclouddb_api.errors import MulticloudDbError, invalid_request, type_nam
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_api.validators import is_a
 
-__all__ = [
-    "JsonValue",
-    "Tagged",
-    "canonical_json",
-    "decode_json",
-    "encode_json",
-    "plain_value",
-    "register_type",
-]
-
 JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
 """The values that `json.loads` can return; cursors and tokens are stored in this form."""
 

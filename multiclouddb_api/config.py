@@ -23,8 +23,6 @@ from multiclouddb_api.validators import (
     unknown_name,
 )
 
-__all__ = ["ClientConfig", "SecretText", "outcome", "settled"]
-
 T = TypeVar("T")
 
 

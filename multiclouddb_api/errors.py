@@ -28,16 +28,6 @@ import attrs
 
 from multiclouddb_api.redaction import shorten
 
-__all__ = [
-    "DOCS_URL",
-    "ErrorCategory",
-    "ErrorDetail",
-    "MulticloudDbError",
-    "check_type",
-    "invalid_request",
-    "type_name",
-]
-
 DOCS_URL: Final = "https://multiclouddb.readthedocs.io/latest/"
 """The address at which the documentation is published."""
 

@@ -17,8 +17,6 @@ from multiclouddb_api.redaction import rfc3339, shorten
 from multiclouddb_api.request import ResourceAddress
 from multiclouddb_api.validators import Slotted, is_a
 
-__all__ = ["ChangeEvent", "ChangeType"]
-
 _DOCUMENT: Final = is_a(Mapping, NoneType)
 
 

@@ -27,8 +27,6 @@ from multiclouddb_api.request import (
 from multiclouddb_api.snapshot import Resnapshot, Snapshot
 from multiclouddb_api.validators import at_least, has_methods, is_a, not_blank, one_of
 
-__all__ = ["ChangeFeedIterator", "IteratorSettings", "ReadsChanges"]
-
 
 class IteratorSettings(TypedDict, total=False):
     """The keyword settings of `ChangeFeedIterator`, which describes each of them."""

@@ -18,18 +18,6 @@ from multiclouddb_api.request import ResourceAddress
 if TYPE_CHECKING:
     from logging import Logger
 
-__all__ = [
-    "Backoff",
-    "Outage",
-    "PollSchedule",
-    "Stopped",
-    "Timer",
-    "Wakeup",
-    "answered",
-    "check_stopped",
-    "still_waiting",
-]
-
 
 class Wakeup:
     """Wakes the one thread that waits for it. If no thread is waiting, the next wait ends at once.

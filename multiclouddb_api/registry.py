@@ -12,8 +12,6 @@ from multiclouddb_api.validators import suggestion
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["installed_providers", "load_plugin"]
-
 GROUP: Final = "multiclouddb.providers"
 _OURS: Final = frozenset({"embedded", "dynamo", "spanner", "mongo", "cosmos"})
 

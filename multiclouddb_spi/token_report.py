@@ -33,20 +33,6 @@ from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.partition import encode_partition_id
 
-__all__ = [
-    "Standing",
-    "before",
-    "check_provider",
-    "ending",
-    "issued_at",
-    "lineage_of",
-    "one_partition",
-    "read_standings",
-    "report",
-    "scope_of",
-    "watermark_of",
-]
-
 
 @attrs.frozen
 class Standing:
