@@ -83,6 +83,12 @@ def told(error, category, *words):
         assert str(word) in error.message
 
 
+def both_told(place, category, *words):
+    """Check the refusals of a reader and of a writer."""
+    for call in (read, open_store):
+        told(refusal(call, place), category, *words)
+
+
 def test_on_a_full_disk_nothing_is_written_until_there_is_room(path):
     large = {"text": "x" * 200_000}
     with EmbeddedStore(path) as store:
@@ -126,9 +132,7 @@ class TestReadOnly:
     def test_a_read_only_folder_is_told_apart(self, path, folder):
         folder.chmod(0o555)
         with unprivileged():
-            for call in (read, open_store):
-                error = refusal(call, path)
-                told(error, DENIED, path, "folder is read-only", "read a copy")
+            both_told(path, DENIED, path, "folder is read-only", "read a copy")
         assert [file.name for file in folder.iterdir()] == ["store.db"]
 
     def test_no_store_is_made_in_a_read_only_folder(self, folder):
@@ -140,8 +144,7 @@ class TestReadOnly:
     def test_a_file_that_may_not_be_read_is_not_called_missing(self, path):
         path.chmod(0o000)
         with unprivileged():
-            for call in (read, open_store):
-                told(refusal(call, path), DENIED, path, "right to read")
+            both_told(path, DENIED, path, "right to read")
 
 
 class TestNoStore:
@@ -152,8 +155,7 @@ class TestNoStore:
             b"PK\3\4" + bytes(5000),
         ):  # fmt: skip
             place.write_bytes(content)
-            for call in (read, open_store):
-                told(refusal(call, place), INVALID, place, "store", "name another")
+            both_told(place, INVALID, place, "store", "name another")
             assert place.read_bytes() == content
             assert list(folder.iterdir()) == [place]
 
@@ -163,16 +165,14 @@ class TestNoStore:
             connection.execute("PRAGMA application_id = 17")
             connection.execute("CREATE TABLE log (x)")
         before = place.read_bytes()
-        for call in (read, open_store):
-            told(refusal(call, place), INVALID, place, "not an embedded store", "name another file")
+        both_told(place, INVALID, place, "not an embedded store", "name another file")
         assert place.read_bytes() == before
 
     def test_a_newer_schema_says_to_upgrade(self, path):
         with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute("UPDATE store SET version = 9")
         upgrade = "pip install --upgrade multiclouddb-embedded"
-        for call in (read, open_store):
-            told(refusal(call, path), INVALID, path, "schema version 9", upgrade)
+        both_told(path, INVALID, path, "schema version 9", upgrade)
 
     def test_an_empty_file_is_no_store_for_a_reader_and_becomes_one_for_a_writer(self, folder):
         place = folder / "empty.db"
@@ -183,8 +183,7 @@ class TestNoStore:
         told(refusal(read, place), api.ErrorCategory.NOT_FOUND, "no collection main/items")
 
     def test_a_folder_is_called_one_and_a_missing_file_is_not_made(self, folder):
-        for call in (read, open_store):
-            told(refusal(call, folder), INVALID, folder, "is a folder", "name a file in it")
+        both_told(folder, INVALID, folder, "is a folder", "name a file in it")
         told(
             refusal(read, folder / "none.db"), api.ErrorCategory.NOT_FOUND, "no store", "EmbeddedStore(path)"
         )
@@ -194,8 +193,7 @@ class TestNoStore:
         whole = path.read_bytes()
         for content in (whole[: len(whole) // 2], whole[:16384] + os.urandom(len(whole) - 16384)):
             path.write_bytes(content)
-            for call in (read, open_store):
-                told(refusal(call, path), api.ErrorCategory.PERMANENT_FAILURE, path, "damaged", "from a copy")
+            both_told(path, api.ErrorCategory.PERMANENT_FAILURE, path, "damaged", "from a copy")
             assert path.read_bytes() == content
 
 
