@@ -18,9 +18,10 @@ import multiclouddb_spi
 ROOT = Path(__file__).parents[1]
 EMULATORS = sorted(ROOT.glob("tools/emulators/*/pyproject.toml"))
 API = sorted((ROOT / "multiclouddb_api").rglob("*.py"))
-SDKS = set(
-    "azure boto3 botocore deltalake google grpc numpy pandas py4j pyarrow pymongo pyspark pytest".split()
-)
+SDKS = {
+    "azure", "boto3", "botocore", "deltalake", "google", "grpc", "numpy", "pandas", "py4j", "pyarrow", "pymongo",
+    "pyspark", "pytest",
+}  # fmt: skip
 # The gRPC messages come with the vendor's package; its client is not used.
 WIRE = {"spanner": {"google", "grpc"}}
 

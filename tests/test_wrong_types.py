@@ -48,7 +48,8 @@ class Duck:
 
 
 WRONG = [
-    Odd(), Odd, 17, 1.5, True, "text", b"bytes", None, [Odd()], (Odd(),), {"odd": Odd()}, {3: 4}, api.Beginning,
+    Odd(), Odd, 17, 1.5, True, "text", b"bytes", None, [Odd()], (Odd(),), {"odd": Odd()}, {3: 4},
+    api.Beginning,
 ]  # fmt: skip
 
 
