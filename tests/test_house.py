@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[1]
 EMULATORS = sorted(ROOT.glob("tools/emulators/*/pyproject.toml"))
 API = sorted((ROOT / "multiclouddb_api").rglob("*.py"))
 SDKS = {
-    "azure", "boto3", "botocore", "deltalake", "google", "grpc", "numpy", "pandas", "py4j", "pyarrow", "pymongo",
-    "pyspark", "pytest",
+    "azure", "boto3", "botocore", "deltalake", "google", "grpc", "numpy", "pandas", "py4j", "pyarrow",
+    "pymongo", "pyspark", "pytest",
 }  # fmt: skip
 # The gRPC messages come with the vendor's package; its client is not used.
 WIRE = {"spanner": {"google", "grpc"}}
