@@ -45,7 +45,7 @@ def fault_of(provider: Provider, error: Exception) -> Fault:
 def classified(classify: Callable[[Exception], Fault], error: Exception) -> Fault:
     """Return the classification of a vendor's error.
 
-    `classify` is called only once per error, because the result is stored in the error.
+    `classify` is called only once per error: the result is stored in it.
     """
     facts = vars(error)
     if _CLASSIFIED not in facts:
@@ -57,7 +57,7 @@ def classified(classify: Callable[[Exception], Fault], error: Exception) -> Faul
 def cause_of(fault: Fault, error: Exception) -> Exception | None:
     """Return the exception to use as the cause of an error.
 
-    The function never returns an exception that may quote a secret, because logs also contain causes.
+    It is never one that may quote a secret, because logs also contain causes.
     """
     return None if fault.confidential else error
 

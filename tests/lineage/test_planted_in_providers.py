@@ -9,7 +9,7 @@ import pytest
 from multiclouddb_conformance.explore.levels import Level
 from multiclouddb_conformance.explore.readers import READERS
 from multiclouddb_conformance.explore.world import Bounds, BrokenError
-from multiclouddb_dynamo import partitions as dynamo_partitions
+from multiclouddb_dynamo import survey as dynamo_survey
 from multiclouddb_dynamo.feed import DynamoFeed
 from multiclouddb_dynamo.shards import ShardMap
 from multiclouddb_spanner.feed import SpannerFeed
@@ -33,8 +33,8 @@ def stating(feed, *, whole=None, **changes):
 
 
 def of_dynamo(name, change):
-    right = getattr(dynamo_partitions, name)
-    return dynamo_partitions, name, lambda *given: change(right, *given)
+    right = getattr(dynamo_survey, name)
+    return dynamo_survey, name, lambda *given: change(right, *given)
 
 
 def begins_beside_what_is_read(self, gone, heirs):
@@ -87,7 +87,10 @@ DYNAMO = {
         of_dynamo("_uncovered", lambda right, shards, held: dict.fromkeys(shards, 0)),
     ),
     "nothing has an oldest record": (TWO, of_dynamo("_oldest", lambda right, *given: {})),
-    "no shard has a parent": (ONE, of_dynamo("_parents", lambda right, shard: ())),
+    "no shard has a parent": (
+        ONE,
+        of_dynamo("_partition", lambda right, *given: attrs.evolve(right(*given), parents=())),
+    ),
     "open shards are closed": (
         TWO,
         of_dynamo(
