@@ -22,6 +22,19 @@ from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
 from multiclouddb_spi import Drained, Ended
 
 
+def grown(bench):
+    """Make a short history with transactions, a split, a merge, a roll and deletes."""
+    sim = bench.sim
+    bench.fill(12)
+    sim.transaction([(f"k{number}", {"n": number}) for number in range(10)])
+    sim.split(sim.open_partitions[0])
+    bench.fill(12)
+    sim.merge(*sim.open_partitions[:2])
+    sim.transaction([(f"k{number}", None) for number in range(5)])
+    sim.roll(sim.open_partitions[0])
+    bench.fill(12)
+
+
 class TestSize:
     def test_0_means_the_page_of_the_provider(self, bench):
         bench.fill(50)
@@ -194,6 +207,17 @@ class TestDiagnostics:
         page = bench.page(token)
         assert (bench.calls.surveys, page.diagnostics.requests) == (2, 1)
         assert bench.page(page.continuation_token).diagnostics.requests == 1 + 2
+
+    def test_watermark_never_goes_back_and_no_later_event_is_older(self, make_bench):
+        bench = make_bench(partitions=3)
+        grown(bench)
+        mark = None
+        for page in bench.walk(size=3):
+            assert all(mark is None or event.timestamp >= mark for event in page.events)
+            told = page.diagnostics.watermark
+            assert mark is None or told >= mark
+            mark = told
+        assert mark == bench.sim.now
 
     def test_watermark_is_remembered_in_the_token(self, bench):
         bench.fill(5)
