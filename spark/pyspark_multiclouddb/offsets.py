@@ -6,35 +6,22 @@ new data. Offsets have two forms:
     {"from": "beginning", "src": "3b1f…", "v": 1}
     {"c": {"p": [["p0", 17], …], …}, "e": {"p3": 9}, "empty": true, "inc": "…", "src": "3b1f…", "v": 1}
 
-The form with `from` represents the start of a new query. Spark asks for this start offset several
-times and does not store it. Therefore the start offset contains no resolved position.
-
-From Spark 4.2 on, the first micro-batch has no rows. The end offset of the first micro-batch has
-the form with `c` and contains the resolved start position. The field `c` contains the lineage,
-encoded as in a continuation token. The field `e` contains the end position of each partition that
-the step to this offset has read completely. With these end positions, a second read of the step
-gives the same result. `empty` is present if only the positions of an idle feed have moved. A step
-reads nothing if its end offset contains `empty`. Therefore Spark can replay an empty step even if
-the service has already deleted the step's part of the log.
-
-On Spark 4.0 and 4.1, the first micro-batch already contains rows, if there are rows to read. The
-end of a first micro-batch with rows contains `o`, the lineage of the resolved start. On Spark 4.0
-and 4.1, an offset contains `more` if its step has records and more records may follow (see
-`caught_up`).
-
-With `onPoison=skip`, `poison` names the changes that the step to this offset leaves out because they cannot
-be decoded: their number (`count`), and partition and position of the first ones (`first`). A repeated step
-leaves out the same changes, even if `onPoison` has been changed to `fail`.
-
-`warning` says that a target may stay wrong, and how to repair it. The first offset of a query that does not
-begin with a snapshot contains it. If `failOnDataLoss=false` has skipped lost changes, every later offset also
-contains it, together with `lost`.
-
-After a snapshot has begun, the offset also contains `s` for the sink. The field `s` contains the id
-of the plan (`plan`), the floor (`floor`), and the state of the scan (`over` is true after the end
-of the scan). The field `s` also contains `whole` if the scan reads every existing row. If the
-collection is empty, the offsets of its snapshot still contain `s`. The offsets still contain `s`
-after the scan is over.
+- `from`: the start of a new query, unresolved: Spark asks for it several times and does not store it.
+- `c`: the lineage, encoded as in a continuation token.
+- `e`: the end position of each partition that the step to this offset has read completely, so that a second
+  read of the step gives the same result.
+- `empty`: only the positions of an idle feed have moved. The step reads nothing, so it can be replayed even
+  if the service has already deleted its part of the log.
+- `o`, on Spark 4.0 and 4.1: the lineage of the resolved start, if the first micro-batch already has rows.
+  From 4.2 on, the first micro-batch has no rows, and its end contains the resolved start as `c`.
+- `more`, on Spark 4.0 and 4.1: the step has records and more records may follow (see `caught_up`).
+- `poison`, with `onPoison=skip`: the changes that the step leaves out because they cannot be decoded: their
+  number (`count`), and partition and position of the first ones (`first`). A repeated step leaves out the
+  same changes, even if `onPoison` has been changed to `fail`.
+- `warning`: a target may stay wrong, and how to repair it; in the first offset of a query that does not begin
+  with a snapshot, and with `lost` in every offset after `failOnDataLoss=false` has skipped lost changes.
+- `s`, for the sink, after a snapshot has begun: the id of the plan (`plan`), the floor (`floor`), whether the
+  scan is over (`over`), and `whole` if the scan reads every existing row.
 """
 
 from __future__ import annotations

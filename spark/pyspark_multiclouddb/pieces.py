@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
+from types import SimpleNamespace
 from typing import Final
 
-import attrs
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
@@ -65,17 +65,7 @@ def _column(name: str) -> Column:
     return F.col(in_backticks(name))
 
 
-@attrs.frozen
-class _Total:
-    rows: int
-    size: int
-    incomplete: int
-    lacking: int
-    example: str | None
-    plan: str | None
-
-
-def _total(kept: DataFrame) -> _Total:
+def _total(kept: DataFrame) -> SimpleNamespace:
     known = F.coalesce(F.col("type").isin(*CHANGE_TYPES), F.lit(False))
     incomplete = F.col("key").isNull() | F.col("order_key").isNull() | ~known
     lacks = F.expr(LACKS_STATE) if DOCUMENT in kept.columns else F.lit(False)
@@ -88,10 +78,10 @@ def _total(kept: DataFrame) -> _Total:
         F.max(PLAN).alias("plan"),
     )
     [row] = found.toArrow().to_pylist()
-    return _Total(**row)
+    return SimpleNamespace(**row)
 
 
-def _cuts(kept: DataFrame, total: _Total, bound: int) -> list[tuple[int, int]]:
+def _cuts(kept: DataFrame, total: SimpleNamespace, bound: int) -> list[tuple[int, int]]:
     """Return the numbers of the first and the last bucket of each piece."""
     if not total.rows:
         return []

@@ -12,7 +12,7 @@ from multiclouddb_api import MulticloudDbError
 from pyspark_multiclouddb import latest_by_key, merge_into_delta, pieces
 from pyspark_multiclouddb.pieces import collected_in_pieces
 
-from .tables import apply, documents, random_changes, rows, scanned, with_columns
+from .micro_batches import apply, documents, random_changes, rows, scanned, with_columns
 
 SPARSE = [f"'f{number}', CAST(NULL AS BIGINT)" for number in range(25)]
 """The fields of a struct without values. Arrow needs eight bytes for each of them."""
@@ -40,7 +40,6 @@ def read_counted(frame, file):
 
 
 def is_nothing_kept(spark):
-    """Return True if Spark keeps no rows in memory or on disk."""
     return spark._jsparkSession.sharedState().cacheManager().isEmpty()
 
 

@@ -38,8 +38,6 @@ def bare_environment(monkeypatch, tmp_path):
 
 @pytest.fixture
 def java(tmp_path):
-    """Return a function that makes a Java home whose `bin/java` is the given shell script."""
-
     def made(script):
         path = tmp_path / "jdk" / "bin" / "java"
         path.parent.mkdir(parents=True)

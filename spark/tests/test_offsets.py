@@ -21,7 +21,6 @@ SNAPSHOT = {"plan": "9f", "floor": "f1", "over": False, "whole": True}
 
 
 def at(*entries):
-    """Return a lineage as JSON."""
     return {"p": list(entries)}
 
 

@@ -1,14 +1,10 @@
 """Sends MongoDB's own commands to the server, unchanged and only once.
 
 The rules come from MongoDB's "Run Command" and "Client Side Operations Timeout" specifications. pymongo
-implements most of these rules. This module implements the other rules: it supports `timeout_ms` and
-`timeout_mode`, keeps the command document unchanged, refuses options that exclude each other, and decodes all
-replies of a cursor in the same way.
-
-This module does *not* examine the command itself: it does not check, add, correct or remove any field.
-pymongo adds what every command contains (`$db`, `lsid`, `$clusterTime`, `$readPreference`, the fields of a
-transaction and of the Stable API). If a command itself contains one of these fields, the behaviour is
-undefined; currently pymongo's value replaces it.
+implements most of them, and adds what every command contains (`$db`, `lsid`, `$clusterTime`,
+`$readPreference`, the fields of a transaction and of the Stable API); if a command itself contains one of
+these fields, the behaviour is undefined. This module does *not* examine the command itself: it does not
+check, add, correct or remove any field.
 """
 
 from __future__ import annotations

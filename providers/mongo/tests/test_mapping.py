@@ -71,7 +71,6 @@ def mapped(change, address=ADDRESS, **look):
 
 
 def plain(value):
-    """Return a value in the form that events contain."""
     return portable(bson.decode(raw({"v": value}), CODEC))["v"]
 
 
@@ -107,7 +106,6 @@ def changes(draw, number):
 
 @st.composite
 def pages(draw):
-    """Generate changes, and the settings with which they are read."""
     found = [draw(changes(number)) for number in range(1, draw(st.integers(1, 5)) + 1)]
     address = draw(st.sampled_from([ADDRESS, ResourceAddress(database="shop"), ResourceAddress()]))
     flags = {name: draw(st.booleans()) for name in ("with_new", "with_old", "native")}

@@ -35,7 +35,6 @@ AN_END = {"operationType": {"$in": ["invalidate", "drop", "rename", "dropDatabas
 
 @pytest.fixture
 def lonely():
-    """Provide a client that has never called a server."""
     with MongoClient("mongodb://127.0.0.1:1/", connect=False) as client:
         yield client
 
@@ -170,8 +169,6 @@ def test_a_wait_is_shorter_than_what_the_driver_waits(make, limits, asked, sent)
 
 
 class Stubborn:
-    """A stream that takes a long time to close."""
-
     def __init__(self, seconds=0.0, error=None):
         self.seconds, self.error, self.closed, self.allowed = seconds, error, 0, []
 
