@@ -43,22 +43,13 @@ def is_nothing_kept(spark):
     return spark._jsparkSession.sharedState().cacheManager().isEmpty()
 
 
-@pytest.mark.parametrize(
-    ("limit", "max_bytes", "expected"),
-    [
-        ("1g", 64 << 20, 64 << 20),
-        ("1g", 1 << 30, 512 << 20),
-        ("1m", 64 << 20, 512 << 10),
-        ("10KB", 64 << 20, 5 << 10),
-        ("3000", 64 << 20, 1500),
-        ("0", 64 << 20, 64 << 20),
-        ("1m", 7, 7),
-    ],
-)
-def test_piece_takes_at_most_half_of_what_the_driver_accepts(limit, max_bytes, expected):
-    conf = {"spark.driver.maxResultSize": limit}
-    frame = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf))
-    assert pieces._bound(frame, max_bytes) == expected
+def test_piece_takes_at_most_half_of_what_the_driver_accepts():
+    most, limits = 64 << 20, {"1g": 64 << 20, "1m": 512 << 10, "10KB": 5 << 10, "3000": 1500, "0": 64 << 20}
+    cases = [(limit, most, expected) for limit, expected in limits.items()]
+    for limit, max_bytes, expected in [*cases, ("1g", 1 << 30, 512 << 20), ("1m", 7, 7)]:
+        conf = {"spark.driver.maxResultSize": limit}
+        frame = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf))
+        assert pieces._bound(frame, max_bytes) == expected, limit
 
 
 class TestPieces:

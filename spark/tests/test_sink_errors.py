@@ -28,6 +28,7 @@ from .micro_batches import LOST, apply, documents, random_changes, rows, table_o
 
 GOOD = rows(("a", 1, {"n": 1}))
 LATER = rows(("a", 2, {"n": 2}))
+NANOS, LONG = pa.timestamp("ns"), pa.decimal256(60, 10)
 INCOMPLETE = "has rows without key, order_key or type"
 UNKNOWN = "whose type is not CREATE, UPDATE or DELETE"
 
@@ -93,14 +94,7 @@ class TestRefused:
 
     @pytest.mark.parametrize(
         "kind",
-        [
-            pa.timestamp("ns"),
-            pa.timestamp("ns", tz="UTC"),
-            pa.struct([("at", pa.timestamp("ns"))]),
-            pa.duration("us"),
-            pa.float16(),
-            pa.decimal256(60, 10),
-        ],
+        [NANOS, pa.timestamp("ns", "UTC"), pa.struct([("at", NANOS)]), pa.duration("us"), pa.float16(), LONG],
         ids=str,
     )
     @pytest.mark.parametrize("exists", [False, True])

@@ -23,7 +23,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_mongo.errors import PROVIDER_ID
 from multiclouddb_mongo.mapping import View
-from multiclouddb_mongo.partitions import PARTITION_ID, Found, clock, find
+from multiclouddb_mongo.partitions import PARTITION_ID, Found, find
 from multiclouddb_mongo.position import (
     After,
     At,
@@ -41,9 +41,11 @@ from multiclouddb_mongo.position import (
     ticks_at,
     token_text,
 )
+from multiclouddb_mongo.pymongo_internals import retried
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.snapshots import ScanSource, SegmentReader, check_snapshot, cut, plan_scan
 from multiclouddb_mongo.source import Entry, Log, Source
+from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -106,7 +108,10 @@ class MongoFeed(Feed):
 
     def clock(self, deadline: Deadline) -> datetime | None:
         """Return the current time of the server that answers."""
-        return clock(self._source.client)
+        admin = self._source.client.admin
+        answer = retried(self._source.client, lambda: admin.command("hello", codec_options=CODEC))
+        moment: datetime = answer["localTime"]
+        return moment
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Resolve a start. All starts are durable positions in the log."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -19,7 +18,6 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_mongo.options import MongoOptions
-from multiclouddb_mongo.pymongo_internals import retried
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
 
@@ -127,10 +125,3 @@ def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) ->
         raise unsupported(
             f"{what}-images, which collection {name!r} does not keep", _IMAGES.format(name=name)
         )
-
-
-def clock(client: MongoClient[Any]) -> datetime:
-    """Return the current time of the server that answers."""
-    answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
-    moment: datetime = answer["localTime"]
-    return moment

@@ -233,15 +233,11 @@ def mapper(start):
 
 
 @pytest.mark.parametrize("key", IDS, ids=repr)
-def test_a_key_is_the_same_bit_by_bit(key):
+def test_a_key_is_the_same_bit_by_bit_and_an_event_has_its_id(key):
     row = bson.encode({"_id": key, "more": 1}, codec_options=CODEC)
     document = as_field("$literal", id_of(row))
     assert isinstance(document, RawBSONDocument)
     assert bytes(document.raw) == bson.encode({"$literal": key}, codec_options=CODEC)
-
-
-@pytest.mark.parametrize("key", IDS, ids=repr)
-def test_an_event_has_the_id_of_its_key(key):
     (event,) = mapper(Range(TIME, UUID)).events([bson.encode({"_id": key}, codec_options=CODEC)], 0, 1)
     assert event.event_id == snapshot_event_id(PLAN, event.key)
     assert event.order_key == floor_of(TIME) == f"82{TIME}"
@@ -251,22 +247,12 @@ def test_an_id_that_does_not_come_first():
     assert id_of(bson.encode({"n": 1, "_id": "x"})) == id_of(bson.encode({"_id": "x"}))
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        Range(TIME, UUID),
-        Range(TIME, "", end=ONE),
-        Range(TIME, UUID, f"[{ONE}", ONE),
-        Range(TIME, UUID, f"({ONE}", "", ("region", "a.b"), ("00ff", "11")),
-    ],
-)
-def test_a_segment_is_read_back(part):
-    assert range_of(part.cursor()) == part
-    assert is_scan_cursor(part.cursor())
-    assert "65F" not in describe_scan(part.cursor()).text
-
-
-def test_a_plan_is_read_back():
+def test_a_segment_and_a_plan_are_read_back():
+    parts = [Range(TIME, UUID), Range(TIME, "", end=ONE), Range(TIME, UUID, f"[{ONE}", ONE)]
+    for part in [*parts, Range(TIME, UUID, f"({ONE}", "", ("region", "a.b"), ("00ff", "11"))]:
+        assert range_of(part.cursor()) == part
+        assert is_scan_cursor(part.cursor())
+        assert "65F" not in describe_scan(part.cursor()).text
     rest = Rest(PLAN, TIME, UUID, 50_000, 7, ONE, 3, ("region",))
     assert rest_of(rest.cursor()) == rest
     assert "segment 3" in describe_scan(rest.cursor()).text
