@@ -82,7 +82,7 @@ def written(one, here):
 
 
 @pytest.fixture
-def client(one, app):
+def reader(one, app):
     with connect(one.uri(appName=app)) as made:
         yield made
 

@@ -43,8 +43,8 @@ MINE = ResourceAddress("mine", "c")
 refused = functools.partial(refusal, hidden=SECRETS)
 
 
-def reading(client, address, place=None, **asked):
-    return lambda: read(client, address, place, **asked)
+def reading(reader, address, place=None, **asked):
+    return lambda: read(reader, address, place, **asked)
 
 
 def make_reader(server):
@@ -79,32 +79,32 @@ class TestTheIdentity:
         ("user", "word"), [("", "user"), ("reader:wrong@", "password"), ("nobody:an0ther@", "password")]
     )
     def test_somebody_else(self, guarded, user, word):
-        with connect(self.url(guarded, user, **({"authSource": "mine"} if user else {}))) as client:
-            error = refused(ErrorCategory.AUTHENTICATION_FAILED, reading(client, MINE), word)
+        with connect(self.url(guarded, user, **({"authSource": "mine"} if user else {}))) as reader:
+            error = refused(ErrorCategory.AUTHENTICATION_FAILED, reading(reader, MINE), word)
             assert not error.retryable
 
     def test_who_may_read_a_database_reads_it_from_its_beginning(self, guarded):
-        with self.reader(guarded) as client:
+        with self.reader(guarded) as reader:
             for scope in (None, EntireDatabase()):
                 asked = in_scope(scope, MINE)
-                assert read(client, place=Now(), **asked).idle
+                assert read(reader, place=Now(), **asked).idle
                 guarded.client()["mine"]["c"].update_one({}, {"$inc": {"n": 1}})
-                assert ids(*walk(client, **asked))[-1] == "mine"
+                assert ids(*walk(reader, **asked))[-1] == "mine"
 
     def test_a_user_that_was_dropped_cannot_read_until_made_again(self, guarded):
         """The server closes no connection of a dropped user, but it forgets their logins."""
-        with self.reader(guarded) as client:
-            token = read(client, MINE, Now()).continuation_token
+        with self.reader(guarded) as reader:
+            token = read(reader, MINE, Now()).continuation_token
             for place in (token, Now()):
                 guarded.client()["mine"].command("dropUser", READER)
                 make_reader(guarded)
-                assert read(client, MINE, place).events == ()
+                assert read(reader, MINE, place).events == ()
             guarded.client()["mine"].command("dropUser", READER)
             try:
-                refused(ErrorCategory.AUTHENTICATION_FAILED, reading(client, MINE, token))
+                refused(ErrorCategory.AUTHENTICATION_FAILED, reading(reader, MINE, token))
             finally:
                 make_reader(guarded)
-            assert read(client, MINE, token).events == ()
+            assert read(reader, MINE, token).events == ()
 
     @pytest.mark.parametrize(
         ("address", "asked"),
@@ -117,8 +117,8 @@ class TestTheIdentity:
         ids=str,
     )
     def test_and_nothing_else(self, guarded, address, asked):
-        with self.reader(guarded) as client:
-            act = reading(client, address, Now(), **asked)
+        with self.reader(guarded) as reader:
+            act = reading(reader, address, Now(), **asked)
             error = refused(ErrorCategory.AUTHORIZATION_FAILED, act, "role")
             assert error.detail.native_code.startswith("13")
 
@@ -130,25 +130,25 @@ CANNOT_BE = {
 
 
 class TestNames:
-    def test_a_name_that_cannot_be(self, client, here):
+    def test_a_name_that_cannot_be(self, reader, here):
         options = {"provider_options": MongoOptions(allow_missing=True)}
         for name in CANNOT_BE["database"]:
             address = ResourceAddress(database=name)
-            refused(INVALID, reading(client, address, Now(), scope=EntireDatabase()))
-            refused(INVALID, reading(client, ResourceAddress(name, "c"), Now(), **options))
+            refused(INVALID, reading(reader, address, Now(), scope=EntireDatabase()))
+            refused(INVALID, reading(reader, ResourceAddress(name, "c"), Now(), **options))
         for name in CANNOT_BE["collection"]:
-            refused(INVALID, reading(client, ResourceAddress(here.database, name), Now(), **options))
+            refused(INVALID, reading(reader, ResourceAddress(here.database, name), Now(), **options))
 
-    def test_where_there_is_no_stream(self, client):
+    def test_where_there_is_no_stream(self, reader):
         for names in ("local/oplog.rs", "admin/system.version"):
-            refused(INVALID, reading(client, ResourceAddress.parse(names), Now()), "admin, local or config")
+            refused(INVALID, reading(reader, ResourceAddress.parse(names), Now()), "admin, local or config")
         for name in ("admin", "local", "config"):
-            act = reading(client, ResourceAddress(database=name), Now(), scope=EntireDatabase())
+            act = reading(reader, ResourceAddress(database=name), Now(), scope=EntireDatabase())
             refused(INVALID, act, "admin, local or config")
 
-    def test_an_address_beside_a_cluster(self, client, here):
+    def test_an_address_beside_a_cluster(self, reader, here):
         for address in (here, ResourceAddress(database=here.database)):
-            act = reading(client, address, Now(), scope=EntireCluster())
+            act = reading(reader, address, Now(), scope=EntireCluster())
             refused(INVALID, act, "address", "ResourceAddress()")
 
 
@@ -179,16 +179,16 @@ class TestOptions:
     @pytest.mark.parametrize(
         "options", WRONG, ids=[f"{name} {at}" for at, option in enumerate(WRONG) for name in option]
     )
-    def test_what_the_server_does_not_take(self, client, here, written, options):
+    def test_what_the_server_does_not_take(self, reader, here, written, options):
         def act():
             asked = {"provider_options": MongoOptions(**options)}
-            token = read(client, here, Now(), **asked).continuation_token
+            token = read(reader, here, Now(), **asked).continuation_token
             written.insert_one({"_id": 1})
-            read(client, here, token, **asked)
+            read(reader, here, token, **asked)
 
         assert not refused(INVALID, act).retryable
 
-    def test_the_token_of_an_invalidate_goes_with_start_after(self, client, here, written):
+    def test_the_token_of_an_invalidate_goes_with_start_after(self, reader, here, written):
         with written.watch() as stream:
             written.drop()
             changes = [stream.next(), stream.next()]
@@ -196,29 +196,29 @@ class TestOptions:
         written.insert_one({"_id": 1})
         token = changes[-1]["_id"]
         before = MongoOptions(resume_after=token)
-        refused(INVALID, reading(client, here, Now(), provider_options=before), "start_after")
-        assert ids(read(client, here, Now(), provider_options=MongoOptions(start_after=token))) == [1]
+        refused(INVALID, reading(reader, here, Now(), provider_options=before), "start_after")
+        assert ids(read(reader, here, Now(), provider_options=MongoOptions(start_after=token))) == [1]
 
 
 class TestPipelines:
     @pytest.mark.parametrize("name", ["operationType", "documentKey", "ns"])
-    def test_what_is_needed_is_named(self, client, here, written, name):
+    def test_what_is_needed_is_named(self, reader, here, written, name):
         asked = {"provider_options": MongoOptions(pipeline=[{"$unset": name}])}
-        token = read(client, here, Now(), **asked).continuation_token
+        token = read(reader, here, Now(), **asked).continuation_token
         written.insert_one({"_id": "my-document-key"})
-        refused(INVALID, reading(client, here, token, **asked), name, "pipeline")
+        refused(INVALID, reading(reader, here, token, **asked), name, "pipeline")
 
     @pytest.mark.parametrize(
         "names", [["documentKey"], ["fullDocument"], ["ns"], ["wallTime", "clusterTime"]]
     )
-    def test_what_makes_no_sense_of_an_event_is_no_failure_of_ours(self, client, here, written, names):
+    def test_what_makes_no_sense_of_an_event_is_no_failure_of_ours(self, reader, here, written, names):
         asked = {"provider_options": MongoOptions(pipeline=[{"$set": dict.fromkeys(names, "text")}])}
-        token = read(client, here, Now(), **asked).continuation_token
+        token = read(reader, here, Now(), **asked).continuation_token
         written.insert_one({"_id": 1})
         written.drop()
         try:
             for _ in range(5):
-                token = read(client, here, token, **asked).continuation_token
+                token = read(reader, here, token, **asked).continuation_token
         except MulticloudDbError as error:
             category = error.category
             assert category in (INVALID, ErrorCategory.PROVIDER_ERROR)
@@ -230,26 +230,26 @@ class TestPipelines:
             (lambda items: items.rename("d"), {"$redact": "$$PRUNE"}),
         ],
     )
-    def test_none_hides_how_a_feed_ends(self, client, here, written, stage, end):
+    def test_none_hides_how_a_feed_ends(self, reader, here, written, stage, end):
         asked = {"provider_options": MongoOptions(pipeline=[stage])}
-        token = read(client, here, Now(), **asked).continuation_token
+        token = read(reader, here, Now(), **asked).continuation_token
         written.insert_one({"_id": 1})
         end(written)
         found = []
         for _ in range(5):
-            page = read(client, here, token, **asked)
+            page = read(reader, here, token, **asked)
             found += told(page)
             token = page.continuation_token
         assert FeedEnded in found
 
 
-def test_documents_may_come_or_not_from_page_to_page(client, here, written):
-    token = read(client, here, Now()).continuation_token
+def test_documents_may_come_or_not_from_page_to_page(reader, here, written):
+    token = read(reader, here, Now()).continuation_token
     written.insert_one({"_id": 1})
     for mode in (NewItemStateMode.OMIT, NewItemStateMode.INCLUDE_IF_AVAILABLE):
         for old in (OldItemStateMode.OMIT, OldItemStateMode.INCLUDE_IF_AVAILABLE):
             asked = {"new_item_state_mode": mode, "old_item_state_mode": old, "include_native": True}
-            assert ids(read(client, here, token, **asked)) == [1]
+            assert ids(read(reader, here, token, **asked)) == [1]
 
 
 class TestPoison:
@@ -260,14 +260,14 @@ class TestPoison:
         assert b"damaged" in raw
         collection.insert_one(RawBSONDocument(raw.replace(b"damaged", b"damage\xff")))
 
-    def walk(self, client, address, token, **asked):
+    def walk(self, reader, address, token, **asked):
         """Return the ids of all changes, with None for each skipped change."""
         seen = []
         for _ in range(400):
             try:
-                page = read(client, address, token, **asked)
+                page = read(reader, address, token, **asked)
             except MulticloudDbError as error:
-                refused(ErrorCategory.PROVIDER_ERROR, reading(client, address, token, **asked), "skip_token")
+                refused(ErrorCategory.PROVIDER_ERROR, reading(reader, address, token, **asked), "skip_token")
                 seen.append(None)
                 token = error.detail.skip_token
                 continue
@@ -287,21 +287,21 @@ class TestPoison:
         ],
         ids=str,
     )
-    def test_wherever_the_damage_is(self, client, here, written, document):
-        token = read(client, here, Now()).continuation_token
+    def test_wherever_the_damage_is(self, reader, here, written, document):
+        token = read(reader, here, Now()).continuation_token
         written.insert_one({"_id": "before"})
         self.damaged(written, document)
         written.insert_one({"_id": "after"})
-        assert self.walk(client, here, token) == ["before", None, "after"]
+        assert self.walk(reader, here, token) == ["before", None, "after"]
 
-    def test_dates_beyond_all_calendars_are_no_damage(self, client, here, written):
-        token = read(client, here, Now()).continuation_token
+    def test_dates_beyond_all_calendars_are_no_damage(self, reader, here, written):
+        token = read(reader, here, Now()).continuation_token
         written.insert_one({"_id": DatetimeMS(2**62), "at": DatetimeMS(-(2**62))})
-        (event,) = read(client, here, token).events
+        (event,) = read(reader, here, token).events
         assert event.key == MulticloudDbKey({"_id": DatetimeMS(2**62)})
         assert event.new_item_state["at"] == DatetimeMS(-(2**62))
 
-    def test_the_one_that_is_named_is_the_one_that_a_filter_lets_through(self, client, one, database):
+    def test_the_one_that_is_named_is_the_one_that_a_filter_lets_through(self, reader, one, database):
         collection = one.client()[database].create_collection("c", **IMAGES)
         address = ResourceAddress(database, "c")
         asked = {
@@ -310,7 +310,7 @@ class TestPoison:
         }
         large = "x" * 9_000_000
         collection.insert_one({"_id": "large", "text": large, "n": 1})
-        token = read(client, address, Now(), **asked).continuation_token
+        token = read(reader, address, Now(), **asked).continuation_token
         collection.update_one({"_id": "large"}, {"$set": {"text": large[:-1]}})
         collection.insert_one({"_id": "good", "n": 1})
-        assert self.walk(client, address, token, **asked) == [None, "good"]
+        assert self.walk(reader, address, token, **asked) == [None, "good"]

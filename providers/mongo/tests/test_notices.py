@@ -28,9 +28,9 @@ def pages_of(uri, token, *, restart=False, **asked):
     """Return the pages that are not empty, each with the token before it, up to the first idle page."""
     found = []
     with ExitStack() as stack:
-        client = stack.enter_context(connect(uri))
+        reader = stack.enter_context(connect(uri))
         for _ in range(200):
-            page = read(client, place=token, **asked)
+            page = read(reader, place=token, **asked)
             if page.events or page.notices:
                 found.append((token, [*keys(page.events), *page.notices]))
             if page.idle:
@@ -38,7 +38,7 @@ def pages_of(uri, token, *, restart=False, **asked):
             token = page.continuation_token
             if restart:
                 stack.close()
-                client = stack.enter_context(connect(uri))
+                reader = stack.enter_context(connect(uri))
     raise AssertionError("not idle")
 
 
@@ -55,12 +55,12 @@ def check_every_token(uri, pages, **asked):
 @pytest.mark.parametrize(
     ("size", "restart", "scope"), [(0, False, EntireDatabase()), (1, True, EntireCluster())], ids=str
 )
-def test_each_of_several_facts_keeps_its_place(one, client, database, size, restart, scope):
+def test_each_of_several_facts_keeps_its_place(one, reader, database, size, restart, scope):
     native = one.client()[database]
     native.create_collection("c")
     native.create_collection("stays")  # a database without a collection does not exist
     asked = in_scope(scope, ResourceAddress(database, "c")) | {"size": size}
-    begin = read(client, place=Now(), **asked).continuation_token
+    begin = read(reader, place=Now(), **asked).continuation_token
     native["c"].insert_many([{"_id": 1}, {"_id": 2}])
     native["c"].rename("d")
     native["d"].insert_one({"_id": 3})
@@ -74,12 +74,12 @@ def test_each_of_several_facts_keeps_its_place(one, client, database, size, rest
 
 
 @pytest.mark.parametrize("size", [1, 0])
-def test_a_process_a_page_has_every_notice_in_its_place(one, client, database, size):
+def test_a_process_a_page_has_every_notice_in_its_place(one, reader, database, size):
     """Three collections have one name, one after another."""
     native = one.client()[database]
     native.create_collection("c")
     asked = {"address": ResourceAddress(database, "c"), "size": size, "provider_options": FOLLOW}
-    begin = read(client, place=Now(), **asked).continuation_token
+    begin = read(reader, place=Now(), **asked).continuation_token
     for life in range(3):
         native["c"].insert_many([{"_id": f"{life}.{number}"} for number in range(2)])
         if life < 2:
@@ -94,9 +94,9 @@ def test_a_process_a_page_has_every_notice_in_its_place(one, client, database, s
 class Consumers:
     """Several consumers at different positions. The consumers take turns; each reads one page per turn."""
 
-    def __init__(self, client, address, collection, count):
-        self._client, self._address = client, address
-        start = read(client, address, Now()).continuation_token
+    def __init__(self, reader, address, collection, count):
+        self._client, self._address = reader, address
+        start = read(reader, address, Now()).continuation_token
         collection.insert_many([{"n": number} for number in range(7 * count + 2 * ROUNDS * PAGE)])
         self._tokens = [self._read(start, 7 * number + 1) for number in range(count)]
 
@@ -111,8 +111,8 @@ class Consumers:
 
 
 def test_no_consumer_opens_a_cursor_a_page(ours, here, written):
-    client, commands = ours
-    consumers = Consumers(client, here, written, 17)
+    reader, commands = ours
+    consumers = Consumers(reader, here, written, 17)
     commands.clear()
     consumers.turns()
     assert len(commands.opening()) == 0
@@ -121,6 +121,6 @@ def test_no_consumer_opens_a_cursor_a_page(ours, here, written):
 
 def test_no_more_cursors_are_kept_than_the_option_says(one, app, here, written):
     config = ClientConfig("mongo", {"url": one.uri(appName=app)}, max_readers_per_partition=2)
-    with watched(config) as (client, commands):
-        Consumers(client, here, written, 4).turns()
+    with watched(config) as (reader, commands):
+        Consumers(reader, here, written, 4).turns()
         assert len(commands.opening()) - len(commands.names("killCursors")) == 2

@@ -119,18 +119,18 @@ class TestKeys:
     """Tests that rows with keys of every type are returned, wherever a segment begins or a page ends."""
 
     @pytest.mark.parametrize(("segments", "size"), [(None, 0), (3, 1), (26, 1)])
-    def test_every_type_of_key_comes_once(self, client, mixed, segments, size):
+    def test_every_type_of_key_comes_once(self, reader, mixed, segments, size):
         address, _ = mixed
-        found = list(walk(client, address, Snapshot(SnapshotOrder.ORDERED, segments=segments), size))
+        found = list(walk(reader, address, Snapshot(SnapshotOrder.ORDERED, segments=segments), size))
         assert_once(found, len(IDS))
         assert sorted(event.new_item_state["n"] for event in rows(found)) == list(range(len(IDS)))
 
-    def test_a_row_has_the_key_that_its_changes_have(self, client, mixed):
+    def test_a_row_has_the_key_that_its_changes_have(self, reader, mixed):
         address, items = mixed
-        _, *found = walk(client, address, Snapshot(SnapshotOrder.ORDERED, segments=3))
+        _, *found = walk(reader, address, Snapshot(SnapshotOrder.ORDERED, segments=3))
         for key in IDS:
             items.update_one({"_id": key}, {"$set": {"changed": True}})
-        later = walk(client, address, found[-1].continuation_token)
+        later = walk(reader, address, found[-1].continuation_token)
         changes = [event for page in later for event in page.events]
         by_row = {event.new_item_state["n"]: event for event in rows(found)}
         assert len(changes) == len(IDS)
@@ -141,22 +141,22 @@ class TestKeys:
             assert encode_json(change.new_item_state) == encode_json(wanted)
             assert row.order_key < change.order_key
 
-    def test_another_client_goes_on_after_every_row(self, one, client, mixed):
+    def test_another_client_goes_on_after_every_row(self, one, reader, mixed):
         address, _ = mixed
-        found = list(walk(client, address, Snapshot(SnapshotOrder.ORDERED, segments=5), 1))
+        found = list(walk(reader, address, Snapshot(SnapshotOrder.ORDERED, segments=5), 1))
         assert_once(found, len(IDS))
         for number, page in enumerate(found):
             with connect(one.uri()) as other:
                 left = rows(walk(other, address, page.continuation_token))
             assert {event.key for event in rows(found[number + 1 :])} == {event.key for event in left}
 
-    def test_a_long_key_is_a_position_and_no_border(self, client, one, database):
+    def test_a_long_key_is_a_position_and_no_border(self, reader, one, database):
         items = one.client()[database]["long"]
         items.insert_many([{"_id": f"{number:02}" + "x" * 100_000} for number in range(30)])
         address = ResourceAddress(database, "long")
-        found = list(walk(client, address, Snapshot(segments=10), 1))
+        found = list(walk(reader, address, Snapshot(segments=10), 1))
         assert_once(found, 30)
-        assert_once(walk(client, address, found[10].continuation_token), 30 - len(rows(found[:11])))
+        assert_once(walk(reader, address, found[10].continuation_token), 30 - len(rows(found[:11])))
 
     @pytest.mark.parametrize(
         ("made", "given"),
@@ -166,20 +166,20 @@ class TestKeys:
         ],
         ids=["collated", "clustered"],
     )
-    def test_a_collection_that_sorts_in_another_way(self, client, one, database, made, given):
+    def test_a_collection_that_sorts_in_another_way(self, reader, one, database, made, given):
         one.client()[database].create_collection("c", **made).insert_many([{"_id": key} for key in given])
-        assert_once(walk(client, ResourceAddress(database, "c"), Snapshot(segments=7), 1), len(given))
+        assert_once(walk(reader, ResourceAddress(database, "c"), Snapshot(segments=7), 1), len(given))
 
-    def test_segments_that_samples_cut(self, client, mixed, monkeypatch):
+    def test_segments_that_samples_cut(self, reader, mixed, monkeypatch):
         monkeypatch.setattr("multiclouddb_mongo.snapshots._MOST_COUNTED", 0)
-        assert_once(walk(client, mixed[0], Snapshot(segments=6), 1), len(IDS))
+        assert_once(walk(reader, mixed[0], Snapshot(segments=6), 1), len(IDS))
 
 
 class TestLoad:
     """Tests snapshots during writes. In the end, the target equals the source."""
 
     @pytest.mark.parametrize("order", list(SnapshotOrder))
-    def test_changes_of_every_type_of_key_during_the_scan(self, client, mixed, order):
+    def test_changes_of_every_type_of_key_during_the_scan(self, reader, mixed, order):
         address, items = mixed
         over = threading.Event()
 
@@ -195,25 +195,25 @@ class TestLoad:
         writer.start()
         sink = Sink()
         try:
-            for page in walk(client, address, Snapshot(order, segments=4), 2):
+            for page in walk(reader, address, Snapshot(order, segments=4), 2):
                 sink.apply(page.events)
                 if BackfillDone in told(page):
                     break
         finally:
             over.set()
             writer.join()
-        for later in walk(client, address, page.continuation_token):
+        for later in walk(reader, address, page.continuation_token):
             sink.apply(later.events)
-        source = {event.key: event.new_item_state for event in rows(walk(client, address, ORDERED))}
+        source = {event.key: event.new_item_state for event in rows(walk(reader, address, ORDERED))}
         assert as_text(sink.rows()) == as_text(source)
 
     @pytest.mark.usefixtures("_small_batches")
-    def test_a_cursor_that_the_server_has_closed_is_opened_again(self, client, many):
+    def test_a_cursor_that_the_server_has_closed_is_opened_again(self, reader, many):
         address, items = many
         now = {"$currentOp": {"allUsers": True, "idleCursors": True}}
         ours = {"$match": {"ns": items.full_name, "cursor.originatingCommand.find": {"$exists": True}}}
         found, killed = [], 0
-        for page in walk(client, address, ORDERED, 1):
+        for page in walk(reader, address, ORDERED, 1):
             found.append(page)
             for each in items.database.client.admin.aggregate([now, ours]):
                 items.database.command("killCursors", items.name, cursors=[each["cursor"]["cursorId"]])
@@ -224,8 +224,8 @@ class TestLoad:
 
 class TestReads:
     def test_rows_are_never_older_than_the_start_of_the_stream(self, ours, many):
-        client, commands = ours
-        started, *_ = walk(client, many[0], ORDERED)
+        reader, commands = ours
+        started, *_ = walk(reader, many[0], ORDERED)
         floor = int(started.notices[0].floor[2:], 16)
         found = [each for each in commands.bodies("find") if each["find"] == "many" and "skip" not in each]
         assert found
@@ -238,14 +238,14 @@ class TestReads:
             assert body["sort"] == body["hint"] == {"_id": 1}
 
     def test_only_the_keys_are_sent_without_documents(self, ours, many):
-        client, commands = ours
-        found = rows(walk(client, many[0], ORDERED, new_item_state_mode=NewItemStateMode.OMIT))
+        reader, commands = ours
+        found = rows(walk(reader, many[0], ORDERED, new_item_state_mode=NewItemStateMode.OMIT))
         assert [event.new_item_state for event in found] == [None] * 40
         assert commands.bodies("find")[-1]["projection"] == {"_id": 1}
 
 
 @pytest.mark.usefixtures("_small_batches")
-def test_auto_becomes_interleaved_when_half_of_the_log_is_used(client, many, monkeypatch):
+def test_auto_becomes_interleaved_when_half_of_the_log_is_used(reader, many, monkeypatch):
     """The stream is read again before its position in the log expires."""
     monkeypatch.setattr("multiclouddb_mongo.feed._LOG_SECONDS", 0.0)
     begun = []
@@ -256,7 +256,7 @@ def test_auto_becomes_interleaved_when_half_of_the_log_is_used(client, many, mon
         return Entry(At(now - (100 if len(begun) < 5 else 40)), False)
 
     monkeypatch.setattr(Log, "first_entry", first_entry)
-    scans = [page.diagnostics.snapshot for page in walk(client, many[0], Snapshot(), 2)]
+    scans = [page.diagnostics.snapshot for page in walk(reader, many[0], Snapshot(), 2)]
     orders = [scan.order for scan in scans if scan is not None]
     assert (orders[0], orders[-1]) == (SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED)
 
@@ -276,16 +276,16 @@ class TestGone:
         ],
     )
     @pytest.mark.usefixtures("_small_batches")
-    def test_the_scan_ends_with_a_notice(self, one, client, many, what, restarted, follow):
+    def test_the_scan_ends_with_a_notice(self, one, reader, many, what, restarted, follow):
         address, items = many
         asked = {"provider_options": MongoOptions(after_invalidate="follow" if follow else "end")}
-        found, refused = list(itertools.islice(walk(client, address, ORDERED, 3, **asked), 4)), None
+        found, refused = list(itertools.islice(walk(reader, address, ORDERED, 3, **asked), 4)), None
         items.drop() if what in ("dropped", "recreated") else items.rename("elsewhere")
         if what in ("recreated", "swapped"):
             items.insert_many([{"_id": number, "other": True} for number in range(40)])
         with connect(one.uri()) as another:
             try:
-                goes_on = another if restarted else client
+                goes_on = another if restarted else reader
                 found.extend(walk(goes_on, address, found[-1].continuation_token, 3, **asked))
             except MulticloudDbError as error:
                 refused = error.category
@@ -296,34 +296,34 @@ class TestGone:
         assert BackfillDone not in told(*found)
         assert len(rows(found)) < 40
 
-    def test_a_collection_that_was_not_there_has_no_rows(self, client, one, database):
+    def test_a_collection_that_was_not_there_has_no_rows(self, reader, one, database):
         address = ResourceAddress(database, "later")
         options = MongoOptions(allow_missing=True)
-        found = list(walk(client, address, Snapshot(), provider_options=options))
+        found = list(walk(reader, address, Snapshot(), provider_options=options))
         assert ids(*found) == []
         assert BackfillDone in told(*found)
         one.client()[database]["later"].insert_one({"_id": 1})
         token = found[-1].continuation_token
-        assert ids(read(client, address, token, wait=5.0, provider_options=options)) == [1]
+        assert ids(read(reader, address, token, wait=5.0, provider_options=options)) == [1]
 
 
 @pytest.mark.parametrize("key", [ObjectId("6b019d9fd29d1122ca89d32f"), "secret"])
-def test_a_row_that_cannot_be_decoded_is_named_and_skipped(client, one, database, key):
+def test_a_row_that_cannot_be_decoded_is_named_and_skipped(reader, one, database, key):
     items = one.client()[database]["poisoned"]
     items.insert_many([{"_id": number} for number in range(3)])
     bad = bson.encode({"_id": key, "text": "damaged"}).replace(b"damaged", b"damage\xff")
     items.insert_one(RawBSONDocument(bad))
     items.insert_one({"_id": True})
     address, found = ResourceAddress(database, "poisoned"), []
-    act = lambda: found.extend(walk(client, address, ORDERED))  # noqa: E731
+    act = lambda: found.extend(walk(reader, address, ORDERED))  # noqa: E731
     error = refusal(ErrorCategory.PROVIDER_ERROR, act, "UTF-8", hidden=["secret"])
     assert ("6b019d9fd29d1122ca89d32f" in error.message) is (key != "secret")
-    found.extend(walk(client, address, error.detail.skip_token))
+    found.extend(walk(reader, address, error.detail.skip_token))
     assert ids(*found) == [0, 1, 2, True]
 
 
 @pytest.mark.parametrize("size", [1, 0])
-def test_a_row_has_the_shard_key_before_its_id(one, client, database, size, monkeypatch):
+def test_a_row_has_the_shard_key_before_its_id(one, reader, database, size, monkeypatch):
     """The server only claims to be a `mongos`."""
     monkeypatch.setattr(MongoProvider, "_server", lambda provider: (False, True))
     native, address = one.client(), ResourceAddress(database, "items")
@@ -333,9 +333,9 @@ def test_a_row_has_the_shard_key_before_its_id(one, client, database, size, monk
     key = {"place.region": 1, "n": 1}
     native.config.collections.insert_one({"_id": f"{database}.items", "key": key})
     try:
-        found = rows(walk(client, address, Snapshot(segments=3), size))
+        found = rows(walk(reader, address, Snapshot(segments=3), size))
         wanted = LogicalPartition(MulticloudDbKey({"place.region": "eu", "n": 4, "_id": 4}, 2))
-        (row,) = rows(walk(client, address, Snapshot(), scope=wanted))
+        (row,) = rows(walk(reader, address, Snapshot(), scope=wanted))
     finally:
         native.config.collections.delete_one({"_id": f"{database}.items"})
     assert sorted(keys(found)) == list(range(12))
@@ -383,7 +383,7 @@ class Source:
 
     bounded = True
     begin = calm = be_patient = staticmethod(lambda *_: None)
-    client = SimpleNamespace(options=SimpleNamespace(retry_reads=True))
+    reader = SimpleNamespace(options=SimpleNamespace(retry_reads=True))
 
     def __init__(self, answers=2):
         self.answers, self.opened = answers, 0
