@@ -21,9 +21,13 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
+from multiclouddb_mongo.catalog import Found, find
 from multiclouddb_mongo.errors import PROVIDER_ID
 from multiclouddb_mongo.mapping import View
+<<<<<<< HEAD
 from multiclouddb_mongo.partitions import PARTITION_ID, Found, find
+=======
+>>>>>>> main
 from multiclouddb_mongo.position import (
     After,
     At,
@@ -70,6 +74,7 @@ from multiclouddb_spi.faults import START_AGAIN, START_ANEW
 _LOG_SECONDS: Final = 30.0
 _AHEAD_SECONDS: Final = 60
 _PEEK_BYTES: Final = 1
+_PARTITION_ID: Final = "0"  # a deployment has only one change stream, with all changes in one order
 _FOLLOW: Final = (
     'pass MongoOptions(after_invalidate="follow") to continue with the next collection of this name'
 )
@@ -108,14 +113,19 @@ class MongoFeed(Feed):
 
     def clock(self, deadline: Deadline) -> datetime | None:
         """Return the current time of the server that answers."""
+<<<<<<< HEAD
         admin = self._source.client.admin
         answer = retried(self._source.client, lambda: admin.command("hello", codec_options=CODEC))
+=======
+        client = self._source.client
+        answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
+>>>>>>> main
         moment: datetime = answer["localTime"]
         return moment
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Resolve a start. All starts are durable positions in the log."""
-        if partition_id not in (None, PARTITION_ID):
+        if partition_id not in (None, _PARTITION_ID):
             return []
         self._source.reach(deadline)
         if not self._options.allow_missing:
@@ -124,7 +134,7 @@ class MongoFeed(Feed):
             found = find(self._source.client, self.spec, self._source.address)
             if not found.there or found.uuid != self._found.uuid:
                 raise _missing(self._source.address)
-        return [Seed(PARTITION_ID, (), self._resolved(position))]
+        return [Seed(_PARTITION_ID, (), self._resolved(position))]
 
     def survey(
         self,
@@ -140,10 +150,10 @@ class MongoFeed(Feed):
         # was dropped.
         if expired:
             oldest = cursor_of(self._log.oldest(), ticks_at(self._source.now()))
-            return Survey((Partition(PARTITION_ID, (), PartitionState.OPEN, oldest),))
+            return Survey((Partition(_PARTITION_ID, (), PartitionState.OPEN, oldest),))
         if not self._found.there and not self._options.allow_missing:
             raise _missing(self._source.address)
-        return Survey((Partition(PARTITION_ID, (), PartitionState.OPEN),))
+        return Survey((Partition(_PARTITION_ID, (), PartitionState.OPEN),))
 
     def open(
         self, partition_id: str, cursor: Cursor, until: Cursor | None = None

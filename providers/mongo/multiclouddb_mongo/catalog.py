@@ -1,4 +1,4 @@
-"""Defines the one partition of a change stream, and checks the settings of its resource."""
+"""Finds the collection or database of an address, and checks the settings of the collection."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ from multiclouddb_api import (
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
-
-PARTITION_ID: Final = "0"
-"""A deployment has only one change stream, which contains all changes in one order."""
 
 _IMAGES: Final = (
     "enable it: db.runCommand({{collMod: {name!r}, changeStreamPreAndPostImages: {{enabled: true}}}}), or "
