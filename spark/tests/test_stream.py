@@ -22,8 +22,8 @@ from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_spi import Planner
 from multiclouddb_spi.continuation.lineage import Lineage
 from pyspark_multiclouddb import micro_batches, progress, stream
-from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.checkpoint import offset_from_json
+from pyspark_multiclouddb.errors import SourceError
 
 from .micro_batches import Query, ids
 

@@ -24,10 +24,6 @@ from multiclouddb_api import (
 from multiclouddb_mongo.catalog import Found, find
 from multiclouddb_mongo.errors import PROVIDER_ID
 from multiclouddb_mongo.mapping import View
-<<<<<<< HEAD
-from multiclouddb_mongo.partitions import PARTITION_ID, Found, find
-=======
->>>>>>> main
 from multiclouddb_mongo.position import (
     After,
     At,
@@ -113,13 +109,8 @@ class MongoFeed(Feed):
 
     def clock(self, deadline: Deadline) -> datetime | None:
         """Return the current time of the server that answers."""
-<<<<<<< HEAD
-        admin = self._source.client.admin
-        answer = retried(self._source.client, lambda: admin.command("hello", codec_options=CODEC))
-=======
         client = self._source.client
         answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
->>>>>>> main
         moment: datetime = answer["localTime"]
         return moment
 

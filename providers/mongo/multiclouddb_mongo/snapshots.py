@@ -31,8 +31,6 @@ from multiclouddb_api import (
 from multiclouddb_mongo.catalog import Found, check_provisioned, find
 from multiclouddb_mongo.mapping import View
 from multiclouddb_mongo.options import MongoOptions
-<<<<<<< HEAD
-from multiclouddb_mongo.partitions import Found, check_provisioned, find
 from multiclouddb_mongo.position import (
     MAX_KEY,
     After,
@@ -44,9 +42,6 @@ from multiclouddb_mongo.position import (
     moment_of,
     place_of,
 )
-=======
-from multiclouddb_mongo.position import After, place_of
->>>>>>> main
 from multiclouddb_mongo.pymongo_internals import GivenUp, Rows, next_answer
 from multiclouddb_mongo.rows import ROW_CODEC, RowMapper, bytes_of, rows_of
 from multiclouddb_mongo.source import Source
