@@ -383,7 +383,7 @@ class Source:
 
     bounded = True
     begin = calm = be_patient = staticmethod(lambda *_: None)
-    reader = SimpleNamespace(options=SimpleNamespace(retry_reads=True))
+    client = SimpleNamespace(options=SimpleNamespace(retry_reads=True))
 
     def __init__(self, answers=2):
         self.answers, self.opened = answers, 0
