@@ -15,8 +15,9 @@ from multiclouddb_api.iterator import ChangeFeedIterator
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from multiclouddb_api.aio.client import AsyncMulticloudDbClient
+    from multiclouddb_api.aio.threads import Threads
     from multiclouddb_api.checkpoint import Checkpoint
+    from multiclouddb_api.client import MulticloudDbClient
     from multiclouddb_api.event import ChangeEvent
     from multiclouddb_api.iterator import IteratorSettings
     from multiclouddb_api.page import ChangeFeedPage
@@ -46,6 +47,20 @@ class AsyncCheckpointStore(Protocol):
             expected: The version that `load` or the last `save` returned, or None.
         """
         ...
+
+
+class OpensThreads(Protocol):
+    """The part of an `AsyncMulticloudDbClient` that an iterator needs."""
+
+    @property
+    def blocking(self) -> MulticloudDbClient:
+        """The blocking client."""
+        ...
+
+    @property
+    def _open_threads(self) -> Threads: ...
+
+    def _check(self, operation: str) -> None: ...
 
 
 class AsyncChangeFeedIterator:
@@ -79,7 +94,7 @@ class AsyncChangeFeedIterator:
 
     def __init__(
         self,
-        client: AsyncMulticloudDbClient,
+        client: OpensThreads,
         request: ChangeFeedRequest,
         **settings: Unpack[IteratorSettings],
     ) -> None:

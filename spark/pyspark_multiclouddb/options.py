@@ -4,9 +4,9 @@ Names are case-insensitive. Options that begin with `connection.` are passed to 
 configuration, which defines their names. `OPTIONS` lists all other options. The option names of Kafka's
 source are also accepted; with these names, a time is a number of milliseconds since 1970.
 
-The value `env:NAME` is replaced by the value of the environment variable `NAME`. Each process reads
-the variable separately: the driver when it plans, and each worker when it connects. Therefore a
-secret appears neither in the options nor in the data that Spark sends.
+The value `env:NAME` is replaced by the value of the environment variable `NAME`. Each process reads it
+separately: the driver when it plans, and each worker when it connects. So a secret appears neither in the
+options nor in the data that Spark sends.
 
 A secret is accepted only in options that Spark hides: in `url`, and in options whose names contain
 `password`, `secret`, `token` or `access_key`. Spark prints all other options of a stream in plain text, for

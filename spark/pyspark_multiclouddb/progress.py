@@ -7,11 +7,12 @@ From Spark 4.2 on, the field `sources[].latestOffset` of a query's progress cont
      "readUntil": "2026-01-31T12:00:00Z", "readUntilEstimated": false,
      "skipped": {"count": 0, "last": null}, "snapshot": null, "v": 1, "waiting": 0}
 
-`events` is the number of records in the step; null if the service does not tell it before they are read.
-`readUntil`, `readUntilEstimated` and `lagSeconds` are fields of `OperationDiagnostics` when the step ends.
-`headroomSeconds` is the time until the first position expires. `skipped` counts the places where this run
-left out expired changes (`failOnDataLoss=false`), and `poison` the changes that cannot be decoded
-(`onPoison=skip`).
+`events` is the number of records in the step, or null if the service does not report it before they are read.
+`readUntil`, `readUntilEstimated` and `lagSeconds` are `read_until`, `read_until_estimated` and `lag_seconds`
+of `OperationDiagnostics`: all changes that are older than `readUntil` have been read when the step ends.
+`headroomSeconds` is the time until the first position expires. With `failOnDataLoss=false`, a query leaves
+out expired changes: `skipped.count` is the number of places where this run did so, and `skipped.last` the
+last of them. With `onPoison=skip`, `poison` contains the same for changes that cannot be decoded.
 
 For a query that began with a snapshot, `snapshot` contains:
 
@@ -156,8 +157,8 @@ def _scan(snapshot: Mapping[str, Any], lineage: Lineage) -> dict[str, Any]:
 def caught_up(query: StreamingQuery) -> bool:
     """Return True if the query read everything before it ended by itself.
 
-    With `trigger(availableNow=True)`, Spark 4.0 and 4.1 run one micro-batch. Therefore repeat the run until
-    this function returns True. From Spark 4.2 on, the function always returns True.
+    With `trigger(availableNow=True)`, Spark 4.0 and 4.1 run one micro-batch, so repeat the run until this
+    returns True. From Spark 4.2 on, it always does.
 
     Args:
         query: The query, after `awaitTermination()`.
@@ -201,7 +202,7 @@ class ProgressTable(StreamingQueryListener):
     """Prints one line for each micro-batch.
 
     If changes were skipped or could not be decoded, an additional line shows the last place. If an audit
-    found partitions late, an additional line shows the number of these partitions.
+    found partitions late, another one shows how many.
 
     Before Spark 4.2, a source cannot report its progress, so `events` and the columns after it stay empty.
 

@@ -27,10 +27,8 @@ _Answer = TypeVar("_Answer", bound=Mapping[str, Any])
 _DESCRIBES_A_SECOND: Final = 10
 _WINDOW_SECONDS: Final = 1.05  # calls may arrive closer together than they were sent
 _JSON: Final = "application/x-amz-json"
-_SWELLING: Final = 6
-"""The size of a parsed record in memory as a multiple of its text's size."""
-RECORD_BYTES: Final = 4096
-"""The first estimate of a record's size in memory."""
+_SWELLING: Final = 6  # the size of a parsed record in memory as a multiple of its text's size
+RECORD_BYTES: Final = 4096  # the first estimate of a record's size in memory
 
 
 @attrs.frozen
@@ -93,7 +91,6 @@ class Calls:
                 client.meta.events.register(f"before-parse.{call}", self._parse, unique_id="multiclouddb")
 
     def describe_table(self, name: str) -> Table:
-        """Return the table's key and its latest stream."""
         answer = self.hear(self._clients.dynamodb.describe_table(TableName=name))
         answer = _whole(answer, "Table")
         specification = answer.get("StreamSpecification") or {}
@@ -108,7 +105,6 @@ class Calls:
         )
 
     def table_names(self, deadline: Deadline) -> list[str]:
-        """Return the names of all tables of the region."""
         names: list[str] = []
         for page in self._clients.dynamodb.get_paginator("list_tables").paginate():
             names += _whole(self.hear(page), "TableNames")
@@ -136,7 +132,6 @@ class Calls:
         return found
 
     def iterator(self, arn: str, shard_id: str, kind: str, seq: str | None = None) -> str:
-        """Request a new iterator."""
         asked = {"StreamArn": arn, "ShardId": shard_id, "ShardIteratorType": kind}
         if seq is not None:
             asked["SequenceNumber"] = seq
@@ -185,7 +180,6 @@ class Calls:
         return None if told is None else told[0] + timedelta(seconds=time.monotonic() - told[1])
 
     def close(self) -> None:
-        """Free the connections of clients that the library made."""
         self._closed = True
         if self._ours:
             self._clients.dynamodb.close()
@@ -267,7 +261,6 @@ class Series:
         self._calls, self._moved = calls, False
 
     def make(self, call: Callable[[], T]) -> T:
-        """Make the next call of the sequence."""
         try:
             found = call()
         except Exception as error:

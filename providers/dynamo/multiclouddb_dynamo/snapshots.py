@@ -52,11 +52,9 @@ if TYPE_CHECKING:
 
 FLOOR: Final = "00"
 """The floor of a snapshot: every `order_key` sorts after it, because no change's number of digits is 0."""
-MOST_SEGMENTS: Final = 1_000_000
-"""The maximum number of segments that the service accepts."""
+MOST_SEGMENTS: Final = 1_000_000  # the maximum number of segments that the service accepts
 
-Item: TypeAlias = Mapping[str, Any]
-"""Maps each attribute to its value in typed JSON."""
+Item: TypeAlias = Mapping[str, Any]  # maps each attribute to its value in typed JSON
 
 _END: Final = "."
 _LETTERS: Final = "SNB"
@@ -76,7 +74,6 @@ class Part:
 
     @classmethod
     def of(cls, segment_id: str, cursor: Cursor) -> Part:
-        """Return the position that a cursor represents."""
         plan_id, _, number = segment_id.removeprefix(snapshot_id_of("")).partition(":")
         if is_segment(cursor) and number.isascii() and number.isdecimal() and len(number) < _MOST_DIGITS:
             position: Any = cursor
@@ -87,17 +84,14 @@ class Part:
 
     @property
     def segment_id(self) -> str:
-        """The segment's id."""
         return segment_id_of(self.plan_id, str(self.segment))
 
     @property
     def cursor(self) -> Cursor:
-        """Return the position in the form that a token stores."""
         return [self.seconds, self.total, *self.key]
 
     @property
     def is_over(self) -> bool:
-        """Return True if the position is after the last item of the segment."""
         return self.key == (_END,)
 
     def after(self, item: Item, names: tuple[str, ...]) -> Part:
@@ -123,7 +117,6 @@ class Part:
 
     @property
     def text(self) -> str:
-        """Return a readable text."""
         return f"segment {self.segment + 1} of {self.total} of a scan"
 
 
