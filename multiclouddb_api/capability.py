@@ -10,8 +10,6 @@ import attrs
 from multiclouddb_api.redaction import html_table
 from multiclouddb_api.validators import check_type, is_a
 
-__all__ = ["Capability", "CapabilityNote", "CapabilitySet", "Support"]
-
 
 class Capability(StrEnum):
     """A feature that only some databases support. The most important capabilities come first."""
@@ -26,6 +24,15 @@ class Capability(StrEnum):
     """Supports the scope `LogicalPartition(…)`."""
     CHANGE_FEED_SNAPSHOT = "change_feed_snapshot"
     """Supports reading from `Snapshot()`, and `on_expired=Resnapshot()`."""
+    CHANGE_FEED_ROWS = "change_feed_rows"
+    """Supports reading the rows alone, from `Snapshot(changes=False)`."""
+    CHANGE_FEED_ALL_VERSIONS = "change_feed_all_versions"
+    """Returns every change; without it, only the newest of several changes that were made between two
+    reads."""
+    CHANGE_FEED_DELETES = "change_feed_deletes"
+    """Returns a `DELETE` for every deleted document."""
+    CHANGE_FEED_CHANGE_TYPES = "change_feed_change_types"
+    """Distinguishes `CREATE` from `UPDATE`; without it, every write of a document is an `UPDATE`."""
     CHANGE_FEED_OLD_ITEM_STATE = "change_feed_old_item_state"
     """Supports `old_item_state`, which returns the document before the change."""
     CHANGE_FEED_DATABASE_SCOPE = "change_feed_database_scope"

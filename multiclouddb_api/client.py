@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     from multiclouddb_api.iterator import IteratorSettings
 
-__all__ = ["MulticloudDbClient", "connect"]
-
 _DEFAULTS = OperationOptions()
 
 
@@ -145,11 +143,7 @@ class MulticloudDbClient:
     """
 
     def __init__(
-        self,
-        config: ClientConfig,
-        *,
-        native_client: object | None = None,
-        observer: Observer | None = None,
+        self, config: ClientConfig, *, native_client: object | None = None, observer: Observer | None = None
     ) -> None:
         check_type("config", config, ClientConfig)
         check_type("observer", observer, Observer, NoneType)
@@ -340,9 +334,18 @@ class MulticloudDbClient:
         _check_command(database, command)
         return self._live("run_cursor_command").run_cursor_command(database, command, options)
 
-    def capabilities(self) -> CapabilitySet:
-        """Return, without any I/O, the capabilities that this database has if it is set up as documented."""
-        return self._live("capabilities").capabilities()
+    def capabilities(self, provider_options: ProviderOptions | None = None) -> CapabilitySet:
+        """Return, without any I/O, the capabilities that this database has if it is set up as documented.
+
+        Args:
+            provider_options: The provider's options of the request, if there are any.
+
+        Portability:
+            Only on Cosmos DB do options change the capabilities: `CosmosOptions(mode="latest")` reads a feed
+            without deletes. See warning 1 in docs/configuration.md.
+        """
+        check_type("provider_options", provider_options, ProviderOptions, NoneType)
+        return self._live("capabilities").capabilities(provider_options)
 
     def close(self) -> None:
         """Free all resources; calls that are still running end within a second.
