@@ -55,7 +55,7 @@ def collected_in_pieces(
             raise missing_state_error(str(total.example), total.lacking)
         is_latest = total.plan == LATEST_MARK if PLAN in frame.columns else None
         if is_latest:
-            total = attrs.evolve(total, plan=None)
+            total.plan = None
         cuts = _cuts(kept, total, _bound(frame, max_bytes))
         for number, (first, last) in enumerate(cuts, 1):
             rows = kept.where(F.col(_BUCKET).between(first, last)).select(*columns).toArrow()
