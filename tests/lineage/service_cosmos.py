@@ -19,7 +19,7 @@ class CosmosService(Service):
     kind = Kind.LATE
     address = ResourceAddress(DATABASE, NAME)
     position = Now()
-    rolls = False
+    rolls = chains = False
     copies = True
 
     def __init__(self):

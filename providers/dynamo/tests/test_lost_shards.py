@@ -49,6 +49,22 @@ def test_a_shard_that_is_listed_after_its_child_is_read_first(calls):
         assert [type(notice) for notice in consumer.notices].count(Gap) == 1
 
 
+def test_a_shard_that_waits_for_a_lost_one_is_read():
+    """A → B, beside C: a feed that has begun with all of them has not read A when A expires."""
+    with World(shards=2) as world:
+        a, c = world.open()
+        lost = world.put_in(a, 3)
+        b = world.script.roll_over(a)
+        kept = world.put_in(b, 2) + world.put_in(c, 2)
+        consumer = world.consumer(max_page_size=1, **SKIPS)
+        consumer.read()
+        world.script.drop_shards([a])
+        consumer.restart()
+        consumer.until_found(kept)
+        assert set(kept) <= set(consumer.markers) < {*lost, *kept}
+        assert [type(notice) for notice in consumer.notices].count(Gap) == 1
+
+
 def lose_all(world):
     """Let a consumer read every shard, lose each of them, and check that it reads all that is left, once.
 
