@@ -1,14 +1,13 @@
 """Plans bounded reads: each step advances a lineage and reads a limited number of records.
 
-The plan of a step is the difference between two lineages (`ranges_between`). Therefore, both
-lineages can be stored, and any process can repeat the step with the same result. A step never reads
-a child together with its parent, because the ranges of one step may be read in any order. If a
-partition becomes active during a step, this step does not read the partition. The reason is that
-the lineage before the step does not contain the partition.
+The plan of a step is the difference between two lineages (`ranges_between`), so both can be stored, and any
+process can repeat the step with the same result. A step never reads a child together with its parent, because
+its ranges may be read in any order. Nor does it read a partition that becomes active during the step, because
+the lineage before the step does not contain it.
 
 No method changes its arguments, so each method can be called again. The planner sends each request through
 the function `call`, which may retry. Otherwise, one failed request would repeat all requests of the plan, and
-a plan of many requests could fail each time.
+a plan of many could fail each time.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from multiclouddb_api import (
     PartitionFoundLate,
     SkipToOldest,
     Snapshot,
+    invalid_request,
 )
 from multiclouddb_spi.abilities import Answer, Head, SupportsHeads
 from multiclouddb_spi.batch import Continue
@@ -228,12 +228,18 @@ class Planner:
             field: The caller's name for the time in `AtTime`, used in the error.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a time in the future.
+            MulticloudDbError: `INVALID_REQUEST` for a time in the future, or for a snapshot without changes.
             ProviderFault: `UNSUPPORTED_CAPABILITY` for an `INTERLEAVED` snapshot of a feed in which
                 rows have no floor. `TRANSIENT_FAILURE` if the service names no partition of the
                 stream. A lineage without a partition of the stream has no next step.
         """
         if isinstance(position, Snapshot):
+            if not position.changes:
+                raise invalid_request(
+                    "Snapshot.changes",
+                    "is False, but a stream needs the changes",
+                    "plan the rows alone with client.plan_partitions",
+                )
             clock = partial(self._call, lambda: self._feed.clock(deadline), deadline)
             return resolve_snapshot(self._feed, self._feed, position, clock, self._call, deadline)
         lineage = resolve_start(

@@ -45,6 +45,11 @@ class Shard:
     first: str
     seen: int | None
 
+    @property
+    def parents(self) -> tuple[str, ...]:
+        """The parent, if the shard has one."""
+        return () if self.parent is None else (self.parent,)
+
 
 @attrs.define
 class Listing:
@@ -64,7 +69,6 @@ class Listing:
 
     @property
     def is_whole(self) -> bool:
-        """Return True if the last page of the listing was read."""
         return self.pages > 0 and self.after is None
 
 
@@ -73,27 +77,25 @@ class Looks:
 
     def __init__(self) -> None:
         self._asked: OrderedDict[str, None] = OrderedDict()  # sorted by the time of the request
-        self._credit, self._filled = _LOOKS_AT_ONCE, time.monotonic()
+        self.credit, self._filled = _LOOKS_AT_ONCE, time.monotonic()
         self._pause, self._next = 0.0, 0.0
 
     def choose(self, shard_ids: Sequence[str], childless: Iterable[str]) -> list[str]:
-        """Return the shards whose children should be requested now."""
         now = time.monotonic()
-        self._credit = min(_LOOKS_AT_ONCE, self._credit + (now - self._filled) * _LOOKS_A_SECOND)
+        self.credit = min(_LOOKS_AT_ONCE, self.credit + (now - self._filled) * _LOOKS_A_SECOND)
         self._filled = now
         waiting = set(childless)
         fresh = [name for name in shard_ids if name in waiting and name not in self._asked]
         if fresh:
             self._pause = self._next = 0.0
         again = set(shard_ids).difference(waiting if now < self._next else fresh)
-        if not again or self._credit < 1:
+        if not again or self.credit < 1:
             return fresh
         order = [name for name in shard_ids if name in again and name not in self._asked]
         order += [name for name in self._asked if name in again]
-        return fresh + order[: int(self._credit)]
+        return fresh + order[: int(self.credit)]
 
     def note(self, shard_ids: Iterable[str], childless: Iterable[str]) -> None:
-        """Record that the children of these shards were requested."""
         for name in shard_ids:
             self._asked[name] = None
             self._asked.move_to_end(name)
@@ -103,25 +105,24 @@ class Looks:
             self._pause = min(_MOST_PAUSE, max(_FIRST_PAUSE, 2 * self._pause))
             self._next = time.monotonic() + self._pause
 
-    def pay(self, calls: int) -> None:
-        """Record the number of calls that were made."""
-        self._credit -= calls
-
 
 class ShardMap:
-    """The shards of one stream. The object lists all shards once, and later lists only what it needs."""
+    """The shards of one stream. The object lists all shards once, and later lists only what it needs.
+
+    `settled` is True if the last complete listing shows that no more children will be listed.
+    """
 
     def __init__(self, calls: Calls, arn: str) -> None:
         self._calls, self._arn = calls, arn
         self._lock = threading.Lock()
         self._shards: dict[str, Shard] = {}
         self._children: dict[str, tuple[Shard, ...]] = {}
-        self._listed: dict[str, Shard] = {}
+        self.listed: dict[str, Shard] = {}
         self._read_at = -math.inf
         self._begun = self._number = self._filtered = 0
         self._filters = True
         self._disabled_at: float | None = None
-        self._settled = False
+        self.settled = False
         self._looks, self._looking = Looks(), threading.Lock()
         self._unread: tuple[Listing, frozenset[str]] | None = None
         self._gone: set[str] = set()
@@ -177,15 +178,15 @@ class ShardMap:
             if listing.number < self._number:
                 return  # a listing that began later is newer
             self._number, self._filtered = listing.number, 0
-            self._shards, self._listed = dict(listing.shards), listing.shards
+            self._shards, self.listed = dict(listing.shards), listing.shards
             self._children = by_parent(listing.shards.values())
             self.pages, self._read_at = listing.pages, time.monotonic()
             if listing.enabled:
-                self._disabled_at, self._settled = None, False
+                self._disabled_at, self.settled = None, False
             elif self._disabled_at is None:
                 self._disabled_at = listing.began
             else:
-                self._settled = listing.began - self._disabled_at >= _SETTLED_SECONDS
+                self.settled = listing.began - self._disabled_at >= _SETTLED_SECONDS
 
     def _page(self, deadline: Deadline, **asked: str | None) -> dict[str, Any]:
         return self._calls.describe_stream(self._arn, deadline, **asked)
@@ -205,20 +206,9 @@ class ShardMap:
         ]
 
     def age(self) -> float:
-        """Return the seconds since the last complete listing."""
         return time.monotonic() - self._read_at
 
-    def listed(self) -> Mapping[str, Shard]:
-        """Return the shards of the last complete listing."""
-        return self._listed
-
-    def has_settled(self) -> bool:
-        """Return True if the last complete listing shows that no more children will be listed."""
-        with self._lock:
-            return self._settled
-
     def find(self, shard_id: str) -> Shard | None:
-        """Return a shard from the memory of this process."""
         with self._lock:
             return self._shards.get(shard_id)
 
@@ -318,7 +308,7 @@ class ShardMap:
         try:
             self._go_on(listing, deadline, min(_LISTING_SECONDS, deadline.remaining() / 2))
         finally:
-            self._looks.pay(max(1, listing.pages - before))
+            self._looks.credit -= max(1, listing.pages - before)
         if not listing.is_whole:
             return ()  # the listing continues in a later call
         self._unread = None
@@ -330,7 +320,7 @@ class ShardMap:
         for name in shard_ids:
             after, first = None, True
             while first or after is not None:
-                self._looks.pay(1)
+                self._looks.credit -= 1
                 self._filtered += 1
                 try:
                     page = series.make(partial(self._page, deadline, after=after, parent=name))

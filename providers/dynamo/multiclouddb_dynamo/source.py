@@ -22,8 +22,7 @@ EMPTY_ANSWERS: Final = 16
 DELAY_SECONDS: Final = 30.0
 """A shard that was read to its end was read up to this many seconds before its last answer.
 
-The last `EMPTY_ANSWERS` answers were all requested within these seconds. If a feed has so many shards that it
-reads each of them less often, or if the answers are slow, the answers may be further apart.
+The last `EMPTY_ANSWERS` answers were requested within these seconds, unless the feed has very many shards.
 """
 _MOST_KEPT: Final = 4096
 
@@ -43,7 +42,6 @@ class EmptyAnswers:
         self._seconds = time.monotonic() - asked
 
     def are_recent(self, pause: float) -> bool:
-        """Return True if the last answers are close together in time."""
         longest = max(DELAY_SECONDS, 2 * EMPTY_ANSWERS * max(pause, self._seconds))
         return not self._asked or time.monotonic() - self._asked[0] <= longest
 
@@ -62,28 +60,19 @@ class KeptAnswers:
         self._kept: OrderedDict[str, EmptyAnswers] = OrderedDict()
 
     def put(self, iterator: str, answers: EmptyAnswers) -> None:
-        """Store the answers that came before an iterator."""
         self._kept[iterator] = answers
         if len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)
 
     def take(self, iterator: str) -> EmptyAnswers:
-        """Remove and return the answers that came before an iterator."""
         return self._kept.pop(iterator, None) or EmptyAnswers()
 
 
 MOST_ITERATORS: Final = 64
-"""If a stream has more open shards than this, a token contains no iterators.
-
-Each iterator takes hundreds of bytes.
-"""
-
+"""If a stream has more open shards than this, a token contains no iterators, which take hundreds of bytes."""
 _ITERATOR_SECONDS: Final = 15 * 60  # the lifetime of an iterator
 START_SECONDS: Final = 3600
-"""The time within which a start at `Beginning` must begin to read each shard.
-
-If records of a shard are trimmed within this time after the start, the feed reports no gap.
-"""
+"""If records are trimmed within this time after a start at `Beginning`, the feed reports no gap."""
 _LIFE_SECONDS: Final = 4 * 3600  # about the lifetime of a shard
 _LISTED_SECONDS: Final = 600.0
 _LOOK_SECONDS: Final = 600.0
@@ -107,7 +96,6 @@ class KeptIterators:
         return since
 
     def put(self, shard_id: str, since: int, iterator: str) -> None:
-        """Store an iterator."""
         with self._lock:
             self._iterators[shard_id, since] = (iterator, time.monotonic())
             oldest = time.monotonic() - _ITERATOR_SECONDS
@@ -161,7 +149,6 @@ class Source:
                     self.shards.read(deadline)
 
     def is_closed(self, shard_id: str, since: int | None, deadline: Deadline) -> bool:
-        """Return True if a shard is known to have ended."""
         shard = self.shards.find(shard_id)
         age = self.age_of(since)
         if (shard is None or shard.last is None) and age is not None and age > _LIFE_SECONDS:
@@ -170,11 +157,9 @@ class Source:
         return shard is not None and shard.last is not None
 
     def note_start(self) -> None:
-        """Record that a start at `Beginning` was made."""
         self._starts.append(time.monotonic())
 
     def has_started(self) -> bool:
-        """Return True if this process made a start at `Beginning` in the last hour."""
         return bool(self._starts) and time.monotonic() - self._starts[-1] < START_SECONDS
 
     def may_look_far(self, shard_id: str) -> bool:

@@ -112,11 +112,9 @@ class SpannerReader(Reader):
         return self._batch(begin, taken, nbytes, caught_up=caught_up, pause=pause)
 
     def cancel(self) -> None:
-        """Cancel the running call, so that the fetch ends at once."""
         self._scope.cancel()
 
     def close(self) -> None:
-        """Cancel the call whose answer is still being received."""
         self._end_window()
 
     # -- Windows
@@ -229,7 +227,6 @@ class SpannerReader(Reader):
         return nbytes
 
     def _wanted(self, record: DataRecord) -> tuple[int, int]:
-        """Return the wanted changes of a record."""
         start, stop = 0, len(record.mods)
         if record.at < self._since:
             return stop, stop

@@ -44,12 +44,7 @@ def wire(name, value):
 
 
 class Scripted:
-    """A scripted server with one database.
-
-    Args:
-        habits: The settings of the server.
-        statements: The DDL statements.
-    """
+    """A scripted server with one database."""
 
     def __init__(self, *statements, habits=None, postgres=False):
         self.server = ScriptedSpanner(habits)
@@ -65,7 +60,6 @@ class Scripted:
         return self.server.commit(self.database, Write(kind, table, names, values))
 
     def connect(self):
-        """Connect the library's client."""
         return open_client(PLUGIN, ClientConfig("spanner", {"url": self.url}))
 
     def close(self):
@@ -127,7 +121,6 @@ class ScriptedHarness(SpannerHarness):
         return found
 
     def trim(self, address):
-        """Move the clock forward by a day and an hour."""
         self.server.advance(25 * 3600)
 
     def expire(self, address, key):
@@ -145,20 +138,13 @@ class ScriptedHarness(SpannerHarness):
 
     def troubled(self, script, act):
         """Return a client whose calls are hit by a fault. The fault ends when the client is closed."""
-        client = self.connect()
-        close = client.close
+        troubles, habits = self.server.troubles, self.server.habits
 
         def end():
-            self.server.troubles.end()
-            self.server.habits.children_first = False
-            close()
+            troubles.end()
+            habits.children_first = False
 
-        client.close = end
-        self.trouble(script, act)
-        return client
-
-    def trouble(self, script, act):
-        troubles, habits = self.server.troubles, self.server.habits
+        client = self.connect_until(end)
         match script:
             case Throttle(retry_after, times):
                 troubles.fail(READ, "RESOURCE_EXHAUSTED", times, every=2, retry_after=retry_after)
@@ -181,6 +167,7 @@ class ScriptedHarness(SpannerHarness):
                 habits.children_first = True
             case _:
                 raise NotImplementedError(script)
+        return client
 
 
 class NastyHarness(ScriptedHarness):

@@ -36,7 +36,6 @@ def singles(count):
 
 @st.composite
 def logs(draw):
-    """Generate commits, some with equal timestamps, whose transactions are interleaved."""
     found = []
     for at in sorted(draw(st.sets(st.integers(1, 60), min_size=1, max_size=6))):
         sequences = dict.fromkeys("abc"[: draw(st.integers(1, 3))], 0)
@@ -123,6 +122,24 @@ class TestEveryPlace:
         stream = FakeStream([record(3, "a", 0, 2)])
         batch = fetch(stream.reader([ORIGIN + start], [ORIGIN + 2]))
         assert (len(batch), batch.outcome, stream.windows) == (0, Reached(), [])
+
+    def test_an_error_in_the_middle_of_a_message_keeps_what_was_taken_before_it(self):
+        stream, asked = FakeStream(singles(8), message=3), []
+
+        def watched_whole(record, scope):
+            asked.append(record.at - ORIGIN)
+            if asked[-1] == 5 and asked.count(5) == 1:
+                raise ConnectionError("the schema cannot be read")
+            return True
+
+        stream.watched_whole = watched_whole
+        reader = stream.reader(BEGIN)
+        first = fetch(reader)
+        assert (len(first), first.end) == (4, first.cursor_after(4))
+        found = names(first)
+        while len(found) < 8:
+            found += names(fetch(reader))
+        assert found == every_change(stream.records)
 
     def test_an_answer_that_begins_too_early_repeats_nothing(self):
         stream = FakeStream([record(3, "a", 0, 2), record(5, "b", 0, 3)])
@@ -237,7 +254,6 @@ class Stopwatch:
 
 class TestPauses:
     def slow(self, stream, clock, took):
-        """Let each answer take some seconds."""
         asked = stream.window
 
         def window(*arguments, **settings):
@@ -258,6 +274,7 @@ class TestPauses:
     def test_a_wait_of_more_than_half_its_time_proves_that_nothing_is_there(self, took, proven, monkeypatch):
         stream = self.slow(FakeStream([]), Stopwatch(monkeypatch), took)
         assert fetch(stream.reader(BEGIN), wait=2.0).caught_up is proven
+        assert stream.client.forgotten is not proven  # this machine may have slept
 
     def test_nothing_pauses_after_a_change_or_a_wait(self):
         stream = FakeStream([record(5, "t", 0, 1)])
