@@ -9,9 +9,9 @@ import pytest
 from multiclouddb_conformance.explore.levels import Level
 from multiclouddb_conformance.explore.readers import READERS
 from multiclouddb_conformance.explore.world import Bounds, BrokenError
-from multiclouddb_dynamo import partitions as dynamo_partitions
+from multiclouddb_dynamo import survey as dynamo_survey
 from multiclouddb_dynamo.feed import DynamoFeed
-from multiclouddb_dynamo.shards import ShardMap
+from multiclouddb_dynamo.shards import Shard, ShardMap
 from multiclouddb_spanner.feed import SpannerFeed
 from multiclouddb_spi import PartitionState
 from multiclouddb_spi.continuation.lineage import Lineage, Loss
@@ -33,8 +33,8 @@ def stating(feed, *, whole=None, **changes):
 
 
 def of_dynamo(name, change):
-    right = getattr(dynamo_partitions, name)
-    return dynamo_partitions, name, lambda *given: change(right, *given)
+    right = getattr(dynamo_survey, name)
+    return dynamo_survey, name, lambda *given: change(right, *given)
 
 
 def begins_beside_what_is_read(self, gone, heirs):
@@ -110,7 +110,7 @@ DYNAMO = {
     "no shard has a parent": (
         "roll 0 | roll 1 | trim one",
         "answers",
-        of_dynamo("_parents", lambda right, shard: ()),
+        (Shard, "parents", property(lambda shard: ())),
     ),
     "open shards are closed": (
         "roll 0 | roll 1 | trim",
