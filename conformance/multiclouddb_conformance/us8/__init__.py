@@ -16,6 +16,7 @@ from multiclouddb_conformance.us8.faults import TestEndlessTrouble, TestTrimmedO
 from multiclouddb_conformance.us8.following import TestFollowing
 from multiclouddb_conformance.us8.identity import TestEventIdentity, TestForeignTokens, TestRecreated
 from multiclouddb_conformance.us8.idle import TestIdle, TestLongPoll, TestWatermark
+from multiclouddb_conformance.us8.latest import TestLatestVersions
 from multiclouddb_conformance.us8.lineage import (
     TestDescendants,
     TestLateChildren,
@@ -26,7 +27,7 @@ from multiclouddb_conformance.us8.lineage import (
 from multiclouddb_conformance.us8.loss import TestLoss
 from multiclouddb_conformance.us8.notices import TestNotices
 from multiclouddb_conformance.us8.resnapshot import TestResnapshot, TestSnapshotUnderLoad
-from multiclouddb_conformance.us8.rows import TestRowsAlone
+from multiclouddb_conformance.us8.rows import TestNoRowsAlone, TestRowsAlone
 from multiclouddb_conformance.us8.scope import TestLogicalPartition, TestPhysicalPartition, TestWiderScopes
 from multiclouddb_conformance.us8.session import (
     TestClosing,
@@ -58,11 +59,13 @@ __all__ = [
     "TestKeys",
     "TestLateChildren",
     "TestLateSiblings",
+    "TestLatestVersions",
     "TestLogicalPartition",
     "TestLongPoll",
     "TestLoss",
     "TestMerge",
     "TestNoFeed",
+    "TestNoRowsAlone",
     "TestNoSnapshot",
     "TestNotices",
     "TestNow",

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 from typing import Final
 
+import attrs
 import pytest
 
 from multiclouddb_api import (
     BackfillDone,
     Capability,
     ChangeFeedPage,
+    ErrorCategory,
     FeedEnded,
     LogicalPartition,
+    MulticloudDbError,
     PhysicalPartition,
     Snapshot,
     SnapshotOrder,
@@ -20,9 +23,9 @@ from multiclouddb_api import (
 from multiclouddb_conformance.collection import Collection, ids
 from multiclouddb_conformance.snapshots import Source, changes, is_done, started_of, walk
 
-__all__ = ["TestRowsAlone"]
+__all__ = ["TestNoRowsAlone", "TestRowsAlone"]
 
-_SNAPSHOT: Final = Capability.CHANGE_FEED_SNAPSHOT
+_ALONE: Final = Capability.CHANGE_FEED_ROWS
 _KEY: Final = Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE
 _ROWS: Final = Snapshot(changes=False)
 
@@ -32,7 +35,7 @@ def _has_ended(page: ChangeFeedPage) -> bool:
 
 
 @pytest.mark.shows("Further 14")
-@pytest.mark.requires(_SNAPSHOT)
+@pytest.mark.requires(_ALONE)
 @pytest.mark.needs("alone")
 class TestRowsAlone:
     """Tests `Snapshot(changes=False)`."""
@@ -117,3 +120,17 @@ class TestRowsAlone:
         rows = [event for page in pages for event in page.events]
         assert {row.key: row.new_item_state for row in rows} == {key: source.rows()[key]}
         assert _has_ended(pages[-1])
+
+
+@pytest.mark.shows("Further 14")
+@pytest.mark.needs("alone")
+class TestNoRowsAlone:
+    """Tests a provider that cannot deliver the rows alone."""
+
+    @pytest.mark.refuses(_ALONE)
+    def test_the_rows_alone_are_refused_with_the_way_out(self, collection: Collection) -> None:
+        request = attrs.evolve(collection.request(_ROWS), provider_options=None)
+        with pytest.raises(MulticloudDbError) as caught:
+            collection.client.read_changes(request)
+        assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+        assert "; " in caught.value.message

@@ -57,6 +57,10 @@ CAPABILITIES: Final = CapabilitySet(
             "permission dynamodb:Scan; all items are read consistently, so 2 TB cost about 537 million "
             "read units (see native_charge and max_scan_rate)",
         ),
+        Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
+        Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),
+        Capability.CHANGE_FEED_DELETES: CapabilityNote(_NATIVE),
+        Capability.CHANGE_FEED_CHANGE_TYPES: CapabilityNote(_NATIVE),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "needs a stream of type OLD_IMAGE or NEW_AND_OLD_IMAGES"
         ),

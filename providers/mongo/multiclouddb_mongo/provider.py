@@ -61,6 +61,10 @@ CAPABILITIES: Final = CapabilitySet(
             "collection; reads the collection once, in the order of _id; the floor (82 and a cluster "
             "time) is higher than every earlier change",
         ),
+        Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
+        Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),
+        Capability.CHANGE_FEED_DELETES: CapabilityNote(_NATIVE),
+        Capability.CHANGE_FEED_CHANGE_TYPES: CapabilityNote(_NATIVE),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "needs a collection with pre-images (changeStreamPreAndPostImages)"
         ),
