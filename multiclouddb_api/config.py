@@ -129,8 +129,8 @@ class ClientConfig:
         default=_WATCH_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
     """How long to keep looking for more children of an ended partition, in seconds; ten minutes by default.
-    Only the time in which the feed is read counts. It matters only for DynamoDB, which cannot confirm that
-    all children of a partition are known.
+    Only the time spent reading the feed counts. The setting matters only for DynamoDB, which cannot confirm
+    that all children of a partition are known.
     """
     coverage_audit_seconds: float = attrs.field(
         default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]

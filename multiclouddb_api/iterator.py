@@ -82,7 +82,7 @@ class ChangeFeedIterator:
     `Observer.outage`. `CONFLICT` means that another worker has saved the checkpoint in the meantime.
 
     With the scope `PhysicalPartition(…)`, the iteration ends when the partition ends. With
-    `with_descendants=True`, it goes on in the partitions that replace the ended one.
+    `with_descendants=True`, the iteration continues with the partitions that replace the ended partition.
 
     With `on_expired=Resnapshot()`, iterate over pages. A loop over single events is refused, because it would
     not see the notices.

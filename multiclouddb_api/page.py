@@ -193,8 +193,8 @@ class OperationDiagnostics:
     retries: int = 0
     """The number of times that a request was repeated after a failure."""
     open_watches: int = 0
-    """The number of ended partitions that are still watched for more children. `idle` may be true in the
-    meantime. The events of a child that is found in this way may be older than the watermark.
+    """The number of ended partitions whose service may still name more children. `idle` may be true in the
+    meantime. The events of a child that is found later may be older than the watermark.
     """
     found_late: int = 0
     """The number of partitions that an audit found during this call. For each of them, the page contains a

@@ -338,8 +338,8 @@ class NewItemStateMode(StrEnum):
     Portability:
         `REQUIRE` needs a stream with new images on DynamoDB, a change stream of full rows on Spanner, or pre-
         and post-images on MongoDB. Without it, the read raises `UNSUPPORTED_CAPABILITY`. With
-        `INCLUDE_IF_AVAILABLE`, MongoDB without images looks up the updated document when it is read. See
-        warnings 4, 5 and 15 in docs/configuration.md.
+        `INCLUDE_IF_AVAILABLE`, MongoDB without images looks up the updated document when the change is read.
+        See warnings 4, 5 and 15 in docs/configuration.md.
     """
 
     OMIT = "omit"

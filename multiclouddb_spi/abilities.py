@@ -57,8 +57,8 @@ class Head:
 class SupportsHeads(Protocol):
     """A feed that can find the end position of a bounded read without reading the records before it.
 
-    Without it, or for a partition that its answer omits, the planner of a bounded read has to read the
-    records.
+    If a feed does not implement this, or its answer leaves out a partition, the planner of a bounded read has
+    to read the records.
     """
 
     def heads(
@@ -85,7 +85,7 @@ class SupportsHeads(Protocol):
 
 @runtime_checkable
 class SupportsChangeMark(Protocol):
-    """A feed that can detect with one cheap call that nothing has changed in any partition."""
+    """A feed that can tell, with one cheap call, whether anything has changed in any of its partitions."""
 
     def change_mark(self, deadline: Deadline) -> Hashable:
         """Return a value that changes if a record or partition is added or lost, or if a partition ends.

@@ -89,8 +89,8 @@ class Segment:
     Attributes:
         segment_id: The id that `segment_id_of` returned.
         cursor: The position before the first row of the segment.
-        records: The approximate number of rows in the segment, for the limits of the Spark source; None if
-            the service does not report it.
+        records: The approximate number of rows in the segment, which the Spark source counts against its
+            limits; None if the service does not report it.
     """
 
     segment_id: str

@@ -1,6 +1,6 @@
-"""Defines what a vendor's error becomes in a provider: a fault, and the rows of a provider's table of errors.
+"""Defines faults, which a provider makes from a vendor's errors, and the rows of a provider's error table.
 
-The module `errors` makes the user's error from a fault.
+The module `errors` turns a fault into the error that the user sees.
 """
 
 from __future__ import annotations
@@ -187,12 +187,12 @@ def unsupported(what: str, way_out: str) -> ProviderFault:
 
 
 def unwritten(made: type, method: str, what: str) -> ProviderFault:
-    """Make the fault for a provider that does not override a necessary method."""
+    """Make the fault for a provider that does not override a required method."""
     message = f"{made.__name__} does not say {what}; its provider has to implement `{method}`"
     return ProviderFault.of(ErrorCategory.PERMANENT_FAILURE, message)
 
 
-REPORT: Final = "this should not happen; please report it with the text of this error"
+REPORT: Final = "this is a defect; please report it with the text of this error"
 """The advice for an error that the user cannot avoid: report it."""
 
 _RETRYABLE: Final = (ErrorCategory.THROTTLED, ErrorCategory.TRANSIENT_FAILURE)

@@ -92,7 +92,8 @@ Target: TypeAlias = Annotated[
     str | None,
     typer.Argument(
         metavar="COLLECTION",
-        help="DATABASE/COLLECTION, or COLLECTION; DATABASE with --scope database, nothing with cluster.",
+        help="DATABASE/COLLECTION or COLLECTION. With --scope database, give DATABASE; with --scope cluster, "
+        "leave it out.",
         autocompletion=_complete_collection,
     ),
 ]

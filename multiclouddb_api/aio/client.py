@@ -40,17 +40,17 @@ def connect(
 
     Args:
         source: What `multiclouddb.connect` takes: a URL, the path of a TOML file, or a configuration.
-        native_client: A vendor client that blocks, which the application has already created. A client of the
-            vendor's asyncio package is refused, because the calls are made in threads.
+        native_client: A vendor client that blocks, which the application has already created. A client from
+            the vendor's asyncio package is refused, because the calls are made in threads.
         observer: Receives notifications of internal events. They come from threads of the client, or from the
             event loop.
-        threads: How many calls may run at the same time; 32 by default. A read takes a thread while it runs,
-            so a read with `wait_seconds` takes one for as long as it waits. A pause between two reads takes
-            none.
+        threads: How many calls may run at the same time; 32 by default. A read occupies a thread while it
+            runs, so a read with `wait_seconds` occupies a thread for as long as it waits. A pause between two
+            reads does not occupy a thread.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for any other source, for a vendor client of asyncio, or for
-            `threads` below 1. What `multiclouddb.connect` raises comes when the client is opened.
+            `threads` below 1. Errors of `multiclouddb.connect` are raised when the client is opened.
 
     Examples:
         >>> async with connect("embedded:///tmp/store.db") as client:
@@ -90,7 +90,7 @@ class AsyncMulticloudDbClient:
     returned.
 
     Args:
-        make: Makes the blocking client; is called in a thread.
+        make: A function that makes the blocking client; it is called in a thread.
         threads: How many calls may run at the same time.
     """
 
@@ -113,7 +113,7 @@ class AsyncMulticloudDbClient:
 
     @property
     def blocking(self) -> MulticloudDbClient:
-        """The blocking client over which this one works, for calls from other threads."""
+        """The blocking client that this client uses; other threads may call it."""
         if self._blocking is None:
             raise invalid_request(
                 "AsyncMulticloudDbClient",
@@ -299,7 +299,7 @@ class AsyncMulticloudDbClient:
     async def _open(self) -> AsyncMulticloudDbClient:
         if self._closed or self._threads is not None:
             raise invalid_request(
-                "AsyncMulticloudDbClient", "was opened before", "make another with connect for each use"
+                "AsyncMulticloudDbClient", "was opened before", "call connect again for each use"
             )
         threads = self._threads = Threads(self._most)
         opening = threads.start(self._make)

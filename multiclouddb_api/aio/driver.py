@@ -51,7 +51,7 @@ class Driver:
     Args:
         steps: The loop.
         threads: The threads for its calls.
-        timer: The clock of its pauses.
+        timer: Measures the pauses of the loop.
     """
 
     def __init__(self, steps: Steps[None], threads: Threads, timer: LoopTimer) -> None:

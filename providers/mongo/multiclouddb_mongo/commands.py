@@ -250,8 +250,8 @@ class RunCommandCursor(Iterator[Any]):
     def close(self) -> None:
         """Make the server close its cursor (`killCursors`), and release the session.
 
-        A second call does nothing. It raises no error: if the server does not answer, it closes the cursor
-        itself later. The call has the full `timeout_ms`, even if earlier ones have used a part of it.
+        A second call does nothing. Never raises: if the server does not answer, the server closes the cursor
+        on its own later. The call has the full `timeout_ms`, even if earlier ones have used a part of it.
         """
         self._closed = True
         with suppress(PyMongoError, OSError), _limit(self._seconds or None):

@@ -238,6 +238,6 @@ def _validated(name: str, value: str) -> tuple[Any] | str:
         return "name a file that can be read"
     except (PyMongoError, ValueError, TypeError, LookupError):
         if name.lower() in {common.lower() for common in _COMMON}:
-            return "give it a value that MongoDB's documentation of connection strings allows"
+            return "see MongoDB's connection string documentation for the values that it allows"
         return suggestion(name, _COMMON)
     return (next(iter(found.values())),)
