@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 BUILDER := build/wheels
 
 DISTRIBUTIONS := . ./providers/embedded ./providers/cosmos ./providers/dynamo ./providers/mongo ./providers/spanner \
-	./conformance ./tools/emulators/cosmos ./tools/emulators/dynamo ./tools/emulators/spanner ./spark ./cli
+	./conformance ./tools/emulators/cosmos ./tools/emulators/dynamo ./tools/emulators/spanner ./verify ./spark ./cli
 # They are installed here, and never published.
 TOOLS := ./tools
 PROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS) $(TOOLS))

@@ -1,0 +1,27 @@
+"""Proves that a table equals its source while both change, and repairs it."""
+
+from __future__ import annotations
+
+from multiclouddb_verify.comparison import Kind
+from multiclouddb_verify.delta import DeltaTarget
+from multiclouddb_verify.position import stored_position
+from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
+from multiclouddb_verify.target import Fix, SupportsRecord, Target
+from multiclouddb_verify.verification import Position, Transform, verify
+
+__all__ = [
+    "Cost",
+    "Counts",
+    "DeltaTarget",
+    "Difference",
+    "Fix",
+    "Kind",
+    "Position",
+    "Progress",
+    "Report",
+    "SupportsRecord",
+    "Target",
+    "Transform",
+    "stored_position",
+    "verify",
+]

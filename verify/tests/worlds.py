@@ -1,0 +1,272 @@
+"""A collection of the simulation, with a writer, a sink and a table in memory: all move between calls."""
+
+import json
+import random
+
+import pyarrow as pa
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ChangeType,
+    ClientConfig,
+    FromContinuationToken,
+    MulticloudDbError,
+    encode_json,
+)
+from multiclouddb_conformance.open_client import open_client
+from multiclouddb_conformance.simulated import SimulationPlugin
+from multiclouddb_conformance.simulation import PROVIDER_ID, ServiceBehaviour, Simulation
+from multiclouddb_verify import Kind
+from multiclouddb_verify.source import Source
+from multiclouddb_verify.verification import Verification
+
+KINDS = list(Kind)
+
+
+class Killed(BaseException):
+    """Raised to simulate the death of the process at this point."""
+
+
+def key_of(name):
+    return encode_json({"id": name}).decode()
+
+
+class MemoryTarget:
+    """A table in memory; each row is a list of key, order key, text and whether it is a tombstone."""
+
+    name = "memory:table"
+
+    def __init__(self, tick=lambda: None):
+        self.table, self.tick, self.written, self.guards = [], tick, 0, True
+
+    def merge(self, page):
+        for event in page.events:
+            key = encode_json(event.key.components).decode()
+            gone = event.type is ChangeType.DELETE
+            row = [key, event.order_key, None if gone else encode_json(event.new_item_state).decode(), gone]
+            there = [each for each in self.table if each[0] == key]
+            if not there:
+                self.table.append(row)
+            for each in there:
+                if event.order_key > each[1]:
+                    each[:] = row
+
+    def rows(self, keys=None, *, own=False):
+        self.tick()
+        wanted = None if keys is None else set(keys)
+        rows = [list(row) for row in self.table if wanted is None or row[0] in wanted]
+        for start in range(0, len(rows), 7):
+            self.tick()
+            columns = list(zip(*rows[start : start + 7], strict=True))
+            kinds = (pa.string(), pa.string(), pa.string(), pa.bool_())
+            arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, names=["key", "order_key", "state", "deleted"])
+
+    def position(self):
+        return None
+
+    def fix(self, fixes):
+        self.tick()
+        for fix in fixes:
+            there = [row for row in self.table if row[0] == fix.key]
+            if self.guards and sorted(row[1] for row in there) != sorted(fix.seen):
+                continue
+            if not there and fix.text is None:
+                continue
+            self.table = [row for row in self.table if row[0] != fix.key]
+            self.table.append([fix.key, fix.order_key, fix.text, fix.text is None])
+            self.written += 1
+        self.tick()
+
+    def documents(self):
+        live = [row for row in self.table if not row[3]]
+        found = {json.loads(row[0])["id"]: json.loads(row[2]) for row in live}
+        assert len(found) == len(live)
+        return found
+
+
+class Moving:
+    """A client; the world moves before each call."""
+
+    def __init__(self, world, client):
+        self.world, self.client, self.config = world, client, client.config
+
+    def read_changes(self, request, options=None):
+        self.world.tick()
+        page = self.client.read_changes(request)
+        self.world.pages.append(page)
+        return page
+
+    def lookup(self, *args, **settings):
+        self.world.tick()
+        return self.client.lookup(*args, **settings)
+
+    def capabilities(self):
+        return self.client.capabilities()
+
+
+class World:
+    """One random life; `verify` runs inside it."""
+
+    def __init__(self, seed, *, behaviour=None, kinds=None, kills=0, keys=30):
+        self.seed, self.dice, self.kills = seed, random.Random(f"verify {seed}"), kills
+        dice = self.dice
+        self.sim = Simulation(dice.randint(1, 3), behaviour or ServiceBehaviour(seed=seed))
+        plugin = SimulationPlugin()
+        plugin.sims.append(self.sim)
+        self.clients = [open_client(plugin, ClientConfig(PROVIDER_ID, {})) for _ in range(2)]
+        self.client, self.pages = Moving(self, self.clients[0]), []
+        self.target, self.token, self.time, self.number = MemoryTarget(self.tick), None, 1e9, 0
+        self.reserved = [f"r{number}" for number in range(12)]
+        self.lively = [f"k{number}" for number in range(keys)]
+        self.moves, self.left, self.quiet, self.at = False, dice.choice([0, 30, 120, 250]), False, None
+        self.speed = dice.choice([0.1, 0.3, 0.6])
+        for name in self.reserved + self.lively:
+            if dice.random() < 0.8 or name in self.reserved[:8]:
+                self.put(name)
+        for name in self.reserved[8:]:
+            self.put(name)
+            self.sim.write(name, None)
+        self.drain()
+        self.faults = self.plant(KINDS if kinds is None else kinds)
+        self.moves = True
+
+    def close(self):
+        for client in self.clients:
+            client.close()
+
+    # -- The application and the sink
+
+    def put(self, name):
+        self.number += 1
+        value = self.dice.choice([self.number, float(self.number), [self.number, None], {"$a": True}])
+        self.sim.write(name, {"v": value, "n": self.number, "s": f"ä{self.number}"})
+
+    def step(self, *, stores=True):
+        """Let the sink merge a page; without `stores` it is killed before it stores the token."""
+        start = Beginning() if self.token is None else FromContinuationToken(self.token)
+        try:
+            page = self.clients[1].read_changes(ChangeFeedRequest(self.sim.address, start, max_page_size=5))
+        except MulticloudDbError as error:
+            if not error.retryable:
+                raise
+            return None
+        self.target.merge(page)
+        if stores:
+            self.token = page.continuation_token
+        return page
+
+    def drain(self):
+        idle = 0
+        while idle < 4:
+            page = self.step()
+            idle = idle + 1 if page is not None and page.idle else 0
+
+    def tick(self):
+        """Let anything happen."""
+        if not self.moves:
+            return
+        self.moves = False  # what happens now does not move the world again
+        dice = self.dice
+        try:
+            if self.left > 0:
+                self.left -= 1
+                for _ in range(dice.randint(0, 2)):
+                    name = dice.choice(self.lively)
+                    if dice.random() < 0.3:
+                        self.sim.write(name, None)
+                    else:
+                        self.put(name)
+                if dice.random() < 0.05:
+                    self.reshape()
+            elif dice.random() < 0.3:
+                self.sim.advance(0.001)
+            if dice.random() < self.speed or self.left <= 0:
+                self.step(stores=dice.random() < 0.8)
+        finally:
+            self.moves = True
+        if self.kills and dice.random() < 0.05:
+            self.kills -= 1
+            raise Killed
+
+    def reshape(self):
+        names = list(self.sim.open_partitions)
+        if len(names) < 4 and self.dice.random() < 0.6:
+            self.sim.split(self.dice.choice(names))
+        elif len(names) > 1:
+            self.sim.merge(*self.dice.sample(names, 2))
+
+    # -- The faults
+
+    def plant(self, kinds):
+        """Damage rows of keys that do not change any more; return the kinds by key."""
+        rows = {row[0]: row for row in self.target.table}
+        alive, dead = list(self.reserved[:8]), list(self.reserved[8:])
+        self.dice.shuffle(alive)
+        faults = {}
+        for kind in kinds:
+            name = dead.pop() if kind is Kind.GHOST else alive.pop()
+            row = rows[key_of(name)]
+            match kind:
+                case Kind.MISSING:
+                    self.target.table.remove(row)
+                case Kind.GHOST:
+                    row[2:] = ['{"v": 1}', False]
+                case Kind.STALE:
+                    document = json.loads(row[2])
+                    row[2] = json.dumps(document | {"n": str(document["n"])})
+                case Kind.UNREADABLE:
+                    row[2] = "{not json"
+                case Kind.DUPLICATE:
+                    self.target.table.append(list(row))
+                case Kind.TOMBSTONE:
+                    row[2:] = [None, True]
+                case Kind.BLOCKED:
+                    row[1] = "~"
+            faults[row[0]] = kind
+        return faults
+
+    # -- The comparison
+
+    def pause(self, seconds):
+        self.time += max(seconds, 0.001)
+        for _ in range(5):
+            self.tick()
+
+    def clock(self):
+        self.time += 0.001
+        return self.time
+
+    def source(self):
+        return Source(self.client, self.sim.address)
+
+    def verify(self, folder, *, made=Verification, **settings):
+        """Run `verify`, and again after each kill."""
+        settings = {"state": folder, "patience_seconds": 60.0, **settings}
+        while True:
+            time = {"pause": self.pause, "clock": self.clock}
+            run = made(self.source(), self.target, self.stored, **time, **settings)
+            try:
+                return run.run()
+            except Killed:
+                run._state.close()
+            except MulticloudDbError as error:
+                if not error.retryable:
+                    raise
+
+    def stored(self):
+        self.tick()
+        return self.token
+
+    def truth(self):
+        return {key.components["id"]: dict(value) for key, value in self.sim.documents().items()}
+
+    def settle(self):
+        """Let the sink read everything."""
+        self.moves = False
+        self.drain()
+
+
+def found(report):
+    return {each.key: each.kind for each in report.differences}
