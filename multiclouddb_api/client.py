@@ -271,6 +271,7 @@ class MulticloudDbClient:
 
         With `Snapshot(SnapshotOrder.INTERLEAVED)`, there is also one token for each segment of the scan. A
         segment is read like a partition, with its own `SnapshotStarted` and `BackfillDone` notices, and ends.
+        With `Snapshot(changes=False)`, there are only segments; the order of the snapshot has no meaning.
 
         Args:
             request: The start position and the modes; its scope must be the entire collection.

@@ -74,6 +74,11 @@ class Snapshot:
     a `BackfillDone` notice. Before the `BackfillDone` notice, no page is `idle`, and the watermark
     remains at the time of the snapshot.
 
+    With `changes=False`, the feed contains the rows alone and ends after them: the page with the last row
+    also contains a `BackfillDone` and a `FeedEnded` notice, and a read from its token returns `FeedEnded`
+    again. A row that is changed after the first page may then be returned in its old or new state, or not at
+    all. If you need such rows too, take a token from `Now()` before the scan, and read the changes from it.
+
     The token contains the progress of the scan, so another process can continue the scan from the token, even
     days later.
 
@@ -107,6 +112,17 @@ class Snapshot:
     """The maximum rate of the scan per second; a limit reduces cost and load. The unit is that of
     `native_charge` if the service reports a charge; otherwise the unit is rows. None means no limit. Each
     client applies the limit separately; `plan_partitions` divides the limit among its tokens."""
+    changes: bool = attrs.field(default=True, kw_only=True, validator=is_a(bool))
+    """False for the rows alone; `order` then has no meaning, and `plan_partitions` returns only segments."""
+
+
+def _has_changes(instance: object, attribute: attrs.Attribute[Any], value: Snapshot) -> None:
+    if not value.changes:
+        raise invalid_request(
+            f"{type(instance).__name__}.{attribute.name}",
+            "has changes=False, so the feed would end after the rows",
+            "leave out changes=False",
+        )
 
 
 @attrs.frozen
@@ -124,7 +140,7 @@ class Resnapshot:
         notices. See warnings 3 and 23 in docs/configuration.md.
     """
 
-    snapshot: Snapshot = attrs.field(factory=Snapshot, validator=is_a(Snapshot))
+    snapshot: Snapshot = attrs.field(factory=Snapshot, validator=[is_a(Snapshot), _has_changes])
     """The settings of the new snapshot."""
 
 

@@ -273,7 +273,10 @@ class Reader(ABC):
 
 
 class Feed(ABC):
-    """One opened change feed; keeping it open is cheap, and all readers with the same spec share it."""
+    """One opened change feed; keeping it open is cheap, and all readers with the same spec share it.
+
+    The engine forgets a feed without a call. What has to be freed belongs to a reader or to the provider.
+    """
 
     spec: FeedSpec
     identity: FeedIdentity
@@ -468,9 +471,6 @@ class Feed(ABC):
         Raises:
             InvalidCursor: Raised if this provider cannot have made the cursor.
         """
-
-    def close(self) -> None:  # noqa: B027 - most feeds hold nothing
-        """Free the feed's resources; may be called more than once, and only after all readers are closed."""
 
 
 class Provider(ABC):

@@ -222,7 +222,7 @@ class Engine:
         if recreated is not None and not result.count:
             raise recreated
         again = request.on_expired
-        if isinstance(again, Resnapshot) and self._pages.has_expired(result):
+        if isinstance(again, Resnapshot) and lineage.listed() and self._pages.has_expired(result):
             fresh = self._opener.snapshot(session.feed, again.snapshot, deadline)
             whole = isinstance(scope, EntireCollection)
             result = self._pages.begun_again(session, lineage, fresh, result, whole=whole)

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, TypeVar
@@ -39,7 +38,7 @@ class OpenFeed:
 
     A `Deadline` as `limit` limits all calls together, and the caller converts failures to errors for the
     user. A number of seconds limits each call separately, and a failed call raises the error for the user.
-    The `keeper` keeps the feed open for other callers. Without a keeper, `close` closes the feed.
+    The `keeper` keeps the feed open for other callers. Without a keeper, `close` forgets the feed.
     """
 
     def __init__(
@@ -125,8 +124,8 @@ class OpenFeed:
     def close(self) -> None:
         """Release the feed; may be called more than once."""
         feed, self._feed = self._feed, None
-        if feed is not None:
-            feed.close() if self._keeper is None else self._keeper.release(feed)
+        if feed is not None and self._keeper is not None:
+            self._keeper.release(feed)
 
     def _acquire(self) -> tuple[Feed, bool]:
         if self._feed is not None:
@@ -158,13 +157,13 @@ def recreated(feed: Feed, field: str, way_out: str) -> MulticloudDbError:
 class FeedCache:
     """Maps each spec to its opened feed and the time of the service's clock; all calls of a client share it.
 
-    A feed is closed when neither a running call nor a later call needs it. Opening a feed needs
-    calls to the service, which check how the resource is set up. Therefore, a feed is kept for ten
-    minutes after its last use. The limit on feeds is as high as the limit on readers. The reason is
-    that a worker may read thousands of partition keys in turn, and the scope of each key needs a
-    feed. Above the limit, feeds that were used in the last minute remain open, and each additional
-    feed is closed after its call. The cache does not close the feeds with the oldest last use,
-    because a worker that reads keys in turn needs these feeds next.
+    A feed is forgotten, and its readers are closed, when neither a running call nor a later call needs it.
+    Opening a feed needs calls to the service, which check how the resource is set up. Therefore, a feed is
+    kept for ten minutes after its last use. The limit on feeds is as high as the limit on readers. The reason
+    is that a worker may read thousands of partition keys in turn, and the scope of each key needs a feed.
+    Above the limit, feeds that were used in the last minute are kept, and each additional feed is forgotten
+    after its call. The cache does not forget the feeds with the oldest last use, because a worker that reads
+    keys in turn needs these feeds next.
     """
 
     def __init__(self, call: Call, forget_readers: Callable[[Feed], None]) -> None:
@@ -195,9 +194,7 @@ class FeedCache:
                 if not self._closed and len(self._feeds) < _MOST_FEEDS:
                     self._feeds[spec], kept.kept = kept, True
             kept.users += 1
-        self._close(old)
-        if kept.feed is not feed:
-            _close_silently(feed)
+        self._forget_readers_of(old)
         return kept.feed, True
 
     def release(self, feed: Feed) -> None:
@@ -212,20 +209,18 @@ class FeedCache:
                 old = self._unused_since(now - _IDLE_SECONDS)
             if not (opened.users or opened.kept):
                 old.append(self._open.pop(id(feed)))
-        if old:
-            self._close(old)
+        self._forget_readers_of(old)
 
     def forget(self, feed: Feed) -> None:
         """Open the feed again next time, because its resource may have been deleted and created again."""
         with self._lock:
-            opened, old = self._open.get(id(feed)), list[_Opened]()
+            opened = self._open.get(id(feed))
             if opened is not None and opened.kept:
                 del self._feeds[feed.spec]
                 opened.kept = False
             if opened is not None and not opened.users:
-                old.append(self._open.pop(id(feed)))
+                del self._open[id(feed)]
         self._forget_readers(feed)
-        self._close(old)
 
     def now(self, feed: Feed, deadline: Deadline, patience: float = math.inf) -> datetime | None:
         """Return the service's time, computed from an answer that is at most one minute old."""
@@ -255,7 +250,7 @@ class FeedCache:
             return None
 
     def close(self) -> None:
-        """Close every feed; a feed that is in use is closed when its call has ended."""
+        """Forget every feed; a feed that is in use is forgotten when its call has ended."""
         with self._lock:
             self._closed = True
             feeds = list(self._feeds.values())
@@ -269,7 +264,7 @@ class FeedCache:
 
     def _unused_since(self, moment: float, most: int = 0) -> list[_Opened]:
         """Remove feeds that were not used since `moment`, until `most` feeds are left; under the lock."""
-        # Only a few at a time, because closing them delays the current call.
+        # Only a few at a time, because closing their readers delays the current call.
         old: list[_Opened] = []
         for opened in self._open.values():
             if opened.used_at > moment or len(old) >= min(_MOST_AT_ONCE, len(self._feeds) - most):
@@ -280,10 +275,9 @@ class FeedCache:
             del self._open[id(opened.feed)], self._feeds[opened.feed.spec]
         return old
 
-    def _close(self, old: list[_Opened]) -> None:
+    def _forget_readers_of(self, old: list[_Opened]) -> None:
         for opened in old:
             self._forget_readers(opened.feed)
-            _close_silently(opened.feed)
 
 
 @attrs.define(eq=False)
@@ -296,8 +290,3 @@ class _Opened:
     used_at: float = 0.0  # the end of the last call
     clock: tuple[float, datetime | None] = (-math.inf, None)  # when the service told its time, and which
     mute_at: float = -math.inf  # when it last did not tell its time
-
-
-def _close_silently(feed: Feed) -> None:
-    with suppress(Exception):
-        feed.close()

@@ -110,7 +110,14 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
             require(provider, capability, options, operation)
     if request.old_item_state_mode is not OldItemStateMode.OMIT:
         require(provider, Capability.CHANGE_FEED_OLD_ITEM_STATE, options, operation)
-    begins = isinstance(request.start_position, Snapshot)
+    start = request.start_position
+    begins = isinstance(start, Snapshot)
+    if isinstance(start, Snapshot) and not start.changes and isinstance(request.on_expired, Resnapshot):
+        raise invalid_request(
+            "ChangeFeedRequest.on_expired",
+            "is Resnapshot(), which reads changes, but the start is Snapshot(changes=False)",
+            "leave out on_expired: the rows alone do not expire while the collection exists",
+        )
     scannable = isinstance(request.scope, EntireCollection | LogicalPartition)
     if (begins or isinstance(request.on_expired, Resnapshot)) and not scannable:
         what = "Snapshot()" if begins else "on_expired=Resnapshot()"
@@ -133,8 +140,11 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
 
 def check_planned(position: StartPosition) -> None:
     """Refuse a snapshot that cannot be distributed over several processes."""
-    if isinstance(position, Snapshot) and position.order is not SnapshotOrder.INTERLEAVED:
-        raise _holding("Snapshot.order", f"is {position.order.name}")
+    match position:
+        case Snapshot(order=order, changes=True) if order is not SnapshotOrder.INTERLEAVED:
+            raise _holding("Snapshot.order", f"is {order.name}")
+        case _:
+            pass
 
 
 def check_plan(plan: Plan | None) -> None:

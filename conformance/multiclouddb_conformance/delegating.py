@@ -169,9 +169,6 @@ class WrappedFeed(Feed):
     def describe(self, cursor: Cursor) -> Position:
         return self.inner.describe(cursor)
 
-    def close(self) -> None:
-        self.inner.close()
-
 
 class WrappedProvider(Provider):
     """A provider that forwards every call; override the method whose answer should change."""

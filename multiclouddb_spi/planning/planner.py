@@ -34,6 +34,7 @@ from multiclouddb_api import (
     PartitionFoundLate,
     SkipToOldest,
     Snapshot,
+    invalid_request,
 )
 from multiclouddb_spi.abilities import Answer, Head, SupportsHeads
 from multiclouddb_spi.batch import Continue
@@ -228,12 +229,18 @@ class Planner:
             field: The caller's name for the time in `AtTime`, used in the error.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a time in the future.
+            MulticloudDbError: `INVALID_REQUEST` for a time in the future, or for a snapshot without changes.
             ProviderFault: `UNSUPPORTED_CAPABILITY` for an `INTERLEAVED` snapshot of a feed in which
                 rows have no floor. `TRANSIENT_FAILURE` if the service names no partition of the
                 stream. A lineage without a partition of the stream has no next step.
         """
         if isinstance(position, Snapshot):
+            if not position.changes:
+                raise invalid_request(
+                    "Snapshot.changes",
+                    "is False, but a stream needs the changes",
+                    "plan the rows alone with client.plan_partitions",
+                )
             clock = partial(self._call, lambda: self._feed.clock(deadline), deadline)
             return resolve_snapshot(self._feed, self._feed, position, clock, self._call, deadline)
         lineage = resolve_start(

@@ -39,7 +39,7 @@ _LOOK_SECONDS: Final = 0.1
 _FEW: Final = 4
 _MOST_EMPTY_CUTS: Final = 100
 _SHARE: Final = 4
-_OVER: Final = "the segment has been read to its end"
+_OVER: Final = "the rows have been read to their end"
 _LATE: Final = datetime.max.replace(tzinfo=UTC)
 
 

@@ -41,6 +41,11 @@ def resolve_snapshot(
     has_own_floors = isinstance(asked, SupportsBackfill)
     if not isinstance(asked, SupportsSnapshot):
         raise unwritten(type(feed), "snapshot", "how to scan its collection")
+    if not wanted.changes:
+        scan = call(lambda: asked.snapshot(wanted.segments, deadline), deadline)
+        lineage = Lineage((), feed)
+        lineage.begin_scan(_plan_of(scan, wanted))
+        return lineage
     if has_own_floors and wanted.order is SnapshotOrder.INTERLEAVED:
         raise unsupported(
             "Snapshot(order=INTERLEAVED) is not available: rows have no floor in this feed",
@@ -86,8 +91,8 @@ def _plan_of(scan: ScanPlan, wanted: Snapshot) -> Plan:
         scan.cursor,
         scan.floor,
         to_micros(scan.moment),
-        holds=wanted.order is not SnapshotOrder.INTERLEAVED,
-        auto=wanted.order is SnapshotOrder.AUTO,
+        holds=wanted.changes and wanted.order is not SnapshotOrder.INTERLEAVED,
+        auto=wanted.changes and wanted.order is SnapshotOrder.AUTO,
         rate=wanted.max_scan_rate,
         segments=shown(scan.segments),
         records=shown(scan.records),

@@ -14,7 +14,6 @@ from multiclouddb_conformance.simulation import (
     MissingError,
     ServerError,
     Simulation,
-    SimulationFeed,
     SimulationProvider,
 )
 from multiclouddb_spi import Deadline, FeedSpec, open_feed
@@ -41,20 +40,6 @@ def opened_by(provider, sim, keeper=None):
 @pytest.fixture
 def opened(sim):
     return opened_by(SimulationProvider(sim), sim)
-
-
-def closings(opened):
-    """Provide a list of the feeds that are closed from now on."""
-    closed = []
-    open_feed = opened.provider.open_feed
-
-    def noting(spec, deadline):
-        feed = open_feed(spec, deadline)
-        feed.close = lambda: closed.append(feed)
-        return feed
-
-    opened.provider.open_feed = noting
-    return closed
 
 
 class TestUse:
@@ -86,17 +71,13 @@ class TestUse:
         assert caught.value.category == ErrorCategory.INVALID_REQUEST
 
     def test_not_found_on_a_feed_that_was_just_opened_is_believed_and_forgotten(self, opened):
-        closed, asked = closings(opened), []
-
         def begin(feed):
-            asked.append(feed)
             raise MissingError("gone")
 
         for count in (1, 2):
             with pytest.raises(MissingError):
                 opened.use(begin)
-            assert len(asked) == opened.provider.calls.feeds == count
-            assert closed == asked
+            assert opened.provider.calls.feeds == count
 
     def test_any_other_failure_leaves_the_feed_open(self, opened):
         feed = opened.feed
@@ -127,12 +108,15 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def closed(monkeypatch):
-    """Return the keys whose feeds were closed."""
-    names = []
-    monkeypatch.setattr(
-        SimulationFeed, "close", lambda self: names.append(self.spec.scope.key.components["id"])
-    )
+def forgotten(bench, monkeypatch):
+    """Return the keys whose feeds, with their readers, the engine has forgotten."""
+    names, forget = [], bench.engine._feeds._forget_readers
+
+    def noting(feed):
+        names.append(feed.spec.scope.key.components["id"])
+        forget(feed)
+
+    monkeypatch.setattr(bench.engine._feeds, "_forget_readers", noting)
     return names
 
 
@@ -152,45 +136,45 @@ class Worker:
         return self.bench.calls.feeds - before
 
 
-def test_a_feed_is_opened_once_for_each_of_many_keys(bench, closed):
+def test_a_feed_is_opened_once_for_each_of_many_keys(bench, forgotten):
     worker = Worker(bench, 500)
     assert [worker.turn() for _ in range(3)] == [500, 0, 0]
-    assert closed == []
+    assert forgotten == []
 
 
-def test_one_that_nobody_has_used_for_ten_minutes_is_closed(bench, clock, closed):
+def test_one_that_nobody_has_used_for_ten_minutes_is_forgotten(bench, clock, forgotten):
     worker = Worker(bench, 20)
     worker.turn()
     clock.now += 599
     assert worker.turn("k19") == 0
-    assert closed == []
+    assert forgotten == []
     clock.now += 2
-    for _ in range(3):  # each call closes only some of the feeds
+    for _ in range(3):  # each call forgets only some of the feeds
         worker.turn("k19")
-    assert sorted(closed) == sorted(f"k{number}" for number in range(19))
+    assert sorted(forgotten) == sorted(f"k{number}" for number in range(19))
     assert worker.turn("k19") == 0
     assert worker.turn("k0") == 1
 
 
-def test_more_than_are_kept_do_not_push_each_other_out(bench, clock, closed, monkeypatch):
+def test_more_than_are_kept_do_not_push_each_other_out(bench, clock, forgotten, monkeypatch):
     monkeypatch.setattr(open_feed, "_MOST_FEEDS", 10)
     worker = Worker(bench, 12)
     assert [worker.turn() for _ in range(3)] == [12, 2, 2]
-    assert closed == ["k10", "k11"] * 3
+    assert forgotten == ["k10", "k11"] * 3
 
 
-def test_one_that_was_not_used_for_a_minute_gives_its_place(bench, clock, closed, monkeypatch):
+def test_one_that_was_not_used_for_a_minute_gives_its_place(bench, clock, forgotten, monkeypatch):
     monkeypatch.setattr(open_feed, "_MOST_FEEDS", 10)
     worker = Worker(bench, 10)
     worker.turn()
     clock.now += 61
     worker.turn("k5", "new")
-    assert closed == ["k0"]
+    assert forgotten == ["k0"]
     assert worker.turn("k5", "new", "k1") == 0
 
 
 class TestInUse:
-    """Tests that a feed in use by a call is not closed before the call ends."""
+    """Tests that a feed in use by a call is not forgotten before the call ends."""
 
     @pytest.fixture
     def cache(self, bench):
@@ -200,20 +184,20 @@ class TestInUse:
         spec = FeedSpec(bench.sim.address, LogicalPartition(bench.sim.key(name)))
         return cache.acquire(spec, lambda: bench.provider.open_feed(spec, Deadline.after(30)))[0]
 
-    def test_it_does_not_age(self, bench, cache, clock, closed):
+    def test_it_does_not_age(self, bench, cache, clock, forgotten):
         feed = self.acquire(bench, cache, "long")
         clock.now += 601
         cache.release(self.acquire(bench, cache, "other"))
-        assert closed == []
+        assert forgotten == []
         cache.release(feed)
         clock.now += 599
         cache.release(self.acquire(bench, cache, "other"))
-        assert closed == []
+        assert forgotten == []
         clock.now += 2
         cache.release(self.acquire(bench, cache, "other"))
-        assert closed == ["long"]
+        assert forgotten == ["long"]
 
-    def test_one_that_was_being_opened_while_the_client_closed_is_not_kept(self, bench, cache, closed):
+    def test_one_that_was_being_opened_while_the_client_closed_is_not_kept(self, bench, cache, forgotten):
         spec = FeedSpec(bench.sim.address, LogicalPartition(bench.sim.key("late")))
 
         def open_late():
@@ -222,6 +206,6 @@ class TestInUse:
             return feed
 
         feed, _ = cache.acquire(spec, open_late)
-        assert closed == []
+        assert forgotten == []
         cache.release(feed)
-        assert closed == ["late"]
+        assert forgotten == ["late"]

@@ -38,7 +38,20 @@ from multiclouddb_conformance.simulation import (
 from multiclouddb_conformance.simulation import feed as simulated_feed
 from multiclouddb_conformance.simulation import provider as simulated
 from multiclouddb_conformance.simulation.segments import SegmentReader, cut_segments
-from multiclouddb_spi import Awaiting, Batch, Child, Drained, Ended, Engine, Feed, InlineExecutor, Scanned
+from multiclouddb_spi import (
+    Awaiting,
+    Batch,
+    Child,
+    Deadline,
+    Drained,
+    Ended,
+    Engine,
+    Feed,
+    FeedSpec,
+    InlineExecutor,
+    Planner,
+    Scanned,
+)
 from multiclouddb_spi.continuation.entry import Entry, Plan, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import state_from_json
@@ -501,6 +514,35 @@ class TestRate:
         page = consumer.page(scope=PhysicalPartition(name))
         assert [type(notice) for notice in page.notices] == [SnapshotStarted]
         consumer.page(scope=PhysicalPartition(name))
+
+
+class TestRowsAlone:
+    def test_a_new_snapshot_never_replaces_them(self):
+        consumer = Consumer(filled(10), size=2, changes=False)
+        consumer.page()
+        consumer.sim.fail_next(None, GONE)
+        refused(consumer, ".", ErrorCategory.CHECKPOINT_EXPIRED, on_expired=Resnapshot())
+        rows = kinds(*consumer.pages())
+        assert rows == [True] * 10
+
+    def test_what_would_read_changes_is_refused(self):
+        with pytest.raises(MulticloudDbError, match=r"Resnapshot\.snapshot"):
+            Resnapshot(Snapshot(changes=False))
+        refused(
+            Consumer(filled(1), changes=False), "on_expired", ErrorCategory.INVALID_REQUEST,
+            on_expired=Resnapshot(),
+        )  # fmt: skip
+        sim = filled(1)
+        provider = SimulationProvider(sim)
+        feed = provider.open_feed(FeedSpec(sim.address), Deadline.after(30))
+        with pytest.raises(MulticloudDbError, match=r"Snapshot\.changes"):
+            Planner(provider, feed).start(Snapshot(changes=False), Deadline.after(30))
+
+    def test_the_rate_is_divided_among_the_segments(self):
+        consumer = Consumer(filled(20), max_scan_rate=8.0, segments=4, changes=False)
+        plan = consumer.plan()
+        items = [item for _, token in plan for item in decode_token(token).state["p"]]
+        assert [item[3][2] for item in items if len(item) > 3] == [2.0] * 4 == [2.0] * len(plan)
 
 
 class TestToken:

@@ -305,11 +305,7 @@ READERS: Final[Mapping[str, Callable[[], Reader]]] = {"answers": Answers, "pages
 def opened(at: At) -> Iterator[tuple[Provider, Feed]]:
     """Open the feed in a new process."""
     with closing(at.service.provider()) as provider:
-        feed = provider.open_feed(FeedSpec(at.service.address), _deadline())
-        try:
-            yield provider, feed
-        finally:
-            feed.close()
+        yield provider, provider.open_feed(FeedSpec(at.service.address), _deadline())
 
 
 def marked(at: At, feed: Feed, lineage: Lineage) -> Iterator[Hashable]:

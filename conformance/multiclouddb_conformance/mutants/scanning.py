@@ -42,6 +42,34 @@ class HasRowsOnTheFirstPage(Mutant):
         return attrs.evolve(second, notices=first.notices + second.notices)
 
 
+class GoesOnAfterTheRows(Mutant):
+    """A snapshot without changes delivers changes too, and never ends."""
+
+    caught_by = (
+        "TestRowsAlone::test_every_row_comes_once_and_then_the_feed_ends[0]",
+        "TestRowsAlone::test_an_empty_collection_ends_at_once",
+    )
+
+    def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
+        if isinstance(request.start_position, Snapshot):
+            request = attrs.evolve(request, start_position=Snapshot())
+        return read(request, options)
+
+
+class LeavesOutWhatMoves(Mutant):
+    """A scan without changes skips the row after each page."""
+
+    caught_by = ("TestRowsAlone::test_rows_that_do_not_change_are_never_left_out",)
+
+    def fetch(
+        self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
+    ) -> Batch:
+        batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
+        if plan_id_of(reader.partition_id) is None or len(batch) < 2:
+            return batch
+        return changed(batch, lambda events: events[:-1])
+
+
 class HasALowFloor(Mutant):
     """The rows of a snapshot have a lower `order_key` than older changes."""
 

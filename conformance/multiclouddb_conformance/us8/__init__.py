@@ -26,6 +26,7 @@ from multiclouddb_conformance.us8.lineage import (
 from multiclouddb_conformance.us8.loss import TestLoss
 from multiclouddb_conformance.us8.notices import TestNotices
 from multiclouddb_conformance.us8.resnapshot import TestResnapshot, TestSnapshotUnderLoad
+from multiclouddb_conformance.us8.rows import TestRowsAlone
 from multiclouddb_conformance.us8.scope import TestLogicalPartition, TestPhysicalPartition, TestWiderScopes
 from multiclouddb_conformance.us8.session import (
     TestClosing,
@@ -74,6 +75,7 @@ __all__ = [
     "TestReleasing",
     "TestResnapshot",
     "TestRetirement",
+    "TestRowsAlone",
     "TestSecrets",
     "TestSharing",
     "TestSnapshot",
