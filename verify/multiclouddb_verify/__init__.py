@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from multiclouddb_verify.comparison import Kind
 from multiclouddb_verify.delta import DeltaTarget
-from multiclouddb_verify.position import stored_position
+from multiclouddb_verify.estimate import Estimate, estimate
+from multiclouddb_verify.position import spark_position, stored_position
 from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
 from multiclouddb_verify.target import Fix, SupportsRecord, Target
 from multiclouddb_verify.verification import Position, Transform, verify
@@ -14,6 +15,7 @@ __all__ = [
     "Counts",
     "DeltaTarget",
     "Difference",
+    "Estimate",
     "Fix",
     "Kind",
     "Position",
@@ -22,6 +24,8 @@ __all__ = [
     "SupportsRecord",
     "Target",
     "Transform",
+    "estimate",
+    "spark_position",
     "stored_position",
     "verify",
 ]

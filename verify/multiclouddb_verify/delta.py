@@ -1,4 +1,4 @@
-"""Defines a Delta table that a sink writes: how it is opened, changed by several processes, read and repaired.
+"""Defines a Delta table that a sink writes: how it is opened, changed, read and repaired.
 
 If two processes change a table at the same time, deltalake refuses the later commit. Every commit here can be
 repeated safely. So a refused commit is repeated on the latest version of the table, after a random wait.
@@ -21,6 +21,7 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, encode_json, invalid_request
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.validators import local_path
+from multiclouddb_spi.sink_rules import DOCUMENT, STALE_SINCE
 from multiclouddb_verify.target import Fix
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DELETED_AT",
-    "DOCUMENT",
-    "STALE_SINCE",
     "TIME",
     "DeltaTarget",
     "cannot_be_written",
@@ -43,10 +42,6 @@ __all__ = [
 
 DELETED_AT: Final = "_deleted_at"
 """The column that contains the time at which the sink merged a delete; null in the row of a document."""
-STALE_SINCE: Final = "_stale_since"
-"""The column with the time from which a row's document is older than its last change; null otherwise."""
-DOCUMENT: Final = "new_item_state"
-"""The column with the document."""
 TIME: Final = pa.timestamp("us", tz="UTC")
 """The type of all times."""
 _OURS: Final = ("key", "order_key", DELETED_AT)
@@ -83,7 +78,7 @@ def committed(
     table: DeltaTable,
     commit: Callable[[], _T],
     *,
-    patience_seconds: float = _PATIENCE_SECONDS,
+    patience_seconds: float | None = None,
     yields: bool = False,
 ) -> _T:
     """Make a commit, and repeat it on the latest version if the commit of another process prevents it.
@@ -93,14 +88,15 @@ def committed(
     Args:
         table: The table; it is brought up to date before each further try.
         commit: Makes the commit; it may be called several times.
-        patience_seconds: For how long the commit is tried.
+        patience_seconds: For how long the commit is tried; five minutes by default.
         yields: True to wait longer between the tries, so that the sink goes first.
     """
     from deltalake.exceptions import CommitFailedError
 
+    patience = _PATIENCE_SECONDS if patience_seconds is None else patience_seconds
     wait = _FIRST_WAIT * (_YIELDING if yields else 1.0)
     with _ONE_AT_A_TIME[table.table_uri.rstrip("/")]:
-        until, tried = time.monotonic() + patience_seconds, 0
+        until, tried = time.monotonic() + patience, 0
         while True:
             try:
                 return commit()
@@ -112,8 +108,8 @@ def committed(
                     raise cannot_be_written(table.table_uri, error) from error
                 if time.monotonic() > until:
                     raise MulticloudDbError(
-                        f"table_path: other processes changed {table.table_uri} during each of {tried} attempts "
-                        f"in {patience_seconds:.0f} seconds; let them commit less often, and try again",
+                        f"table_path: other processes changed {table.table_uri} during each of {tried} "
+                        f"attempts in {patience:.0f} seconds; let them commit less often, and try again",
                         ErrorDetail(
                             category=ErrorCategory.CONFLICT,
                             retryable=True,
@@ -132,9 +128,9 @@ def committed(
 
 def _unconditional(where: str, error: Exception) -> MulticloudDbError:
     return MulticloudDbError(
-        f"table_path: the storage of {where} has no conditional writes, so two processes could overwrite each "
-        "other's commits; use a storage that has them (Azure, GCS, S3 with conditional put, a local disk), or "
-        "configure the locking provider that deltalake names: " + " ".join(str(error).split()),
+        f"table_path: the storage of {where} has no conditional writes, so two processes could overwrite "
+        "each other's commits; use one that has them (Azure, GCS, S3 with conditional put, a local disk), "
+        "or configure the locking provider that deltalake names: " + " ".join(str(error).split()),
         _detail(ErrorCategory.UNSUPPORTED_CAPABILITY, error),
     )
 
@@ -228,9 +224,9 @@ class DeltaTarget:
                 raise missing(self._where) from error
             # VACUUM of another job has removed files of this version.
             raise MulticloudDbError(
-                f"table_path: {self._where} cannot be read ({' '.join(str(error).split())}); a version that is "
-                "read must not be removed by VACUUM; try again",
-                attrs_retryable(error),
+                f"table_path: {self._where} cannot be read ({' '.join(str(error).split())}); a version that "
+                "is read must not be removed by VACUUM; try again",
+                _transient(error),
             ) from error
 
     def _open(self, *, own: bool) -> DeltaTable:
@@ -332,7 +328,9 @@ class DeltaTarget:
             )
             .when_matched_update(columns, "t.order_key = s._seen AND NOT s._drop")
             .when_matched_delete("s._drop")
-            .when_not_matched_insert(columns, f"s._seen IS NULL AND NOT s._drop AND (s.{DELETED_AT} IS NULL OR s._match IS NULL)")
+            .when_not_matched_insert(
+                columns, f"s._seen IS NULL AND NOT s._drop AND (s.{DELETED_AT} IS NULL OR s._match IS NULL)"
+            )
             .execute()
         )  # fmt: skip
         return int(merged["num_target_rows_updated"]) + int(merged["num_target_rows_inserted"])
@@ -356,7 +354,7 @@ class DeltaTarget:
         )
 
 
-def attrs_retryable(error: Exception) -> ErrorDetail:
+def _transient(error: Exception) -> ErrorDetail:
     """Return the detail of an error after which a read works again."""
     kind = f"{type(error).__module__}.{type(error).__name__}"
     return ErrorDetail(

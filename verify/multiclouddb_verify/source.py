@@ -31,8 +31,8 @@ from multiclouddb_api import (
     decode_json,
     encode_json,
 )
-from multiclouddb_verify.shim import LOOKUP_KEYS, ScanFacts, facts_of, lookup_of, snapshot_of
 from multiclouddb_verify.comparison import GONE, UNKNOWN, digest, document_digest
+from multiclouddb_verify.shim import LOOKUP_KEYS, ScanFacts, facts_of, lookup_of, snapshot_of
 
 __all__ = ["Change", "Follower", "Source", "key_text"]
 

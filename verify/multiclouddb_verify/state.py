@@ -1,9 +1,9 @@
 """Keeps what a comparison has read in a folder, so that it fits into memory and survives a kill.
 
-A run contains the digests of some rows, sorted by the hash of their keys; of the source's rows it also contains
-the keys, compressed. A run is a file, written before the transaction that names it, together with the token of
-the scan. So after a kill the folder contains a whole number of runs and the position at which to go on; a file
-that no transaction names is removed.
+A run contains the digests of some rows, sorted by the hash of their keys; of the source's rows it also
+contains the keys, compressed. A run is a file, written before the transaction that names it, together with
+the token of the scan. So after a kill the folder contains a whole number of runs and the position at which to
+go on; a file that no transaction names is removed.
 
 The changes, and the keys that are judged one by one, are in tables of one SQLite database.
 """
@@ -47,14 +47,17 @@ round found, and when."""
 _SCHEMA: Final = """
 CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE run (number INTEGER PRIMARY KEY, side TEXT, rows INTEGER, starts BLOB, blocks BLOB);
-CREATE TABLE change (hash INTEGER, key TEXT, order_key TEXT, digest INTEGER, PRIMARY KEY (hash, key, order_key))
-    WITHOUT ROWID;
+CREATE TABLE change (
+    hash INTEGER, key TEXT, order_key TEXT, digest INTEGER, PRIMARY KEY (hash, key, order_key)
+) WITHOUT ROWID;
 CREATE TABLE pending (key TEXT PRIMARY KEY, scanned INTEGER, kind TEXT, since REAL) WITHOUT ROWID;
 CREATE TABLE difference (key TEXT PRIMARY KEY, kind TEXT, orders TEXT, repaired INTEGER) WITHOUT ROWID;
 """
 
 
-def rows_of(hashes: Integers, digests: Integers, orders: Integers | int = 0) -> Rows:
+def rows_of(
+    hashes: Integers, digests: Integers | Sequence[int], orders: Integers | Sequence[int] | int = 0
+) -> Rows:
     """Put columns together to rows."""
     rows = np.empty(len(hashes), dtype=_ROW)
     rows["hash"], rows["digest"], rows["order"] = hashes, digests, orders

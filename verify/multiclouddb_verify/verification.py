@@ -21,6 +21,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeAlias
+from zlib import crc32
 
 import attrs
 import numpy as np
@@ -38,10 +39,13 @@ from multiclouddb_api import (
 from multiclouddb_api.request import to_address
 from multiclouddb_verify.comparison import (
     GONE,
+    Integers,
     Kind,
     Seen,
     Verdict,
+    canonical,
     digest,
+    digests_of,
     document_digest,
     first_difference,
     join,
@@ -49,9 +53,9 @@ from multiclouddb_verify.comparison import (
     text_digest,
 )
 from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
-from multiclouddb_verify.source import Change, Follower, Source, floor_of, key_text
 from multiclouddb_verify.shim import ScanFacts, ScanFloor
-from multiclouddb_verify.state import ORDER_BITS, Pending, State, default_folder, rows_of
+from multiclouddb_verify.source import Change, Follower, Source, floor_of, key_text
+from multiclouddb_verify.state import ORDER_BITS, Pending, Rows, State, default_folder, rows_of
 from multiclouddb_verify.target import Fix, SupportsRecord, Target
 
 __all__ = ["Position", "Transform", "Verification", "verify"]
@@ -71,6 +75,8 @@ _COMPARED: Final = 100
 """The number of differences of which the report names the first path that differs."""
 _REPAIRS: Final = 5
 _BEHIND: Final = 100
+_AGAIN: Final = -1.0
+"""Marks a key that was suspected, and has changed since."""
 _SUSPECT: Final = np.int32(-(2**31))
 _LOW_CEILING: Final = ":"
 """Sorts after each `order_key` that consists of digits, where the floor of a scan sorts before them all."""
@@ -97,11 +103,11 @@ def verify(
 ) -> Report:
     """Compare a table with its collection while both change, and repair it on request.
 
-    A key that has not changed since the sink's position must be equal, however long ago the position is. A key
-    that has changed may have any of its versions since then. So there is no false alarm, provided that a change
-    is in the stream `settle_seconds` after it is in the collection, and no difference is missed that exists at
-    the start in a key that does not change meanwhile. The sink and the application keep running. Nothing is
-    written to the source, and each of its rows is read once.
+    A key that has not changed since the sink's position must be equal, however long ago the position is. A
+    key that has changed may have any of its versions since then. So there is no false alarm, provided that a
+    change is in the stream `settle_seconds` after it is in the collection, and no difference is missed that
+    exists at the start in a key that does not change meanwhile. The sink and the application keep running.
+    Nothing is written to the source, and each of its rows is read once.
 
     What was read is kept in a folder. If the process is killed, the same call goes on there.
 
@@ -123,8 +129,8 @@ def verify(
         max_repairs: The maximum number of rows to repair; by default 1 % of the rows, and at least 1,000. If
             there are more differences, nothing is repaired.
         force: True to repair any number of rows, and a table that looks like the copy of another collection.
-        transform: For a table with columns of its own: a function that returns the values of these columns for
-            a document. Then these columns are compared, and not `new_item_state`.
+        transform: For a table with columns of its own: a function that returns the values of these columns
+            for a document. Then these columns are compared, and not `new_item_state`.
         show_values: True to name the values that differ; by default only their types.
         record: True to store in a commit of the table when it was proved equal, and through which position.
         provider_options: The options of the provider with which the sink reads.
@@ -134,8 +140,8 @@ def verify(
         The report. The differences in it are those that are left.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if there is no position, if the table was not written by a sink, if
-            more than half of the first 10,000 keys differ, or if the folder belongs to another comparison;
+        MulticloudDbError: `INVALID_REQUEST` if there is no position, if the table was not written by a sink,
+            if more than half of the first 10,000 keys differ, or if the folder belongs to another comparison;
             `CHECKPOINT_EXPIRED` if the service does not keep the changes after the position any more;
             `NOT_FOUND` if there is no table; `CONFLICT` if another process uses the folder.
     """
@@ -152,7 +158,7 @@ def verify(
 
 
 @attrs.define(kw_only=True)
-class _Rows:
+class _Found:
     """The rows of the target for some keys, from one version."""
 
     seen: dict[str, list[Seen]]
@@ -338,22 +344,21 @@ class Verification:
         """Read every row once, and follow the stream meanwhile, so that its position does not expire."""
         state, token = self._state, self._state.fact("scan")
         follower = self._follower(state.fact("follow") or "")
-        hashes, keys, digests, orders = list[int](), list[bytes](), list[int](), list[int]()
+        keys, runs = list[bytes](), list[Rows]()
         has_own, flushed = self._facts.floor == ScanFloor.ROW, self._clock()
         first = None if state.number("rows") else dict[str, int]()
 
         def flush(page: ChangeFeedPage, *, is_last: bool = False) -> None:
             nonlocal flushed
             with state.transaction():
-                if hashes:
-                    rows = rows_of(np.array(hashes), np.array(digests), np.array(orders) if has_own else 0)
-                    state.add_run("source", rows, keys)
+                if keys:
+                    state.add_run("source", np.concatenate(runs), keys)
                 state.put("scan", page.continuation_token)
                 state.put("scanned", 1 if is_last else None)
                 state.add("rows", self._told.rows - state.number("rows"))
                 self._charge(page)
-            for each in (hashes, keys, digests, orders):
-                each.clear()  # type: ignore[attr-defined]
+            keys.clear()
+            runs.clear()
             self._largest = max(self._largest, state.size())
             flushed = self._clock()
 
@@ -362,21 +367,17 @@ class Verification:
         page: ChangeFeedPage | None = None
         follow_at = 0.0
         for page in self._source.scan(token):
-            for event in page.events:
-                if not event.backfilled:
-                    continue
-                text = key_text(event.key.components)
-                hashed = digest(text)
-                value = self._document_digest(event.new_item_state)
-                if first is not None:
-                    first[text.decode()] = value
-                if self._sample is not None and hashed % self._sample:
-                    continue
-                hashes.append(hashed)
-                keys.append(text)
-                digests.append(value)
-                if has_own:
-                    orders.append(_order(event.order_key))
+            texts = [key_text(event.key.components) for event in page.events]
+            values = self._document_digests([event.new_item_state for event in page.events])
+            orders = [_order(event.order_key) for event in page.events] if has_own else 0
+            rows = rows_of(digests_of(texts), values, orders)
+            if first is not None:
+                first |= zip((text.decode() for text in texts), values.tolist(), strict=True)
+            if self._sample is not None:
+                chosen = np.flatnonzero(rows["hash"] % self._sample == 0)
+                rows, texts = rows[chosen], [texts[at] for at in chosen]
+            keys += texts
+            runs.append(rows)
             if page.events and not self._done("parts"):
                 state.put("parts", page.events[0].key.partition_components)
             done = page.diagnostics.snapshot
@@ -390,7 +391,7 @@ class Verification:
             if first is not None and len(first) >= _FIRST:
                 self._look_at_first(first, follower)
                 first = None
-            if len(hashes) >= _RUN or self._clock() - flushed > _RUN_SECONDS:
+            if len(keys) >= _RUN or self._clock() - flushed > _RUN_SECONDS:
                 flush(page)
             if self._clock() >= follow_at:
                 # A stream that is read faster than it grows is asked once a second.
@@ -417,8 +418,8 @@ class Verification:
         if count >= _FEWEST and 2 * wrong > count:
             raise invalid_request(
                 "target",
-                f"{self._target.name} differs from {self._source.address} in {wrong:,} of the first {count:,} "
-                "keys, so it looks like the table of another collection; nothing was repaired",
+                f"{self._target.name} differs from {self._source.address} in {wrong:,} of the first "
+                f"{count:,} keys, so it looks like the table of another collection; nothing was repaired",
                 "correct the collection or the table, or pass force=True",
             )
 
@@ -429,8 +430,13 @@ class Verification:
             return document_digest(self._own(self._transform(document)))
         return document_digest(document)
 
+    def _document_digests(self, documents: Sequence[Mapping[str, Any] | None]) -> Integers:
+        if self._transform is not None or None in documents:
+            return np.array(list(map(self._document_digest, documents)), dtype=np.int64)
+        return digests_of(list(map(canonical, documents)))
+
     def _own(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of a table's own columns without those that are null, as the table stores them."""
+        """Return the values of a table's own columns, without those that are null."""
         return {name: value for name, value in values.items() if value is not None}
 
     def _batches(
@@ -467,14 +473,12 @@ class Verification:
             waiting, count = list[Any](), 0
             read = 0
             for names, orders, digests, _ in self._batches():
-                hashes = np.fromiter(
-                    (digest(name.encode()) for name in names), dtype=np.int64, count=len(names)
-                )
+                hashes = digests_of([name.encode() for name in names])
                 marks = np.fromiter(map(_order, orders), dtype=np.int32, count=len(names))
                 if ceiling is not None:
                     above = np.fromiter((order > ceiling for order in orders), dtype=bool, count=len(names))
                     marks[above] |= _SUSPECT
-                rows = rows_of(hashes, np.array(digests, dtype=np.int64), marks)
+                rows = rows_of(hashes, digests, marks)
                 if self._sample is not None:
                     rows = rows[rows["hash"] % self._sample == 0]
                 waiting.append(rows)
@@ -494,9 +498,9 @@ class Verification:
         self._retried(read)
         self._largest = max(self._largest, self._state.size())
 
-    def _rows_of(self, keys: Sequence[str]) -> _Rows:
+    def _rows_of(self, keys: Sequence[str]) -> _Found:
         """Return the table's rows of some keys."""
-        found = _Rows(seen={}, texts={})
+        found = _Found(seen={}, texts={})
 
         def read() -> None:
             found.seen.clear()
@@ -592,9 +596,7 @@ class Verification:
 
         def read() -> None:
             for names, _, _, _ in self._batches():
-                hashed = np.fromiter(
-                    (digest(name.encode()) for name in names), dtype=np.int64, count=len(names)
-                )
+                hashed = digests_of([name.encode() for name in names])
                 found = {names[at] for at in np.flatnonzero(np.isin(hashed, hashes))}
                 with self._state.transaction():
                     self._state.add_pending((name, GONE) for name in found)
@@ -606,9 +608,9 @@ class Verification:
         self._settled_at, wait = self._clock(), 0.0
         while left := self._state.pending_count():
             self._tell("rounds", left=left)
-            next_at = self._round()
+            next_at, is_new = self._round()
             count = self._state.pending_count()
-            if count < left:
+            if is_new:
                 self._settled_at, wait = self._clock(), 0.0
             elif self._clock() - self._settled_at > max(self._patience, 0.0):
                 return
@@ -616,15 +618,18 @@ class Verification:
                 wait = min(2 * wait or 0.05, 5.0)
                 self._pause(max(wait if next_at is None else next_at - self._clock(), 0.0))
 
-    def _round(self) -> float | None:
-        """Judge all keys once; return when a suspected difference can be confirmed, if all are suspected."""
+    def _round(self) -> tuple[float | None, bool]:
+        """Judge all keys once.
+
+        Return when all differences can be confirmed, if every key is suspected, and whether anything is new.
+        """
         state, settle = self._state, self._facts.settle_seconds
         state.add("rounds", 1)
         # 1. The stream is read beyond the next K, so that no change lies between two windows.
         token = self._next_position()
         hashes = {digest(key.encode()) for key in state.judged()}
         self._follower(state.fact("follow") or "", hashes).catch_up()
-        waits, confirms = False, list[float]()
+        waits, is_new, confirms = False, False, list[float]()
         for chunk in self._chunks():
             found = self._rows_of([key for key, *_ in chunk]).seen
             ceiling, own = self._ceiling(chunk, found), self._own_orders(chunk, found)
@@ -646,20 +651,22 @@ class Verification:
                 elif verdict is Verdict.WAIT:
                     waits = True
                     if kind is not None:
-                        suspected.append((None, 0.0, key))
+                        suspected.append((None, _AGAIN, key))
                 elif kind is None:
+                    is_new = is_new or since != _AGAIN
                     suspected.append((verdict.value, now, key))
                     confirms.append(now + settle)
                 elif now - since >= settle:
                     confirmed.append((key, Kind(verdict.value), [row.order_key for row in rows]))
                 else:
                     confirms.append(since + settle)
+            is_new = is_new or bool(settled or confirmed)
             with state.transaction():
                 state.settle(settled)
                 state.suspect(suspected)
                 state.confirm(confirmed)
                 state.add("equal", equal)
-        return None if waits or not confirms else max(confirms)
+        return (None if waits or not confirms else max(confirms)), is_new
 
     def _ceiling(self, chunk: Sequence[Pending], found: Mapping[str, list[Seen]]) -> str | None:
         """Return an `order_key` above that of each change before the rows were read, if there is one."""
@@ -707,8 +714,8 @@ class Verification:
         )
         if count > most and not self._force:
             self._refused = (
-                f"max_repairs: there are {count:,} differences, and at most {most:,} rows are repaired; look at "
-                "them first, then pass max_repairs= or force=True"
+                f"max_repairs: there are {count:,} differences, and at most {most:,} rows are repaired; look "
+                "at them first, then pass max_repairs= or force=True"
             )
             return
         for _ in range(_REPAIRS):
@@ -835,4 +842,4 @@ def _decoded(text: str) -> Any:
 
 
 def _order(order_key: str) -> int:
-    return digest(order_key.encode()) & (2**ORDER_BITS - 1)
+    return crc32(order_key.encode()) & (2**ORDER_BITS - 1)

@@ -3,6 +3,7 @@
 import json
 import random
 
+import attrs
 import pyarrow as pa
 
 from multiclouddb_api import (
@@ -12,6 +13,7 @@ from multiclouddb_api import (
     ClientConfig,
     FromContinuationToken,
     MulticloudDbError,
+    decode_json,
     encode_json,
 )
 from multiclouddb_conformance.open_client import open_client
@@ -81,7 +83,7 @@ class MemoryTarget:
 
     def documents(self):
         live = [row for row in self.table if not row[3]]
-        found = {json.loads(row[0])["id"]: json.loads(row[2]) for row in live}
+        found = {json.loads(row[0])["id"]: decode_json(row[2]) for row in live}
         assert len(found) == len(live)
         return found
 
@@ -94,8 +96,8 @@ class Moving:
 
     def read_changes(self, request, options=None):
         self.world.tick()
-        page = self.client.read_changes(request)
-        self.world.pages.append(page)
+        page = self.world.read(self.client, request)
+        self.world.rows += sum(event.backfilled for event in page.events)
         return page
 
     def lookup(self, *args, **settings):
@@ -106,17 +108,27 @@ class Moving:
         return self.client.capabilities()
 
 
+@attrs.frozen
+class Settling(Source):
+    given: object = None
+
+    @property
+    def facts(self):
+        return self.given
+
+
 class World:
     """One random life; `verify` runs inside it."""
 
-    def __init__(self, seed, *, behaviour=None, kinds=None, kills=0, keys=30):
+    def __init__(self, seed, *, behaviour=None, kinds=None, kills=0, keys=30, lag=0.0):
         self.seed, self.dice, self.kills = seed, random.Random(f"verify {seed}"), kills
         dice = self.dice
         self.sim = Simulation(dice.randint(1, 3), behaviour or ServiceBehaviour(seed=seed))
         plugin = SimulationPlugin()
         plugin.sims.append(self.sim)
         self.clients = [open_client(plugin, ClientConfig(PROVIDER_ID, {})) for _ in range(2)]
-        self.client, self.pages = Moving(self, self.clients[0]), []
+        self.client, self.rows = Moving(self, self.clients[0]), 0
+        self.lag, self.settle_seconds, self.shown = 0.0, 0.0, {}
         self.target, self.token, self.time, self.number = MemoryTarget(self.tick), None, 1e9, 0
         self.reserved = [f"r{number}" for number in range(12)]
         self.lively = [f"k{number}" for number in range(keys)]
@@ -130,7 +142,8 @@ class World:
             self.sim.write(name, None)
         self.drain()
         self.faults = self.plant(KINDS if kinds is None else kinds)
-        self.moves = True
+        self.respell()
+        self.lag, self.moves = lag, True
 
     def close(self):
         for client in self.clients:
@@ -147,7 +160,8 @@ class World:
         """Let the sink merge a page; without `stores` it is killed before it stores the token."""
         start = Beginning() if self.token is None else FromContinuationToken(self.token)
         try:
-            page = self.clients[1].read_changes(ChangeFeedRequest(self.sim.address, start, max_page_size=5))
+            request = ChangeFeedRequest(self.sim.address, start, max_page_size=5)
+            page = self.read(self.clients[1], request)
         except MulticloudDbError as error:
             if not error.retryable:
                 raise
@@ -156,6 +170,16 @@ class World:
         if stores:
             self.token = page.continuation_token
         return page
+
+    def read(self, client, request):
+        """Read a page; the stream shows a change only some time after it was made."""
+        page = client.read_changes(request)
+        times = [event.timestamp for event in page.events if not event.backfilled]
+        if all(self.time - self.shown.setdefault(each, self.time) >= self.lag for each in times):
+            return page
+        until = attrs.evolve(page.diagnostics, read_until=self.sim.now, lag_seconds=0.0)
+        token = request.start_position.token
+        return attrs.evolve(page, events=(), continuation_token=token, idle=True, diagnostics=until)
 
     def drain(self):
         idle = 0
@@ -227,6 +251,12 @@ class World:
             faults[row[0]] = kind
         return faults
 
+    def respell(self):
+        """Write some documents with their names in another order, which changes no value."""
+        for row in self.target.table:
+            if row[0] not in self.faults and not row[3] and self.dice.random() < 0.3:
+                row[2] = json.dumps(dict(reversed(json.loads(row[2]).items())), indent=1)
+
     # -- The comparison
 
     def pause(self, seconds):
@@ -239,7 +269,10 @@ class World:
         return self.time
 
     def source(self):
-        return Source(self.client, self.sim.address)
+        from multiclouddb_verify.shim import facts_of
+
+        facts = attrs.evolve(facts_of(self.client), settle_seconds=self.settle_seconds)
+        return Settling(self.client, self.sim.address, given=facts)
 
     def verify(self, folder, *, made=Verification, **settings):
         """Run `verify`, and again after each kill."""
@@ -264,7 +297,7 @@ class World:
 
     def settle(self):
         """Let the sink read everything."""
-        self.moves = False
+        self.moves, self.lag = False, 0.0
         self.drain()
 
 
