@@ -103,7 +103,7 @@ class Report:
     """The token of the sink's position at the start. If `equal`, the table contains of every key the source's
     state at this position or at a later one. None if the table is not equal."""
     verified_at: datetime | None
-    """The time of that position, if the service reports it."""
+    """The moment up to which the sink had read at that position, if the token contains it."""
     counts: Counts
     """What was compared."""
     differences: tuple[Difference, ...]

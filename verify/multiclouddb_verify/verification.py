@@ -37,6 +37,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_api.request import to_address
+from multiclouddb_spi.continuation.token import decode_token, to_moment
 from multiclouddb_verify.comparison import (
     GONE,
     Integers,
@@ -308,11 +309,11 @@ class Verification:
         for _ in self._target.rows([], own=self._transform is not None):
             break
         begun = self._source.first_page()
-        at = page.diagnostics.watermark
+        until = decode_token(first).read_until
         with self._state.transaction():
             for name, value in {
                 "k": first,
-                "at": None if at is None else at.isoformat(),
+                "at": None if until is None else to_moment(until.micros).isoformat(),
                 "follow": first,
                 "floor": floor_of(begun),
                 "scan": begun.continuation_token,
@@ -731,9 +732,13 @@ class Verification:
     def _fix(self, chunk: Sequence[tuple[str, Kind, tuple[str, ...]]]) -> None:
         """Write the rows of the source, and judge their keys again."""
         # The floor is read before the rows, so that they contain every change below it.
-        floor = (
-            self._state.fact("floor") if self._facts.floor == ScanFloor.LOW else self._source.floor()
-        ) or ""
+        match self._facts.floor:
+            case ScanFloor.HIGH:
+                floor = self._source.floor()
+            case ScanFloor.LOW:
+                floor = self._state.fact("floor") or ""
+            case _:
+                floor = ""
         events = self._look_up([key for key, _, _ in chunk])
         now, fixes, pending = datetime.now(UTC), list[Fix](), list[tuple[str, int]]()
         for key, kind, orders in chunk:

@@ -4,14 +4,15 @@ import attrs
 import pytest
 
 from multiclouddb_api import FromContinuationToken, MulticloudDbError, encode_json
+from multiclouddb_conformance.table import MemoryTable
 from multiclouddb_verify import Kind, comparison, verification
 from multiclouddb_verify.source import Follower, Source
 from multiclouddb_verify.verification import Verification
 
 from .test_lives import smooth
-from .worlds import MemoryTarget, World, found, key_of
+from .worlds import World, found, key_of
 
-LIVES = 25
+LIVES = 12
 
 
 def is_wrong(seed, folder, **settings):
@@ -122,13 +123,13 @@ def test_text_instead_of_values(tmp_path, monkeypatch):
 
 
 def test_tombstones_as_rows(tmp_path, monkeypatch):
-    original = MemoryTarget.rows
+    original = MemoryTable.rows
 
     def rows(self, keys=None, *, own=False):
         for batch in original(self, keys, own=own):
             yield batch.set_column(3, "deleted", [False] * batch.num_rows)
 
-    monkeypatch.setattr(MemoryTarget, "rows", rows)
+    monkeypatch.setattr(MemoryTable, "rows", rows)
     assert noticed(tmp_path)
 
 
@@ -152,7 +153,7 @@ class TestEarlyStop:
         monkeypatch.setattr(verification, "_FEWEST", 5)
         world = World(3, behaviour=smooth(3), kinds=[])
         for row in world.target.table:
-            row[2] = None if row[3] else '{"v": "of another collection"}'
+            row.text = None if row.deleted else '{"v": "of another collection"}'
         world.left = 0
         try:
             return world.verify(folder / "state", **settings)

@@ -2,23 +2,22 @@
 
 import json
 import random
+import time
 
 import attrs
-import pyarrow as pa
 
 from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
-    ChangeType,
     ClientConfig,
     FromContinuationToken,
     MulticloudDbError,
-    decode_json,
     encode_json,
 )
 from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.simulated import SimulationPlugin
 from multiclouddb_conformance.simulation import PROVIDER_ID, ServiceBehaviour, Simulation
+from multiclouddb_conformance.table import MemoryTable
 from multiclouddb_verify import Kind
 from multiclouddb_verify.source import Source
 from multiclouddb_verify.verification import Verification
@@ -32,60 +31,6 @@ class Killed(BaseException):
 
 def key_of(name):
     return encode_json({"id": name}).decode()
-
-
-class MemoryTarget:
-    """A table in memory; each row is a list of key, order key, text and whether it is a tombstone."""
-
-    name = "memory:table"
-
-    def __init__(self, tick=lambda: None):
-        self.table, self.tick, self.written, self.guards = [], tick, 0, True
-
-    def merge(self, page):
-        for event in page.events:
-            key = encode_json(event.key.components).decode()
-            gone = event.type is ChangeType.DELETE
-            row = [key, event.order_key, None if gone else encode_json(event.new_item_state).decode(), gone]
-            there = [each for each in self.table if each[0] == key]
-            if not there:
-                self.table.append(row)
-            for each in there:
-                if event.order_key > each[1]:
-                    each[:] = row
-
-    def rows(self, keys=None, *, own=False):
-        self.tick()
-        wanted = None if keys is None else set(keys)
-        rows = [list(row) for row in self.table if wanted is None or row[0] in wanted]
-        for start in range(0, len(rows), 7):
-            self.tick()
-            columns = list(zip(*rows[start : start + 7], strict=True))
-            kinds = (pa.string(), pa.string(), pa.string(), pa.bool_())
-            arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, names=["key", "order_key", "state", "deleted"])
-
-    def position(self):
-        return None
-
-    def fix(self, fixes):
-        self.tick()
-        for fix in fixes:
-            there = [row for row in self.table if row[0] == fix.key]
-            if self.guards and sorted(row[1] for row in there) != sorted(fix.seen):
-                continue
-            if not there and fix.text is None:
-                continue
-            self.table = [row for row in self.table if row[0] != fix.key]
-            self.table.append([fix.key, fix.order_key, fix.text, fix.text is None])
-            self.written += 1
-        self.tick()
-
-    def documents(self):
-        live = [row for row in self.table if not row[3]]
-        found = {json.loads(row[0])["id"]: decode_json(row[2]) for row in live}
-        assert len(found) == len(live)
-        return found
 
 
 class Moving:
@@ -128,8 +73,8 @@ class World:
         plugin.sims.append(self.sim)
         self.clients = [open_client(plugin, ClientConfig(PROVIDER_ID, {})) for _ in range(2)]
         self.client, self.rows = Moving(self, self.clients[0]), 0
-        self.lag, self.settle_seconds, self.shown = 0.0, 0.0, {}
-        self.target, self.token, self.time, self.number = MemoryTarget(self.tick), None, 1e9, 0
+        self.lag, self.settle_seconds, self.shown, self.now = 0.0, 0.0, {}, time.monotonic()
+        self.target, self.token, self.time, self.number = MemoryTable(self.tick), None, 1e9, 0
         self.reserved = [f"r{number}" for number in range(12)]
         self.lively = [f"k{number}" for number in range(keys)]
         self.moves, self.left, self.quiet, self.at = False, dice.choice([0, 30, 120, 250]), False, None
@@ -166,13 +111,16 @@ class World:
             if not error.retryable:
                 raise
             return None
-        self.target.merge(page)
+        self.target.merge(page.events)
         if stores:
             self.token = page.continuation_token
         return page
 
     def read(self, client, request):
         """Read a page; the stream shows a change only some time after it was made."""
+        # The engine adds the time that has passed to the service's clock, so that clock has to move too.
+        before, self.now = self.now, time.monotonic()
+        self.sim.advance(self.now - before + 0.001)
         page = client.read_changes(request)
         times = [event.timestamp for event in page.events if not event.backfilled]
         if all(self.time - self.shown.setdefault(each, self.time) >= self.lag for each in times):
@@ -204,8 +152,6 @@ class World:
                         self.put(name)
                 if dice.random() < 0.05:
                     self.reshape()
-            elif dice.random() < 0.3:
-                self.sim.advance(0.001)
             if dice.random() < self.speed or self.left <= 0:
                 self.step(stores=dice.random() < 0.8)
         finally:
@@ -225,37 +171,14 @@ class World:
 
     def plant(self, kinds):
         """Damage rows of keys that do not change any more; return the kinds by key."""
-        rows = {row[0]: row for row in self.target.table}
-        alive, dead = list(self.reserved[:8]), list(self.reserved[8:])
-        self.dice.shuffle(alive)
-        faults = {}
-        for kind in kinds:
-            name = dead.pop() if kind is Kind.GHOST else alive.pop()
-            row = rows[key_of(name)]
-            match kind:
-                case Kind.MISSING:
-                    self.target.table.remove(row)
-                case Kind.GHOST:
-                    row[2:] = ['{"v": 1}', False]
-                case Kind.STALE:
-                    document = json.loads(row[2])
-                    row[2] = json.dumps(document | {"n": str(document["n"])})
-                case Kind.UNREADABLE:
-                    row[2] = "{not json"
-                case Kind.DUPLICATE:
-                    self.target.table.append(list(row))
-                case Kind.TOMBSTONE:
-                    row[2:] = [None, True]
-                case Kind.BLOCKED:
-                    row[1] = "~"
-            faults[row[0]] = kind
-        return faults
+        alive, dead = map(key_of, self.reserved[:8]), map(key_of, self.reserved[8:])
+        return self.target.plant(list(alive), list(dead), kinds, self.dice)
 
     def respell(self):
         """Write some documents with their names in another order, which changes no value."""
         for row in self.target.table:
-            if row[0] not in self.faults and not row[3] and self.dice.random() < 0.3:
-                row[2] = json.dumps(dict(reversed(json.loads(row[2]).items())), indent=1)
+            if row.key not in self.faults and not row.deleted and self.dice.random() < 0.3:
+                row.text = json.dumps(dict(reversed(json.loads(row.text).items())), indent=1)
 
     # -- The comparison
 
@@ -278,8 +201,8 @@ class World:
         """Run `verify`, and again after each kill."""
         settings = {"state": folder, "patience_seconds": 60.0, **settings}
         while True:
-            time = {"pause": self.pause, "clock": self.clock}
-            run = made(self.source(), self.target, self.stored, **time, **settings)
+            clock = {"pause": self.pause, "clock": self.clock}
+            run = made(self.source(), self.target, self.stored, **clock, **settings)
             try:
                 return run.run()
             except Killed:
@@ -293,7 +216,7 @@ class World:
         return self.token
 
     def truth(self):
-        return {key.components["id"]: dict(value) for key, value in self.sim.documents().items()}
+        return {key_of(key["id"]): dict(value) for key, value in self.sim.documents().items()}
 
     def settle(self):
         """Let the sink read everything."""
