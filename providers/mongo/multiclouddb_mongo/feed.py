@@ -21,9 +21,9 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
+from multiclouddb_mongo.catalog import Found, find
 from multiclouddb_mongo.errors import PROVIDER_ID
 from multiclouddb_mongo.mapping import View
-from multiclouddb_mongo.partitions import PARTITION_ID, Found, clock, find
 from multiclouddb_mongo.position import (
     After,
     At,
@@ -37,10 +37,12 @@ from multiclouddb_mongo.position import (
     ticks_at,
     token_text,
 )
+from multiclouddb_mongo.pymongo_internals import retried
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.scan_position import describe_scan, is_scan_cursor, range_of, rest_of
 from multiclouddb_mongo.snapshots import ScanSource, SegmentReader, check_snapshot, cut, plan_scan
 from multiclouddb_mongo.source import Entry, Log, Source
+from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -65,6 +67,7 @@ from multiclouddb_spi.faults import START_AGAIN, START_ANEW
 _LOG_SECONDS: Final = 30.0
 _AHEAD_SECONDS: Final = 60
 _PEEK_BYTES: Final = 1
+_PARTITION_ID: Final = "0"  # a deployment has only one change stream, with all changes in one order
 _FOLLOW: Final = (
     'pass MongoOptions(after_invalidate="follow") to continue with the next collection of this name'
 )
@@ -103,11 +106,14 @@ class MongoFeed(Feed):
 
     def clock(self, deadline: Deadline) -> datetime | None:
         """Return the current time of the server that answers."""
-        return clock(self._source.client)
+        client = self._source.client
+        answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
+        moment: datetime = answer["localTime"]
+        return moment
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Resolve a start. All starts are durable positions in the log."""
-        if partition_id not in (None, PARTITION_ID):
+        if partition_id not in (None, _PARTITION_ID):
             return []
         self._source.reach(deadline)
         if not self._options.allow_missing:
@@ -116,7 +122,7 @@ class MongoFeed(Feed):
             found = find(self._source.client, self.spec, self._source.address)
             if not found.there or found.uuid != self._found.uuid:
                 raise _missing(self._source.address)
-        return [Seed(PARTITION_ID, (), self._resolved(position))]
+        return [Seed(_PARTITION_ID, (), self._resolved(position))]
 
     def survey(
         self,
@@ -132,10 +138,10 @@ class MongoFeed(Feed):
         # was dropped.
         if expired:
             oldest = cursor_of(self._log.oldest(), ticks_at(self._source.now()))
-            return Survey((Partition(PARTITION_ID, (), PartitionState.OPEN, oldest),))
+            return Survey((Partition(_PARTITION_ID, (), PartitionState.OPEN, oldest),))
         if not self._found.there and not self._options.allow_missing:
             raise _missing(self._source.address)
-        return Survey((Partition(PARTITION_ID, (), PartitionState.OPEN),))
+        return Survey((Partition(_PARTITION_ID, (), PartitionState.OPEN),))
 
     def open(
         self, partition_id: str, cursor: Cursor, until: Cursor | None = None

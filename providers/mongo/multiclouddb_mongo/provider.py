@@ -11,12 +11,12 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
 from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ClientConfig, ResourceAddress, Support
+from multiclouddb_mongo.catalog import check_provisioned, find, list_collections, resolve
 from multiclouddb_mongo.commands import Commands
 from multiclouddb_mongo.config import MongoConfig
 from multiclouddb_mongo.errors import PROVIDER_ID, classify, is_logged_out, login_lost
 from multiclouddb_mongo.feed import MongoFeed
 from multiclouddb_mongo.options import MongoOptions
-from multiclouddb_mongo.partitions import check_provisioned, find, list_collections, resolve
 from multiclouddb_mongo.pymongo_internals import (
     Closer,
     bounded_pool,
