@@ -6,7 +6,13 @@ import pytest
 from deltalake import DeltaTable
 
 from multiclouddb_api import Beginning, ChangeFeedRequest, FileCheckpointStore, connect
+from multiclouddb_embedded.feed import EmbeddedFeed
 from pyspark_multiclouddb import merge_into_delta
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
 
 
 @pytest.fixture

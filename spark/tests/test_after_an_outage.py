@@ -22,6 +22,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_cli.main import app
+from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
 from multiclouddb_verify import DeltaTarget, spark_position, verify
 from pyspark_multiclouddb import merge_into_delta, micro_batches
@@ -100,7 +101,9 @@ class Outage:
 
 
 @pytest.fixture
-def outage(source, tmp_path):
+def outage(source, tmp_path, monkeypatch):
+    # Nobody waits until a slow transaction of the store must have ended.
+    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
     return Outage(source, tmp_path)
 
 

@@ -38,6 +38,7 @@ __all__ = ["Change", "Follower", "Source", "key_text"]
 
 _PAGE: Final = 10_000
 _POLL_SECONDS: Final = 0.05
+_LEAST_PATIENCE: Final = 60.0
 Change = tuple[int, str, str, int]
 """A version of a key: hash and text of the key, `order_key`, digest of the document."""
 
@@ -174,25 +175,27 @@ class Follower:
             if page.idle or not page.events:
                 self._pause(_POLL_SECONDS)
                 waited += _POLL_SECONDS
-            if waited > self._patience:
+            if waited > max(self._patience, _LEAST_PATIENCE):
                 raise MulticloudDbError(
                     f"the stream has been read up to {page.diagnostics.read_until} only, and {moment} is "
-                    f"needed; this has not changed for {self._patience:.0f} seconds; see page.diagnostics",
+                    f"needed; this has not changed for {waited:.0f} seconds; see page.diagnostics",
                     ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, retryable=True),
                 )
             page = self.read()
 
     def _moment(self, page: ChangeFeedPage) -> datetime | None:
-        moment = now_of(page)
+        moment = begin_of(page)
         if moment is None or not page.diagnostics.read_until_estimated:
             return moment
         return moment + timedelta(seconds=self._source.facts.settle_seconds)
 
 
-def now_of(page: ChangeFeedPage) -> datetime | None:
-    """Return the time of the service's clock at a call, or None if the page does not say it."""
-    until, lag = page.diagnostics.read_until, page.diagnostics.lag_seconds
-    return None if until is None or lag is None else until.astimezone(UTC) + timedelta(seconds=lag)
+def begin_of(page: ChangeFeedPage) -> datetime | None:
+    """Return the time of the service's clock at the begin of a call, or None if the page does not say it."""
+    told = page.diagnostics
+    if told.read_until is None or told.lag_seconds is None:
+        return None
+    return told.read_until.astimezone(UTC) + timedelta(seconds=told.lag_seconds - told.elapsed_seconds)
 
 
 def _has_read(page: ChangeFeedPage, moment: datetime | None) -> bool:

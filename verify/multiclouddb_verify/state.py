@@ -56,7 +56,7 @@ CREATE TABLE difference (key TEXT PRIMARY KEY, kind TEXT, orders TEXT, repaired 
 
 
 def rows_of(
-    hashes: Integers, digests: Integers | Sequence[int], orders: Integers | Sequence[int] | int = 0
+    hashes: Integers, digests: Integers | Sequence[int], orders: npt.NDArray[Any] | Sequence[int] | int = 0
 ) -> Rows:
     """Put columns together to rows."""
     rows = np.empty(len(hashes), dtype=_ROW)
@@ -225,7 +225,7 @@ class State:
         starts = {
             number: np.append(np.frombuffer(packed, dtype="<i4"), rows) for number, _, rows, packed, _ in runs
         }
-        total = sum(starts.values()) if starts else np.zeros(_RANGES + 1, dtype=np.int64)
+        total = np.sum([np.zeros(_RANGES + 1, dtype=np.int64), *starts.values()], axis=0)
         edges = [0]
         for place in range(1, _RANGES):
             if total[place + 1] - total[edges[-1]] > _AT_ONCE:

@@ -6,7 +6,7 @@
 3. Read one version of the table, and then the stream up to now. So each change of a key between K and the
    values that are compared has been seen.
 4. Compare the digests. Most keys are equal. Judge all others one by one, in rounds: each round reads the next
-   K, then the table's rows of these keys, and then the stream up to now.
+   K, then the table's rows of these keys, and then the stream from the last K up to now.
 5. A difference is confirmed if a further round finds it, at least `settle` seconds later.
 6. Repair: read the rows of the confirmed differences again by key, write them where the table still contains
    what was judged, and judge these keys again.
@@ -76,6 +76,7 @@ _COMPARED: Final = 100
 """The number of differences of which the report names the first path that differs."""
 _REPAIRS: Final = 5
 _BEHIND: Final = 100
+_MASK: Final = 2**ORDER_BITS - 1
 _AGAIN: Final = -1.0
 """Marks a key that was suspected, and has changed since."""
 _SUSPECT: Final = np.int32(-(2**31))
@@ -520,9 +521,12 @@ class Verification:
     def _join(self) -> None:
         """Compare all digests, and store the keys that have to be judged one by one."""
         state = self._state
+        # The first round follows the stream from here on, because everything up to here has been read then.
+        window = self._next_position()
         self._follower(state.fact("follow") or "").catch_up()
         with state.transaction():
             state.clear_pending()
+            state.put("window", window)
         equal, unnamed = 0, list[np.ndarray[Any, Any]]()
         self._tell("compare")
         for part in state.ranges():
@@ -574,7 +578,7 @@ class Verification:
             if len(rows_here) != 1 or len({change[1] for change in group}) != 1:
                 continue
             value, mark = rows_here[0]
-            mark &= 2**ORDER_BITS - 1
+            mark &= _MASK
             if any(change[3] == value and _order(change[2]) == mark for change in group):
                 keys.add(group[0][1])
                 documents += value != GONE
@@ -626,17 +630,17 @@ class Verification:
         """
         state, settle = self._state, self._facts.settle_seconds
         state.add("rounds", 1)
-        # 1. The stream is read beyond the next K, so that no change lies between two windows.
-        token = self._next_position()
+        # 1. The window begins at the K of the round before: everything up to it was read before, and the rows
+        #    contain everything up to the new K.
+        token, window = self._next_position(), state.fact("window") or ""
         hashes = {digest(key.encode()) for key in state.judged()}
-        self._follower(state.fact("follow") or "", hashes).catch_up()
         waits, is_new, confirms = False, False, list[float]()
         for chunk in self._chunks():
             found = self._rows_of([key for key, *_ in chunk]).seen
             ceiling, own = self._ceiling(chunk, found), self._own_orders(chunk, found)
-            # 2. The window from K on reaches at least as far as the rows and versions that are compared.
+            # 2. The window reaches at least as far as the rows that are compared.
             moved = set[str]()
-            self._follower(token, hashes, moved).catch_up()
+            self._follower(window, hashes, moved).catch_up()
             now = self._clock()
             settled, suspected, confirmed = list[str](), list[tuple[str | None, float, str]](), []
             equal = 0
@@ -667,6 +671,7 @@ class Verification:
                 state.suspect(suspected)
                 state.confirm(confirmed)
                 state.add("equal", equal)
+        state.put("window", token)
         return (None if waits or not confirms else max(confirms)), is_new
 
     def _ceiling(self, chunk: Sequence[Pending], found: Mapping[str, list[Seen]]) -> str | None:
@@ -847,4 +852,4 @@ def _decoded(text: str) -> Any:
 
 
 def _order(order_key: str) -> int:
-    return crc32(order_key.encode()) & (2**ORDER_BITS - 1)
+    return _MASK & crc32(order_key.encode())

@@ -14,6 +14,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from multiclouddb_api import FileCheckpointStore, ResourceAddress, connect
+from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_verify import DeltaTarget, Fix, stored_position, verify
 from multiclouddb_verify.delta import committed
 from multiclouddb_verify.source import Source
@@ -149,6 +150,7 @@ def many(folder, count):
 
 
 if __name__ == "__main__":
+    EmbeddedFeed.visible_after = lambda feed: 0.02
     part, folder, *rest = sys.argv[1:]
     {"verify": verified, "merge": merge, "fix": fix, "maintain": maintain, "many": many}[part](
         Path(folder), *rest

@@ -18,6 +18,7 @@ from multiclouddb_api import (
     encode_json,
 )
 from multiclouddb_embedded import Delete, EmbeddedStore, Put
+from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_verify import DeltaTarget, Kind, stored_position, verify
 from multiclouddb_verify.delta import committed
 from pyspark_multiclouddb import live_rows, merge_into_delta
@@ -27,6 +28,11 @@ VALUES = (
     1, 1.0, True, None, "é\u2028", [1, {"a": None}], Decimal("1.50"), b"\x00\xff", {"$x": 1}, float("inf"),
     datetime(2026, 1, 2, 3, 4, 5, 678, UTC), UUID(int=7), 2**70, -0.0, {"b": 1, "a": 2},
 )  # fmt: skip
+
+
+def quick():
+    """Return what to set so that nobody waits until a slow transaction of the store must have ended."""
+    return EmbeddedFeed, "visible_after", lambda feed: 0.02
 
 
 def key_of(name):

@@ -59,14 +59,14 @@ class TestLateStream:
     """A change may be in a scan some time before it is in the stream."""
 
     def run(self, seed, folder, settle):
-        world = World(seed, behaviour=smooth(seed), lag=2.0)
+        world = World(seed, behaviour=smooth(seed), lag=1.0)
         world.settle_seconds = settle
         report = world.verify(folder / f"{settle} {seed}")
         world.close()
         return found(report) == world.faults
 
     def test_is_waited_for(self, tmp_path):
-        assert all(self.run(seed, tmp_path, 4.0) for seed in range(10))
+        assert all(self.run(seed, tmp_path, 6.0) for seed in range(10))
 
     def test_without_waiting_there_are_false_alarms(self, tmp_path):
         assert not all(self.run(seed, tmp_path, 0.0) for seed in range(LIVES))

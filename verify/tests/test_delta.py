@@ -101,7 +101,7 @@ class TestPosition:
         (tmp_path / "other").mkdir()
         with Shop(tmp_path / "other") as other:
             token = other.checkpoints.load(NAME).token
-        self.refused(shop, ErrorCategory.INVALID_REQUEST, "", position=token)
+        self.refused(shop, ErrorCategory.INVALID_REQUEST, "token", position=token)
 
     def test_that_has_expired(self, shop):
         token = shop.checkpoints.load(NAME).token

@@ -73,7 +73,7 @@ class World:
         plugin.sims.append(self.sim)
         self.clients = [open_client(plugin, ClientConfig(PROVIDER_ID, {})) for _ in range(2)]
         self.client, self.rows = Moving(self, self.clients[0]), 0
-        self.lag, self.settle_seconds, self.shown, self.now = 0.0, 0.0, {}, time.monotonic()
+        self.lag, self.settle_seconds, self.written, self.now = 0.0, 0.0, {}, time.monotonic()
         self.target, self.token, self.time, self.number = MemoryTable(self.tick), None, 1e9, 0
         self.reserved = [f"r{number}" for number in range(12)]
         self.lively = [f"k{number}" for number in range(keys)]
@@ -84,7 +84,7 @@ class World:
                 self.put(name)
         for name in self.reserved[8:]:
             self.put(name)
-            self.sim.write(name, None)
+            self.write(name, None)
         self.drain()
         self.faults = self.plant(KINDS if kinds is None else kinds)
         self.respell()
@@ -99,7 +99,11 @@ class World:
     def put(self, name):
         self.number += 1
         value = self.dice.choice([self.number, float(self.number), [self.number, None], {"$a": True}])
-        self.sim.write(name, {"v": value, "n": self.number, "s": f"ä{self.number}"})
+        self.write(name, {"v": value, "n": self.number, "s": f"ä{self.number}"})
+
+    def write(self, name, document):
+        self.sim.write(name, document)
+        self.written[self.sim.now] = self.time
 
     def step(self, *, stores=True):
         """Let the sink merge a page; without `stores` it is killed before it stores the token."""
@@ -122,12 +126,18 @@ class World:
         before, self.now = self.now, time.monotonic()
         self.sim.advance(self.now - before + 0.001)
         page = client.read_changes(request)
-        times = [event.timestamp for event in page.events if not event.backfilled]
-        if all(self.time - self.shown.setdefault(each, self.time) >= self.lag for each in times):
+        for size in range(len(page.events), 0, -1):
+            if all(event.backfilled or self.is_shown(event) for event in page.events):
+                return page
+            page = client.read_changes(attrs.evolve(request, max_page_size=size))
+        if all(event.backfilled or self.is_shown(event) for event in page.events):
             return page
         until = attrs.evolve(page.diagnostics, read_until=self.sim.now, lag_seconds=0.0)
         token = request.start_position.token
         return attrs.evolve(page, events=(), continuation_token=token, idle=True, diagnostics=until)
+
+    def is_shown(self, event):
+        return self.time - self.written[event.timestamp] >= self.lag
 
     def drain(self):
         idle = 0
@@ -147,7 +157,7 @@ class World:
                 for _ in range(dice.randint(0, 2)):
                     name = dice.choice(self.lively)
                     if dice.random() < 0.3:
-                        self.sim.write(name, None)
+                        self.write(name, None)
                     else:
                         self.put(name)
                 if dice.random() < 0.05:
@@ -206,7 +216,8 @@ class World:
             try:
                 return run.run()
             except Killed:
-                run._state.close()
+                # It may have been killed before it had a state; otherwise the state is closed.
+                continue
             except MulticloudDbError as error:
                 if not error.retryable:
                     raise
