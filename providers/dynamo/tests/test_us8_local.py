@@ -39,6 +39,7 @@ class LocalHarness(DynamoHarness):
 
 HARNESS = LocalHarness
 
+
 # A call costs this server more than the scripted one, and these make thousands.
 for _name in ("TestLoss", "TestReleasing"):
     globals()[_name] = pytest.mark.soak(type(_name, (getattr(us8, _name),), {}))
