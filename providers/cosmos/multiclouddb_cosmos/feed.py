@@ -8,8 +8,8 @@ from datetime import datetime
 
 from multiclouddb_api import AtTime, Beginning, ChangeEvent, MulticloudDbKey, Now
 from multiclouddb_cosmos.errors import PROVIDER_ID
-from multiclouddb_cosmos.partitions import Resolution, oldest_place, stated
 from multiclouddb_cosmos.position import compare, cursor_of, place_of, range_of
+from multiclouddb_cosmos.ranges import Resolution, oldest_place, stated
 from multiclouddb_cosmos.reader import CosmosReader
 from multiclouddb_cosmos.snapshots import ScanReader, cut_segments, is_scan, look_up, plan_scan, scan_of
 from multiclouddb_cosmos.source import Source

@@ -10,8 +10,8 @@ import attrs
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_cosmos.mapping import CosmosMapper
-from multiclouddb_cosmos.partitions import pieces_after
 from multiclouddb_cosmos.position import KeyRange, Place, cursor_of
+from multiclouddb_cosmos.ranges import pieces_after
 from multiclouddb_cosmos.records import Records, is_after, is_of, place_after, records_of
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import MovedError

@@ -26,8 +26,8 @@ from azure.cosmos.partition_key import NonePartitionKeyValue
 from multiclouddb_api import ChangeEvent, MulticloudDbKey, invalid_request
 from multiclouddb_cosmos.client import Answer
 from multiclouddb_cosmos.mapping import CosmosMapper
-from multiclouddb_cosmos.partitions import pieces_after
 from multiclouddb_cosmos.position import KeyRange, Place, is_number, place_of, range_of
+from multiclouddb_cosmos.ranges import pieces_after
 from multiclouddb_cosmos.records import Records, View, is_of, order_key, place_after, records_of
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import MovedError

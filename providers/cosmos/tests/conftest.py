@@ -39,19 +39,16 @@ def make_world():
 
 @pytest.fixture
 def world(make_world):
-    """Provide a container with two partitions."""
     return make_world(2)
 
 
 @pytest.fixture
 def lone(make_world):
-    """Provide a container with one partition."""
     return make_world(1)
 
 
 @pytest.fixture
 def native(world):
-    """Provide the application's own client of azure-cosmos."""
     made = CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False)
     yield made
     world.server.faults.clear()
@@ -60,6 +57,5 @@ def native(world):
 
 @pytest.fixture
 def own(world, native):
-    """Provide a client of the library that uses the application's own client."""
     with connect(world.config(), native_client=native) as client:
         yield client

@@ -45,7 +45,6 @@ def close_client(client):
 
 
 def native(key):
-    """Return the id in a form that the service accepts: an id must not end with a space."""
     return f"{key}." if key.endswith(" ") else key
 
 

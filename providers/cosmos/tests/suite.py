@@ -150,12 +150,6 @@ class TestBeginning(us8.TestBeginning):
         assert (event.type, event.backfilled) == (ChangeType.CREATE, True)
         assert event.new_item_state["n"] == 2
 
-    def test_a_row_has_the_order_key_of_its_change(self, collection):
-        collection.put("a", n=0)
-        (change,) = collection.drain(collection.begin)
-        (row,) = collection.drain(Beginning())
-        assert row.order_key == change.order_key
-
 
 class TestAtTime(us8.TestAtTime):
     def test_a_moment_is_inclusive_and_never_late(self, collection):

@@ -33,7 +33,6 @@ def seeds(first):
 
 
 def native(call, *arguments):
-    """Write with azure-cosmos, and repeat the write while a split is in progress."""
     while True:
         try:
             return call(*arguments)
@@ -131,6 +130,30 @@ class Reading:
             self.order[place(event)].append(event)
         return page
 
+    def lives(self, life, token, kills=False):
+        """Let the life take its steps while pages are read; then yield pages until the feed is idle.
+
+        The consumer continues at a token that it has stored now and then if it is killed.
+        """
+        stored = token
+        for _ in range(STEPS):
+            life.step()
+            if self.dice.random() < 0.6:
+                page = self.page(FromContinuationToken(token))
+                yield page
+                token = page.continuation_token
+            if not kills or self.dice.random() < 0.5:
+                stored = token
+            if kills and self.dice.random() < 0.3:
+                self.kill()
+                token = stored
+        life.world.server.faults.clear()
+        token, idle = stored, 0
+        while idle < 2:
+            page = self.page(FromContinuationToken(token))
+            yield page
+            token, idle = page.continuation_token, idle + 1 if page.idle else 0
+
     def kill(self):
         self.client.close()
         self.client = self.world.client()
@@ -145,7 +168,8 @@ def marker(event):
 
 
 def check(life, reading):
-    """Check that exactly the changes of every key arrived, in the order of `order_key`."""
+    """Check that exactly the changes of every key arrived, in the order of `order_key`, each once."""
+    assert reading.twice == 0
     told = {}
     for name, events in reading.order.items():
         keys = [event.order_key for event in events]
@@ -158,17 +182,8 @@ def check(life, reading):
 def test_a_life_without_kills_gives_every_change_once(make_world, seed):
     life = Life(make_world(2), seed)
     reading = Reading(life.world, life.dice)
-    page = reading.page(Now())
-    for _ in range(STEPS):
-        life.step()
-        if life.dice.random() < 0.4:
-            page = reading.page(FromContinuationToken(page.continuation_token))
-    life.world.server.faults.clear()
-    while not page.idle:
-        page = reading.page(FromContinuationToken(page.continuation_token))
-    while not (page := reading.page(FromContinuationToken(page.continuation_token))).idle:
+    for _ in reading.lives(life, reading.page(Now()).continuation_token):
         pass
-    assert reading.twice == 0
     check(life, reading)
 
 
@@ -176,29 +191,13 @@ def test_a_life_without_kills_gives_every_change_once(make_world, seed):
 def test_a_consumer_that_is_killed_anywhere_loses_nothing(make_world, seed):
     life = Life(make_world(2), seed)
     reading = Reading(life.world, life.dice)
-    token = stored = reading.page(Now()).continuation_token
-    for _ in range(STEPS):
-        life.step()
-        if life.dice.random() < 0.6:
-            token = reading.page(FromContinuationToken(token)).continuation_token
-        if life.dice.random() < 0.5:
-            stored = token
-        if life.dice.random() < 0.3:
-            reading.kill()
-            token = stored
-    life.world.server.faults.clear()
-    reading.kill()
-    token, idle = stored, False
-    while not idle:
-        page = reading.page(FromContinuationToken(token))
-        token, idle = page.continuation_token, page.idle
-    assert {
-        name: [marker(each) for each in by_order(events)] for name, events in reading.order.items()
-    } == dict(life.truth)
-
-
-def by_order(events):
-    return sorted(events, key=lambda event: event.order_key)
+    for _ in reading.lives(life, reading.page(Now()).continuation_token, kills=True):
+        pass
+    found = {
+        name: [marker(each) for each in sorted(events, key=lambda event: event.order_key)]
+        for name, events in reading.order.items()
+    }
+    assert found == dict(life.truth)
 
 
 @seeds(2000)
@@ -233,7 +232,6 @@ def test_partitions_read_alone_and_their_children_give_every_change(make_world, 
             idle.add(name)
         if life.dice.random() < 0.2:
             reading.kill()
-    assert reading.twice == 0
     check(life, reading)
 
 
@@ -245,29 +243,9 @@ def test_a_backfill_under_load_ends_with_what_is_there(make_world, seed):
         life.dice.choice([life.write, life.write, life.delete, life.batch])()
     reading = Reading(life.world, life.dice, provider_options=CosmosOptions(backfill=True))
     target = {}
-
-    def apply(page):
+    for page in reading.lives(life, reading.page(Beginning()).continuation_token, kills=True):
         for event in page.events:
             before = target.get(place(event))
             if before is None or before[0] <= event.order_key:
                 target[place(event)] = (event.order_key, marker(event))
-
-    page = reading.page(Beginning())
-    token = stored = page.continuation_token
-    for _ in range(STEPS):
-        life.step()
-        page = reading.page(FromContinuationToken(token))
-        apply(page)
-        token = page.continuation_token
-        if life.dice.random() < 0.5:
-            stored = token
-        if life.dice.random() < 0.3:
-            reading.kill()
-            token = stored
-    life.world.server.faults.clear()
-    idle = False
-    while not idle:
-        page = reading.page(FromContinuationToken(token))
-        apply(page)
-        token, idle = page.continuation_token, page.idle
     assert {name: value for name, (_, value) in target.items() if value is not None} == life.alive

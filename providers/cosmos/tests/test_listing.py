@@ -150,8 +150,6 @@ class TestOtherClients:
 
 
 class TestThreads:
-    """Two calls of one client do not disturb each other."""
-
     def test_headers_can_be_extended_while_they_are_copied(self, world):
         """azure-cosmos adds entries to the headers that the client's last call has received.
 

@@ -7,13 +7,14 @@ import attrs
 import pytest
 
 from multiclouddb_api import Beginning, LogicalPartition, MulticloudDbKey, Now, Snapshot
+from multiclouddb_conformance.consumer import markers
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos.client import Calls
 from multiclouddb_cosmos_emulator import documents
 from multiclouddb_cosmos_emulator.feed import read_feed
 from multiclouddb_spi import Reached
 
-from .world import markers, soon
+from .world import soon
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
@@ -40,22 +41,13 @@ def searching(monkeypatch):
 class TestPartialPages:
     """An answer without items says that nothing is left only if the position has not moved."""
 
-    def test_a_page_is_not_idle_while_the_position_moves(self, world):
+    def test_a_page_is_not_idle_and_a_scan_does_not_end_while_the_position_moves(self, world):
         consumer = world.consumer(scope=MINE)
-        world.fill(30)
-        written = world.put("mine")
-        assert consumer.until_idle() == written
-
-    def test_a_scan_does_not_end_while_the_position_moves(self, world):
-        world.fill(30)
-        written = world.put("mine")
-        consumer = world.consumer(Beginning(), scope=MINE, provider_options=BACKFILL)
-        assert consumer.until_idle() == written
-
-    def test_a_whole_container_is_scanned(self, world):
-        written = world.fill(30)
-        consumer = world.consumer(Beginning(), provider_options=BACKFILL)
-        assert sorted(consumer.until_idle()) == written
+        others, mine = world.fill(30), world.put("mine")
+        assert consumer.until_idle() == mine
+        assert world.consumer(Beginning(), scope=MINE, provider_options=BACKFILL).until_idle() == mine
+        whole = world.consumer(Beginning(), provider_options=BACKFILL)
+        assert sorted(whole.until_idle()) == others + mine
 
     def test_a_bounded_read_of_a_split_range_goes_on_behind_any_page(self, make_world):
         """A part of the range may be searched further than another one has delivered."""

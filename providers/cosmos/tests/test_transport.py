@@ -110,3 +110,21 @@ def test_an_answer_without_a_length_counts_its_bytes(world, monkeypatch):
         feed.open(seed.partition_id, seed.cursor).fetch(100, 1 << 20, 0.0, soon()).nbytes for seed in seeds
     ]
     assert sum(sizes) >= 200_000
+
+
+@pytest.mark.parametrize(
+    ("readers", "left", "wanted"),
+    [
+        (1, 30, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]),
+        (64, 30, [0.64, 0.64, 0.64, 0.8, 1.0, 1.0]),
+        (300, 30, [3.0] * 6),
+        (300, 4, [1.0] * 6),  # otherwise no call could ask all ranges, and no page would be idle
+    ],
+)
+def test_all_idle_ranges_together_are_asked_a_hundred_times_a_second(world, readers, left, wanted):
+    _, feed = world.feed()
+    seed, *_ = feed.start(Now(), None, soon())
+    made = [feed.open(seed.partition_id, seed.cursor) for _ in range(readers)]
+    batches = [made[0].fetch(10, 1 << 20, 0.0, soon(left)) for _ in wanted]
+    assert all(batch.caught_up and not len(batch) for batch in batches)
+    assert [batch.poll_after for batch in batches] == pytest.approx(wanted, abs=0.02)

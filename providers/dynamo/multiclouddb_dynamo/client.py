@@ -23,6 +23,7 @@ from multiclouddb_spi.bounded_pools import bounded_pools
 from multiclouddb_spi.errors import classified
 
 T = TypeVar("T")
+_Answer = TypeVar("_Answer", bound=Mapping[str, Any])
 _DESCRIBES_A_SECOND: Final = 10
 _WINDOW_SECONDS: Final = 1.05  # calls may arrive closer together than they were sent
 _JSON: Final = "application/x-amz-json"
@@ -82,19 +83,18 @@ class Calls:
         if ours:
             for client in (clients.dynamodb, clients.streams):
                 _bound(client)
+                for event in ("after-call", "after-call-error"):
+                    client.meta.events.register(event, self._call_ended)
                 client.meta.events.register("before-parse", _keep_objects, unique_id="multiclouddb-objects")
             for client, call in (
                 (clients.streams, "dynamodb-streams.GetRecords"),
                 (clients.dynamodb, "dynamodb.Scan"),
             ):
                 client.meta.events.register(f"before-parse.{call}", self._parse, unique_id="multiclouddb")
-            for event in ("after-call", "after-call-error"):
-                clients.streams.meta.events.register(event, self._call_ended)
-                clients.dynamodb.meta.events.register(event, self._call_ended)
 
     def describe_table(self, name: str) -> Table:
         """Return the table's key and its latest stream."""
-        answer = self._told(self._clients.dynamodb.describe_table(TableName=name))
+        answer = self.hear(self._clients.dynamodb.describe_table(TableName=name))
         answer = _whole(answer, "Table")
         specification = answer.get("StreamSpecification") or {}
         kinds = {entry["KeyType"]: entry["AttributeName"] for entry in answer["KeySchema"]}
@@ -111,7 +111,7 @@ class Calls:
         """Return the names of all tables of the region."""
         names: list[str] = []
         for page in self._clients.dynamodb.get_paginator("list_tables").paginate():
-            names += _whole(self._told(page), "TableNames")
+            names += _whole(self.hear(page), "TableNames")
             if deadline.passed():
                 raise ProviderFault.of(
                     ErrorCategory.TRANSIENT_FAILURE,
@@ -131,7 +131,7 @@ class Calls:
             asked["ExclusiveStartShardId"] = after
         if parent is not None:
             asked["ShardFilter"] = {"Type": "CHILD_SHARDS", "ShardId": parent}
-        answer = self._told(self._clients.streams.describe_stream(**asked))
+        answer = self.hear(self._clients.streams.describe_stream(**asked))
         found: dict[str, Any] = _whole(answer, "StreamDescription")
         return found
 
@@ -140,7 +140,7 @@ class Calls:
         asked = {"StreamArn": arn, "ShardId": shard_id, "ShardIteratorType": kind}
         if seq is not None:
             asked["SequenceNumber"] = seq
-        answer = self._told(self._clients.streams.get_shard_iterator(**asked))
+        answer = self.hear(self._clients.streams.get_shard_iterator(**asked))
         return str(_whole(answer, "ShardIterator"))
 
     def records(self, iterator: str, limit: int, *, native: bool) -> Mapping[str, Any]:
@@ -148,16 +148,14 @@ class Calls:
         self._plain.wanted = native
         answer: dict[str, Any] = self._clients.streams.get_records(ShardIterator=iterator, Limit=limit)
         _whole(answer, "Records")
-        return self._told(answer)
+        return self.hear(answer)
 
     def scan(
         self, name: str, part: tuple[int, int], after: Mapping[str, Any] | None, limit: int, *, native: bool
     ) -> Mapping[str, Any]:
-        """Return one page of a segment: `Items`, and `LastEvaluatedKey` if the segment has further pages.
-
-        The read is strongly consistent. An eventually consistent read may miss a change that was made just
-        before the snapshot, and the snapshot's stream does not contain this change either.
-        """
+        """Return one page of a segment: `Items`, and `LastEvaluatedKey` if the segment has further pages."""
+        # An eventually consistent read may miss a change that was made just before the snapshot, and the
+        # snapshot's stream does not contain this change either.
         self._plain.wanted = native
         segment, total = part
         asked = {} if after is None else {"ExclusiveStartKey": after}
@@ -171,7 +169,7 @@ class Calls:
             **asked,
         )
         _whole(answer, "Items")
-        return self._told(answer)
+        return self.hear(answer)
 
     def items(self, name: str, keys: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[Any]]:
         """Return the items with some of these keys, in any order, and the keys that were not processed.
@@ -198,11 +196,6 @@ class Calls:
         told = self._told_at
         return None if told is None else told[0] + timedelta(seconds=time.monotonic() - told[1])
 
-    @property
-    def tells_time(self) -> bool:
-        """Return True if an answer has contained the service's time."""
-        return self._told_at is not None
-
     def close(self) -> None:
         """Free the connections of clients that the library made."""
         self._closed = True
@@ -214,16 +207,13 @@ class Calls:
         if self._closed:  # botocore opens a pool of connections for a call which `close` has overtaken
             self.close()
 
-    def hear(self, answer: Mapping[str, Any]) -> None:
-        """Set the clock from the `Date` header of an answer. The headers of error answers are used too."""
+    def hear(self, answer: _Answer) -> _Answer:
+        """Set the clock from the `Date` header of an answer, which may be an error, and return the answer."""
         date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
         if date is not None and date != self._date:
             self._date = date
             with contextlib.suppress(ValueError):  # the header may come from a proxy
                 self._told_at = parsedate_to_datetime(date).astimezone(UTC), time.monotonic()
-
-    def _told(self, answer: dict[str, Any]) -> dict[str, Any]:
-        self.hear(answer)
         return answer
 
     def _parse(

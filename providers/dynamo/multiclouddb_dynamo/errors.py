@@ -92,39 +92,15 @@ def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
     """Classify a failure. This function never raises an exception, even if the failure is unknown."""
     match error:
         case ClientError():
-            return _service_fault(error, vendor_retried)
-        case BotoCoreError():
-            return _client_fault(error, vendor_retried)
-        case OSError():
-            said = one_line(f"{type(error).__name__}: {error}")
-            return UNAVAILABLE.fault(said, vendor_retried=vendor_retried)
-        case _:
-            return unexpected(error)
-
-
-def _service_fault(error: ClientError, vendor_retried: bool) -> Fault:
-    code = code_of(error)
-    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    row = _CODES.get(code) or row_of_status(status) or _BROKEN
-    if row is _THROTTLED and error.operation_name == "Scan":
-        row = _SCANNED_SLOWER
-    text = "" if row.confidential else str(error.response.get("Error", {}).get("Message", "")).strip()
-    text = one_line(text.splitlines()[0]) if text else ""
-    said = f"{error.operation_name}: {code}" + (f" ({text})" if text else "")
-    return row.fault(said, code, retry_after=_retry_after(error), vendor_retried=vendor_retried)
-
-
-def _retry_after(error: ClientError) -> float | None:
-    """Return the number of seconds that the service asked the client to wait."""
-    asked = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("retry-after", "")
-    try:
-        return max(0.0, float(asked))
-    except ValueError:
-        return None
-
-
-def _client_fault(error: BotoCoreError, vendor_retried: bool) -> Fault:
-    match error:
+            code = code_of(error)
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            row = _CODES.get(code) or row_of_status(status) or _BROKEN
+            if row is _THROTTLED and error.operation_name == "Scan":
+                row = _SCANNED_SLOWER
+            text = "" if row.confidential else str(error.response.get("Error", {}).get("Message", "")).strip()
+            text = one_line(text.splitlines()[0]) if text else ""
+            said = f"{error.operation_name}: {code}" + (f" ({text})" if text else "")
+            return row.fault(said, code, retry_after=_retry_after(error), vendor_retried=vendor_retried)
         case boto.CredentialRetrievalError():  # for example, the metadata service did not answer in time
             row = _CREDENTIALS_LATE
         case (
@@ -142,6 +118,20 @@ def _client_fault(error: BotoCoreError, vendor_retried: bool) -> Fault:
         case boto.ConnectionError() | boto.HTTPClientError():
             way_out = "check the region, the endpoint_url and the network (proxy, VPC endpoint)"
             row = row_of_connection(error) or Row(ErrorCategory.TRANSIENT_FAILURE, way_out)
-        case _:
+        case BotoCoreError():
             row = _BROKEN
+        case OSError():
+            said = one_line(f"{type(error).__name__}: {error}")
+            return UNAVAILABLE.fault(said, vendor_retried=vendor_retried)
+        case _:
+            return unexpected(error)
     return row.fault(one_line(str(error)), type(error).__name__, vendor_retried=vendor_retried)
+
+
+def _retry_after(error: ClientError) -> float | None:
+    """Return the number of seconds that the service asked the client to wait."""
+    asked = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("retry-after", "")
+    try:
+        return max(0.0, float(asked))
+    except ValueError:
+        return None

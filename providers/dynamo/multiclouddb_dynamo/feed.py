@@ -9,20 +9,16 @@ from datetime import datetime
 import attrs
 
 from multiclouddb_api import ChangeEvent, ErrorCategory, MulticloudDbKey, Now
+from multiclouddb_dynamo.catalog import find_table
 from multiclouddb_dynamo.errors import PROVIDER_ID
 from multiclouddb_dynamo.mapping import View
-from multiclouddb_dynamo.partitions import (
-    Resolution,
-    find_table,
-    headroom,
-    survey_of_children,
-    survey_of_listing,
-)
-from multiclouddb_dynamo.position import compare, cursor_of, describe, join, place_of, without_trail
+from multiclouddb_dynamo.position import compare, cursor_of, describe, headroom, join, place_of, without_trail
 from multiclouddb_dynamo.reader import DynamoReader
 from multiclouddb_dynamo.shards import Listing
 from multiclouddb_dynamo.snapshots import Part, SameTable, SegmentReader, cut, is_segment, look_up, plan_scan
 from multiclouddb_dynamo.source import Source
+from multiclouddb_dynamo.starts import Resolution
+from multiclouddb_dynamo.survey import survey_of_children, survey_of_listing
 from multiclouddb_spi import (
     Cursor,
     Deadline,
@@ -68,7 +64,6 @@ class DynamoFeed(Feed):
         return feed
 
     def clock(self, deadline: Deadline) -> datetime | None:
-        """Return the `Date` of the service's last answer plus the time since then."""
         return self._source.calls.now()
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
@@ -91,7 +86,6 @@ class DynamoFeed(Feed):
         return seeds
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
-        """Open a reader of one shard, or of one segment of a scan."""
         view = self._view(self.public_id(partition_id), partition_id)
         if plan_id_of(partition_id) is not None:
             return SegmentReader(self._source, self._same, view, Part.of(partition_id, cursor))
@@ -107,7 +101,6 @@ class DynamoFeed(Feed):
         since: datetime | None = None,
         whole: bool = True,
     ) -> Survey:
-        """List the shards once in a call, or ask for the children of the ended shards (see `Feed.survey`)."""
         if not whole:
             return survey_of_children(self._source, asked, deadline)
         bound = None if since is None else int(since.timestamp())
@@ -136,11 +129,9 @@ class DynamoFeed(Feed):
         return listing
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """Return 24 hours minus the age of the position."""
         return None if is_segment(cursor) else headroom(place_of(cursor), now)
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """Return the start position of a child. A shard has at most one parent."""
         return cursor_of(join(map(place_of, cursors)))
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
@@ -150,20 +141,16 @@ class DynamoFeed(Feed):
         return compare(place_of(a), place_of(b))
 
     def without_hints(self, cursor: Cursor) -> Cursor:
-        """Return the cursor without the iterator of an empty answer."""
         return cursor if is_segment(cursor) else without_trail(cursor)
 
     def describe(self, cursor: Cursor) -> Position:
-        """Return a text such as `sequence 4711`, and a lower limit on the times of later records."""
         return Position("part of a scan", None) if is_segment(cursor) else describe(place_of(cursor))
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """Resolve a start at `Now` for the stream, and then plan a scan (see `SupportsSnapshot.snapshot`)."""
         seeds = self.start(Now(), None, deadline)
         return plan_scan(self._source, seeds, segments)
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """Return the next segments without calling the service."""
         return cut(cursor, count)
 
     def lookup(

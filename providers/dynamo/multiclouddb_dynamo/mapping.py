@@ -209,15 +209,12 @@ class DynamoMapper(Mapper):
     view: View
 
     def cursor_after(self, records: Sequence[Record], count: int) -> Cursor:
-        """Return the position after the first `count` records."""
         return cursor_of(place_after(records[count - 1]))
 
     def events(self, records: Sequence[Record], start: int, stop: int) -> list[ChangeEvent]:
-        """Map records to events."""
         return self._mapped(records, start, stop, _events)
 
     def arrow(self, records: Sequence[Record], start: int, stop: int) -> pa.RecordBatch:
-        """Map records to Arrow. Items are converted directly to JSON text, and no events are created."""
         return self._mapped(records, start, stop, _arrow)
 
     def _mapped(

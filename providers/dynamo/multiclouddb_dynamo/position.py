@@ -31,16 +31,15 @@ import attrs
 from multiclouddb_spi import Cursor, InvalidCursor, Position
 
 EARLY_SECONDS: Final = 120
-"""If the iterator of a `Now` start has expired, records are omitted that are older than the start by at least
-this many seconds.
+"""If the iterator of a `Now` start has expired, records are omitted that are this many seconds older than it.
 
-DynamoDB rounds the time of a record down to the second (DynamoDB Local rounds to the minute), and the clocks
-of two machines differ.
+DynamoDB rounds the time of a record down (DynamoDB Local to the minute), and the clocks of machines differ.
 """
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_SECONDS: Final = 253_402_300_799
 """The end of the year 9999."""
+RETENTION_SECONDS: Final = 24 * 3600
 MOST_LOOKS: Final = 10
 _MOST_DIGITS: Final = 40  # botocore accepts no longer number
 _MOST_ITERATOR: Final = 2048  # the maximum length in the service model
@@ -157,8 +156,8 @@ def _latest_of(since: int | None, kind: str, rest: list[Any]) -> Place | None:
 
 def _trail_of(rest: list[Any]) -> Trail | None:
     match rest:
-        case [str() as iterator, int() as looks] if _is_iterator(iterator) and _is_looks(looks):
-            return Trail(iterator, looks)
+        case [str() as iterator, int() as looks] if _is_iterator(iterator) and looks in range(MOST_LOOKS):
+            return None if isinstance(looks, bool) else Trail(iterator, looks)
         case _:
             return None
 
@@ -178,12 +177,9 @@ def without_iterator(place: Place) -> Place:
 
 
 def without_trail(cursor: Cursor) -> Cursor:
-    """Return the cursor without the parts that are needed only to make fewer calls.
-
-    A `Now` position keeps its iterator and its `looks`. Without the iterator and `looks`, two `Now` positions
-    from the same second would be equal.
-    """
+    """Return the cursor without the parts that are needed only to make fewer calls."""
     match cursor:
+        # Without its iterator, a `Now` position would be equal to another of the same second.
         case [str() as kind, time, _, _] if kind not in ("n", "w"):
             return [kind, time]
         case _:
@@ -196,10 +192,6 @@ def _is_seq(seq: str) -> bool:
 
 def _is_time(time: int | None) -> bool:
     return time is None or (type(time) is int and 0 <= time <= MOST_SECONDS)
-
-
-def _is_looks(looks: int) -> bool:
-    return type(looks) is int and 0 <= looks < MOST_LOOKS
 
 
 def _is_iterator(iterator: str) -> bool:
@@ -242,6 +234,12 @@ def seconds_at(place: Place) -> int | None:
             return None
 
 
+def headroom(place: Place, now: datetime) -> float | None:
+    """Return the seconds until a position expires; None if the position has no time."""
+    seconds = seconds_at(place)
+    return None if seconds is None else max(0.0, RETENTION_SECONDS - max(0.0, now.timestamp() - seconds))
+
+
 def describe(place: Place) -> Position:
     """Return a position as readable text."""
     match place:
@@ -254,12 +252,13 @@ def describe(place: Place) -> Position:
         case Latest(since):
             text = f"end of the shard as of {_as_of(since)}"
     seconds = seconds_at(place)
-    return Position(text, None if seconds is None else _moment(seconds))
+    return Position(text, None if seconds is None else moment_of(seconds))
 
 
 def _as_of(time: int | None) -> str:
-    return "an unknown time" if time is None else f"{_moment(time):%Y-%m-%dT%H:%M:%SZ}"
+    return "an unknown time" if time is None else f"{moment_of(time):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _moment(time: int) -> datetime:
+def moment_of(time: int) -> datetime:
+    """Return the time of so many seconds since 1970."""
     return _EPOCH + timedelta(seconds=time)

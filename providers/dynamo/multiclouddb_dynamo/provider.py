@@ -17,11 +17,11 @@ from multiclouddb_api import (
     Support,
     invalid_request,
 )
+from multiclouddb_dynamo.catalog import check_table, find_table
 from multiclouddb_dynamo.client import Calls
 from multiclouddb_dynamo.config import DynamoClients, DynamoConfig
 from multiclouddb_dynamo.errors import PROVIDER_ID, classify
 from multiclouddb_dynamo.feed import DynamoFeed
-from multiclouddb_dynamo.partitions import check_table, find_table
 from multiclouddb_dynamo.shards import ShardMap
 from multiclouddb_dynamo.source import DELAY_SECONDS, EMPTY_ANSWERS, Source
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
@@ -94,7 +94,6 @@ class DynamoProvider(Provider):
         self._vendor_retried = vendor_retried
 
     def capabilities(self) -> CapabilitySet:
-        """Return the capabilities of a table whose stream is enabled."""
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> DynamoFeed:
@@ -104,7 +103,6 @@ class DynamoProvider(Provider):
         return DynamoFeed(Source(self._calls, spec, table, arn, ShardMap(self._calls, arn)))
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """Return the tables of the region; see `SupportsCollections`."""
         if database is not None:
             raise invalid_request(
                 "database", f"is {database!r}", "leave it out, because DynamoDB has no databases"
@@ -112,11 +110,9 @@ class DynamoProvider(Provider):
         return [ResourceAddress(collection=name) for name in self._calls.table_names(deadline)]
 
     def classify(self, error: Exception) -> Fault:
-        """Classify an exception of boto3."""
         return classify(error, vendor_retried=self._vendor_retried)
 
     def close(self) -> None:
-        """Free the connections of clients that the library made."""
         self._calls.close()
 
 
@@ -128,14 +124,7 @@ class DynamoPlugin(ProviderPlugin):
     config_type = DynamoConfig
 
     def connect(self, config: ClientConfig, native_client: object | None) -> DynamoProvider:
-        """Make boto3's clients, without calling the service.
-
-        Args:
-            config: `connection` contains a `url`, `dynamo://REGION?endpoint_url=…`, or `region` and
-                `endpoint_url`. `connection` may also contain the application's own boto3 `session` and
-                botocore `config`.
-            native_client: A `DynamoClients`, which is used unchanged.
-        """
+        """Make boto3's clients, without calling the service. A `DynamoClients` is used unchanged."""
         checked = DynamoConfig.from_client(config)
         if native_client is None:
             try:

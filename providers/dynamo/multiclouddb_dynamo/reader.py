@@ -13,6 +13,7 @@ import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_dynamo.catalog import replaced
 from multiclouddb_dynamo.client import RECORD_BYTES, memory_of
 from multiclouddb_dynamo.errors import (
     BROKEN,
@@ -24,16 +25,17 @@ from multiclouddb_dynamo.errors import (
     expired_records,
 )
 from multiclouddb_dynamo.mapping import DynamoMapper, Record, View, place_after, seconds_of, seq_of
-from multiclouddb_dynamo.partitions import end_of, headroom, replaced
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
     MOST_LOOKS,
+    RETENTION_SECONDS,
     After,
     Horizon,
     Latest,
     Place,
     Trail,
     cursor_of,
+    headroom,
     looks_at,
     seconds_at,
     without_iterator,
@@ -46,6 +48,7 @@ from multiclouddb_dynamo.source import (
     EmptyAnswers,
     Source,
 )
+from multiclouddb_dynamo.starts import end_of
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -58,7 +61,6 @@ from multiclouddb_spi import (
 )
 
 _MOST_RECORDS: Final = 1000  # the service's maximum for Limit
-_RETENTION_SECONDS: Final = 24 * 3600
 # An answer without records may be followed by an answer with records. Therefore a new reader immediately
 # makes more calls, and even more if earlier readers have found nothing. From the fourth reader on, only some
 # readers make many calls, because most shards without records are in fact empty. The position stores the
@@ -123,7 +125,6 @@ class DynamoReader(Reader):
         return self._taken(answer, deadline)
 
     def cancel(self) -> None:
-        """Prevent another fetch. A call of the application's own clients ends after boto3's read timeout."""
         self._cancelled.set()
 
     def close(self) -> None:
@@ -154,7 +155,8 @@ class DynamoReader(Reader):
                 code, iterator, self._iterator = code_of(error), self._iterator, None
                 if isinstance(error, ClientError):
                     self._source.calls.hear(error.response)
-                if (code in _STALE and not self._fresh) or (code in REJECTED and self._is_hinted()):
+                hinted = not self._fresh and without_iterator(self._place) != self._place
+                if (code in _STALE and not self._fresh) or (code in REJECTED and hinted):
                     # A position can be valid although its iterator is not. DynamoDB Local reports an iterator
                     # as trimmed if the iterator was made while the shard was empty.
                     self._place = without_iterator(self._place)
@@ -237,17 +239,12 @@ class DynamoReader(Reader):
                 return age is not None and age > START_SECONDS
             case _:
                 age = self._source.age_of(seconds_at(place))
-                return age is not None and age > _RETENTION_SECONDS
+                return age is not None and age > RETENTION_SECONDS
 
     def _is_missed(self, place: Horizon) -> bool:
         """Return True if events were lost because the records after a position are missing."""
-        if self._source.age_of(place.since) is None:
-            return not self._source.has_started()
-        return self._is_old(place)
-
-    def _is_hinted(self) -> bool:
-        """Return True if the refused iterator was stored in the position."""
-        return not self._fresh and without_iterator(self._place) != self._place
+        known = self._source.age_of(place.since) is not None
+        return self._is_old(place) if known else not self._source.has_started()
 
     def _translated(self, code: str, deadline: Deadline) -> ProviderFault | None:
         shard_id = self._view.shard_id
@@ -374,9 +371,5 @@ class DynamoReader(Reader):
 
 
 def _reached(place: Place, until: Place) -> bool:
-    """Return True if the position is at or after the bound."""
-    match until:
-        case After(seq):
-            return isinstance(place, After) and int(place.seq) >= int(seq)
-        case _:
-            return True  # a bound without a record comes before every record
+    """Return True if the position is at or after the bound; one without a record is before every record."""
+    return not isinstance(until, After) or (isinstance(place, After) and int(place.seq) >= int(until.seq))

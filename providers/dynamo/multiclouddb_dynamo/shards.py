@@ -45,6 +45,11 @@ class Shard:
     first: str
     seen: int | None
 
+    @property
+    def parents(self) -> tuple[str, ...]:
+        """The parent, if the shard has one."""
+        return () if self.parent is None else (self.parent,)
+
 
 @attrs.define
 class Listing:
@@ -109,19 +114,22 @@ class Looks:
 
 
 class ShardMap:
-    """The shards of one stream. The object lists all shards once, and later lists only what it needs."""
+    """The shards of one stream. The object lists all shards once, and later lists only what it needs.
+
+    `settled` is True if the last complete listing shows that no more children will be listed.
+    """
 
     def __init__(self, calls: Calls, arn: str) -> None:
         self._calls, self._arn = calls, arn
         self._lock = threading.Lock()
         self._shards: dict[str, Shard] = {}
         self._children: dict[str, tuple[Shard, ...]] = {}
-        self._listed: dict[str, Shard] = {}
+        self.listed: dict[str, Shard] = {}
         self._read_at = -math.inf
         self._begun = self._number = self._filtered = 0
         self._filters = True
         self._disabled_at: float | None = None
-        self._settled = False
+        self.settled = False
         self._looks, self._looking = Looks(), threading.Lock()
         self._unread: tuple[Listing, frozenset[str]] | None = None
         self._gone: set[str] = set()
@@ -177,15 +185,15 @@ class ShardMap:
             if listing.number < self._number:
                 return  # a listing that began later is newer
             self._number, self._filtered = listing.number, 0
-            self._shards, self._listed = dict(listing.shards), listing.shards
+            self._shards, self.listed = dict(listing.shards), listing.shards
             self._children = by_parent(listing.shards.values())
             self.pages, self._read_at = listing.pages, time.monotonic()
             if listing.enabled:
-                self._disabled_at, self._settled = None, False
+                self._disabled_at, self.settled = None, False
             elif self._disabled_at is None:
                 self._disabled_at = listing.began
             else:
-                self._settled = listing.began - self._disabled_at >= _SETTLED_SECONDS
+                self.settled = listing.began - self._disabled_at >= _SETTLED_SECONDS
 
     def _page(self, deadline: Deadline, **asked: str | None) -> dict[str, Any]:
         return self._calls.describe_stream(self._arn, deadline, **asked)
@@ -207,15 +215,6 @@ class ShardMap:
     def age(self) -> float:
         """Return the seconds since the last complete listing."""
         return time.monotonic() - self._read_at
-
-    def listed(self) -> Mapping[str, Shard]:
-        """Return the shards of the last complete listing."""
-        return self._listed
-
-    def has_settled(self) -> bool:
-        """Return True if the last complete listing shows that no more children will be listed."""
-        with self._lock:
-            return self._settled
 
     def find(self, shard_id: str) -> Shard | None:
         """Return a shard from the memory of this process."""

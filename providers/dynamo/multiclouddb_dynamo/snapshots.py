@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
@@ -19,11 +19,11 @@ from botocore.exceptions import ClientError, ParamValidationError
 from multiclouddb_api import ChangeEvent, ChangeType, ErrorCategory, MulticloudDbKey
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
+from multiclouddb_dynamo.catalog import replaced
 from multiclouddb_dynamo.client import RECORD_BYTES, Calls, Table, memory_of
 from multiclouddb_dynamo.errors import GONE, REJECTED, code_of
 from multiclouddb_dynamo.mapping import DAMAGED, View, json_text, mapped, to_batch
-from multiclouddb_dynamo.partitions import replaced
-from multiclouddb_dynamo.position import MOST_SECONDS
+from multiclouddb_dynamo.position import MOST_SECONDS, moment_of
 from multiclouddb_dynamo.source import Source
 from multiclouddb_dynamo.values import decode, decode_map, encode_key
 from multiclouddb_spi import (
@@ -52,11 +52,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FLOOR: Final = "00"
-"""The floor of a snapshot.
-
-The `order_key` of every change sorts after the floor, because it begins with the number of its digits, which
-is never 0.
-"""
+"""The floor of a snapshot: every `order_key` sorts after it, because no change's number of digits is 0."""
 MOST_SEGMENTS: Final = 1_000_000
 """The maximum number of segments that the service accepts."""
 
@@ -64,17 +60,11 @@ T = TypeVar("T")
 Item: TypeAlias = Mapping[str, Any]
 """Maps each attribute to its value in typed JSON."""
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _END: Final = "."
 _LETTERS: Final = "SNB"
 _MOST_KEYS: Final = 100  # of one BatchGetItem call
 _MOST_DIGITS: Final = 8  # the maximum number of digits of a segment's number
 _MOST_TEXT: Final = 4096  # a key has at most 2,048 bytes; base64 makes it longer by a third
-
-
-def moment_of(seconds: int) -> datetime:
-    """Return the time of a snapshot."""
-    return _EPOCH + timedelta(seconds=seconds)
 
 
 @attrs.frozen
@@ -143,18 +133,13 @@ class Part:
 def is_segment(cursor: Cursor) -> bool:
     """Return True if a cursor belongs to a segment and not to a shard."""
     match cursor:
-        case [int() as seconds, int() as total, *key]:
-            return 0 <= seconds <= MOST_SECONDS and 0 < total <= MOST_SEGMENTS and _is_key(key)
+        case [int() as seconds, int() as total, *key] if 0 <= seconds <= MOST_SECONDS:
+            named = len(key) <= 2 and all(
+                type(text) is str and text[:1] in _LETTERS and 1 < len(text) <= _MOST_TEXT for text in key
+            )
+            return 0 < total <= MOST_SEGMENTS and (named or key == [_END])
         case _:
             return False
-
-
-def _is_key(key: list[Any]) -> bool:
-    if key == [_END]:
-        return True
-    return len(key) <= 2 and all(
-        type(text) is str and text[:1] in _LETTERS and 1 < len(text) <= _MOST_TEXT for text in key
-    )
 
 
 def _key_text(value: Mapping[str, Any]) -> str:
@@ -185,15 +170,12 @@ class RowMapper(Mapper):
     part: Part
 
     def cursor_after(self, records: Sequence[Item], count: int) -> Cursor:
-        """Return the position after the first `count` items."""
         return self.part.after(records[count - 1], self.view.key_names).cursor
 
     def events(self, records: Sequence[Item], start: int, stop: int) -> list[ChangeEvent]:
-        """Map items to events."""
         return mapped(records, start, stop, self._events, partial(self._fault, records))
 
     def arrow(self, records: Sequence[Item], start: int, stop: int) -> pa.RecordBatch:
-        """Map items to Arrow. Items are converted directly to JSON text, and no events are created."""
         return mapped(records, start, stop, self._arrow, partial(self._fault, records))
 
     def _fault(self, records: Sequence[Item], index: int, reason: str) -> RecordFault:
@@ -399,7 +381,6 @@ class SegmentReader(Reader):
         return self._batch(items, begin, answer, nbytes)
 
     def cancel(self) -> None:
-        """Prevent another fetch. A running call ends after boto3's read timeout of 10 s at the latest."""
         self._cancelled.set()
 
     def close(self) -> None:

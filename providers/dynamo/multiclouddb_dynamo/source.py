@@ -22,8 +22,7 @@ EMPTY_ANSWERS: Final = 16
 DELAY_SECONDS: Final = 30.0
 """A shard that was read to its end was read up to this many seconds before its last answer.
 
-The last `EMPTY_ANSWERS` answers were all requested within these seconds. If a feed has so many shards that it
-reads each of them less often, or if the answers are slow, the answers may be further apart.
+The last `EMPTY_ANSWERS` answers were requested within these seconds, unless the feed has very many shards.
 """
 _MOST_KEPT: Final = 4096
 
@@ -73,17 +72,10 @@ class KeptAnswers:
 
 
 MOST_ITERATORS: Final = 64
-"""If a stream has more open shards than this, a token contains no iterators.
-
-Each iterator takes hundreds of bytes.
-"""
-
+"""If a stream has more open shards than this, a token contains no iterators, which take hundreds of bytes."""
 _ITERATOR_SECONDS: Final = 15 * 60  # the lifetime of an iterator
 START_SECONDS: Final = 3600
-"""The time within which a start at `Beginning` must begin to read each shard.
-
-If records of a shard are trimmed within this time after the start, the feed reports no gap.
-"""
+"""If records are trimmed within this time after a start at `Beginning`, the feed reports no gap."""
 _LIFE_SECONDS: Final = 4 * 3600  # about the lifetime of a shard
 _LISTED_SECONDS: Final = 600.0
 _LOOK_SECONDS: Final = 600.0
@@ -170,11 +162,10 @@ class Source:
         return shard is not None and shard.last is not None
 
     def note_start(self) -> None:
-        """Record that a start at `Beginning` was made."""
         self._starts.append(time.monotonic())
 
     def has_started(self) -> bool:
-        """Return True if this process made a start at `Beginning` in the last hour."""
+        """Return True after a start at `Beginning` in the last hour."""
         return bool(self._starts) and time.monotonic() - self._starts[-1] < START_SECONDS
 
     def may_look_far(self, shard_id: str) -> bool:

@@ -64,14 +64,6 @@ def _bool(raw: Any) -> bool:
     return raw
 
 
-def _null(_: Any) -> None:
-    return None
-
-
-def _list(raw: Any) -> list[Any]:
-    return [decode(value) for value in _elements(raw)]
-
-
 def _elements(raw: Any) -> list[Any]:
     if type(raw) is not list:
         raise TypeError("not a list")
@@ -79,10 +71,7 @@ def _elements(raw: Any) -> list[Any]:
 
 
 def _set_of(one: Callable[[Any], Any]) -> Callable[[Any], frozenset[Any]]:
-    def decode_set(raw: Any) -> frozenset[Any]:
-        return frozenset(one(value) for value in _elements(raw))
-
-    return decode_set
+    return lambda raw: frozenset(one(value) for value in _elements(raw))
 
 
 _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
@@ -90,8 +79,8 @@ _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "N": _number,
     "B": _bytes,
     "BOOL": _bool,
-    "NULL": _null,
-    "L": _list,
+    "NULL": lambda _: None,
+    "L": lambda raw: [decode(value) for value in _elements(raw)],
     "M": decode_map,
     "SS": _set_of(_text),
     "NS": _set_of(_number),
@@ -144,29 +133,17 @@ def _json_number(raw: Any) -> JsonValue:
     return {"$decimal": str(number)}
 
 
-def _json_bytes(raw: Any) -> JsonValue:
-    return {"$bytes": base64.b64encode(_bytes(raw)).decode("ascii")}
-
-
-def _json_list(raw: Any) -> JsonValue:
-    return [_json(value) for value in _elements(raw)]
-
-
 def _json_set(tag: str) -> Callable[[Any], JsonValue]:
-    def encode_set(raw: Any) -> JsonValue:
-        value: JsonValue = orjson.loads(encode_json(_DECODERS[tag](raw)))
-        return value
-
-    return encode_set
+    return lambda raw: orjson.loads(encode_json(_DECODERS[tag](raw)))
 
 
 _JSON: Final[Mapping[str, Callable[[Any], JsonValue]]] = {
     "S": _text,
     "N": _json_number,
-    "B": _json_bytes,
+    "B": lambda raw: {"$bytes": base64.b64encode(_bytes(raw)).decode("ascii")},
     "BOOL": _bool,
-    "NULL": _null,
-    "L": _json_list,
+    "NULL": lambda _: None,
+    "L": lambda raw: [_json(value) for value in _elements(raw)],
     "M": json_map,
     "SS": _json_set("SS"),
     "NS": _json_set("NS"),

@@ -66,10 +66,7 @@ class DynamoHarness(Harness):
         return self.make_table(f"{name}-{next(COUNTER)}", kind, partitions)
 
     def make_table(self, table, kind, partitions):
-        arn = self.server.create_table(table, VIEWS[kind], partition_key="id")
-        if partitions > 1:
-            (root,) = self.server.open_shards(arn)
-            self.server.split(root, partitions)
+        self.server.create_table(table, VIEWS[kind], partition_key="id")
         return ResourceAddress(collection=table)
 
     def document(self, key, fields):
@@ -90,9 +87,6 @@ class DynamoHarness(Harness):
             return {"Delete": {"TableName": table, "Key": key}}
         item = key | {name: typed(value) for name, value in write.document.items()}
         return {"Put": {"TableName": table, "Item": item}}
-
-    def split(self, address, partition_id):
-        self.server.split(self.native_id(partition_id))
 
     def recreate(self, address):
         before = self.dynamodb.describe_table(TableName=address.collection)["Table"]["LatestStreamArn"]

@@ -20,7 +20,6 @@ LOCAL = "http://localhost:8000"
 
 @pytest.fixture(autouse=True)
 def nothing_from_this_machine(monkeypatch, tmp_path):
-    """Hide all boto3 settings except those of the test."""
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
@@ -34,7 +33,7 @@ def checked(**connection):
 
 
 def made(concurrency=4, **connection):
-    """Return the closed clients of a connection, so that a test can check their settings."""
+    """Return the settings of the clients of a connection."""
     clients = checked(**connection).clients(concurrency)
     clients.dynamodb.close()
     clients.streams.close()

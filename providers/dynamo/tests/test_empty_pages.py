@@ -1,26 +1,27 @@
-"""Tests records that come after many empty pages, also if reading starts between the empty pages.
-
-AWS returns such pages.
-"""
+"""Tests answers without records: when a page is idle, how often a shard is polled, how far it was read."""
 
 import itertools
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from multiclouddb_api import Beginning, Capability, Now
+from multiclouddb_api import Beginning, Now, ResourceAddress
 from multiclouddb_dynamo.client import Calls
-from multiclouddb_dynamo.position import place_of
-from multiclouddb_dynamo.provider import CAPABILITIES
-from multiclouddb_dynamo.source import DELAY_SECONDS, EMPTY_ANSWERS, MOST_ITERATORS
-from multiclouddb_spi import Planner, Range, read_range
-from multiclouddb_spi.continuation.token import decode_token
+from multiclouddb_dynamo.mapping import View
+from multiclouddb_dynamo.position import Start, place_of
+from multiclouddb_dynamo.reader import DynamoReader
+from multiclouddb_dynamo.source import (
+    DELAY_SECONDS,
+    EMPTY_ANSWERS,
+    EmptyAnswers,
+    Source,
+)
+from multiclouddb_spi import Deadline, Planner, Range, read_range
 
-from .world import World, markers, seconds, soon
+from .world import EXPIRED, HOUR, World, all_of, fetch, seconds, soon, state_of
 
 READ = "GetRecords"
-HOUR = 3600
-EXPIRED = 16 * 60  # an iterator is valid for 15 minutes
-RUNS = 10
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture(autouse=True)
@@ -62,39 +63,12 @@ def waiting(world, count):
 
 
 class TestRuns:
-    """Tests separate processes that each read until the feed is idle."""
-
     @pytest.mark.parametrize(("count", "every"), [(40, HOUR), (500, 0)])
     def test_they_reach_what_is_behind_empty_pages(self, world, count, every):
         consumer, written = waiting(world, count)
-        found, calls = cron(world, consumer, RUNS, every)
+        found, calls = cron(world, consumer, 10, every)
         assert found == written
         assert len(calls) <= 4
-
-    def test_one_whose_iterators_expire_all_the_time_becomes_idle(self, world):
-        consumer = begun(world)
-        world.troubles.expire(None, every=2)
-        written = world.put("b")
-        assert any(consumer.read(seconds(1)).idle for _ in range(9))
-        assert consumer.markers[1:] == written
-
-    @pytest.mark.parametrize("every", [pytest.param(0, marks=pytest.mark.soak), HOUR])
-    def test_a_shard_without_records_costs_little_most_times(self, world, every):
-        found, calls = cron(world, begun(world), 22, every)
-        assert found == []
-        assert sorted(calls)[len(calls) // 2] <= 20
-        assert sum(calls) / len(calls) <= 150
-
-    @pytest.mark.soak
-    def test_many_shards_cost_little_each_time(self):
-        shards = MOST_ITERATORS + 36
-        with World(shards=shards) as world:
-            world.put_everywhere()
-            consumer = world.consumer()
-            consumer.until_idle()
-            _, calls = cron(world, consumer, 3)
-            assert max(calls) <= EMPTY_ANSWERS * shards
-            assert len(consumer.token) <= 40 * shards
 
     @pytest.mark.parametrize("every", [0, HOUR])
     def test_a_now_whose_iterator_has_expired(self, every):
@@ -105,9 +79,22 @@ class TestRuns:
             consumer.read()
             written = world.put("a")
             world.script.advance(EXPIRED)
-            found, calls = cron(world, consumer, RUNS, every)
+            found, calls = cron(world, consumer, 10, every)
             assert found == written
             assert len(calls) <= 4
+
+    def test_one_whose_iterators_expire_all_the_time_becomes_idle(self, world):
+        consumer = begun(world)
+        world.troubles.expire(None, every=2)
+        written = world.put("b")
+        assert any(consumer.read(seconds(1)).idle for _ in range(9))
+        assert consumer.markers[1:] == written
+
+    def test_a_shard_without_records_costs_little_most_times(self, world):
+        found, calls = cron(world, begun(world), 22, HOUR)
+        assert found == []
+        assert sorted(calls)[len(calls) // 2] <= 20
+        assert sum(calls) / len(calls) <= 150
 
     @pytest.mark.parametrize("refusal", ["ExpiredIteratorException", "ValidationException"])
     def test_an_iterator_that_is_no_good_any_more_costs_a_call(self, world, refusal):
@@ -119,8 +106,6 @@ class TestRuns:
 
 
 class TestIdleMeansRead:
-    """Tests that no page is idle before an open shard has answered without records many times in a row."""
-
     COUNT = EMPTY_ANSWERS - 1
 
     def test_the_first_run_and_a_later_one_read_what_is_behind_empty_pages(self):
@@ -140,8 +125,9 @@ class TestIdleMeansRead:
             before = planner.start(Beginning(), soon())
             target = planner.target(before, soon())
             (part,) = planner.advance(before, None, soon(), target).ranges()
-            batches = list(read_range(provider, feed, part))
-            assert [marker for batch in batches for marker in markers(batch.events(0, len(batch)))] == written
+            assert [
+                marker for batch in read_range(provider, feed, part) for marker in all_of(batch)
+            ] == written
 
     def test_a_call_that_ends_before_is_not_idle(self, world):
         consumer, written = waiting(world, self.COUNT)
@@ -151,17 +137,6 @@ class TestIdleMeansRead:
         assert (page.events, page.idle) == ((), False)
         world.troubles.end()
         assert consumer.until_idle() == written
-
-    def test_a_plan_and_the_next_share_what_they_have_looked_through(self, world):
-        provider, feed = world.feed()
-        planner = Planner(provider, feed)
-        world.put("a")
-        before = planner.start(Beginning(), soon())
-        for _ in range(8):
-            before = planner.advance(before, None, soon(), allow_empty=True).after
-        world.journal.clear()
-        planner.advance(before, None, soon(), allow_empty=True)
-        assert world.journal.count(READ) <= 2
 
     @pytest.mark.parametrize("count", [1, 4])
     def test_empty_answers_of_an_iterator_that_is_gone_prove_nothing(self, world, count):
@@ -183,21 +158,13 @@ class TestIdleMeansRead:
         monkeypatch.setattr(Calls, "records", throttled)
         assert consumer.until_idle(most=50) == []
 
-    def test_the_note_of_the_capability_names_both_numbers(self):
-        note = CAPABILITIES[Capability.CHANGE_FEED].note
-        assert f"{EMPTY_ANSWERS} answers" in note
-        assert f"{DELAY_SECONDS:.0f} seconds" in note
-
 
 class TestEnded:
-    """Tests that a shard that has ended is read to its end before the feed is idle."""
-
     def test_one_run_reads_it(self, world):
         written = world.put("a")
         world.roll_over()
         world.habits.empty_pages = 600
         world.put("b")
-        world.habits.empty_pages = 600
         consumer = world.consumer()
         while not consumer.markers:
             assert not consumer.read().idle
@@ -220,14 +187,12 @@ class TestEnded:
 
 
 class TestRanges:
-    """Tests planned reads: the iterator in a position does not change the meaning of the position."""
-
     def test_places_that_differ_in_it_alone_are_one_place(self, world):
         provider, feed = world.feed()
         world.put("a")
         (seed,) = feed.start(Beginning(), None, soon())
         reader = feed.open(seed.partition_id, seed.cursor)
-        first, second = (reader.fetch(10, 1 << 20, 0.0, soon()) for _ in range(2))
+        first, second = fetch(reader), fetch(reader)
         bare, hinted = first.cursor_after(1), second.cursor_after(0)
         assert bare != hinted
         assert feed.compare(bare, hinted) == 0
@@ -251,9 +216,132 @@ class TestRanges:
         assert step.after.to_json()["p"] == [[name, cursor] for name, cursor in target.cursors.items()]
         assert not planner.advance(step.after, None, soon(), target, allow_empty=True).moved
 
+    def test_a_token_of_an_idle_shard_has_its_sequence_number_too(self, world):
+        ((_, cursor),) = state_of(begun(world).token)
+        place = place_of(cursor)
+        assert place.trail is not None
+        assert int(place.seq) > 0
 
-def test_a_token_of_an_idle_shard_has_its_sequence_number_too(world):
-    ((_, cursor),) = decode_token(begun(world).token).state["p"]
-    place = place_of(cursor)
-    assert place.trail is not None
-    assert int(place.seq) > 0
+
+class TestReadUntil:
+    def test_one_busy_shard_of_eight_does_not_lag(self):
+        with World(shards=8) as world:
+            world.put_everywhere()
+            consumer = world.consumer(Now())
+            consumer.until_idle()
+            for _ in range(3):
+                world.script.advance(600)
+                world.put_in(world.open()[0], 3)
+                consumer.restart().until_idle()
+                told = consumer.pages[-1].diagnostics
+                assert told.lag_seconds <= DELAY_SECONDS + 20  # a busy machine is slow
+                assert told.read_until_estimated
+                assert len(told.partitions_read_until) == 8
+                assert min(told.partitions_read_until.values()) == told.read_until
+
+    def test_it_does_not_go_back_and_the_watermark_waits_for_proof(self):
+        with World(shards=2) as world:
+            world.put_everywhere()
+            consumer = world.consumer()
+            consumer.until_idle()
+            before = consumer.pages[-1].diagnostics
+            world.script.advance(600)
+            world.put_in(world.open()[0])
+            consumer.until_idle()
+            after = consumer.pages[-1].diagnostics
+            # The first changes of the two shards may lie in different seconds.
+            assert after.watermark < before.watermark + timedelta(seconds=100)
+            assert after.read_until > before.read_until + timedelta(seconds=500)
+            known = [page.diagnostics.read_until for page in consumer.pages if page.diagnostics.read_until]
+            assert known == sorted(known)
+
+
+class TestAnswers:
+    @pytest.fixture
+    def answers(self, monkeypatch):
+        """Return a function that adds answers, a pause apart, and then lets time pass."""
+        clock = [1000.0]
+        monkeypatch.setattr("multiclouddb_dynamo.source.time.monotonic", lambda: clock[0])
+
+        def add(count, pause, later=0):
+            found = EmptyAnswers()
+            for number in range(count):
+                clock[0] += pause if number else 0
+                found.add(clock[0])
+            clock[0] += later
+            return found
+
+        return add
+
+    @pytest.mark.parametrize(
+        ("count", "pause", "later", "now", "ago"),
+        [
+            (EMPTY_ANSWERS - 1, 0.1, 0, NOW, None),
+            (EMPTY_ANSWERS, 0.1, 0, NOW, DELAY_SECONDS),
+            (EMPTY_ANSWERS, 10.0, 0, NOW, 10 * (EMPTY_ANSWERS - 1)),
+            (EMPTY_ANSWERS, 0.1, 100, NOW, DELAY_SECONDS + 100),
+            (EMPTY_ANSWERS, 0.1, 0, None, None),
+        ],
+        ids=["too few", "enough", "far apart", "time passes", "no time of the service"],
+    )
+    def test_how_far_a_shard_was_read(self, answers, count, pause, later, now, ago):
+        found = answers(count, pause, later)
+        assert found.read_until(now) == (None if ago is None else NOW - timedelta(seconds=ago))
+
+    # In a feed of many shards, the pauses between answers are long.
+    @pytest.mark.parametrize(
+        ("pause", "longest", "recent"),
+        [(1.0, 0.1, True), (1.9, 0.1, True), (5.0, 0.1, False), (5.0, 4.0, True)],
+    )
+    def test_answers_of_long_ago_are_not_recent(self, answers, pause, longest, recent):
+        assert answers(EMPTY_ANSWERS, pause).are_recent(longest) is recent
+
+
+class Service:
+    """A service that answers without records, except as the test says, and its shards."""
+
+    def __init__(self):
+        self.answers = []
+
+    def find(self, shard_id):
+        return None
+
+    def age(self):
+        return 0.0
+
+    def iterator(self, arn, shard_id, kind, seq=None):
+        return "here"
+
+    def records(self, iterator, limit, *, native):
+        return self.answers.pop() if self.answers else {"Records": [], "NextShardIterator": iterator}
+
+    def now(self):
+        return NOW
+
+
+class TestPace:
+    def readers(self, count):
+        self.service = Service()
+        source = Source(self.service, None, None, "arn", self.service)
+        views = [View(ResourceAddress(collection="t"), "p", f"s{number}", ("id",)) for number in range(count)]
+        return [DynamoReader(source, view, Start(None), None) for view in views]
+
+    def pauses(self, reader, count=EMPTY_ANSWERS + 12):
+        return [reader.fetch(10, 1 << 20, 0.0, Deadline.after(1)).poll_after for _ in range(count)]
+
+    def test_a_new_reader_looks_a_little_further_and_then_less_and_less_often(self):
+        (reader,) = self.readers(1)
+        expected = [*[0] * (EMPTY_ANSWERS - 1), 0.1, 0.2, 0.4, 0.8, *[1.0] * 9]
+        assert self.pauses(reader) == pytest.approx(expected)
+        record = {"dynamodb": {"SequenceNumber": "1" * 21, "ApproximateCreationDateTime": 1}}
+        self.service.answers = [{"Records": [record], "NextShardIterator": "here"}]
+        assert self.pauses(reader, EMPTY_ANSWERS + 1) == pytest.approx([*[0] * EMPTY_ANSWERS, 0.1])
+
+    @pytest.mark.parametrize(
+        ("count", "closed", "most"), [(100, 0, 1.0), (250, 0, 1.0), (1000, 0, 4.0), (1000, 500, 2.0)]
+    )
+    def test_many_empty_shards_cost_no_more_calls_a_second(self, count, closed, most):
+        made = self.readers(count)
+        for reader in made[count - closed :]:
+            reader.close()
+        assert max(self.pauses(made[0])) == pytest.approx(most)

@@ -107,7 +107,6 @@ def test_events_and_arrow_have_what_the_records_have(new, old):
 
 
 def one(event="INSERT", *, images=("NewImage",), **more):
-    """Return a record of one item."""
     data = {
         "Keys": {"pk": {"S": "a"}},
         "SequenceNumber": "000000000000000000042",

@@ -1,18 +1,24 @@
-"""Tests `Now` before the first record. Every later change is delivered, even if another process continues."""
+"""Tests starts: every change after `Now` is delivered, and no clock but the service's counts."""
 
+import sys
 import time
+from datetime import UTC, datetime
 
 import pytest
 from botocore.exceptions import ClientError
 
-from multiclouddb_api import ChangeFeedRequest, ErrorCategory, FromContinuationToken, Now, PhysicalPartition
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    FromContinuationToken,
+    Now,
+    PhysicalPartition,
+)
 from multiclouddb_conformance.refusals import refused
-from multiclouddb_spi.continuation.token import decode_token
 
-from .world import ADDRESS, TABLE, World, markers, soon
+from .world import ADDRESS, EXPIRED, HOUR, TABLE, World, markers, soon, state_of
 
-HOUR = 3600
-EXPIRED = 16 * 60  # an iterator is valid for 15 minutes
 MANY = 70  # more open shards than a token can have iterators
 
 
@@ -23,14 +29,9 @@ def world():
 
 
 def started(world):
-    """Return a consumer that has made one call."""
     consumer = world.consumer(Now())
     consumer.read()
     return consumer
-
-
-def cursors(token):
-    return {entry[0]: entry[1] for entry in decode_token(token).state["p"]}
 
 
 class TestOneStart:
@@ -102,12 +103,19 @@ class TestOneStart:
         consumer = started(world)
         world.script.advance(25 * HOUR)
         with refused(ErrorCategory.CHECKPOINT_EXPIRED):
-            world.consumer(consumer.start).read()
+            consumer.restart().read()
+
+    def test_a_refusal_ends_it(self):
+        """A start takes one call for each open shard."""
+        with World(shards=100) as world:
+            _, feed = world.feed()
+            world.troubles.fail("GetShardIterator", "AccessDeniedException", None)
+            with pytest.raises(ClientError, match="AccessDenied"):
+                feed.start(Now(), None, soon())
+            assert world.journal.count("GetShardIterator") < 70
 
 
 class TestLineage:
-    """Tests shards that end before their first record is read."""
-
     @pytest.mark.parametrize("late", [0, EXPIRED], ids=["iterator", "no iterator"])
     def test_a_shard_ends_before_its_first_record(self, world, late):
         consumer = started(world)
@@ -150,14 +158,12 @@ class TestLineage:
             world.roll_over()
         consumer = started(world)
         shards = world.script.shards(TABLE)
-        assert set(cursors(consumer.token)) == {shard.shard_id for shard in shards}
+        assert {name for name, *_ in state_of(consumer.token)} == {shard.shard_id for shard in shards}
         assert world.journal.count("GetRecords") <= 3 * 3
         assert consumer.until_idle() == []
 
 
 class TestManyShards:
-    """Tests a feed with many shards: its token contains no iterators, which would make it too large."""
-
     @pytest.fixture
     def world(self):
         with World(shards=MANY) as made:
@@ -166,26 +172,22 @@ class TestManyShards:
     def test_the_token_stays_small_and_loses_nothing(self, world):
         world.put_everywhere()
         consumer = started(world)
-        assert all(len(cursor) == 2 and cursor[0] == "n" for cursor in cursors(consumer.token).values())
+        assert all(len(cursor) == 2 and cursor[0] == "n" for _, cursor, *_ in state_of(consumer.token))
         assert len(consumer.token) < MANY * 40
         after = world.put_everywhere()
         consumer.client._backend._readers.forget()  # readers that are given up leave their iterators
         assert sorted(consumer.until_idle()) == after
 
-    @pytest.mark.parametrize(("pause", "forget"), [(0, True), (2, False)])
-    def test_a_second_start_takes_nothing_from_the_first(self, world, pause, forget):
+    def test_a_second_start_takes_nothing_from_the_first(self, world):
         """Two starts of one client, even in the same second, do not share their iterators."""
         client = world.client()
         while time.time() % 1 > 0.3:  # so that both starts are in the same second
             time.sleep(0.01)
-        one = world.consumer(Now(), client)
+        one, two = world.consumer(Now(), client), world.consumer(Now(), client)
         one.read()
         between = world.put_in(world.open()[3])
-        world.script.advance(pause)
-        two = world.consumer(Now(), client)
         two.read()
-        if forget:
-            client._backend._readers.forget()
+        client._backend._readers.forget()
         after = world.put_in(world.open()[5])
         assert set(after) <= set(two.until_idle()) | set(two.markers)
         one.until_idle()
@@ -207,13 +209,71 @@ def test_the_plan_of_one_start_loses_nothing(shards):
     assert len(plan) == shards
 
 
-class TestManyCalls:
-    """Tests a start at `Now`, which takes one call for each open shard."""
+class TestClock:
+    @pytest.fixture
+    def ahead(self, monkeypatch):
+        """Return a function that sets the client's clock ahead by the given seconds in the whole provider."""
+        wrong, right = [0.0], time.time
 
-    def test_a_refusal_ends_it(self):
-        with World(shards=100) as world:
-            _, feed = world.feed()
-            world.troubles.fail("GetShardIterator", "AccessDeniedException", None)
-            with pytest.raises(ClientError, match="AccessDenied"):
-                feed.start(Now(), None, soon())
-            assert world.journal.count("GetShardIterator") < 70
+        class Wrong(datetime):
+            @classmethod
+            def now(cls, zone=None):
+                return datetime.fromtimestamp(right() + wrong[0], zone or UTC)
+
+        for name, module in list(sys.modules.items()):
+            if name.startswith("multiclouddb_dynamo.") and not name.endswith(".mapping"):
+                monkeypatch.setattr(module, "datetime", Wrong, raising=False)
+        return lambda seconds: wrong.__setitem__(0, seconds)
+
+    @pytest.mark.parametrize("tells", [False, True])
+    @pytest.mark.parametrize(("shards", "seconds"), [(3, -30 * HOUR), (3, 30 * HOUR), (MANY, 30 * HOUR)])
+    def test_a_wrong_clock_and_one_that_is_set_in_between_lose_nothing(self, ahead, shards, seconds, tells):
+        if not tells:
+            ahead(seconds)
+        with World(shards=shards, tells_time=tells) as world:
+            world.put_everywhere()
+            world.script.advance(HOUR if tells else 0)
+            consumer = world.consumer(Now())
+            assert consumer.read().events == ()
+            after = world.put_everywhere()
+            ahead(seconds)
+            world.script.advance(EXPIRED)
+            found = consumer.until_idle() if tells else consumer.restart().until_idle()
+            assert set(after) <= set(found)
+            assert sorted(found) == after or not tells
+
+    def test_a_start_at_the_beginning_expires_when_the_service_says_so(self, ahead):
+        ahead(30 * HOUR)
+        with World(tells_time=False) as world:
+            written = world.put("a")
+            consumer = world.consumer(Beginning(), max_page_size=1)
+            assert consumer.read().diagnostics.retention_headroom_seconds is None
+            ahead(60 * HOUR)
+            written += world.put("b")
+            consumer.restart().until_idle()
+            assert consumer.markers == written
+            world.put("c")
+            world.roll_over()
+            world.put("d")
+            world.script.advance(25 * HOUR)
+            with refused(ErrorCategory.CHECKPOINT_EXPIRED):
+                consumer.restart().read()
+
+    @pytest.mark.parametrize(("tells", "minutes"), [(False, 25 * 60), (True, 70)])
+    def test_a_start_that_was_not_read_in_time_is_told(self, tells, minutes):
+        """Unread records may have been trimmed: the shard is gone, or the start is an hour old."""
+        with World(tells_time=tells) as world:
+            world.put("a")
+            world.roll_over()
+            (name, token), *_ = world.client().plan_partitions(ChangeFeedRequest(ADDRESS, Beginning()))
+            start, scope = FromContinuationToken(token), PhysicalPartition(name)
+            world.script.advance(60 * (minutes - 20))
+            if tells:
+                world.consumer(start, scope=scope).read()
+            world.script.advance(60 * 20)
+            with refused(ErrorCategory.CHECKPOINT_EXPIRED):
+                world.consumer(start, scope=scope).read()
+
+    @pytest.mark.parametrize("start", [Beginning(), Now()])
+    def test_a_fresh_start_of_a_quiet_table_has_time(self, world, start):
+        assert world.consumer(start).read().diagnostics.retention_headroom_seconds > 12 * HOUR

@@ -19,6 +19,7 @@ from multiclouddb_dynamo.position import (
     compare,
     cursor_of,
     describe,
+    headroom,
     join,
     looks_at,
     place_of,
@@ -27,9 +28,10 @@ from multiclouddb_dynamo.position import (
 )
 from multiclouddb_spi import InvalidCursor
 
-from .world import patiently
+from .world import HOUR, patiently
 
 LAST = 253_402_300_799  # the end of the year 9999
+NOW = 1_800_000_000
 OURS = 24  # the bytes of a cursor in addition to the service's data
 
 seqs = st.text("0123456789", min_size=1, max_size=40)
@@ -175,3 +177,17 @@ def test_nothing_behind_a_place_is_older_than_it_says(place):
 )
 def test_of_several_starts_the_one_that_knows_more_about_the_age_is_right(places, joined):
     assert join(places) == joined
+
+
+@pytest.mark.parametrize(
+    ("place", "left"),
+    [
+        (After("1", NOW - HOUR), 23 * HOUR),
+        (Start(NOW - 25 * HOUR), 0),
+        (Latest(NOW), 24 * HOUR - 120),
+        (Horizon(NOW), None),
+        (After("1", None), None),
+    ],
+)
+def test_headroom(place, left):
+    assert headroom(place, datetime.fromtimestamp(NOW, UTC)) == left

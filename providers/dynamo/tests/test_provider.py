@@ -1,7 +1,6 @@
-"""Tests the provider as a whole: native clients, threads, refused requests, and closing."""
+"""Tests the provider as a whole: clients, identities, addresses, damaged tokens, and refused requests."""
 
-from concurrent.futures import ThreadPoolExecutor
-
+import attrs
 import boto3
 import pytest
 from botocore.config import Config
@@ -11,93 +10,207 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
     ErrorCategory,
+    FromContinuationToken,
     MulticloudDbError,
     NewItemStateMode,
+    Now,
     OldItemStateMode,
+    PhysicalPartition,
+    ResourceAddress,
     connect,
 )
-from multiclouddb_conformance.refusals import refused
+from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_dynamo import DynamoClients
-from multiclouddb_dynamo import client as client_module
+from multiclouddb_dynamo.catalog import check_table
+from multiclouddb_dynamo.client import Calls, Table
+from multiclouddb_spi import FeedSpec, ProviderFault, encode_partition_id
+from multiclouddb_spi.continuation.token import decode_token, encode_token
 
-from .servers.server import REGION
-from .world import ADDRESS, TABLE, WINDOWS, World, markers, session
+from .servers.server import CREDENTIALS, REGION
+from .world import ADDRESS, TABLE, markers, session
 
 READ = "GetRecords"
-START = ChangeFeedRequest(ADDRESS, Beginning())
+OPERATIONS = ["DescribeTable", "DescribeStream", "GetShardIterator", READ]
+SECRETS = (CREDENTIALS["AWS_SECRET_ACCESS_KEY"], "a-session-token")
+INVALID, EXPIRED = ErrorCategory.INVALID_REQUEST, ErrorCategory.CHECKPOINT_EXPIRED
+NOT_FOUND = ErrorCategory.NOT_FOUND
+
+
+def refused(act, category, *words):
+    """Return the error of a call. The error must have the given category and words, and contain no secret."""
+    return refusal(category, act, *words, hidden=SECRETS)
+
+
+def reading(client, start=None, **request):
+    asked = {"address": ADDRESS, "start_position": start or Beginning()} | request
+    return lambda: client.read_changes(ChangeFeedRequest(**asked))
+
+
+def client_of(endpoint_url, **connection):
+    return connect(ClientConfig("dynamo", {"region": REGION, "endpoint_url": endpoint_url} | connection))
+
+
+def retries(attempts):
+    return Config(retries={"mode": "standard", "total_max_attempts": attempts})
 
 
 @pytest.fixture
 def native(world):
-    """Return the application's own clients, with its own settings."""
-    config = Config(retries={"mode": "standard", "total_max_attempts": 2}, user_agent_extra="shop")
-    settings = {"region_name": REGION, "endpoint_url": world.script.endpoint_url, "config": config}
-    made = DynamoClients(
-        session().client("dynamodb", **settings), session().client("dynamodbstreams", **settings)
-    )
+    settings = {"region_name": REGION, "endpoint_url": world.script.endpoint_url, "config": retries(2)}
+    made = DynamoClients(*(session().client(name, **settings) for name in ("dynamodb", "dynamodbstreams")))
     yield made
     made.dynamodb.close()
     made.streams.close()
 
 
 class TestApplication:
-    """Tests the application's own clients, configuration and session."""
-
     def test_native_clients_read_the_same_with_their_own_retries(self, world, native):
         written = world.put("a", "b")
         with connect("dynamo://", native_client=native) as client:
             world.troubles.fail(READ, "InternalServerError", None)
             with pytest.raises(MulticloudDbError):
-                client.read_changes(START)
+                reading(client)()
             assert world.journal.count(READ) == 2
             world.troubles.end()
-            page = client.read_changes(START)
+            page = reading(client)()
             assert markers(page.events) == written
-            assert page.events == world.client().read_changes(START).events
+            assert page.events == reading(world.client())().events
 
     def test_the_retries_of_a_config_are_all_there_are(self, world):
         world.put("a")
         world.troubles.fail(READ, "InternalServerError", None)
-        retries = {"config": Config(retries={"mode": "standard", "total_max_attempts": 3})}
-        config = ClientConfig("dynamo", {**world.config().connection, **retries})
-        with connect(config) as client, pytest.raises(MulticloudDbError) as caught:
-            client.read_changes(START)
-        assert caught.value.retryable
+        with client_of(world.script.endpoint_url, session=session(), config=retries(3)) as client:
+            with pytest.raises(MulticloudDbError) as caught:
+                reading(client)()
+            assert caught.value.retryable
         assert world.journal.count(READ) == 3
 
-    def test_a_session_is_used(self, world):
-        world.put("a")
-        own = boto3.Session(aws_access_key_id="another", aws_secret_access_key="one", region_name=REGION)
-        config = ClientConfig("dynamo", {**world.config().connection, "session": own})
-        with connect(config) as client:
-            assert markers(client.read_changes(START).events) == [1]
+    def test_a_closed_client_leaves_no_connection(self, world, native):
+        """botocore opens a connection for a call that began before the client was closed."""
+        client = world.client()
+        reading(client)()
+        client.close()
+        calls = Calls(native, ours=True)
+        native.dynamodb.meta.events.register("before-send", lambda **_: calls.close())
+        calls.describe_table(TABLE)
+        world.server.close()
+        wait_until(lambda: world.script.connections == 0)
 
 
-def test_describe_stream_is_called_ten_times_a_second_by_all_threads_together(monkeypatch):
-    """If a busy machine delays a call, the next call may follow too soon and be throttled, but rarely."""
-    for window in WINDOWS:
-        monkeypatch.setattr(client_module, "_WINDOW_SECONDS", window)
-        with World(shards=4, enforce_limits=True) as world:
-            client = world.client()
-            with ThreadPoolExecutor(8) as pool:
-                list(pool.map(client.list_physical_partitions, [ADDRESS] * 25))
-            found = world.journal.count("DescribeStream"), world.journal.most_describes
-            if found == (25, 10):
-                break
-    assert found == (25, 10)
+class TestIdentity:
+    @pytest.mark.parametrize("missing", [list(CREDENTIALS), ["AWS_SECRET_ACCESS_KEY"]], ids=["all", "half"])
+    def test_credentials_that_are_missing(self, world, monkeypatch, missing):
+        for name in missing:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+        def act():
+            with client_of(world.script.endpoint_url) as client:
+                reading(client)()
+
+        word = "credential" if len(missing) > 1 else "AWS_SECRET_ACCESS_KEY"
+        refused(act, ErrorCategory.AUTHENTICATION_FAILED, word)
+        assert world.journal.count("DescribeStream") == 0
+
+    @pytest.mark.parametrize("operation", OPERATIONS)
+    @pytest.mark.parametrize(
+        ("code", "category", "word"),
+        [
+            ("UnrecognizedClientException", ErrorCategory.AUTHENTICATION_FAILED, "get-caller-identity"),
+            ("AccessDeniedException", ErrorCategory.AUTHORIZATION_FAILED, "permissions"),
+        ],
+    )
+    def test_a_call_that_is_refused_is_made_once_and_loses_nothing(
+        self, world, operation, code, category, word
+    ):
+        consumer = world.consumer(max_page_size=1)
+        written = world.put("a", "b")
+        consumer.read()
+        consumer.restart()
+        own = boto3.Session(*CREDENTIALS.values(), SECRETS[1], REGION)
+        trouble = world.troubles.fail(operation, code, None)
+        start = Now() if operation == "DescribeStream" else consumer.start
+        with client_of(world.script.endpoint_url, session=own) as client:
+            error = refused(reading(client, start), category, word, code)
+        assert not error.retryable
+        assert trouble.happened == 1
+        world.troubles.end()
+        consumer.until_idle()
+        assert consumer.markers == written
 
 
-def test_a_closed_client_leaves_no_connection(world, native):
-    """botocore opens a connection for a call that began before the client was closed."""
-    client = world.client()
-    client.read_changes(START)
-    client.close()
-    calls = client_module.Calls(native, ours=True)
-    native.dynamodb.meta.events.register("before-send", lambda **_: calls.close())
-    calls.describe_table(TABLE)
-    world.server.close()
-    wait_until(lambda: world.script.connections == 0)
+class TestAddresses:
+    @pytest.mark.parametrize(
+        ("names", "category", "words"),
+        [
+            ((None, "x"), INVALID, []),
+            ((None, "x" * 2000), INVALID, []),
+            ((None, "a b"), NOT_FOUND, []),
+            ((None, "söng"), NOT_FOUND, []),
+            ((None, "arn:aws:dynamodb:eu-west-1:1:table/none"), NOT_FOUND, []),
+            (("shop", TABLE), INVALID, ["address.database", "leave it out"]),
+            ((None, "plain"), INVALID, ["StreamEnabled=true", "plain"]),
+        ],
+    )
+    def test_an_address_that_is_none(self, world, names, category, words):
+        world.server.create_table("plain", None)
+        refused(reading(world.client(), address=ResourceAddress(*names)), category, *words)
+
+    @pytest.mark.parametrize("shard", ["shardId-00000001541626099285-f35f62ef", "x", "é" * 40, "s" * 100])
+    def test_a_shard_that_is_unknown(self, world, shard):
+        scope = PhysicalPartition(encode_partition_id("dynamo", ADDRESS, world.arn, shard))
+        refused(reading(world.client(), scope=scope), INVALID, "list_physical_partitions")
+
+    def test_nobody_listens_at_the_endpoint(self):
+        with client_of("http://127.0.0.1:9") as client:
+            refused(reading(client), ErrorCategory.TRANSIENT_FAILURE, "endpoint_url", "127.0.0.1:9")
+
+
+# Each row: a cursor that nobody has made, and the category with which it may be refused too: a position
+# before the shard's first record, or with an iterator, may have expired.
+CURSORS = {
+    "a short number": (["123", 1], EXPIRED),
+    "a long number": (["1" * 41, 1], INVALID),
+    "letters": (["12x" * 8, 1], INVALID),
+    "a number of another shard": (["9" * 38, 1], INVALID),
+    "zero": (["0" * 21, 1], EXPIRED),
+    "no iterator": (["n", 1_700_000_000, "nonsense"], EXPIRED),
+    "nothing": (None, INVALID),
+    "a nest": ([[[[]]]], INVALID),
+    "a time of the year 99999": (["h", 10**13], INVALID),
+}
+
+
+def test_a_damaged_cursor_is_refused_and_the_original_token_still_works(world):
+    written = world.put("a")
+    consumer = world.consumer()
+    consumer.until_idle()
+    envelope, fresh = decode_token(consumer.token), world.client()
+    held = envelope.state["p"][0][1][:2]
+    cases = [(world.chain(), *case) for case in CURSORS.values()]
+    cases += [(name, held, EXPIRED) for name in ("shardId-00000001541626099285-f35f62ef", "x" * 200)]
+    for shard, cursor, category in cases:
+        token = encode_token(attrs.evolve(envelope, state={"p": [[shard, cursor]]}))
+        for client in (fresh, consumer.client):
+            with pytest.raises(MulticloudDbError) as caught:
+                reading(client, FromContinuationToken(token))()
+            assert caught.value.category in (INVALID, category), cursor
+    assert consumer.markers == written
+    assert consumer.restart().until_idle() == []
+    after = world.put("b")
+    assert consumer.until_idle() == after
+
+
+@pytest.mark.parametrize("part", ["SequenceNumber", "ApproximateCreationDateTime", "Keys"])
+def test_a_record_without_a_part(world, part):
+    before = world.put("a")
+    world.script.write_record(TABLE, {"id": {"S": "p"}}, lambda record: record["dynamodb"].pop(part))
+    consumer = world.consumer(max_page_size=1)
+    consumer.read()
+    with pytest.raises(MulticloudDbError):
+        consumer.read()
+    assert consumer.markers == before
 
 
 @pytest.mark.parametrize(
@@ -106,30 +219,14 @@ def test_a_closed_client_leaves_no_connection(world, native):
      ("NEW_AND_OLD_IMAGES", True, True)],
 )  # fmt: skip
 def test_items_that_a_stream_does_not_hold_are_refused(view, new, old):
-    asked = [
+    table = Table("arn", True, view, ("id",))
+    for held, mode in (
         (new, {"new_item_state_mode": NewItemStateMode.REQUIRE}),
         (old, {"old_item_state_mode": OldItemStateMode.REQUIRE}),
-    ]
-    with World(view=view) as world:
-        world.put("a")
-        for there, modes in asked:
-            if there:
-                assert len(world.consumer(**modes).read().events) == 1
-                continue
-            with refused(ErrorCategory.UNSUPPORTED_CAPABILITY, view):
-                world.consumer(**modes).read()
-
-
-def test_diagnostics(world):
-    written = world.put("a", "b")
-    consumer = world.consumer()
-    page = consumer.read()
-    assert markers(page.events) == written
-    told = page.diagnostics
-    assert told.watermark <= page.events[-1].timestamp
-    assert told.requests >= 2
-    assert told.retention_headroom_seconds == pytest.approx(24 * 3600, abs=60)
-    assert told.lag_seconds < 60
-    idle = consumer.read()
-    assert idle.idle
-    assert idle.diagnostics.lag_seconds < 60
+    ):
+        if held:
+            check_table(table, FeedSpec(ADDRESS, **mode))
+            continue
+        with pytest.raises(ProviderFault, match=view) as caught:
+            check_table(table, FeedSpec(ADDRESS, **mode))
+        assert caught.value.fault.category == ErrorCategory.UNSUPPORTED_CAPABILITY

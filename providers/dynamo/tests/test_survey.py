@@ -7,15 +7,14 @@ import pytest
 
 from multiclouddb_api import FeedEnded
 from multiclouddb_dynamo import shards as shards_module
-from multiclouddb_dynamo.partitions import survey_of_listing
 from multiclouddb_dynamo.position import After, Horizon, Latest, Start, cursor_of, place_of
 from multiclouddb_dynamo.shards import Shard
+from multiclouddb_dynamo.survey import survey_of_listing
 from multiclouddb_dynamo_emulator import Remains
 from multiclouddb_spi import PartitionState
 
-from .world import TABLE, World, soon
+from .world import HOUR, TABLE, World, soon
 
-HOUR = 3600
 NOW = 1_800_000_000
 OLD = cursor_of(After("1" * 21, None))
 
@@ -154,7 +153,7 @@ class TestChildren:
     def test_nothing_follows_in_a_stream_that_was_disabled(self, monkeypatch):
         monkeypatch.setattr(shards_module, "_SETTLED_SECONDS", 0.0)
         with chain() as (world, (_a, b, c), feed):
-            world.server.client().update_table(TableName=TABLE, StreamSpecification={"StreamEnabled": False})
+            world.enable(False)
             for _ in range(2):
                 feed.survey({}, soon())
             survey = feed.survey({b: OLD, c: OLD}, soon(), whole=False)

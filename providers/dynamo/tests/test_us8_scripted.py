@@ -1,4 +1,4 @@
-"""Runs on the scripted server what DynamoDB Local cannot show: faults, retention and late listings."""
+"""Runs the whole conformance suite on the scripted server, which splits shards and produces every fault."""
 
 from datetime import timedelta
 
@@ -17,16 +17,7 @@ from multiclouddb_conformance.faults import (
     Throttle,
     Trimmed,
 )
-from multiclouddb_conformance.us8 import (  # noqa: F401
-    TestExpiry,
-    TestLateChildren,
-    TestLateSiblings,
-    TestPoison,
-    TestReleasing,
-    TestTrimmedOnTheWay,
-    TestTrouble,
-    TestUncovered,
-)
+from multiclouddb_conformance.us8 import *  # noqa: F403
 from multiclouddb_dynamo_emulator import Order, ScriptedStreams
 
 from .harness import DynamoHarness, typed
@@ -35,21 +26,16 @@ from .servers.server import Server
 pytestmark = pytest.mark.usefixtures("hasty")
 
 READ = "GetRecords"
-# DynamoDB Local shows these too.
-for _name in ("TestDescendants", "TestEndlessTrouble", "TestFollowing", "TestPropagation", "TestResnapshot"):
-    globals()[_name] = pytest.mark.soak(type(_name, (getattr(us8, _name),), {}))
 
 
 class Scripted(Server):
     """Adapts the scripted server to the interface of the other test servers."""
 
     def __init__(self) -> None:
-        """Start the server."""
         self.script = ScriptedStreams()
         super().__init__(self.script.__enter__().endpoint_url)
 
     def close(self) -> None:
-        """Stop the server."""
         super().close()
         self.script.stop()
 
@@ -72,13 +58,12 @@ class ScriptedHarness(DynamoHarness):
     def make_table(self, table, kind, partitions):
         self.script.habits.initial_shards = partitions
         self.tables.append(table)
-        return super().make_table(table, kind, 1)
+        return super().make_table(table, kind, partitions)
 
     def split(self, address, partition_id):
         self.script.split(self.native_id(partition_id))
 
     def trim(self, address):
-        """Simulate the passing of a day."""
         self.script.advance(25 * 3600)
 
     def poison(self, address, key):
@@ -141,3 +126,8 @@ class ScriptedHarness(DynamoHarness):
 
 
 HARNESS = ScriptedHarness
+
+
+@pytest.mark.soak
+class TestLoss(us8.TestLoss):
+    """It reads thousands of times; test_loss.py kills a consumer in a life of this service."""

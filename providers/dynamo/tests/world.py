@@ -1,41 +1,39 @@
 """Provides one table on the scripted server. boto3 writes to it, and the library's client reads it."""
 
 import os
-import time
 
-import attrs
 from hypothesis import settings
 
 from multiclouddb_api import (
     Beginning,
-    ChangeFeedRequest,
     ClientConfig,
-    FromContinuationToken,
     MulticloudDbClient,
     OperationOptions,
     ResourceAddress,
     connect,
 )
-from multiclouddb_dynamo import client as client_module
+from multiclouddb_conformance.consumer import Consumer, markers
 from multiclouddb_dynamo.provider import PLUGIN
 from multiclouddb_dynamo_emulator import Habits, ScriptedStreams
 from multiclouddb_spi import Deadline, FeedSpec
+from multiclouddb_spi.continuation.token import decode_token
 
 from .servers.server import REGION, Server, session
 
 TABLE = "orders"
 ADDRESS = ResourceAddress(collection=TABLE)
-MANY_PAGES = 2000
-# For each attempt, the seconds over which ten listings are distributed. On a busy machine, calls may arrive
-# closer together than they were sent, and the service counts them when they arrive.
-WINDOWS = (*[client_module._WINDOW_SECONDS] * 3, 1.3, 1.6, 2.0, 3.0)
+HOUR = 3600
+EXPIRED = 16 * 60  # an iterator is valid for 15 minutes
 # A slow machine must not fail a test.
 patiently = settings(deadline=None, max_examples=int(os.environ.get("MULTICLOUDDB_EXAMPLES", "20")))
 
 
 def seconds(number):
-    """Return options that limit a call to the given number of seconds."""
     return OperationOptions(timeout_seconds=number)
+
+
+def soon(number=30.0):
+    return Deadline.after(number)
 
 
 class World:
@@ -80,7 +78,6 @@ class World:
         return markers
 
     def put_in(self, shard, number=1):
-        """Write items whose records go to the given open shard; return their markers."""
         keys = [key["id"]["S"] for key in self.script.keys_of(shard, number, f"w{self.written}-")]
         return self.put(*keys)
 
@@ -89,22 +86,23 @@ class World:
         return [marker for shard in self.open() for marker in self.put_in(shard)]
 
     def open(self):
-        """Return the open shards."""
         return self.script.open_shards(TABLE)
 
     def roll_over(self):
-        """Roll over every open shard."""
         return self.script.roll_over_all(TABLE)
 
+    def enable(self, enabled=True):
+        """Enable or disable the stream of the table."""
+        stream = {"StreamEnabled": enabled} | ({"StreamViewType": "NEW_AND_OLD_IMAGES"} if enabled else {})
+        self.server.client().update_table(TableName=TABLE, StreamSpecification=stream)
+
     def chain(self):
-        """Return the only open shard."""
         (shard,) = self.open()
         return shard
 
     # -- Reading
 
     def config(self, **others):
-        """Return the configuration of a client."""
         connection = {"session": session(), "region": REGION, "endpoint_url": self.script.endpoint_url}
         return ClientConfig("dynamo", connection, **self.settings | others)
 
@@ -115,8 +113,9 @@ class World:
         return made
 
     def consumer(self, start=None, client=None, **request):
-        """Make a consumer with its own client."""
-        return Consumer(self, client or self.client(), start or Beginning(), request)
+        return Consumer(
+            ADDRESS, self.client, client or self.client(), start or Beginning(), request, pause=0.05
+        )
 
     def feed(self, **spec):
         """Make a provider and a feed; the engine is not used."""
@@ -124,72 +123,18 @@ class World:
         return provider, provider.open_feed(FeedSpec(ADDRESS, **spec), soon())
 
 
-def soon(number=30.0):
-    """Return a deadline that is the given number of seconds from now."""
-    return Deadline.after(number)
+def native(name):
+    return name.rpartition(":")[2]
 
 
-@attrs.define
-class Consumer:
-    """A consumer that resumes from its token. `restart` simulates a new process."""
-
-    world: World
-    client: MulticloudDbClient
-    start: object
-    request: dict
-    events: list = attrs.field(factory=list)
-    notices: list = attrs.field(factory=list)
-    pages: list = attrs.field(factory=list)
-
-    def read(self, options=None):
-        """Read one page."""
-        page = self.client.read_changes(ChangeFeedRequest(ADDRESS, self.start, **self.request), options)
-        self.start = FromContinuationToken(page.continuation_token)
-        self.events += page.events
-        self.notices += page.notices
-        self.pages.append(page)
-        return page
-
-    def until_idle(self, most=MANY_PAGES):
-        """Read pages until a page is idle. Return the markers that were delivered."""
-        before = len(self.events)
-        for _ in range(most):
-            page = self.read(self._patience())
-            if page.idle:
-                return markers(self.events[before:])
-        raise AssertionError(f"not idle after {most} pages")
-
-    def until_found(self, wanted, at_most=30):
-        """Read pages until all the given markers have been delivered.
-
-        Changes of a partition that a service lists late come after an idle page.
-        """
-        until = time.monotonic() + at_most
-        while not set(wanted) <= set(self.markers):
-            assert time.monotonic() < until, f"{sorted(set(wanted) - set(self.markers))} are missing"
-            self.read(self._patience())
-
-    def _patience(self):
-        """Wait after a page without events, as a real client waits between polls."""
-        if not self.pages or self.pages[-1].events:
-            return None
-        return OperationOptions(wait_seconds=0.05)
-
-    def restart(self):
-        """Continue as a new process that has the same token."""
-        self.client.close()
-        self.client = self.world.client()
-        return self
-
-    @property
-    def token(self):
-        return self.start.token
-
-    @property
-    def markers(self):
-        return markers(self.events)
+def state_of(token):
+    """Return the shards with their cursors that a token contains."""
+    return decode_token(token).state["p"]
 
 
-def markers(events):
-    """Return the markers of events, in order."""
-    return [event.new_item_state["n"] for event in events if event.new_item_state is not None]
+def fetch(reader, records=1000):
+    return reader.fetch(records, 1 << 20, 0.0, soon())
+
+
+def all_of(batch):
+    return markers(batch.events(0, len(batch)))

@@ -23,9 +23,9 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
+from multiclouddb_mongo.catalog import Found, find
 from multiclouddb_mongo.errors import PROVIDER_ID
 from multiclouddb_mongo.mapping import View
-from multiclouddb_mongo.partitions import PARTITION_ID, Found, clock, find
 from multiclouddb_mongo.position import (
     After,
     At,
@@ -39,6 +39,7 @@ from multiclouddb_mongo.position import (
     ticks_at,
     token_text,
 )
+from multiclouddb_mongo.pymongo_internals import retried
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.scan_position import describe_scan, is_scan_cursor, range_of, rest_of
 from multiclouddb_mongo.snapshots import (
@@ -51,6 +52,7 @@ from multiclouddb_mongo.snapshots import (
     time_in,
 )
 from multiclouddb_mongo.source import Entry, Log, Source
+from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -75,6 +77,7 @@ from multiclouddb_spi.faults import START_AGAIN, START_ANEW
 _LOG_SECONDS: Final = 30.0
 _AHEAD_SECONDS: Final = 60
 _PEEK_BYTES: Final = 1
+_PARTITION_ID: Final = "0"  # a deployment has only one change stream, with all changes in one order
 _FOLLOW: Final = (
     'pass MongoOptions(after_invalidate="follow") to continue with the next collection of this name'
 )
@@ -113,11 +116,14 @@ class MongoFeed(Feed):
 
     def clock(self, deadline: Deadline) -> datetime | None:
         """Return the current time of the server that answers."""
-        return clock(self._source.client)
+        client = self._source.client
+        answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
+        moment: datetime = answer["localTime"]
+        return moment
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Resolve a start. All starts are durable positions in the log."""
-        if partition_id not in (None, PARTITION_ID):
+        if partition_id not in (None, _PARTITION_ID):
             return []
         self._source.reach(deadline)
         if not self._options.allow_missing:
@@ -126,7 +132,7 @@ class MongoFeed(Feed):
             found = find(self._source.client, self.spec, self._source.address)
             if not found.there or found.uuid != self._found.uuid:
                 raise _missing(self._source.address)
-        return [Seed(PARTITION_ID, (), self._resolved(position))]
+        return [Seed(_PARTITION_ID, (), self._resolved(position))]
 
     def survey(
         self,
@@ -142,10 +148,10 @@ class MongoFeed(Feed):
         # was dropped.
         if expired:
             oldest = cursor_of(self._log.oldest(), ticks_at(self._source.now()))
-            return Survey((Partition(PARTITION_ID, (), PartitionState.OPEN, oldest),))
+            return Survey((Partition(_PARTITION_ID, (), PartitionState.OPEN, oldest),))
         if not self._found.there and not self._options.allow_missing:
             raise _missing(self._source.address)
-        return Survey((Partition(PARTITION_ID, (), PartitionState.OPEN),))
+        return Survey((Partition(_PARTITION_ID, (), PartitionState.OPEN),))
 
     def open(
         self, partition_id: str, cursor: Cursor, until: Cursor | None = None
@@ -185,7 +191,7 @@ class MongoFeed(Feed):
         source.reach(deadline)
         if not (find(source.client, self.spec, source.address).there or self._options.allow_missing):
             raise _missing(source.address)
-        return look_up(self._scan, self._view(PARTITION_ID), time_in(source.now()), keys)
+        return look_up(self._scan, self._view(_PARTITION_ID), time_in(source.now()), keys)
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline

@@ -20,12 +20,12 @@ from multiclouddb_api import (
     ScanFloor,
     Support,
 )
+from multiclouddb_mongo.catalog import check_provisioned, find, list_collections, resolve
 from multiclouddb_mongo.commands import Commands
 from multiclouddb_mongo.config import MongoConfig
 from multiclouddb_mongo.errors import PROVIDER_ID, classify, is_logged_out, login_lost
 from multiclouddb_mongo.feed import MongoFeed
 from multiclouddb_mongo.options import MongoOptions
-from multiclouddb_mongo.partitions import check_provisioned, find, list_collections, resolve
 from multiclouddb_mongo.pymongo_internals import (
     Closer,
     bounded_pool,

@@ -30,9 +30,9 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
+from multiclouddb_mongo.catalog import Found, check_provisioned, find
 from multiclouddb_mongo.mapping import View
 from multiclouddb_mongo.options import MongoOptions
-from multiclouddb_mongo.partitions import Found, check_provisioned, find
 from multiclouddb_mongo.position import After, Place, place_of
 from multiclouddb_mongo.pymongo_internals import GivenUp, Rows, next_answer
 from multiclouddb_mongo.rows import ROW_CODEC, RowMapper, bytes_of, rows_of

@@ -51,7 +51,6 @@ class CancelScope:
         return scope
 
     def take(self, call: Any) -> None:
-        """Store the call that is running now."""
         self._calls[:] = [call]
         if self._cancelled.is_set():
             call.cancel()
@@ -106,11 +105,9 @@ class _Turn:
 
 
 class Clock:
-    """The service's clock.
+    """The service's clock, which is never behind a commit that was acknowledged before the request.
 
-    The time that the clock returns is equal to or later than the time of every commit that was
-    acknowledged before the request. If several threads request the time while a call is running,
-    these threads share the next call.
+    If several threads request the time while a call is running, they share the next call.
     """
 
     def __init__(self, asked: Callable[[CancelScope], int]) -> None:
@@ -258,7 +255,6 @@ class DatabaseClient:
         return self._answer(self._transport.execute_streaming_sql, request, scope)
 
     def read(self, request: Any, scope: CancelScope) -> Answer:
-        """Begin to read rows."""
         request.session = self._open_session(scope)
         scope.check()
         return self._answer(self._transport.streaming_read, request, scope)
@@ -329,12 +325,10 @@ class DatabaseClient:
                 self._session = None
 
     def over(self, call: Any) -> None:
-        """Record that a call has ended."""
         with self._lock:
             self._active.discard(call)
 
     def open_calls(self) -> int:
-        """Return the number of calls that are running or kept open."""
         with self._lock:
             return len(self._active)
 
@@ -366,7 +360,11 @@ class DatabaseClient:
             return session[0]
         with holding(self._creating, scope):
             if self._session is session:
-                made = self._create(scope)
+                request = CreateSessionRequest.pb()(database=self.name)
+                request.session.multiplexed = True
+                metadata = self._metadata("database", self.name)
+                told = self._waited(self._transport.create_session, request, metadata, scope)
+                made = told.name, bool(told.multiplexed), time.monotonic()
                 if session is not None and not session[1]:
                     self._delete(session[0])
                 with self._lock:
@@ -378,14 +376,6 @@ class DatabaseClient:
             if found is None:
                 raise late()
             return found[0]
-
-    def _create(self, scope: CancelScope) -> tuple[str, bool, float]:
-        """Create a session."""
-        request = CreateSessionRequest.pb()(database=self.name)
-        request.session.multiplexed = True
-        metadata = self._metadata("database", self.name)
-        made = self._waited(self._transport.create_session, request, metadata, scope)
-        return made.name, bool(made.multiplexed), time.monotonic()
 
     def _delete(self, session: str) -> None:
         """Delete a session, which the server would otherwise keep for an hour."""

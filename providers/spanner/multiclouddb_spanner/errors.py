@@ -169,14 +169,10 @@ def classify(error: Exception) -> Fault:
         return (refused or _row(status, text)).fault(said, name, retry_after=_retry_after(error))
     row, name = _UNKNOWN, type(error).__name__
     match error:
-        case TransportError():
-            row = UNAVAILABLE
-        case RefreshError() if error.retryable:
+        case TransportError() | grpc.RpcError() | OSError():
             row = UNAVAILABLE
         case GoogleAuthError():
-            row = _AUTHENTICATION
-        case grpc.RpcError() | OSError():
-            row = UNAVAILABLE
+            row = UNAVAILABLE if isinstance(error, RefreshError) and error.retryable else _AUTHENTICATION
         case ValueError() if "closed channel" in str(error):
             row = _INTERRUPTED
     return row.fault(one_line(f"{name}: {error}"), name)

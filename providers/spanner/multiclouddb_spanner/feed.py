@@ -19,13 +19,13 @@ from multiclouddb_api import (
 from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.errors import PROVIDER_ID, is_broken, is_past
 from multiclouddb_spanner.mapping import View
-from multiclouddb_spanner.partitions import survey_of
 from multiclouddb_spanner.position import Place, compare, cursor_of, describe, moment_of, ordered, place_of
 from multiclouddb_spanner.reader import SpannerReader
 from multiclouddb_spanner.records import DataRecord, Item
 from multiclouddb_spanner.segment_reader import SegmentReader, look_up
 from multiclouddb_spanner.snapshots import Scans, cut, is_segment, plan_scan, span_of
 from multiclouddb_spanner.source import Source
+from multiclouddb_spanner.survey import survey_of
 from multiclouddb_spi import (
     Continue,
     Cursor,
@@ -64,7 +64,6 @@ class SpannerFeed(Feed):
         self.identity = FeedIdentity(PROVIDER_ID, spec.address, name)
 
     def clock(self, deadline: Deadline) -> datetime | None:
-        """Return the current time of the service."""
         return moment_of(self._now(deadline))
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
@@ -120,7 +119,6 @@ class SpannerFeed(Feed):
         return 5.0
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
-        """Open a reader of one partition, or of one segment of a snapshot."""
         spec, view = self.spec, self._view(self.public_id(partition_id))
         if plan_id_of(partition_id) is not None:
             return SegmentReader(self._scans, view, span_of(cursor))
@@ -135,12 +133,10 @@ class SpannerFeed(Feed):
         )
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """Plan a snapshot (see `SupportsSnapshot.snapshot`)."""
         seeds = self.start(Now(), None, deadline)
         return plan_scan(self._scans, seeds, segments, CancelScope(deadline))
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """Return the next segments, whose bounds the plan contains."""
         return cut(cursor, count)
 
     def lookup(
@@ -170,7 +166,6 @@ class SpannerFeed(Feed):
         since: datetime | None = None,
         whole: bool = True,
     ) -> Survey:
-        """Return the partitions that are alive now, and what is left of the asked ones."""
         # The heirs of a partition that no longer exists are all partitions that were alive at the oldest time
         # that can be read: together they contain every later change, exactly once.
         now = self._now(deadline)
@@ -222,7 +217,6 @@ class SpannerFeed(Feed):
         return None if is_segment(cursor) else place_of(cursor).first
 
     def describe(self, cursor: Cursor) -> Position:
-        """Return the commit timestamp of a position."""
         if is_segment(cursor):
             return Position("a part of the table", None)
         return describe(place_of(cursor))

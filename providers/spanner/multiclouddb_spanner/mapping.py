@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import attrs
 import orjson
@@ -15,7 +16,7 @@ from multiclouddb_api import ChangeEvent, ChangeType, ResourceAddress
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_spanner.position import Place, cursor_of, fixed_text, moment_of, ordered
-from multiclouddb_spanner.records import DataRecord, Mod
+from multiclouddb_spanner.records import DataRecord, Mod, Shape
 from multiclouddb_spanner.values import Converter
 from multiclouddb_spi import Cursor, Mapper, RecordFault
 from multiclouddb_spi.cursor import Cut
@@ -23,6 +24,7 @@ from multiclouddb_spi.cursor import Cut
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_Made = TypeVar("_Made")
 _TYPES: Final = {"INSERT": ChangeType.CREATE, "UPDATE": ChangeType.UPDATE, "DELETE": ChangeType.DELETE}
 _TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
 _WITH_ROW: Final = frozenset({"NEW_ROW", "NEW_ROW_AND_OLD_VALUES"})
@@ -116,34 +118,39 @@ def _converted(row: dict[str, Any], converters: Mapping[str, Converter]) -> dict
     return row
 
 
-def _key(mod: Mod, view: View, converters: Mapping[str, Converter]) -> dict[str, Any]:
-    found = _converted(_loaded(mod.keys), converters)
-    return {name: found[name] for name in view.key_names}
+@attrs.define
+class _Parts:
+    """The columns that need the parsed rows."""
+
+    mods: list[tuple[DataRecord, Mod]] = attrs.field(factory=list)
+    keys: list[dict[str, Any]] = attrs.field(factory=list)
+    news: list[dict[str, Any] | None] = attrs.field(factory=list)
+    olds: list[dict[str, Any] | None] = attrs.field(factory=list)
 
 
-def _new_row(
-    record: DataRecord, mod: Mod, key: dict[str, Any], converters: Mapping[str, Converter]
-) -> dict[str, Any] | None:
-    if record.kind == "DELETE" or not (record.shape.whole and has_new(record)):
-        return None
-    return {**key, **_converted(_loaded(mod.new), converters)}
-
-
-def _old_row(
-    record: DataRecord, mod: Mod, key: dict[str, Any], converters: Mapping[str, Converter]
-) -> dict[str, Any] | None:
-    if record.kind == "INSERT" or not (record.shape.whole and has_old(record)):
-        return None
-    # If a column has not changed, only the new row contains its value.
-    new = {} if record.kind == "DELETE" else _converted(_loaded(mod.new), converters)
-    return {**key, **new, **_converted(_loaded(mod.old), converters)}
-
-
-def _mods(changes: Iterable[Change]) -> Iterator[tuple[DataRecord, Mod]]:
+def _parts(
+    changes: Iterable[Change], view: View, converters_of: Callable[[Shape], Mapping[str, Converter]]
+) -> _Parts:
+    found = _Parts()
     for record, index in changes:
-        if record.shape.problem is not None:
-            raise ValueError(record.shape.problem)
-        yield record, record.mods[index]
+        mod, shape, kind = record.mods[index], record.shape, record.kind
+        if shape.problem is not None:
+            raise ValueError(shape.problem)
+        converters = converters_of(shape)
+        keys = _converted(_loaded(mod.keys), converters)
+        key = {name: keys[name] for name in view.key_names}
+        new = old = None
+        if view.with_new and view.whole and shape.whole and kind != "DELETE" and has_new(record):
+            new = {**key, **_converted(_loaded(mod.new), converters)}
+        if view.with_old and view.whole and shape.whole and kind != "INSERT" and has_old(record):
+            # If a column has not changed, only the new row contains its value.
+            rest = {} if kind == "DELETE" else _converted(_loaded(mod.new), converters)
+            old = {**key, **rest, **_converted(_loaded(mod.old), converters)}
+        found.mods.append((record, mod))
+        found.keys.append(key)
+        found.news.append(new)
+        found.olds.append(old)
+    return found
 
 
 def _names(changes: Sequence[Change]) -> tuple[list[str], list[str]]:
@@ -179,28 +186,20 @@ def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
     # The events are made column by column. Each event needs only one call, and data that the request leaves
     # out needs no call.
     ids, orders = _names(changes)
-    mods = list(_mods(changes))
-    keys = [_key(mod, view, record.shape.python) for record, mod in mods]
-    rows = list(zip(mods, keys, strict=True))
-    news: Iterable[Any] = repeat(None)
-    olds: Iterable[Any] = repeat(None)
-    if view.with_new and view.whole:
-        news = [_new_row(record, mod, key, record.shape.python) for (record, mod), key in rows]
-    if view.with_old and view.whole:
-        olds = [_old_row(record, mod, key, record.shape.python) for (record, mod), key in rows]
+    parts = _parts(changes, view, attrgetter("python"))
     columns: list[Iterable[Any]] = [
         ids,
-        trusted_keys(keys),
-        [_TYPES[record.kind] for record, _ in mods],
+        trusted_keys(parts.keys),
+        [_TYPES[record.kind] for record, _ in changes],
         _moments(changes),
-        news,
-        olds,
+        parts.news,
+        parts.olds,
         orders,
-        [record.by_expiry for record, _ in mods],
+        [record.by_expiry for record, _ in changes],
         repeat(False),
         repeat(view.address),
         repeat(view.partition_id),
-        [_native(record, mod) for record, mod in mods] if view.native else repeat(None),
+        [_native(record, mod) for record, mod in parts.mods] if view.native else repeat(None),
     ]
     return trusted_events(len(changes), columns)
 
@@ -221,23 +220,20 @@ def _arrow(changes: Sequence[Change], view: View) -> pa.RecordBatch:
 
     count, text = len(changes), pa.string()
     ids, orders = _names(changes)
-    mods = list(_mods(changes))
-    keys = [_key(mod, view, record.shape.json) for record, mod in mods]
-    rows = list(zip(mods, keys, strict=True))
-    news, olds = pa.nulls(count, text), pa.nulls(count, text)
-    if view.with_new and view.whole:
-        news = _json_texts(_new_row(record, mod, key, record.shape.json) for (record, mod), key in rows)
-    if view.with_old and view.whole:
-        olds = _json_texts(_old_row(record, mod, key, record.shape.json) for (record, mod), key in rows)
+    parts = _parts(changes, view, attrgetter("json"))
+
+    def texts(rows: Iterable[dict[str, Any] | None]) -> pa.Array:
+        return pa.array([None if row is None else orjson.dumps(row) for row in rows], text)
+
     columns = [
         pa.array(ids, text),
-        pa.array([_TEXTS[record.kind] for record, _ in mods], text),
-        _json_texts(keys),
-        pa.array([record.at for record, _ in mods], pa.int64()).cast(pa.timestamp("us", tz="UTC")),
-        news,
-        olds,
+        pa.array([_TEXTS[record.kind] for record, _ in changes], text),
+        texts(parts.keys),
+        pa.array([record.at for record, _ in changes], pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        texts(parts.news),
+        texts(parts.olds),
         pa.array(orders, text),
-        pa.array([record.by_expiry for record, _ in mods], pa.bool_()),
+        pa.array([record.by_expiry for record, _ in changes], pa.bool_()),
         pa.repeat(pa.scalar(False), count),
         *(
             pa.repeat(pa.scalar(value, text), count)
@@ -247,12 +243,6 @@ def _arrow(changes: Sequence[Change], view: View) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
 
 
-def _json_texts(rows: Iterable[dict[str, Any] | None]) -> pa.Array:
-    import pyarrow as pa
-
-    return pa.array([None if row is None else orjson.dumps(row) for row in rows], pa.string())
-
-
 @attrs.frozen
 class SpannerMapper(Mapper):
     """Maps the changes of one partition to events and to Arrow."""
@@ -260,25 +250,22 @@ class SpannerMapper(Mapper):
     view: View
 
     def cursor_after(self, records: Changes, count: int) -> Cursor:
-        """Return the position after the first `count` changes."""
         return cursor_of(place_after(records.begin, records.items, count))
 
     def events(self, records: Changes, start: int, stop: int) -> list[ChangeEvent]:
-        """Map changes to events."""
-        try:
-            return _events(records.items[start:stop], self.view)
-        except _DAMAGED:
-            raise self._first_fault(records, start, stop) from None
+        return self._mapped(_events, records, start, stop)
 
     def arrow(self, records: Changes, start: int, stop: int) -> pa.RecordBatch:
-        """Map changes to Arrow. Rows are converted to JSON text, and no event is built."""
-        try:
-            return _arrow(records.items[start:stop], self.view)
-        except _DAMAGED:
-            raise self._first_fault(records, start, stop) from None
+        return self._mapped(_arrow, records, start, stop)
 
-    def _first_fault(self, records: Changes, start: int, stop: int) -> RecordFault:
-        """Return the fault of the first change that cannot be mapped."""
+    def _mapped(
+        self, make: Callable[[Sequence[Change], View], _Made], records: Changes, start: int, stop: int
+    ) -> _Made:
+        """Map changes; if that fails, raise the fault of the first change that cannot be mapped."""
+        try:
+            return make(records.items[start:stop], self.view)
+        except _DAMAGED:
+            pass
         place, reason = start, "one of the changes from here on; which one is unknown"
         for index in range(start, stop):
             try:
@@ -290,4 +277,4 @@ class SpannerMapper(Mapper):
         problem = record.shape.problem or f"it cannot be decoded as a change of a row ({reason})"
         where = f"{record.commit}, transaction {record.transaction}, record {record.sequence}"
         after = place_after(records.begin, records.items, place + 1)
-        return RecordFault(place, where, problem, cursor_of(after))
+        raise RecordFault(place, where, problem, cursor_of(after))

@@ -96,7 +96,6 @@ class SpannerProvider(Provider):
         self._admin: Any = None
 
     def capabilities(self) -> CapabilitySet:
-        """Return the capabilities of a database with a change stream."""
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> SpannerFeed:
@@ -110,24 +109,20 @@ class SpannerProvider(Provider):
         return SpannerFeed(Source(database, info, self._slots), spec)
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """Return the tables of a database, or of all databases (see `SupportsCollections`)."""
-        names = self._database_names(deadline) if database is None else [database]
+        names = [] if database is None else [database]
+        if database is None:
+            self._admin = self._admin or self._client.database_admin_api
+            parent = self._client.instance(self._config.instance).name
+            with forks.calling():
+                listed = self._admin.list_databases(parent=parent, retry=None, timeout=deadline.remaining())
+                names = [each.name.rpartition("/")[2] for each in listed]
         return [
             ResourceAddress(name, table)
             for name in names
             for table in table_names(self._database(name), CancelScope(deadline))
         ]
 
-    def _database_names(self, deadline: Deadline) -> list[str]:
-        if self._admin is None:
-            self._admin = self._client.database_admin_api
-        parent = self._client.instance(self._config.instance).name
-        with forks.calling():
-            listed = self._admin.list_databases(parent=parent, retry=None, timeout=deadline.remaining())
-            return [each.name.rpartition("/")[2] for each in listed]
-
     def classify(self, error: Exception) -> Fault:
-        """Classify an exception of gRPC or of Google's libraries."""
         return classify(error)
 
     def close(self) -> None:
@@ -140,7 +135,6 @@ class SpannerProvider(Provider):
             self._admin.transport.close()
 
     def open_calls(self) -> int:
-        """Return the number of calls that are running or kept open."""
         with self._lock:
             return sum(database.open_calls() for database in self._databases.values())
 

@@ -112,7 +112,6 @@ class SpannerReader(Reader):
         return self._batch(begin, taken, nbytes, caught_up=caught_up, pause=pause)
 
     def cancel(self) -> None:
-        """Cancel the running call, so that the fetch ends at once."""
         self._scope.cancel()
 
     def close(self) -> None:

@@ -87,16 +87,12 @@ _EXPIRY_TAG: Final = "RowDeletionPolicy"
 
 
 class Shapes:
-    """The column descriptions (shapes) of records.
-
-    Each set of columns is parsed once and shared by the threads of one feed.
-    """
+    """The shapes of records; each set of columns is parsed once, for all threads of a feed."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Shape] = {}
 
     def find(self, key: bytes, columns: Callable[[], Iterable[tuple[str, Any]]]) -> Shape:
-        """Return the shape, which contains the names and converters of the given columns."""
         shape = self._known.get(key)
         if shape is None:
             if len(self._known) >= _MOST_SHAPES:

@@ -49,19 +49,15 @@ class _Rows:
     width: int
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.values) // self.width
 
     def row(self, index: int) -> Row:
-        """Return one row."""
         return self.values[index * self.width : (index + 1) * self.width]
 
     def last_key(self, view: View) -> str:
-        """Return the key of the last row."""
         return key_text(self.row(len(self) - 1)[: len(view.key_names)])
 
     def part(self, start: int, stop: int) -> _Rows:
-        """Return the rows from `start` to `stop`."""
         return _Rows(self.values[start * self.width : stop * self.width], self.width)
 
 
@@ -93,7 +89,6 @@ class _Columns:
         return cls(shape_of(kinds), tuple(kind["code"] for _, kind in kinds))
 
     def values(self, rows: _Rows) -> list[list[Any]]:
-        """Return the rows by column, as Python values."""
         return [self._converted(index, rows.values[index :: rows.width]) for index in range(rows.width)]
 
     def _converted(self, index: int, column: Sequence[Any]) -> list[Any]:
@@ -202,7 +197,6 @@ class SegmentReader(Reader):
         self._looked = False
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """Return the next rows."""
         self._scope.check()
         deadline = answer_deadline(deadline)
         begin = self._span.cursor()
@@ -236,11 +230,9 @@ class SegmentReader(Reader):
         return self._batch(begin, taken, nbytes)
 
     def cancel(self) -> None:
-        """Cancel the running call. The fetch ends immediately."""
         self._scope.cancel()
 
     def close(self) -> None:
-        """Cancel the answer that is still open."""
         self._end_answer()
 
     # -- The answer

@@ -86,11 +86,7 @@ _ARRIVED = 4
 
 
 class RequestSizes:
-    """The sizes of the next requests, after a connection has broken within an answer.
-
-    The service sends up to a megabyte in one message of gRPC. If a connection breaks within a message,
-    nothing of it arrives. Therefore the next request is a quarter as large, and later ones are larger again.
-    """
+    """The sizes of the next requests after a connection has broken; nothing of a broken message arrives."""
 
     def __init__(self, full: int) -> None:
         self._full = full

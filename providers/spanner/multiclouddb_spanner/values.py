@@ -146,10 +146,6 @@ def _json_decimal(raw: Any) -> JsonValue:
     return {"$decimal": str(_decimal(raw))}
 
 
-def _json_bytes(raw: Any) -> JsonValue:
-    return {"$bytes": base64.b64encode(_bytes(raw)).decode("ascii")}
-
-
 def _json_parsed(raw: Any) -> JsonValue:
     value: JsonValue = _parsed(raw)
     return orjson.loads(encode_json(value)) if '"$' in raw else value
@@ -161,12 +157,12 @@ def _json_uuid(raw: Any) -> JsonValue:
 
 _JSON: Final[Mapping[str, Converter | None]] = {
     **_PYTHON,
-    "BYTES": _json_bytes,
+    "BYTES": lambda raw: {"$bytes": base64.b64encode(_bytes(raw)).decode("ascii")},
     "FLOAT32": _json_float,
     "FLOAT64": _json_float,
     "JSON": _json_parsed,
     "NUMERIC": _json_decimal,
-    "PROTO": _json_bytes,
+    "PROTO": lambda raw: {"$bytes": base64.b64encode(_bytes(raw)).decode("ascii")},
     "UUID": _json_uuid,
 }
 _NEVER_TEXT: Final = frozenset(

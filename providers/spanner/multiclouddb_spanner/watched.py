@@ -27,10 +27,8 @@ _MOST: Final = 16_384
 class WatchedColumns:
     """Remembers at which times a stream watched all columns of its table.
 
-    The stream and the table can be altered at any time. A record does not show whether the table
-    had more columns than the record. Therefore the schema is read as of the commit timestamp of a
-    record. The answer is reused for records that have the same columns and were committed at most a
-    minute earlier or later.
+    A record does not show whether the table had more columns, so the schema is read as of its commit time.
+    The answer is reused for records with the same columns that were committed within a minute of it.
     """
 
     def __init__(self, ask: Callable[[int | None, CancelScope], bool]) -> None:

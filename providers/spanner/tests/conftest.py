@@ -45,13 +45,11 @@ def _emulators():
 
 @pytest.fixture
 def still():
-    """Provide an emulator whose partitions do not change."""
     return shared(STILL)
 
 
 @pytest.fixture
 def table(still):
-    """Provide a table with a change stream, in its own database."""
     made = Table(still)
     yield made
     made.drop()
@@ -67,7 +65,6 @@ def items():
 
 @pytest.fixture
 def ours(still):
-    """Provide the library's client."""
     with connect(still.url) as client:
         yield client
 

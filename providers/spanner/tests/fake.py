@@ -75,14 +75,10 @@ class FakeWindow:
 
 
 class FakeStream:
-    """One partition of a change stream.
+    """One partition of a change stream, with so many records in a message.
 
-    Args:
-        records: The records of the partition, in the service's order.
-        ends: The time at which the partition ends, or None.
-        message: The number of records in a message.
-        order: Numbers that choose which transaction comes next if several have the same commit timestamp.
-            Without them, each answer has the order of `records`.
+    Without `order`, each answer has the order of `records`. The numbers in `order` choose which transaction
+    comes next if several have the same commit timestamp.
     """
 
     def __init__(self, records, ends=None, message=2, slots=8, order=()):

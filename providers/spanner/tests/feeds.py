@@ -46,7 +46,6 @@ class Feed:
             self.put((f"k{number}", number))
 
     def run(self, *statements):
-        """Execute DDL statements."""
         self.server.execute(self.scripted.database, *statements)
 
     def open_partitions(self):
@@ -111,8 +110,6 @@ def feed(*statements, **habits):
 
 
 class Opened:
-    """The feed of a table on a scripted server, without the engine."""
-
     def __init__(self, items, host=None):
         url = f"spanner://tests/tests?emulator_host={host}" if host else items.scripted.url
         self.provider = PLUGIN.connect(ClientConfig("spanner", {"url": url}), None)

@@ -72,7 +72,6 @@ class SpannerHarness(Harness):
         return ClientConfig("spanner", {"url": self.emulator.url})
 
     def run(self, statements):
-        """Execute DDL statements, and return the name of the database."""
         if self.databases:
             self.databases[0].update_ddl(statements).result(60)
         else:

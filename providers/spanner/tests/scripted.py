@@ -44,12 +44,7 @@ def wire(name, value):
 
 
 class Scripted:
-    """A scripted server with one database.
-
-    Args:
-        habits: The settings of the server.
-        statements: The DDL statements.
-    """
+    """A scripted server with one database."""
 
     def __init__(self, *statements, habits=None, postgres=False):
         self.server = ScriptedSpanner(habits)
@@ -65,7 +60,6 @@ class Scripted:
         return self.server.commit(self.database, Write(kind, table, names, values))
 
     def connect(self):
-        """Connect the library's client."""
         return open_client(PLUGIN, ClientConfig("spanner", {"url": self.url}))
 
     def close(self):
@@ -127,7 +121,6 @@ class ScriptedHarness(SpannerHarness):
         return found
 
     def trim(self, address):
-        """Move the clock forward by a day and an hour."""
         self.server.advance(25 * 3600)
 
     def expire(self, address, key):

@@ -8,17 +8,7 @@ COLUMNS = "id STRING(MAX) NOT NULL, n INT64, text STRING(MAX)"
 
 
 class Table:
-    """A table with its change stream, in its own database.
-
-    Args:
-        emulator: The emulator that contains the database.
-        columns: The table's columns.
-        key: The primary key of the table.
-        capture: The value capture type of the stream; None means the default.
-        dialect: The dialect of the database, GoogleSQL by default.
-        watch: The tables and columns that the stream watches; by default, all of this table.
-        streams: The names of the streams.
-    """
+    """A table with its change streams, which watch all of the table by default, in its own database."""
 
     def __init__(
         self,
@@ -45,7 +35,6 @@ class Table:
         return f"{self.database.database_id}/{self.name}"
 
     def ddl(self, *statements):
-        """Execute DDL statements."""
         self.database.update_ddl(statements).result(60)
 
     def put(self, *rows, names=("id", "n", "text"), table=None):

@@ -1,5 +1,4 @@
-"""Tests how the stream of a table is found in the catalogue. Some of the cases cannot occur on an
-emulator."""
+"""Tests how the stream of a table is found in the catalogue, also where no emulator has the case."""
 
 import attrs
 import pytest
@@ -14,15 +13,7 @@ WATCHED = ["s", "", "orders", True]
 
 
 class FakeClient:
-    """Answers queries on the catalogue.
-
-    Args:
-        tables: For each answer its rows: stream, schema, table, and whether the stream watches all columns.
-        options: Stream, option, value.
-        streams: Stream, and whether the stream watches the whole database.
-        dialect: The dialect of the database.
-        keys: Schema, table, column.
-    """
+    """Answers queries on the catalogue with the given rows."""
 
     def __init__(self, tables=(WATCHED,), options=(), streams=(), dialect="", keys=(("", "orders", "id"),)):
         names = dict.fromkeys([each[0] for each in tables], False) | dict(streams)

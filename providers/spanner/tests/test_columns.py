@@ -4,9 +4,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from google.cloud.spanner_admin_database_v1 import DatabaseDialect
 
-from multiclouddb_api import ChangeFeedRequest, ErrorCategory, FromContinuationToken, NewItemStateMode, Now
+from multiclouddb_api import ErrorCategory, NewItemStateMode
 from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.records import Shape
 from multiclouddb_spanner.watched import WatchedColumns
@@ -14,8 +13,6 @@ from multiclouddb_spanner_emulator.errors import ServiceError
 from multiclouddb_spi import Deadline
 
 from .feeds import HOUR, MINUTE, feed, numbers, once
-from .servers.emulator import STILL
-from .table import COLUMNS
 
 NARROW = "ALTER CHANGE STREAM items_stream SET FOR items(n)"
 WIDE = "ALTER CHANGE STREAM items_stream SET FOR items"
@@ -198,18 +195,3 @@ def test_no_change_is_delivered_twice_if_a_read_of_the_schema_fails(number, size
 
         items.server.troubles.act(fail, None, method="ExecuteStreamingSql", after_rows=None)
         once(items.drain(token, size), 40)
-
-
-@pytest.mark.emulator(*STILL)
-@pytest.mark.parametrize("dialect", [None, DatabaseDialect.POSTGRESQL], ids=["googlesql", "postgresql"])
-def test_on_google_s_emulator_a_time_without_some_columns_has_no_rows(made, ours, dialect):
-    columns = COLUMNS if dialect is None else "id varchar NOT NULL, n bigint, text varchar"
-    table, here = made(dialect=dialect, columns=columns)
-    token = ours.read_changes(ChangeFeedRequest(here, Now())).continuation_token
-    for number, statement in enumerate([[], [NARROW], [WIDE]]):
-        if statement:
-            table.ddl(*statement)
-        table.put(["a", number, "x"])
-    request = ChangeFeedRequest(here, FromContinuationToken(token))
-    found = [event.new_item_state for event in ours.iterate_changes(request, until_idle=True)]
-    assert found == [{"id": "a", "n": 0, "text": "x"}, None, {"id": "a", "n": 2, "text": "x"}]

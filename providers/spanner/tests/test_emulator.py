@@ -1,14 +1,9 @@
-"""Tests feeds on Google's emulator: both dialects, the streams of a table, starts, positions within a
-commit."""
-
-from datetime import timedelta
+"""Tests feeds on Google's emulator: both dialects, and the streams of a table."""
 
 import pytest
 from google.cloud.spanner_admin_database_v1 import DatabaseDialect
 
 from multiclouddb_api import (
-    AtTime,
-    Beginning,
     ChangeFeedRequest,
     ChangeType,
     ErrorCategory,
@@ -115,26 +110,3 @@ class TestStreamOfATable:
         table.ddl("DROP CHANGE STREAM items_stream")
         for start in (FromContinuationToken(token), Now()):
             assert "CREATE CHANGE STREAM" in refused(ErrorCategory.NOT_FOUND, ours, here, start)
-
-
-class TestStarts:
-    def test_a_moment_to_come_leaves_out_what_comes_before_it(self, table, ours, here):
-        table.put(["a", 1, ""])
-        (event,) = drained(ours, here, Beginning())
-        refused(ErrorCategory.CHECKPOINT_EXPIRED, ours, here, AtTime(event.timestamp - timedelta(days=365)))
-        moment = event.timestamp + timedelta(seconds=1)
-        token = page(ours, here, AtTime(moment)).continuation_token
-        while True:
-            table.put(["b", 1, ""])
-            if found := drained(ours, here, token):
-                break
-        written = [event.timestamp for event in drained(ours, here, Beginning())]
-        assert [event.timestamp for event in found] == [each for each in written if each >= moment]
-        assert len(written) > len(found)
-
-    def test_now_is_after_what_was_just_acknowledged(self, table, ours, here):
-        for number in range(10):
-            table.put([f"k{number}", number, ""])
-            token = page(ours, here, Now()).continuation_token
-            table.put([f"n{number}", number, ""])
-            assert [event.key.components["id"] for event in drained(ours, here, token)] == [f"n{number}"]

@@ -36,7 +36,6 @@ def singles(count):
 
 @st.composite
 def logs(draw):
-    """Generate commits, some with equal timestamps, whose transactions are interleaved."""
     found = []
     for at in sorted(draw(st.sets(st.integers(1, 60), min_size=1, max_size=6))):
         sequences = dict.fromkeys("abc"[: draw(st.integers(1, 3))], 0)
@@ -123,6 +122,24 @@ class TestEveryPlace:
         stream = FakeStream([record(3, "a", 0, 2)])
         batch = fetch(stream.reader([ORIGIN + start], [ORIGIN + 2]))
         assert (len(batch), batch.outcome, stream.windows) == (0, Reached(), [])
+
+    def test_an_error_in_the_middle_of_a_message_keeps_what_was_taken_before_it(self):
+        stream, asked = FakeStream(singles(8), message=3), []
+
+        def watched_whole(record, scope):
+            asked.append(record.at - ORIGIN)
+            if asked[-1] == 5 and asked.count(5) == 1:
+                raise ConnectionError("the schema cannot be read")
+            return True
+
+        stream.watched_whole = watched_whole
+        reader = stream.reader(BEGIN)
+        first = fetch(reader)
+        assert (len(first), first.end) == (4, first.cursor_after(4))
+        found = names(first)
+        while len(found) < 8:
+            found += names(fetch(reader))
+        assert found == every_change(stream.records)
 
     def test_an_answer_that_begins_too_early_repeats_nothing(self):
         stream = FakeStream([record(3, "a", 0, 2), record(5, "b", 0, 3)])
@@ -237,7 +254,6 @@ class Stopwatch:
 
 class TestPauses:
     def slow(self, stream, clock, took):
-        """Let each answer take some seconds."""
         asked = stream.window
 
         def window(*arguments, **settings):

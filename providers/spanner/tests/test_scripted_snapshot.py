@@ -8,7 +8,7 @@ from multiclouddb_api import BackfillDone, ErrorCategory, Snapshot, SnapshotOrde
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_spanner import snapshots
 
-from .feeds import HOUR, feed
+from .feeds import HOUR, STREAM, TABLE, Opened, feed
 
 ORDERED, AUTO, INTERLEAVED = SnapshotOrder.ORDERED, SnapshotOrder.AUTO, SnapshotOrder.INTERLEAVED
 READ = "StreamingRead"
@@ -83,8 +83,6 @@ def test_within_the_hour_rows_are_as_they_were():
 
 
 class TestRetention:
-    """Tests a stream that keeps its changes for only a day."""
-
     def test_auto_lets_the_stream_go_when_half_of_it_is_used(self):
         with table(40) as items:
             token, hours = items.page(Snapshot(AUTO, segments=3)), 0
@@ -126,3 +124,42 @@ def test_a_large_table_is_cut_while_it_is_read(monkeypatch):
         rows = items.check(token)
         assert len(rows) == 137
         assert len({event.partition_id for event in rows}) == 8
+
+
+def test_rows_received_before_the_watched_columns_change_are_read_again(monkeypatch):
+    """The answer of a scan has other columns than the answer before it, and both are open in one reader."""
+    monkeypatch.setattr(snapshots, "_KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(snapshots, "_LATELY_SECONDS", 0.0)
+    with feed(initial_partitions=1, rows_per_message=5) as items, Opened(items) as opened:
+        items.put(*((f"k{number:02}", number) for number in range(12)))
+        plan = opened.feed.snapshot(1, opened.soon())
+        (segment,) = opened.feed.segments(plan.cursor, 1, opened.soon())[0]
+        reader, found = opened.feed.open(segment.segment_id, segment.cursor), []
+        for watch in ("items", "items(n)", "items"):
+            items.run(f"ALTER CHANGE STREAM items_stream SET FOR {watch}")
+            batch = reader.fetch(4, 1 << 20, 0.0, opened.soon())
+            found += batch.events(0, len(batch))
+        reader.close()
+    assert [event.key.components["id"] for event in found] == [f"k{number:02}" for number in range(12)]
+    rows = [event.new_item_state and event.new_item_state["n"] for event in found]
+    assert rows == [0, 1, 2, 3, *[None] * 4, 8, 9, 10, 11]
+
+
+DROP = ("DROP CHANGE STREAM items_stream", "DROP TABLE items")
+
+
+@pytest.mark.parametrize(
+    ("statements", "category"),
+    [
+        (DROP[:1], ErrorCategory.NOT_FOUND),
+        (DROP, ErrorCategory.NOT_FOUND),
+        ((*DROP, TABLE, STREAM), ErrorCategory.INVALID_REQUEST),
+    ],
+    ids=["stream", "table", "recreated"],
+)
+def test_what_was_dropped_is_told_although_its_rows_can_still_be_read(statements, category):
+    with table(6) as items:
+        token = items.page(items.page(Snapshot(ORDERED)), 2)
+        items.items.run(*statements)
+        items.items.restart()
+        items.items.refused(category, token, size=1)

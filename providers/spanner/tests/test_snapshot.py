@@ -10,12 +10,9 @@ from google.cloud.spanner_admin_database_v1 import DatabaseDialect
 from multiclouddb_api import (
     Beginning,
     ClientConfig,
-    ErrorCategory,
     FromContinuationToken,
-    MulticloudDbError,
     Snapshot,
     SnapshotOrder,
-    connect,
 )
 from multiclouddb_spanner.provider import PLUGIN
 from multiclouddb_spi import Deadline, FeedSpec, InvalidCursor, Scanned, plan_id_of, snapshot_event_id
@@ -162,27 +159,3 @@ class TestRows:
         rows = [event for event in events if event.backfilled]
         assert [set(event.new_item_state) for event in rows] == [{"id", "n", "text"}] * 4
         assert events[-1].new_item_state == {"id": "k1", "n": 7, "more": "y"}
-
-
-class TestDropped:
-    """The rows of a dropped table can still be read, so the provider has to detect that it was dropped."""
-
-    @pytest.mark.parametrize("what", ["table", "stream", "recreated"])
-    def test_it_is_told_and_never_the_end(self, made, still, what):
-        table, here = made()
-        table.put(*([f"k{number}", number, "x"] for number in range(6)))
-        with connect(still.url) as client:
-            token = page(client, here, Snapshot(SnapshotOrder.ORDERED)).continuation_token
-            token = page(client, here, FromContinuationToken(token), 2).continuation_token
-        table.ddl("DROP CHANGE STREAM items_stream")
-        if what != "stream":
-            table.ddl("DROP TABLE items")
-        if what == "recreated":
-            table.ddl(
-                "CREATE TABLE items (id STRING(MAX) NOT NULL, n INT64, text STRING(MAX)) PRIMARY KEY (id)",
-                *table.streams,
-            )
-        with connect(still.url) as client, pytest.raises(MulticloudDbError) as caught:
-            page(client, here, FromContinuationToken(token), 1)
-        wanted = ErrorCategory.INVALID_REQUEST if what == "recreated" else ErrorCategory.NOT_FOUND
-        assert caught.value.category == wanted

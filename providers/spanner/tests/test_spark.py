@@ -25,7 +25,6 @@ def write(table, count, seed):
 
 
 def run(spark, table, folder, **options):
-    """Run a query that ends by itself. It continues where the previous query stopped."""
     options |= {"url": table.emulator.url, "database": table.database.database_id, "collection": table.name}
     read = spark.readStream.format("multiclouddb").options(**options).load()
     to = read.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))

@@ -183,18 +183,6 @@ class TestPartitions:
             with pytest.raises(ProviderFault, match="does not belong to change stream 'items_stream'"):
                 opened.feed.open("another", cursor).fetch(10, 1 << 20, 0.0, opened.soon())
 
-    @pytest.mark.soak
-    def test_a_thousand_partitions(self):
-        with feed(initial_partitions=1000) as items:
-            token = items.page(items.token(), timeout=60).continuation_token
-            items.fill(20)
-            items.server.journal.clear()
-            once(items.drain(token, timeout=60), 20)
-            journal = items.server.journal
-            assert len(journal.queries()) <= 3 * 1000
-            assert journal.most_streams <= 64
-            wait_until(lambda: not journal.open_streams, 10)
-
     @pytest.mark.parametrize("multiplexed", [True, False])
     def test_no_session_and_no_stream_is_left(self, multiplexed):
         """A multiplexed session cannot be deleted and costs nothing, so a client may leave one open."""
@@ -297,7 +285,6 @@ class TestBounded:
 
 
 def bounded(made, name, cursor, until, size=1000):
-    """Return the ids of the events from a cursor to a bound, through interruptions."""
     found = []
     reader = made.feed.open(name, cursor, until)
     for _ in range(500):

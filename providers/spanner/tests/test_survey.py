@@ -1,12 +1,10 @@
 """Tests what a survey states, and how a feed goes on after a loss: all that is left, once, in order."""
 
-import random
 from types import SimpleNamespace
 
 import pytest
 
 from multiclouddb_api import (
-    Beginning,
     ChangeFeedRequest,
     ErrorCategory,
     Gap,
@@ -17,9 +15,9 @@ from multiclouddb_api import (
 )
 from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.feed import SpannerFeed
-from multiclouddb_spanner.partitions import survey_of
 from multiclouddb_spanner.position import Place, cursor_of
-from multiclouddb_spi import Deadline, FeedSpec, PartitionState, Planner, Seed, read_range
+from multiclouddb_spanner.survey import survey_of
+from multiclouddb_spi import Deadline, FeedSpec, PartitionState, Seed
 
 from .fake import ADDRESS, ORIGIN
 from .feeds import DAY, Opened, feed, in_order, numbers, once
@@ -201,56 +199,3 @@ def test_a_feed_that_skips_reads_all_that_is_left_once_and_becomes_idle(size, ah
         once(events, 30)
         in_order(events)
         assert any(isinstance(notice, Gap) for page in pages for notice in page.notices)
-
-
-@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 200), marks=pytest.mark.soak)], ids=len)
-def test_no_planned_batch_brings_a_child_before_its_parent(seeds):
-    for seed in seeds:
-        plan(seed)
-
-
-def plan(seed):
-    """Reshapes, writes and outages in random order; each step's ranges are read in any order."""
-    dice = random.Random(seed)
-    with feed(initial_partitions=3) as items, Opened(items) as opened:
-        planner = Planner(opened.provider, opened.feed, SkipToOldest())
-        lineage, last, written = planner.start(Beginning(), opened.soon()), {}, 0
-        for turn in range(30):
-            match dice.choice(["write"] * 3 + ["step"] * 2 + ["split", "merge", "move", "outage"]):
-                case "write":
-                    items.put(*[(f"k{key}", written + n) for n, key in enumerate(dice.sample(range(8), 4))])
-                    written += 4
-                case "split" if len(items.open_partitions()) < 6:
-                    items.server.split(dice.choice(items.open_partitions()))
-                case "merge" if len(items.open_partitions()) > 1:
-                    items.server.merge(*dice.sample(items.open_partitions(), 2))
-                case "move":
-                    items.server.move(dice.choice(items.open_partitions()))
-                case "outage" if turn < 22:
-                    items.server.advance(dice.choice((0.6, 1.2)) * DAY)
-                case "step":
-                    lineage = advanced(planner, opened, lineage, dice, last)
-        kept = written
-        items.put(*[(f"k{key}", written + key) for key in range(8)])
-        for _ in range(200):
-            before = lineage
-            lineage = advanced(planner, opened, lineage, dice, last)
-            if lineage.stands_like(before) or set(last.values()) >= set(range(kept, kept + 8)):
-                break
-        assert last == {f"k{key}": kept + key for key in range(8)}
-
-
-def advanced(planner, opened, lineage, dice, last):
-    """Plan one step and read it; check that the changes of each key come in order."""
-    step = planner.advance(lineage, 5, opened.soon())
-    parts = step.ranges()
-    dice.shuffle(parts)
-    found = {}
-    for part in parts:
-        for batch in read_range(opened.provider, opened.feed, part, SkipToOldest()):
-            for event in batch.events(0, len(batch)):
-                found.setdefault(event.key.components["id"], []).append(event.new_item_state["n"])
-    for key, came in found.items():
-        assert min(came) > last.get(key, -1), f"{key}: {came} after {last[key]}"
-        last[key] = max(came)
-    return step.after

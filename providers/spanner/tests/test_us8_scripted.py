@@ -6,7 +6,7 @@ from multiclouddb_api import PhysicalPartition
 
 from . import suite
 from .scripted import ScriptedHarness
-from .suite import (
+from .suite import (  # noqa: F401
     TestDescendants,
     TestEndlessTrouble,
     TestEventIdentity,
@@ -24,23 +24,7 @@ from .suite import (
     TestWatermark,
 )
 
-__all__ = [
-    "TestDescendants",
-    "TestEndlessTrouble",
-    "TestEventIdentity",
-    "TestExpiry",
-    "TestFollowing",
-    "TestMerge",
-    "TestNotices",
-    "TestPhysicalPartition",
-    "TestPoison",
-    "TestRetirement",
-    "TestSnapshotUnderLoad",
-    "TestSplit",
-    "TestTrimmedOnTheWay",
-    "TestTrouble",
-    "TestWatermark",
-]
+__all__ = [name for name in dir() if name.startswith("Test")]
 
 
 class TestIdle(suite.TestIdle):

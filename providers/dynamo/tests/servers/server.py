@@ -13,16 +13,12 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "a/secret/
 
 @functools.cache
 def session() -> boto3.Session:
-    """Return one session for all clients, because boto3 reads its models once for each session."""
     key, secret = CREDENTIALS.values()
     return boto3.Session(aws_access_key_id=key, aws_secret_access_key=secret, region_name=REGION)
 
 
 class Server:
-    """A server at `endpoint_url` with which boto3 can communicate."""
-
     def __init__(self, endpoint_url: str) -> None:
-        """Make the clients, without sending anything."""
         self.endpoint_url = endpoint_url
         self._clients: dict[str, Any] = {}
 
@@ -33,12 +29,10 @@ class Server:
         self.close()
 
     def close(self) -> None:
-        """Close the clients and stop the server. The method may be called more than once."""
         while self._clients:
             self._clients.popitem()[1].close()
 
     def session(self) -> boto3.Session:
-        """Return the session of all clients."""
         return session()
 
     def client(self, service: str = "dynamodb") -> Any:
@@ -59,12 +53,7 @@ class Server:
     ) -> str | None:
         """Create a table and return the ARN of its stream, or None without a stream.
 
-        Args:
-            name: The table's name, with at least three characters.
-            view_type: The view type of the stream; None for a table without a stream.
-            sort_key: The second attribute of the key, if the key has one.
-            partition_key: The first attribute of the key.
-            types: `N` or `B` for a key attribute that is not a string.
+        `types` names the attributes of the key that are not strings: `N` or `B`.
         """
         keys = {partition_key: "HASH"} | ({sort_key: "RANGE"} if sort_key else {})
         kinds = {key: (types or {}).get(key, "S") for key in keys}
@@ -78,18 +67,3 @@ class Server:
         )
         arn: str | None = made["TableDescription"].get("LatestStreamArn")
         return arn
-
-    def open_shards(self, stream: str) -> list[str]:
-        """Return the ids of the shards that still accept records."""
-        pages = self.client("dynamodbstreams").describe_stream
-        page, found = pages(StreamArn=stream)["StreamDescription"], []
-        while True:
-            found += page["Shards"]
-            if "LastEvaluatedShardId" not in page:
-                break
-            page = pages(StreamArn=stream, ExclusiveStartShardId=page["LastEvaluatedShardId"])[
-                "StreamDescription"
-            ]
-        return [
-            each["ShardId"] for each in found if "EndingSequenceNumber" not in each["SequenceNumberRange"]
-        ]

@@ -47,13 +47,7 @@ def is_available(flags):
 
 
 class Emulator:
-    """An emulator and its native client.
-
-    Attributes:
-        host: The host and the port.
-        client: The vendor's client.
-        instance: The only instance.
-    """
+    """An emulator with one instance, and its native client."""
 
     def __init__(self, flags=(), host=None):
         self.process = None
@@ -87,7 +81,6 @@ class Emulator:
         return f"spanner://{PROJECT}/{INSTANCE}?emulator_host={self.host}"
 
     def database(self, *ddl, dialect=None):
-        """Make a new database with these tables and change streams."""
         name = f"db-{os.getpid()}-{next(COUNTER)}"
         if dialect is None:
             made = self.instance.database(name, ddl_statements=ddl)

@@ -1,8 +1,7 @@
-"""Defines the one partition of a change stream, and checks the settings of its resource."""
+"""Finds the collection or database of an address, and checks the settings of the collection."""
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -19,12 +18,8 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_mongo.options import MongoOptions
-from multiclouddb_mongo.pymongo_internals import retried
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
-
-PARTITION_ID: Final = "0"
-"""A deployment has only one change stream, which contains all changes in one order."""
 
 _IMAGES: Final = (
     "enable it: db.runCommand({{collMod: {name!r}, changeStreamPreAndPostImages: {{enabled: true}}}}), or "
@@ -127,10 +122,3 @@ def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) ->
         raise unsupported(
             f"{what}-images, which collection {name!r} does not keep", _IMAGES.format(name=name)
         )
-
-
-def clock(client: MongoClient[Any]) -> datetime:
-    """Return the current time of the server that answers."""
-    answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
-    moment: datetime = answer["localTime"]
-    return moment

@@ -1,0 +1,92 @@
+"""Finds the table of an address and its stream, and checks what the stream's records contain."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from botocore.exceptions import ClientError
+
+from multiclouddb_api import (
+    ErrorCategory,
+    NewItemStateMode,
+    OldItemStateMode,
+    ResourceAddress,
+    invalid_request,
+)
+from multiclouddb_dynamo.client import Calls, Table
+from multiclouddb_dynamo.errors import GONE, MISSING, code_of
+from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
+from multiclouddb_spi.faults import START_ANEW
+
+_WITH_NEW: Final = frozenset({"NEW_IMAGE", "NEW_AND_OLD_IMAGES"})
+_WITH_OLD: Final = frozenset({"OLD_IMAGE", "NEW_AND_OLD_IMAGES"})
+_ENABLE: Final = (
+    "enable it: aws dynamodb update-table --table-name {table} "
+    "--stream-specification StreamEnabled=true,StreamViewType=NEW_AND_OLD_IMAGES"
+)
+
+
+def find_table(calls: Calls, address: ResourceAddress) -> tuple[Table, str]:
+    """Return the table of an address, and its stream."""
+    if address.database is not None:
+        raise invalid_request(
+            "address.database", f"is {address.database!r}", "leave it out, because DynamoDB has no databases"
+        )
+    name = address.collection
+    assert name is not None  # `spec_of` has already checked the name
+    try:
+        table = calls.describe_table(name)
+    except ClientError as error:
+        if code_of(error) != MISSING:
+            raise
+        raise ProviderFault.of(
+            ErrorCategory.NOT_FOUND,
+            f"address.collection: there is no table {name!r} in this region and account; check its name, the "
+            "region and the credentials",
+        ) from error
+    if table.arn is None:
+        raise ProviderFault.of(
+            ErrorCategory.INVALID_REQUEST,
+            f"table {name!r} has no stream (StreamSpecification is missing); {_ENABLE.format(table=name)}",
+        )
+    return table, table.arn
+
+
+def check_table(table: Table, spec: FeedSpec) -> None:
+    """Refuse a request for item images that the stream's records do not contain."""
+    kind = table.view_type
+    if kind is None:
+        return  # the stream is disabled; its remaining records are read as they are
+    way_out = (
+        "DynamoDB cannot change the type of a stream: disable the stream, read it to its end, and then "
+        "enable a new one with NEW_AND_OLD_IMAGES"
+    )
+    if spec.new_item_state_mode is NewItemStateMode.REQUIRE and kind not in _WITH_NEW:
+        raise unsupported(
+            f"new_item_state_mode=REQUIRE: StreamViewType is {kind}, without new items", way_out
+        )
+    if spec.old_item_state_mode is OldItemStateMode.REQUIRE and kind not in _WITH_OLD:
+        raise unsupported(
+            f"old_item_state_mode=REQUIRE: StreamViewType is {kind}, without old items", way_out
+        )
+
+
+def replaced(calls: Calls, address: ResourceAddress, arn: str) -> ProviderFault | None:
+    """Return the reason why a stream no longer belongs to its table."""
+    try:
+        table = calls.describe_table(str(address.collection))
+    except ClientError as error:
+        if code_of(error) not in GONE:
+            raise
+        return ProviderFault.of(
+            ErrorCategory.NOT_FOUND,
+            f"table {address.collection!r} was deleted; a table created later under the same name is "
+            f"another table; {START_ANEW}",
+        )
+    if table.arn != arn:
+        return ProviderFault.of(
+            ErrorCategory.INVALID_REQUEST,
+            f"the stream of table {address.collection!r} was replaced: the table was recreated, or its "
+            f"stream disabled and enabled again, and the old stream's changes are gone; {START_ANEW}",
+        )
+    return None

@@ -1,0 +1,186 @@
+"""Decides where the reading of a shard starts: at the beginning, at `Now`, or after its parent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from multiclouddb_api import Beginning, Now
+from multiclouddb_dynamo.position import Horizon, Latest, Place, Start, cursor_of, seconds_at
+from multiclouddb_dynamo.shards import Listing, Shard
+from multiclouddb_dynamo.source import MOST_ITERATORS, Source
+from multiclouddb_spi import (
+    Awaiting,
+    Child,
+    Deadline,
+    Drained,
+    FeedStart,
+    Outcome,
+    Seed,
+    unsupported,
+)
+
+LIFE_SECONDS: Final = 6 * 3600
+"""A shard is closed after about four hours, so all records of an open shard are younger than this."""
+_LATEST_AT_ONCE: Final = 16
+
+
+def end_of(children: Iterable[Shard], place: Place) -> Outcome:
+    """Return the outcome for a shard that was read to its end."""
+    found = tuple(
+        Child(shard.shard_id, shard.parents, cursor_of(start_of(shard, place))) for shard in children
+    )
+    return Drained(found, complete=False) if found else Awaiting()
+
+
+def start_of(shard: Shard, place: Place) -> Place:
+    """Return the start of a shard: nothing in it is older than the parent's position or a shard's life."""
+    least = None if shard.last is not None or shard.seen is None else max(0, shard.seen - LIFE_SECONDS)
+    ages = [seconds for seconds in (seconds_at(place), least) if seconds is not None]
+    if isinstance(place, Horizon) and not ages:
+        # If the parent is at `Beginning` and has no record, no time is known. Its iterator cannot be used for
+        # the child.
+        return Horizon(place.since)
+    if isinstance(place, Latest) and place.since is not None and max(ages) == seconds_at(place):
+        # The parent may have ended earlier, but records before `Now` are not wanted.
+        return Latest(place.since)
+    return Start(max(ages, default=None))
+
+
+def with_children(shards: Mapping[str, Shard], most: int) -> list[str]:
+    """Return ended shards with a listed child; those with the fewest generations below them come first."""
+    heights, pending = dict.fromkeys(shards, 0), list(shards)
+    while pending:
+        name = pending.pop()
+        parent = shards[name].parent
+        if parent in heights and heights[parent] <= heights[name]:
+            heights[parent] = heights[name] + 1
+            pending.append(parent)
+    ended = [name for name, shard in shards.items() if shard.last is not None and heights[name]]
+    return sorted(ended, key=lambda name: heights[name])[:most]
+
+
+def seeds_of_late(shards: Mapping[str, Shard], later: Mapping[str, Shard], since: int | None) -> list[Seed]:
+    """Return seeds (start positions) for children of shards that split between two listings."""
+
+    def is_reached(shard: Shard) -> bool:  # from a seed of one of the two listings
+        parent = shards.get(shard.parent or "")
+        return shard.parent in later if parent is None else parent.last is None
+
+    return [
+        Seed(shard.shard_id, (), cursor_of(Latest(since)))
+        for shard in later.values()
+        if shard.shard_id not in shards and not is_reached(shard)
+    ]
+
+
+class Resolution:
+    """Resolves one start; an attempt of the engine reuses the results of the attempts before it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._first, self._second = Listing(), Listing()
+        self._begun = False
+        self._since: int | None = None
+        self._iterators: dict[str, str] = {}
+
+    def seeds(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
+        """Return the seeds; for `Now` also ended shards that may have unlisted children."""
+        known, alone = self._source.shards, partition_id is not None
+        known.read(deadline, self._first)
+        shards: Mapping[str, Shard] = self._first.shards
+        if not self._begun:
+            # The time of `Now` is taken after the listing. Records written to a shard after this time count
+            # as later than `Now`.
+            self._begun, self._since = True, self._source.seconds()
+        if alone:
+            shards = {name: shard for name, shard in shards.items() if name == partition_id}
+        match position:
+            case Beginning():
+                self._source.note_start()
+                # A parent that exists may be missing from the listing.
+                parents = {shard.parent for shard in shards.values() if shard.parent is not None}
+                absent = set() if alone else parents - shards.keys()
+                hidden, oldest = sorted(absent - known.gone(absent, deadline)), Horizon(self._since)
+                seeds = [Seed(name, (), cursor_of(oldest)) for name in hidden]
+                for name, shard in shards.items():
+                    above = tuple(parent for parent in shard.parents if parent in shards or parent in hidden)
+                    seeds.append(Seed(name, above, cursor_of(start_of(shard, oldest))))
+                return seeds
+            case Now():
+                late = list[Seed]()
+                if not alone and self._first.pages > 1:  # pages of one listing may leave out shards
+                    known.read(deadline, self._second)
+                    late = seeds_of_late(shards, self._second.shards, self._since)
+                return self._at_end(shards, self._since, deadline, alone=alone) + late
+            case _:
+                raise unsupported(
+                    "AtTime(…) is not supported on dynamo", "start at Beginning(), at Now() or at a token"
+                )
+
+    def _at_end(
+        self, shards: Mapping[str, Shard], since: int | None, deadline: Deadline, *, alone: bool
+    ) -> list[Seed]:
+        parents = {shard.parent for shard in shards.values()}
+        live = [shard for shard in shards.values() if shard.last is None]
+        ended = [
+            shard
+            for shard in shards.values()
+            if shard.last is not None and (alone or shard.shard_id not in parents)
+        ]
+        watched = with_children(shards, MOST_ITERATORS) if len(live) <= MOST_ITERATORS else []
+        self._ask([shard for shard in live if shard.shard_id not in self._iterators], deadline)
+        iterators = {shard.shard_id: self._iterators[shard.shard_id] for shard in live}
+        # If the service gives no time, nothing else shows where a shard has ended.
+        if len(live) > MOST_ITERATORS and since is not None:
+            since = self._source.kept.name_start(since)
+            for name, iterator in iterators.items():
+                self._source.kept.put(name, since, iterator)
+            iterators = {}
+        seeds = [
+            Seed(
+                shard.shard_id,
+                tuple(parent for parent in shard.parents if parent in watched),
+                cursor_of(Latest(since, iterators.get(shard.shard_id))),
+            )
+            for shard in live
+        ]
+
+        def at_end(shard: Shard, *, watch: bool) -> Seed:
+            return Seed(shard.shard_id, (), cursor_of(Latest(since, None, shard.last)), watch)
+
+        watches = [at_end(shards[name], watch=True) for name in watched]
+        return [at_end(shard, watch=False) for shard in ended] + seeds + watches
+
+    def _ask(self, shards: Sequence[Shard], deadline: Deadline) -> None:
+        """Request an iterator at the end of each shard, with several concurrent calls."""
+        failures: list[Exception] = []
+        stop = threading.Event()
+        arn, calls = self._source.arn, self._source.calls
+
+        def ask(shard: Shard) -> None:
+            if stop.is_set():
+                return
+            try:
+                self._iterators[shard.shard_id] = calls.iterator(arn, shard.shard_id, "LATEST")
+            except Exception as error:  # noqa: BLE001 - raised below
+                failures.append(error)
+                enough = len(failures) > _LATEST_AT_ONCE + len(self._iterators)
+                if enough or not calls.is_passing(error):
+                    stop.set()
+
+        pool = ThreadPoolExecutor(_LATEST_AT_ONCE, "multiclouddb-latest")
+        try:
+            for _ in pool.map(ask, shards, timeout=deadline.remaining()):
+                if stop.is_set():
+                    break
+        except TimeoutError:
+            if not failures:
+                raise
+        finally:
+            stop.set()
+            pool.shutdown(wait=False)
+        if failures:
+            raise next((error for error in failures if not calls.is_passing(error)), failures[-1])
