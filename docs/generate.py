@@ -34,6 +34,7 @@ GATES: Final = {
     "the start.",
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "`LogicalPartition(…)`.",
     Capability.CHANGE_FEED_SNAPSHOT: "a start at `Snapshot()`, and `on_expired=Resnapshot()`.",
+    Capability.LOOKUP: "`client.lookup(…)`.",
     Capability.CHANGE_FEED_OLD_ITEM_STATE: "every `old_item_state_mode` except `OMIT`.",
     Capability.CHANGE_FEED_DATABASE_SCOPE: "`EntireDatabase()`.",
     Capability.CHANGE_FEED_CLUSTER_SCOPE: "`EntireCluster()`.",
@@ -90,6 +91,14 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
             for item in Capability
         ),
     )
+    scans = _rows(
+        ["", "floor of a row", "settles after", "price"],
+        *(
+            [f"`{title}`", has.scan.floor.value, f"{has.scan.settle_seconds:g} s", has.scan.price]
+            for title, has in known.items()
+            if has.scan is not None and not title.startswith("as ")
+        ),
+    )
     notes = "\n\n".join(
         f"## {item.name}\n\nThis capability is needed by {GATES[item]}\n\n"
         + _rows(
@@ -123,6 +132,14 @@ In code, call `client.capabilities().is_supported(Capability.CHANGE_FEED_POINT_I
 yes or no, such as retention and precision.
 
 {notes}
+
+## Scans
+
+The table shows `client.capabilities().scan`. A *high* floor lies above every change before the scan and
+below every change after its start, a *low* floor lies below every change, and with *row* each row has the
+`order_key` of its last change.
+
+{scans}
 
 ---
 

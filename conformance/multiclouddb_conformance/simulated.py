@@ -41,7 +41,8 @@ SIMULATED: Final = CapabilitySet(
     {
         **ALL_CAPABILITIES.notes,
         **{each: CapabilityNote(Support.UNSUPPORTED, "read each collection") for each in _LACKING},
-    }
+    },
+    ALL_CAPABILITIES.scan,
 )
 """The capabilities of a simulation, with a note for each missing capability."""
 

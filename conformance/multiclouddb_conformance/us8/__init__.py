@@ -15,7 +15,7 @@ from multiclouddb_conformance.us8.expiry import TestExpiry, TestPoison
 from multiclouddb_conformance.us8.faults import TestEndlessTrouble, TestTrimmedOnTheWay, TestTrouble
 from multiclouddb_conformance.us8.following import TestFollowing
 from multiclouddb_conformance.us8.identity import TestEventIdentity, TestForeignTokens, TestRecreated
-from multiclouddb_conformance.us8.idle import TestIdle, TestLongPoll, TestWatermark
+from multiclouddb_conformance.us8.idle import TestIdle, TestLongPoll, TestReadUntil, TestWatermark
 from multiclouddb_conformance.us8.lineage import (
     TestDescendants,
     TestLateChildren,
@@ -26,7 +26,7 @@ from multiclouddb_conformance.us8.lineage import (
 from multiclouddb_conformance.us8.loss import TestLoss
 from multiclouddb_conformance.us8.notices import TestNotices
 from multiclouddb_conformance.us8.resnapshot import TestResnapshot, TestSnapshotUnderLoad
-from multiclouddb_conformance.us8.rows import TestRowsAlone
+from multiclouddb_conformance.us8.rows import TestLookup, TestNoLookup, TestRowsAlone, TestScannedRow
 from multiclouddb_conformance.us8.scope import TestLogicalPartition, TestPhysicalPartition, TestWiderScopes
 from multiclouddb_conformance.us8.session import (
     TestClosing,
@@ -61,9 +61,11 @@ __all__ = [
     "TestLateSiblings",
     "TestLogicalPartition",
     "TestLongPoll",
+    "TestLookup",
     "TestLoss",
     "TestMerge",
     "TestNoFeed",
+    "TestNoLookup",
     "TestNoSnapshot",
     "TestNotices",
     "TestNow",
@@ -72,11 +74,13 @@ __all__ = [
     "TestPickling",
     "TestPoison",
     "TestPropagation",
+    "TestReadUntil",
     "TestRecreated",
     "TestReleasing",
     "TestResnapshot",
     "TestRetirement",
     "TestRowsAlone",
+    "TestScannedRow",
     "TestSecrets",
     "TestSharing",
     "TestSnapshot",

@@ -7,7 +7,16 @@ from typing import ClassVar, Final
 
 from azure.cosmos import CosmosClient
 
-from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ClientConfig, ResourceAddress, Support
+from multiclouddb_api import (
+    Capability,
+    CapabilityNote,
+    CapabilitySet,
+    ClientConfig,
+    ResourceAddress,
+    ScanFacts,
+    ScanFloor,
+    Support,
+)
 from multiclouddb_cosmos.client import Calls
 from multiclouddb_cosmos.config import CosmosConfig, CosmosOptions
 from multiclouddb_cosmos.errors import PROVIDER_ID, classify
@@ -33,11 +42,16 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(_EMULATED, f"{_START}; in whole seconds"),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "supports only SnapshotOrder.ORDERED; the scan reads every item once and costs the usual request "
-            "units; each row has the order_key of the item's last change",
+            "supports only SnapshotOrder.ORDERED, and changes=False; the scan reads every item once and "
+            "costs the usual request units; each row has the order_key of the item's last change",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
             _NATIVE, "the scope is one partition key, or the first components of a hierarchical partition key"
+        ),
+        Capability.LOOKUP: CapabilityNote(
+            _NATIVE,
+            "one point read for each key, which costs one request unit for each KiB; needs the data action "
+            "items/read; the consistency is that of the account",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _UNSUPPORTED, "the service does not send previous items; keep what you need from earlier events"
@@ -47,7 +61,12 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.RUN_COMMAND: CapabilityNote(
             _UNSUPPORTED, "use azure-cosmos for everything except the feed"
         ),
-    }
+    },
+    ScanFacts(
+        ScanFloor.ROW,
+        0.0,
+        "request units for each page of the feed of latest versions, as for each read of the feed",
+    ),
 )
 """The capabilities of a container in an account that offers the feed with all versions and deletes."""
 
