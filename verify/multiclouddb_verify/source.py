@@ -26,17 +26,18 @@ from multiclouddb_api import (
     OperationOptions,
     ProviderOptions,
     ResourceAddress,
+    ScanFacts,
     Snapshot,
     SnapshotStarted,
     decode_json,
     encode_json,
 )
 from multiclouddb_verify.comparison import GONE, UNKNOWN, digest, document_digest
-from multiclouddb_verify.shim import LOOKUP_KEYS, ScanFacts, facts_of, lookup_of, snapshot_of
 
 __all__ = ["Change", "Follower", "Source", "key_text"]
 
 _PAGE: Final = 10_000
+_LOOKUP: Final = 1000
 _POLL_SECONDS: Final = 0.05
 _LEAST_PATIENCE: Final = 60.0
 Change = tuple[int, str, str, int]
@@ -64,7 +65,7 @@ class Source:
     @property
     def facts(self) -> ScanFacts:
         """What the database says about a scan of its rows."""
-        found = facts_of(self.client)
+        found = self.client.capabilities().scan
         if found is None:
             raise MulticloudDbError(
                 "verify: the database cannot read all rows of a collection; see client.capabilities()",
@@ -77,7 +78,7 @@ class Source:
 
     def first_page(self) -> ChangeFeedPage:
         """Begin a scan; no row is read yet."""
-        start = snapshot_of(self.max_scan_rate)
+        start = Snapshot(max_scan_rate=self.max_scan_rate, changes=False)
         return self.client.read_changes(self._request(start))
 
     def floor(self) -> str:
@@ -101,15 +102,22 @@ class Source:
     def look_up(self, keys: Sequence[str], partition_components: int) -> dict[str, ChangeEvent | None]:
         """Read rows by key; a key that does not exist maps to None."""
         found: dict[str, ChangeEvent | None] = dict.fromkeys(keys)
-        for start in range(0, len(keys), LOOKUP_KEYS):
-            asked = [
-                MulticloudDbKey(decode_json(key), partition_components)
-                for key in keys[start : start + LOOKUP_KEYS]
-            ]
-            answers = lookup_of(self, asked)
-            for key, event in answers.items():
-                found[key_text(key.components).decode()] = event
+        for start in range(0, len(keys), _LOOKUP):
+            self._look_up(keys[start : start + _LOOKUP], partition_components, found)
         return found
+
+    def _look_up(self, keys: Sequence[str], parts: int, found: dict[str, ChangeEvent | None]) -> None:
+        try:
+            asked = [MulticloudDbKey(decode_json(key), parts) for key in keys]
+            answers = self.client.lookup(self.address, asked, provider_options=self.options)
+        except MulticloudDbError as error:
+            if error.category != ErrorCategory.INVALID_REQUEST:
+                raise
+            # A row of the table may have a key that no row of the source can have.
+            for key in keys if len(keys) > 1 else ():
+                self._look_up([key], parts, found)
+            return
+        found |= {text: answers[key] for text, key in zip(keys, asked, strict=True)}
 
 
 def floor_of(page: ChangeFeedPage) -> str:
@@ -117,7 +125,7 @@ def floor_of(page: ChangeFeedPage) -> str:
     return next(notice.floor for notice in page.notices if isinstance(notice, SnapshotStarted))
 
 
-def change_of(event: ChangeEvent) -> Change:
+def change_of(event: ChangeEvent, digest_of: Callable[[Mapping[str, Any]], int]) -> Change:
     """Return what is stored of a change."""
     text = key_text(event.key.components)
     if event.type is ChangeType.DELETE:
@@ -125,7 +133,7 @@ def change_of(event: ChangeEvent) -> Change:
     elif event.new_item_state is None:
         version = UNKNOWN
     else:
-        version = document_digest(event.new_item_state)
+        version = digest_of(event.new_item_state)
     return digest(text), text.decode(), event.order_key, version
 
 
@@ -138,6 +146,7 @@ class Follower:
         keep: Called with the changes of each page and the token after it.
         pause: Called with the seconds to wait.
         patience: How long the stream may take to deliver what has been committed.
+        digest_of: Returns the digest of a document.
     """
 
     def __init__(
@@ -147,8 +156,9 @@ class Follower:
         keep: Callable[[list[Change], ChangeFeedPage], None],
         pause: Callable[[float], None],
         patience: float,
+        digest_of: Callable[[Mapping[str, Any]], int] = document_digest,
     ) -> None:
-        self._source, self._token, self._keep = source, token, keep
+        self._source, self._token, self._keep, self._digest_of = source, token, keep, digest_of
         self._pause, self._patience = pause, patience
 
     def read(self, wait: float = 0.0) -> ChangeFeedPage:
@@ -160,7 +170,7 @@ class Follower:
                     f"position: the feed does not go on ({notice}); the collection was removed or renamed",
                     ErrorDetail(ErrorCategory.NOT_FOUND),
                 )
-        self._keep([change_of(event) for event in page.events], page)
+        self._keep([change_of(event, self._digest_of) for event in page.events], page)
         self._token = page.continuation_token
         return page
 

@@ -33,6 +33,8 @@ from multiclouddb_api import (
     MulticloudDbError,
     ProviderOptions,
     ResourceAddress,
+    ScanFacts,
+    ScanFloor,
     encode_json,
     invalid_request,
 )
@@ -54,7 +56,6 @@ from multiclouddb_verify.comparison import (
     text_digest,
 )
 from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
-from multiclouddb_verify.shim import ScanFacts, ScanFloor
 from multiclouddb_verify.source import Change, Follower, Source, floor_of, key_text
 from multiclouddb_verify.state import ORDER_BITS, Pending, Rows, State, default_folder, rows_of
 from multiclouddb_verify.target import Fix, SupportsRecord, Target
@@ -336,7 +337,7 @@ class Verification:
                 self._state.add("changes", len(changes))
                 self._charge(page)
 
-        return Follower(self._source, token, keep, self._pause, self._patience)
+        return Follower(self._source, token, keep, self._pause, self._patience, self._document_digest)
 
     def _charge(self, page: ChangeFeedPage) -> None:
         if page.diagnostics.native_charge is not None:

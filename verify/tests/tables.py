@@ -47,8 +47,8 @@ class Shop:
         count: The number of documents.
     """
 
-    def __init__(self, folder, count=60):
-        self.folder, self.table = folder, folder / "table"
+    def __init__(self, folder, count=60, transform=None):
+        self.folder, self.table, self.transform = folder, folder / "table", transform
         self.store = EmbeddedStore(folder / "shop.db", durable=False)
         self.address = self.store.create_collection("orders", partitions=2)
         self.names = [f"o-{number:06d}" for number in range(count)]
@@ -79,7 +79,15 @@ class Shop:
         saved = self.checkpoints.load(NAME)
         start = Beginning() if saved is None else FromContinuationToken(saved.token)
         page = self.client.read_changes(ChangeFeedRequest(self.address, start, max_page_size=size))
-        merge_into_delta(page, None, self.table, None)
+        batch = page
+        if self.transform is not None:
+            rows = pa.Table.from_batches([page.to_arrow()])
+            states = [event.new_item_state for event in page.events]
+            made = [{} if state is None else self.transform(state) for state in states]
+            batch = rows.select(["key", "type", "order_key", "timestamp"])
+            for name, kind in (("n", pa.int64()), ("kind", pa.string())):
+                batch = batch.append_column(name, pa.array([each.get(name) for each in made], kind))
+        merge_into_delta(batch, None, self.table, None)
         self.checkpoints.save(NAME, page.continuation_token, None if saved is None else saved.version)
         return page
 

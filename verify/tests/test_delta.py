@@ -67,6 +67,21 @@ class TestFound:
         with pytest.raises(MulticloudDbError, match=r"total.*transform="):
             shop.verify(repair=True)
 
+    def test_own_columns_are_compared_and_repaired_with_transform(self, tmp_path):
+        def columns(document):
+            return {"n": document["n"], "kind": type(document.get("v")).__name__}
+
+        with Shop(tmp_path, 30, transform=columns) as shop:
+            assert shop.verify(transform=columns).equal
+            damaged = DeltaTable(shop.table)
+            damaged.update(updates={"n": "-1"}, predicate=f"key = '{key_of(shop.names[3])}'")
+            damaged.delete(f"key = '{key_of(shop.names[4])}'")
+            with Busy(shop, shop.names[10:]):
+                report = shop.verify(transform=columns, repair=True)
+            assert (report.equal, report.counts.repaired) == (True, 2)
+            shop.follow()
+            assert shop.verify(transform=columns).equal
+
     def test_record_is_a_commit_and_nothing_else_is_written(self, shop):
         version = DeltaTable(shop.table).version()
         assert shop.verify().equal

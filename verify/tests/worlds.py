@@ -202,9 +202,7 @@ class World:
         return self.time
 
     def source(self):
-        from multiclouddb_verify.shim import facts_of
-
-        facts = attrs.evolve(facts_of(self.client), settle_seconds=self.settle_seconds)
+        facts = attrs.evolve(self.client.capabilities().scan, settle_seconds=self.settle_seconds)
         return Settling(self.client, self.sim.address, given=facts)
 
     def verify(self, folder, *, made=Verification, **settings):
