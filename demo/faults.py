@@ -51,5 +51,6 @@ def _damage(places: Places, key: str, kind: Kind) -> None:
         case Kind.DUPLICATE | Kind.GHOST:
             # A copy of any row has all columns.
             copied = table.to_pyarrow_dataset().scanner(use_threads=False).head(1).to_pylist()[0]
-            row = pa.Table.from_pylist([copied | {"key": key}], schema=table.to_pyarrow_dataset().schema)
+            copied |= {"key": key, "new_item_state": "{}", "_deleted_at": None}
+            row = pa.Table.from_pylist([copied], schema=table.to_pyarrow_dataset().schema)
             committed(table, lambda: write_deltalake(table, row, mode="append"))

@@ -271,6 +271,8 @@ class DeltaTarget:
                 f"{self._where} has columns of its own: {', '.join(extra)}",
                 "pass transform=, a function that returns their values for a document",
             )
+        if not fixes:
+            return 0
         # A key with several rows gets one of them back in the same commit. Which rows there are is read from
         # the version on which the commit is based: if another commit comes first, this one is refused.
         several = [fix.key for fix in fixes if len(fix.seen) > 1]

@@ -72,7 +72,7 @@ class Target(Protocol):
 
         Args:
             fixes: At most one for each key. Without a document, the row becomes a tombstone; it is not made
-                if there is no row.
+                if there is no row. Without any, only the table is checked.
 
         Returns:
             The number of rows that were written.

@@ -310,6 +310,8 @@ class Verification:
         # The table is looked at before the source is read, because it may be none.
         for _ in self._target.rows([], own=self._transform is not None):
             break
+        if self._repair and self._transform is None:
+            self._target.fix(())
         begun = self._source.first_page()
         until = decode_token(first).read_until
         with self._state.transaction():

@@ -147,6 +147,8 @@ def plant(path, key, kind):
             rows = table.to_pyarrow_dataset().scanner(use_threads=False).to_table().to_pylist()
             row = next(row for row in rows if row["key"] == key or kind is Kind.GHOST)
             schema = table.to_pyarrow_dataset().schema
+            if kind is Kind.GHOST:
+                row |= {"new_item_state": '{"v":1}', "_deleted_at": None}
             added = pa.Table.from_pylist([row | {"key": key}], schema=schema)
             committed(table, lambda: write_deltalake(table, added, mode="append"))
 
