@@ -28,7 +28,7 @@ from multiclouddb_cli.screen import counted, duration, moment, print_fields, pri
 from multiclouddb_cli.session import until_signal
 
 if TYPE_CHECKING:
-    from multiclouddb_verify import Position, Progress, Report
+    from multiclouddb_verify import Difference, Estimate, Position, Progress, Report
 
 _CLEAR: Final = "\r\x1b[2K"
 _BAR: Final = 20
@@ -175,16 +175,15 @@ def _print(report: Report) -> None:
         print_text("UNSETTLED: keys changed all the time, or the sink did not reach them; try again")
 
 
-def _sides(each: object) -> str:
-    ours, theirs = getattr(each, "source_type", None), getattr(each, "target_type", None)
-    values = getattr(each, "source_value", None), getattr(each, "target_value", None)
-    if values == (None, None):
-        return f"{ours} in the source, {theirs} in the table"
-    return f"{values[0]!r} in the source, {values[1]!r} in the table"
+def _sides(each: Difference) -> str:
+    ours, theirs = each.source_value, each.target_value
+    if ours is None and theirs is None:
+        return f"{each.source_type} in the source, {each.target_type} in the table"
+    return f"{ours!r} in the source, {theirs!r} in the table"
 
 
-def _print_estimate(found: object, *, as_json: bool) -> None:
-    told = attrs.asdict(found)  # type: ignore[call-overload]
+def _print_estimate(found: Estimate, *, as_json: bool) -> None:
+    told = attrs.asdict(found)
     if as_json:
         typer.echo(json.dumps(told))
         return

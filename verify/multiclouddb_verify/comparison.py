@@ -12,7 +12,7 @@ up to K, or the target is wrong.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
@@ -99,7 +99,7 @@ def digest(data: bytes) -> int:
     return int.from_bytes(hashlib.sha1(data, usedforsecurity=False).digest()[:8], "little", signed=True)
 
 
-def digests_of(texts: Sequence[bytes]) -> Integers:
+def digests_of(texts: Iterable[bytes]) -> Integers:
     """Return the same as `digest`, for many texts."""
     joined = b"".join([hashlib.sha1(text, usedforsecurity=False).digest()[:8] for text in texts])
     return np.frombuffer(joined, dtype="<i8")

@@ -31,7 +31,7 @@ __all__ = ["ORDER_BITS", "Pending", "Rows", "State"]
 
 _RANGES: Final = 1024
 _BOUNDS: Final = np.array([-(2**63) + number * 2**54 for number in range(_RANGES)], dtype=np.int64)
-_AT_ONCE: Final = 400_000
+_AT_ONCE: Final = 200_000
 """The number of rows of both sides that are compared at once."""
 _BLOCK: Final = 2048
 """The number of keys in a compressed block."""

@@ -88,5 +88,9 @@ class SupportsRecord(Protocol):
     """A target that can store in a commit when it was proved equal."""
 
     def record(self, facts: dict[str, str]) -> None:
-        """Make a commit that changes no row, and contains these facts."""
+        """Make a commit that changes no row, and contains facts.
+
+        Args:
+            facts: Names and texts.
+        """
         ...

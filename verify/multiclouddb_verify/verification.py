@@ -67,7 +67,7 @@ Position: TypeAlias = str | Callable[[], str | None]
 Transform: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """A function that makes the values of the table's own columns from a document."""
 
-_RUN: Final = 250_000
+_RUN: Final = 100_000
 _RUN_SECONDS: Final = 10.0
 _CHUNK: Final = 100_000
 _FIRST: Final = 10_000
@@ -77,7 +77,7 @@ _COMPARED: Final = 100
 """The number of differences of which the report names the first path that differs."""
 _REPAIRS: Final = 5
 _BEHIND: Final = 100
-_MASK: Final = 2**ORDER_BITS - 1
+_MASK: Final = (1 << ORDER_BITS) - 1
 _AGAIN: Final = -1.0
 """Marks a key that was suspected, and has changed since."""
 _SUSPECT: Final = np.int32(-(2**31))
@@ -349,21 +349,22 @@ class Verification:
         """Read every row once, and follow the stream meanwhile, so that its position does not expire."""
         state, token = self._state, self._state.fact("scan")
         follower = self._follower(state.fact("follow") or "")
-        keys, runs = list[bytes](), list[Rows]()
+        keys, runs, count = list[bytes](), list[Rows](), 0
         has_own, flushed = self._facts.floor == ScanFloor.ROW, self._clock()
         first = None if state.number("rows") else dict[str, int]()
 
         def flush(page: ChangeFeedPage, *, is_last: bool = False) -> None:
-            nonlocal flushed
+            nonlocal flushed, count
             with state.transaction():
-                if keys:
-                    state.add_run("source", np.concatenate(runs), keys)
+                if count:
+                    state.add_run("source", np.concatenate(runs), b"\n".join(keys).split(b"\n"))
                 state.put("scan", page.continuation_token)
                 state.put("scanned", 1 if is_last else None)
                 state.add("rows", self._told.rows - state.number("rows"))
                 self._charge(page)
             keys.clear()
             runs.clear()
+            count = 0
             self._largest = max(self._largest, state.size())
             flushed = self._clock()
 
@@ -381,8 +382,11 @@ class Verification:
             if self._sample is not None:
                 chosen = np.flatnonzero(rows["hash"] % self._sample == 0)
                 rows, texts = rows[chosen], [texts[at] for at in chosen]
-            keys += texts
-            runs.append(rows)
+            if texts:
+                # A text of orjson keeps more memory than it needs, so the texts of a page are put together.
+                keys.append(b"\n".join(texts))
+                runs.append(rows)
+                count += len(texts)
             if page.events and not self._done("parts"):
                 state.put("parts", page.events[0].key.partition_components)
             done = page.diagnostics.snapshot
@@ -396,7 +400,7 @@ class Verification:
             if first is not None and len(first) >= _FIRST:
                 self._look_at_first(first, follower)
                 first = None
-            if len(keys) >= _RUN or self._clock() - flushed > _RUN_SECONDS:
+            if count >= _RUN or self._clock() - flushed > _RUN_SECONDS:
                 flush(page)
             if self._clock() >= follow_at:
                 # A stream that is read faster than it grows is asked once a second.
@@ -438,7 +442,7 @@ class Verification:
     def _document_digests(self, documents: Sequence[Mapping[str, Any] | None]) -> Integers:
         if self._transform is not None or None in documents:
             return np.array(list(map(self._document_digest, documents)), dtype=np.int64)
-        return digests_of(list(map(canonical, documents)))
+        return digests_of(map(canonical, documents))
 
     def _own(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of a table's own columns, without those that are null."""

@@ -58,19 +58,16 @@ def merge(folder, commits):
 
 
 def fix(folder, commits):
-    """Repair the shared key as it was some time ago, and add a key, many times."""
+    """Repair the shared key as it was some time ago, and add another key, many times."""
     target = DeltaTarget(folder / "table")
     for number in range(int(commits)):
-        seen = [
-            order
-            for batch in target.rows([key_of("shared")])
-            for order in batch.column("order_key").to_pylist()
-        ]
-        old = Fix(key_of("shared"), tuple(seen), "9", '{"n":-1}', None, datetime.now(UTC))
-        new = Fix(key_of(f"fix-{number}"), (), "1", '{"n":0}', None, datetime.now(UTC))
+        fixes = [Fix(key_of(f"fix-{number}"), (), "1", '{"n":0}', None, datetime.now(UTC))]
+        for batch in target.rows([key_of("shared")]):
+            [order], [text] = (batch.column(name).to_pylist() for name in ("order_key", "state"))
+            fixes.append(Fix(key_of("shared"), (order,), f"{order}~", text, None, datetime.now(UTC)))
         # What was seen is old when it is written, if the sink has merged meanwhile.
         time.sleep(0.001)
-        target.fix([new, attrs.evolve(old, order_key=max([*seen, "0"]))] if seen and number % 2 else [new])
+        target.fix(fixes)
 
 
 def maintain(folder, commits):

@@ -66,7 +66,7 @@ class TestLateStream:
         return found(report) == world.faults
 
     def test_is_waited_for(self, tmp_path):
-        assert all(self.run(seed, tmp_path, 6.0) for seed in range(10))
+        assert all(self.run(seed, tmp_path, 3.0) for seed in range(10))
 
     def test_without_waiting_there_are_false_alarms(self, tmp_path):
         assert not all(self.run(seed, tmp_path, 0.0) for seed in range(LIVES))

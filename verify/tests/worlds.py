@@ -68,7 +68,8 @@ class World:
     def __init__(self, seed, *, behaviour=None, kinds=None, kills=0, keys=30, lag=0.0):
         self.seed, self.dice, self.kills = seed, random.Random(f"verify {seed}"), kills
         dice = self.dice
-        self.sim = Simulation(dice.randint(1, 3), behaviour or ServiceBehaviour(seed=seed))
+        # With several partitions, a change that is not shown yet would hide older ones of another partition.
+        self.sim = Simulation(1 if lag else dice.randint(1, 3), behaviour or ServiceBehaviour(seed=seed))
         plugin = SimulationPlugin()
         plugin.sims.append(self.sim)
         self.clients = [open_client(plugin, ClientConfig(PROVIDER_ID, {})) for _ in range(2)]
@@ -160,7 +161,7 @@ class World:
                         self.write(name, None)
                     else:
                         self.put(name)
-                if dice.random() < 0.05:
+                if dice.random() < 0.05 and not self.lag:
                     self.reshape()
             if dice.random() < self.speed or self.left <= 0:
                 self.step(stores=dice.random() < 0.8)
