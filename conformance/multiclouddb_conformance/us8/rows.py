@@ -233,7 +233,7 @@ class TestScannedRow:
 def _are_last_images(collection: Collection, documents: Sequence[tuple[Any, Any]]) -> None:
     """Write each document twice, and compare its row with the event of the second write."""
     for name, value in documents:
-        collection.put(name, before=1)
+        collection.put(name, n=1)
         collection.put(name, value=value)
     last = {event.key: event for event in collection.read(collection.begin, 2 * len(documents))}
     facts = collection.client.capabilities().scan
