@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -16,8 +16,8 @@ import attrs
 import orjson
 
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
-from multiclouddb_api.pacing import Timer
 from multiclouddb_api.redaction import shorten
+from multiclouddb_api.steps import Call, Steps
 from multiclouddb_api.validators import check_type, is_a, local_path, not_blank, type_name
 
 __all__ = ["Checkpoint", "CheckpointFile", "CheckpointStore", "Checkpointer", "FileCheckpointStore"]
@@ -364,31 +364,33 @@ class Checkpointer:
         store: The store for the tokens, or None to save nothing.
         name: The name of the checkpoint in the store.
         interval_seconds: The shortest time between two saves of the tokens of empty pages.
-        timer: The iterator's clock.
+        now: The iterator's clock.
     """
 
     def __init__(
-        self, store: CheckpointStore | None, name: str, interval_seconds: float, timer: Timer
+        self, store: CheckpointStore | None, name: str, interval_seconds: float, now: Callable[[], float]
     ) -> None:
         self._store = store
         self._name = name
         self._interval = interval_seconds
-        self._timer = timer
+        self._now = now
         self._version: str | None = None
         self._saved: str | None = None
-        self._saved_at = timer.now()
+        self._saved_at = now()
         self._pending: str | None = None
         self._attempted: str | None = None
 
-    def load(self) -> str | None:
+    def load(self) -> Steps[str | None]:
         """Return the stored token to resume from, or None."""
-        checkpoint = None if self._store is None else self._store.load(self._name)
+        if self._store is None:
+            return None
+        checkpoint = yield Call(self._store.load, self._name)
         if checkpoint is None:
             return None
         self._version, self._saved = checkpoint.version, checkpoint.token
-        return checkpoint.token
+        return str(checkpoint.token)
 
-    def done(self, token: str, *, at_once: bool) -> None:
+    def done(self, token: str, *, at_once: bool) -> Steps[None]:
         """Record that the caller has handled everything up to the token.
 
         Args:
@@ -398,31 +400,31 @@ class Checkpointer:
         """
         self._pending = None if token == self._saved else token
         # The first token is saved at once, because a start position such as `Now` is durable only as a token.
-        if at_once or self._saved is None or self._timer.now() - self._saved_at >= self._interval:
-            self.flush()
+        if at_once or self._saved is None or self._now() - self._saved_at >= self._interval:
+            yield from self.flush()
 
-    def flush(self) -> None:
+    def flush(self) -> Steps[None]:
         """Save the last position if it has not been saved yet."""
         if self._store is None or self._pending is None:
             return
         token = self._pending
-        self._settle(self._store)
+        yield from self._settle(self._store)
         self._attempted = token
         try:
-            checkpoint = self._store.save(self._name, token, self._version)
+            checkpoint = yield Call(self._store.save, self._name, token, self._version)
         except MulticloudDbError as error:
             if error.category == ErrorCategory.CONFLICT:
                 self._attempted = None
             raise
         self._attempted = self._pending = None
         self._version, self._saved = checkpoint.version, token
-        self._saved_at = self._timer.now()
+        self._saved_at = self._now()
 
-    def _settle(self, store: CheckpointStore) -> None:
+    def _settle(self, store: CheckpointStore) -> Steps[None]:
         """Find out whether a save succeeded although it raised an error."""
         if self._attempted is None:
             return
-        checkpoint = store.load(self._name)
+        checkpoint = yield Call(store.load, self._name)
         if checkpoint is not None and checkpoint.token == self._attempted:
             self._version, self._saved = checkpoint.version, checkpoint.token
         self._attempted = None

@@ -87,12 +87,21 @@ def connect(
         ...     client.capabilities().is_supported(Capability.CHANGE_FEED)
         True
     """
+    return MulticloudDbClient(checked_source(source), native_client=native_client, observer=observer)
+
+
+def checked_source(source: str | os.PathLike[str] | ClientConfig) -> ClientConfig:
+    """Return the configuration of a source; see `connect`.
+
+    Args:
+        source: A URL, the path of a TOML file, or a configuration.
+    """
     # If this raises an error, no local variable contains the content of a URL.
     source = outcome(_to_config, source)
     if isinstance(source, MulticloudDbError):
         raise source
     assert isinstance(source, ClientConfig)
-    return MulticloudDbClient(source, native_client=native_client, observer=observer)
+    return source
 
 
 def _to_config(source: str | os.PathLike[str] | ClientConfig) -> ClientConfig:
@@ -416,6 +425,13 @@ class MulticloudDbClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    async def __aenter__(self) -> NoReturn:
+        raise invalid_request(
+            "MulticloudDbClient", "blocks its thread", "write with, or connect with multiclouddb.aio.connect"
+        )
+
+    async def __aexit__(self, *_: object) -> None: ...
 
     def __repr__(self) -> str:
         return f"<MulticloudDbClient {self._config!r}{' closed' if self._closed else ''}>"

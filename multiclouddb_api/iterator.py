@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from inspect import GEN_CLOSED, getgeneratorstate
 from types import TracebackType
-from typing import Literal, Protocol, TypedDict
+from typing import Any, Literal, NoReturn, Protocol, TypedDict
 from weakref import ref
 
 import attrs
@@ -25,9 +25,10 @@ from multiclouddb_api.request import (
     StartPosition,
 )
 from multiclouddb_api.snapshot import Resnapshot, Snapshot
+from multiclouddb_api.steps import Call, Give, Steps, Wait, finished, pages_of
 from multiclouddb_api.validators import at_least, has_methods, is_a, not_blank, one_of
 
-__all__ = ["ChangeFeedIterator", "IteratorSettings", "ReadsChanges"]
+__all__ = ["ChangeFeedIterator", "FeedLoop", "IteratorSettings", "ReadsChanges"]
 
 
 class IteratorSettings(TypedDict, total=False):
@@ -166,17 +167,11 @@ class ChangeFeedIterator:
     """What to do about a record that cannot be decoded: `"raise"`, the default, or `"skip"`. With `"skip"`,
     the iterator continues after the record; the next page contains a `RecordSkipped` notice and no events."""
 
-    _timer: Timer = attrs.field(factory=Timer, init=False, repr=False)
-    _position: StartPosition | None = attrs.field(default=None, init=False, repr=False)
-    _checkpointer: Checkpointer | None = attrs.field(default=None, init=False, repr=False)
-    _skip_to: FromContinuationToken | None = attrs.field(default=None, init=False, repr=False)
-    _unrepeatable: ChangeFeedPage | None = attrs.field(default=None, init=False, repr=False)
-    _round: int = attrs.field(default=0, init=False, repr=False)
-    _closed: bool = attrs.field(default=False, init=False, repr=False)
-    _outage: Outage | None = attrs.field(default=None, init=False, repr=False)
+    _feed: FeedLoop = attrs.field(
+        default=attrs.Factory(lambda self: FeedLoop(self), takes_self=True), init=False, repr=False
+    )
     _stepping: Generator[ChangeEvent, None, None] | None = attrs.field(default=None, init=False, repr=False)
     _loop: ref[Generator[ChangeEvent, None, None]] | None = attrs.field(default=None, init=False, repr=False)
-    _at_close: Callable[[], None] | None = attrs.field(default=None, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         if (self.checkpoint_store is None) != (self.checkpoint_name is None):
@@ -186,7 +181,7 @@ class ChangeFeedIterator:
     @property
     def continuation_token(self) -> str | None:
         """The token after the last page that is done; None if there is no token yet."""
-        position = self._position or self.request.start_position
+        position = self._feed.position or self.request.start_position
         return position.token if isinstance(position, FromContinuationToken) else None
 
     def pages(self) -> Iterator[ChangeFeedPage]:
@@ -221,20 +216,15 @@ class ChangeFeedIterator:
             raise
 
     def _checked_events(self) -> Generator[ChangeEvent, None, None]:
-        if isinstance(self.request.on_expired, Resnapshot):
-            raise invalid_request(
-                "ChangeFeedRequest.on_expired",
-                "is Resnapshot(), whose notices a loop over single events does not see",
-                "iterate with .pages() and handle SnapshotStarted and BackfillDone",
-            )
+        self._feed.check_events()
         return self._events()
 
     def _events(self) -> Generator[ChangeEvent, None, None]:
         with closing(self._pages()) as pages:
             for page in pages:
                 for event in page.events:
-                    if self._timer.stopped:
-                        self._end()
+                    if self._feed.timer.stopped:
+                        self._finish(self._feed.end())
                         return
                     yield event
 
@@ -245,19 +235,14 @@ class ChangeFeedIterator:
         iterator stops within a second, and does not deliver the page of this read. The caller must still
         handle the events that were already returned.
         """
-        self._timer.stop()
+        self._feed.timer.stop()
 
     def close(self) -> None:
         """Stop the iteration, and save the position after the last page that is done.
 
         Call this method only from the thread that iterates.
         """
-        self.stop()
-        self._closed = True
-        try:
-            self._save()
-        finally:
-            self._release()
+        self._finish(self._feed.close(save=True))
 
     def __enter__(self) -> ChangeFeedIterator:
         return self
@@ -265,89 +250,158 @@ class ChangeFeedIterator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.close()
-        else:  # Nothing is saved here, so the next run may read pages without events again.
-            self.stop()
-            self._closed = True
-            self._release()
+        # After an exception nothing is saved, so the next run may read pages without events again.
+        self._finish(self._feed.close(save=error is None))
 
-    def _release(self) -> None:
-        if self._at_close is not None:
-            self._at_close()
+    def __aiter__(self) -> NoReturn:
+        raise invalid_request(
+            "ChangeFeedIterator", "blocks its thread", "write for, or connect with multiclouddb.aio.connect"
+        )
 
     def _pages(self) -> Generator[ChangeFeedPage, None, None]:
-        schedule = self._begin()
-        mine, observer = self._round, getattr(self.client, "observer", None)
+        return pages_of(self._feed.steps(), self._feed.timer.wait)
+
+    def _finish(self, steps: Steps[None]) -> None:
+        finished(steps, self._feed.timer.wait)
+
+
+class FeedLoop:
+    """The loop over the pages of one feed, as steps: what it reads and saves, and when.
+
+    A page is done, and its token saved, when the driver asks for what comes after it.
+
+    Args:
+        settings: The iterator, for its client, its request and its settings.
+
+    Attributes:
+        timer: The clock, and what stops the loop.
+        position: The position after the last page that is done; None before the first step.
+        closed: True after `close`.
+        at_close: Is called when the iteration ends or is closed.
+    """
+
+    def __init__(self, settings: ChangeFeedIterator) -> None:
+        self.timer = Timer()
+        self.position: StartPosition | None = None
+        self.closed = False
+        self.at_close: Callable[[], Any] | None = None
+        self._settings = settings
+        self._checkpointer: Checkpointer | None = None
+        self._skip_to: FromContinuationToken | None = None
+        self._unrepeatable: ChangeFeedPage | None = None
+        self._round = 0
+        self._outage: Outage | None = None
+
+    def check_events(self) -> None:
+        """Raise `INVALID_REQUEST` if the request must be read by pages."""
+        if isinstance(self._settings.request.on_expired, Resnapshot):
+            raise invalid_request(
+                "ChangeFeedRequest.on_expired",
+                "is Resnapshot(), whose notices a loop over single events does not see",
+                "iterate with .pages() and handle SnapshotStarted and BackfillDone",
+            )
+
+    def steps(self) -> Steps[None]:
+        """Return the steps of one iteration, which starts after the last page that is done."""
+        schedule = yield from self._begin()
+        settings, mine = self._settings, self._round
+        observer = getattr(settings.client, "observer", None)
         listener = observer if isinstance(observer, Observer) else None
-        self._outage = Outage(self.request.address, listener, self._timer.now, lambda: self._timer.stopped)
-        while (page := self._next(schedule)) is not None:
+        self._outage = Outage(settings.request.address, listener, self.timer.now, lambda: self.timer.stopped)
+        while (page := (yield from self._next(schedule))) is not None:
             over = page.partition_retired or any(isinstance(notice, FeedEnded) for notice in page.notices)
             matters = bool(page.events or page.notices or over)
             stuck = schedule.stuck
             if not matters:
-                self._done(page, at_once=False)
-            yield page
+                yield from self._done(page, at_once=False)
+            yield Give(page)
             if self._round != mine:
                 raise invalid_request("ChangeFeedIterator", "is iterated twice", "iterate in one loop")
             if matters:
-                self._done(page, at_once=True)
+                yield from self._done(page, at_once=True)
             if stuck is not None:
                 raise stuck
-            if over or (self.until_idle and schedule.idle):
+            if over or (settings.until_idle and schedule.idle):
                 break
-        self._end()
+        yield from self.end()
 
-    def _end(self) -> None:
-        self._save()
-        if self._at_close is not None:
-            self.close()
+    def end(self) -> Steps[None]:
+        """Return the steps after the last page."""
+        yield from self._save()
+        if self.at_close is not None:
+            yield from self.close(save=True)
 
-    def _begin(self) -> PollSchedule:
-        if self._closed:
+    def close(self, *, save: bool) -> Steps[None]:
+        """Return the steps that stop the loop for ever.
+
+        Args:
+            save: False to leave the position of pages without events unsaved.
+        """
+        self.timer.stop()
+        self.closed = True
+        failure: BaseException | None = None
+        try:
+            if save:
+                yield from self._save()
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is raised when the client is closed
+            failure = error
+        if self.at_close is not None:
+            yield Call(self.at_close)
+        if failure is not None:
+            raise failure
+
+    def _begin(self) -> Steps[PollSchedule]:
+        if self.closed:
             raise invalid_request("ChangeFeedIterator", "is closed", "call client.iterate_changes again")
         self._round += 1
-        if self._position is None:
-            store, name = self.checkpoint_store, self.checkpoint_name or ""
-            checkpointer = Checkpointer(store, name, self.checkpoint_interval_seconds, self._timer)
-            stored = checkpointer.load()
-            start = self.request.start_position if stored is None else FromContinuationToken(stored)
-            self._position, self._checkpointer = start, checkpointer
+        settings = self._settings
+        if self.position is None:
+            store, name = settings.checkpoint_store, settings.checkpoint_name or ""
+            checkpointer = Checkpointer(store, name, settings.checkpoint_interval_seconds, self.timer.now)
+            stored = yield from checkpointer.load()
+            start = settings.request.start_position if stored is None else FromContinuationToken(stored)
+            self.position, self._checkpointer = start, checkpointer
         return PollSchedule(
-            self._timer, self.idle_backoff_seconds, self.max_idle_backoff_seconds, self.max_outage_seconds
+            self.timer,
+            settings.idle_backoff_seconds,
+            settings.max_idle_backoff_seconds,
+            settings.max_outage_seconds,
         )
 
-    def _next(self, schedule: PollSchedule) -> ChangeFeedPage | None:
+    def _next(self, schedule: PollSchedule) -> Steps[ChangeFeedPage | None]:
         """Return the next page, or None if the iterator was stopped."""
-        while not self._timer.stopped:
-            if self._wait_until(schedule.due):
-                page = self._read(schedule)
-                if page is not None and not self._timer.stopped:
+        while not self.timer.stopped:
+            if (yield from self._wait_until(schedule.due)):
+                page = yield from self._read(schedule)
+                if page is not None and not self.timer.stopped:
                     return page
         return None
 
-    def _wait_until(self, due: float) -> bool:
+    def _wait_until(self, due: float) -> Steps[bool]:
         """Wait, and report an outage that lasts during the wait; return False if `stop` was called."""
         assert self._outage is not None
-        while (step := self._outage.until_next()) < due - self._timer.now():
+        while (step := self._outage.until_next()) < due - self.timer.now():
             # A wait may end a moment too early, and the rest may be too short for the clock to notice.
-            if not self._timer.wait(max(step, 0.001)):
+            if not (yield Wait(max(step, 0.001))):
                 return False
             self._outage.pauses()
-        return self._timer.wait(due - self._timer.now())
+        seconds = due - self.timer.now()
+        return (yield Wait(seconds)) if seconds > 0 else not self.timer.stopped
 
-    def _read(self, schedule: PollSchedule) -> ChangeFeedPage | None:
+    def _read(self, schedule: PollSchedule) -> Steps[ChangeFeedPage | None]:
         """Return one page, or None after a failure that is tolerated."""
         if self._unrepeatable is not None:
             return self._unrepeatable
-        began = self._timer.now()
-        position = self._skip_to or self._position or self.request.start_position
-        request = attrs.evolve(self.request, start_position=position)
-        wait = 0.0 if isinstance(position, Now | Snapshot) else self.wait_seconds
+        settings, began = self._settings, self.timer.now()
+        position = self._skip_to or self.position or settings.request.start_position
+        request = attrs.evolve(settings.request, start_position=position)
+        wait = 0.0 if isinstance(position, Now | Snapshot) else settings.wait_seconds
         assert self._outage is not None
         try:
-            with self._outage.watching(wait):
-                page = self.client.read_changes(request, OperationOptions(self.timeout_seconds, wait))
+            options = OperationOptions(settings.timeout_seconds, wait)
+            page: ChangeFeedPage = yield Call(self._read_page, request, options)
         except Stopped:
             return None
         except MulticloudDbError as error:
@@ -358,26 +412,31 @@ class ChangeFeedIterator:
             self._outage.failed(error.message)
             return None
         self._outage.ended()
-        schedule.succeeded(page, min(wait, self._timer.now() - began))
+        schedule.succeeded(page, min(wait, self.timer.now() - began))
         if isinstance(position, Now | Snapshot) and (page.events or page.notices):
             # Another read at `Now` would begin later and miss changes, so this page must be delivered even if
             # delivering it fails at first.
             self._unrepeatable = page
         return page
 
+    def _read_page(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
+        assert self._outage is not None
+        with self._outage.watching(options.wait_seconds):
+            return self._settings.client.read_changes(request, options)
+
     def _step_over(self, position: StartPosition, error: MulticloudDbError) -> bool:
         after = error.detail.skip_token
-        if self.on_poison == "raise" or after is None or position == FromContinuationToken(after):
+        if self._settings.on_poison == "raise" or after is None or position == FromContinuationToken(after):
             return False
         self._skip_to = FromContinuationToken(after)
         return True
 
-    def _done(self, page: ChangeFeedPage, *, at_once: bool) -> None:
+    def _done(self, page: ChangeFeedPage, *, at_once: bool) -> Steps[None]:
         self._unrepeatable = self._skip_to = None
-        self._position = FromContinuationToken(page.continuation_token)
+        self.position = FromContinuationToken(page.continuation_token)
         if self._checkpointer is not None:
-            self._checkpointer.done(page.continuation_token, at_once=at_once)
+            yield from self._checkpointer.done(page.continuation_token, at_once=at_once)
 
-    def _save(self) -> None:
+    def _save(self) -> Steps[None]:
         if self._checkpointer is not None:
-            self._checkpointer.flush()
+            yield from self._checkpointer.flush()

@@ -6,14 +6,13 @@ import os
 from typing import TYPE_CHECKING
 
 from multiclouddb_api.checkpoint import CheckpointFile
-from multiclouddb_api.client import MulticloudDbClient, connect
+from multiclouddb_api.client import connect
 from multiclouddb_api.config import ClientConfig
 from multiclouddb_api.errors import check_type, invalid_request
 from multiclouddb_api.iterator import ChangeFeedIterator
 from multiclouddb_api.request import (
     ChangeFeedRequest,
     FromContinuationToken,
-    Now,
     ResourceAddress,
     StartPosition,
     check_start,
@@ -64,19 +63,29 @@ def follow(
     """
     client = connect(source)
     try:
-        return _follow(client, address, start, checkpoint, settings)
+        request, settings = followed(address, start, checkpoint, settings)
+        changes = client.iterate_changes(request, **settings)
     except BaseException:
         client.close()
         raise
+    changes._feed.at_close = client.close
+    return changes
 
 
-def _follow(
-    client: MulticloudDbClient,
+def followed(
     address: ResourceAddress | str,
     start: StartPosition | None,
     checkpoint: str | os.PathLike[str] | None,
     settings: IteratorSettings,
-) -> ChangeFeedIterator:
+) -> tuple[ChangeFeedRequest, IteratorSettings]:
+    """Return the request and the settings of the iterator that `follow` makes.
+
+    Args:
+        address: See `follow`.
+        start: See `follow`.
+        checkpoint: See `follow`.
+        settings: See `follow`.
+    """
     address = to_address(address)
     check_type("address", address, ResourceAddress)
     if start is not None:
@@ -87,12 +96,10 @@ def _follow(
         store = CheckpointFile(checkpoint)
         if (stored := store.load(store.name)) is not None:
             start = FromContinuationToken(stored.token)
-        settings |= {"checkpoint_store": store, "checkpoint_name": store.name}
-    changes = client.iterate_changes(ChangeFeedRequest(address, start or Now()), **settings)
+        settings = {**settings, "checkpoint_store": store, "checkpoint_name": store.name}
     if start is None:
         problem = "is missing" if checkpoint is None else f"is missing, and there is no file {checkpoint} yet"
         raise invalid_request("start", problem, "pass start=Beginning() or start=Now()")
     if checkpoint is not None:
         store.check()
-    changes._at_close = client.close
-    return changes
+    return ChangeFeedRequest(address, start), settings

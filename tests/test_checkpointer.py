@@ -4,6 +4,7 @@ import pytest
 
 from multiclouddb_api import Checkpoint, ErrorCategory, ErrorDetail, FileCheckpointStore, MulticloudDbError
 from multiclouddb_api.checkpoint import Checkpointer
+from multiclouddb_api.steps import finished
 from multiclouddb_embedded import SqliteCheckpointStore
 
 
@@ -36,9 +37,13 @@ def store(request, tmp_path):
     return Unsure(request.param(tmp_path / "checkpoints"))
 
 
+def run(steps):
+    return finished(steps, lambda seconds: True)
+
+
 def worker(store):
-    made = Checkpointer(store, "w", 0.0, Clock())
-    made.load()
+    made = Checkpointer(store, "w", 0.0, Clock().now)
+    run(made.load())
     return made
 
 
@@ -52,7 +57,7 @@ def failed_save(mine, store, failure):
     """Save another token, with a failure before or after the data is stored."""
     store.failure = failure
     with pytest.raises(MulticloudDbError, match="no answer"):
-        mine.done("2", at_once=True)
+        run(mine.done("2", at_once=True))
 
 
 @pytest.mark.parametrize("failure", ["lost", "done"])
@@ -65,8 +70,8 @@ def test_what_another_worker_saved_meanwhile_stays(store, first, failure):
     found = store.load("w")
     store.save("w", "3", found and found.version)
     for _ in range(2):
-        conflict(mine.flush)
-        conflict(mine.done, "4", at_once=True)
+        conflict(lambda: run(mine.flush()))
+        conflict(lambda: run(mine.done("4", at_once=True)))
         assert store.load("w").token == "3"
 
 
@@ -74,8 +79,8 @@ def test_what_another_worker_saved_meanwhile_stays(store, first, failure):
 def test_a_worker_alone_goes_on(store, failure):
     mine = worker(store)
     failed_save(mine, store, failure)
-    mine.flush()
-    mine.done("3", at_once=True)
+    run(mine.flush())
+    run(mine.done("3", at_once=True))
     assert store.load("w").token == "3"
 
 

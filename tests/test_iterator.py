@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import multiclouddb_api as api
+from multiclouddb_api.aio.driver import LoopTimer
 from multiclouddb_api.iterator import IteratorSettings
 from multiclouddb_api.pacing import Timer
+from multiclouddb_conformance.through_asyncio import AsyncioClient
 from multiclouddb_conformance.waiting import assert_prompt, wait_until
 
 ADDRESS = api.ResourceAddress("shop", "orders")
@@ -127,10 +129,32 @@ class Service:
         return api.ChangeFeedPage((), token, not retired and not self.errors, retired, named, (), diagnostics)
 
 
+class FakeLoopTimer(FakeTimer, LoopTimer):
+    """The same clock for asyncio."""
+
+    async def pause_until(self, due):
+        return self.wait(due - self.now())
+
+
+FACES = ["blocking", "asyncio"]
+_face = FACES[0]
+
+
+@pytest.fixture(params=FACES, autouse=True)
+def face(request, monkeypatch):
+    """Every test of this file runs through the blocking face and through the one of asyncio."""
+    monkeypatch.setattr(sys.modules[__name__], "_face", request.param)
+    return request.param
+
+
 def iterator(service, start=None, scope=None, **options):
     request = api.ChangeFeedRequest(ADDRESS, start or api.Beginning(), **({"scope": scope} if scope else {}))
-    made = api.ChangeFeedIterator(service, request, **options)
-    made._timer = service.timer = FakeTimer()
+    if _face == "asyncio":
+        made = AsyncioClient(lambda: service).iterate_changes(request, **options)
+        made._changes._timer = made._feed.timer = service.timer = FakeLoopTimer()
+    else:
+        made = api.ChangeFeedIterator(service, request, **options)
+        made._feed.timer = service.timer = FakeTimer()
     return made
 
 
@@ -211,7 +235,7 @@ class TestIdleBackoff:
     def take(self, count, pages=(), seconds=0.0, **options):
         changes = iterator(Service(list(pages), seconds=seconds), **options)
         list(itertools.islice(changes.pages(), count))
-        return changes._timer.waits
+        return changes._feed.timer.waits
 
     def test_waits_grow_with_jitter_within_their_bounds(self):
         waits = self.take(51)
@@ -247,7 +271,7 @@ class TestIdleBackoff:
         changes = iterator(Service([0, 2, IDLE, 2]), until_idle=True)
         assert ids(changes) == ["P0", "P1"]
         assert changes.continuation_token == "P@3"
-        assert changes._timer.waits == []
+        assert changes._feed.timer.waits == []
         assert ids(changes) == ["P2", "P3"]
 
 
@@ -488,7 +512,9 @@ class TestOutage:
     def test_retryable_failures_are_retried_with_growing_waits(self):
         changes = iterator(Service([1], faults=[throttled() for _ in range(9)]), until_idle=True)
         assert ids(changes) == ["P0"]
-        moments = set(itertools.accumulate(changes._timer.waits))  # an outage report divides a wait into two
+        moments = set(
+            itertools.accumulate(changes._feed.timer.waits)
+        )  # an outage report divides a wait into two
         assert moments >= set(itertools.accumulate([0.5, 1, 2, 4, 8, 16, 30, 30, 30]))
         assert max(moments) == 121.5
 
@@ -496,12 +522,12 @@ class TestOutage:
         faults = [throttled() for _ in range(30)]
         changes = iterator(Service([1], faults=faults), until_idle=True, max_outage_seconds=10_000)
         list(changes)
-        assert min(changes._timer.waits[7:]) < 15 < max(changes._timer.waits[7:])
+        assert min(changes._feed.timer.waits[7:]) < 15 < max(changes._feed.timer.waits[7:])
 
     def test_what_the_service_asks_for_is_waited_in_full(self):
         changes = iterator(Service([1], faults=[throttled(30) for _ in range(3)]), until_idle=True)
         assert ids(changes) == ["P0"]
-        assert 90 <= sum(changes._timer.waits) < 100
+        assert 90 <= sum(changes._feed.timer.waits) < 100
 
     @pytest.mark.usefixtures("longest")
     @pytest.mark.parametrize("after", [None, 1e9])
@@ -509,9 +535,9 @@ class TestOutage:
         faults = [throttled(after) for _ in range(100)]
         service = Service([1], faults=faults)
         changes = iterator(service, max_outage_seconds=20)
-        began = changes._timer.now()
+        began = changes._feed.timer.now()
         _, raised = failed(changes)
-        assert changes._timer.now() - began == 20
+        assert changes._feed.timer.now() - began == 20
         assert raised is faults[len(service.reads) - 1]
 
     @pytest.mark.parametrize(("began", "most"), [(1000.0, 29.9), (1e9 + 0.1, 10 / 3), (1000.0, 30.0)])
@@ -522,10 +548,10 @@ class TestOutage:
         monkeypatch.setattr("random.uniform", lambda low, high: min(high, most))
         faults = [throttled() for _ in range(100)]
         changes = iterator(Service([1], faults=faults), until_idle=True, max_outage_seconds=10_000)
-        changes._timer.time = began
+        changes._feed.timer.time = began
         list(changes)
-        assert len(changes._timer.waits) < 400
-        assert changes._timer.time - began > 300
+        assert len(changes._feed.timer.waits) < 400
+        assert changes._feed.timer.time - began > 300
 
     @pytest.mark.parametrize(
         ("faults", "seconds", "most", "kept"),
@@ -543,7 +569,7 @@ class TestOutage:
             assert ids(changes) == ["P0", "P1"]
             return
         assert failed(changes)[0] == []
-        assert changes._timer.waits == [] if seconds == 0 else len(service.reads) > 1
+        assert changes._feed.timer.waits == [] if seconds == 0 else len(service.reads) > 1
         # The same iterator begins again with the whole time.
         service.faults = [throttled()] if most else []
         assert ids(changes) == ["P0", "P1"]
@@ -585,7 +611,7 @@ class TestOutage:
         service.errors = {"shard-7": "slow"}
         changes = iterator(service)
         list(itertools.islice(changes.pages(), 4))
-        assert changes._timer.waits == [0.5, 1, 2]
+        assert changes._feed.timer.waits == [0.5, 1, 2]
 
 
 class TestPoison:
@@ -653,7 +679,7 @@ class TestLife:
         next(first)
         second = changes.pages()
         assert next(second).events[0].event_id == "P0"
-        with pytest.raises(api.MulticloudDbError, match="one loop"):
+        with pytest.raises(api.MulticloudDbError, match="is iterated twice"):
             next(first)
         assert next(second).events[0].event_id == "P1"
 

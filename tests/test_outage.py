@@ -68,7 +68,7 @@ def run(*answers, observer=None, **settings):
     changes = api.ChangeFeedIterator(
         client, api.ChangeFeedRequest(ADDRESS, api.Now()), until_idle=True, **settings
     )
-    changes._timer = clock
+    changes._feed.timer = clock
     for _ in changes.pages():
         pass
     return client.observer

@@ -22,6 +22,7 @@ FILE = ROOT / "tests" / "surface.txt"
 AGAIN = "python tests/test_surface.py"
 PACKAGES = (
     "multiclouddb_api",
+    "multiclouddb_api.aio",
     "multiclouddb_spi",
     "multiclouddb_dynamo",
     "multiclouddb_embedded",

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, ClassVar, Final, NoReturn, cast
 
 import attrs
 
@@ -42,6 +42,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.faults import FaultScript, FaultyPlugin
 from multiclouddb_conformance.open_client import open_client
+from multiclouddb_conformance.through_asyncio import AsyncioClient
 from multiclouddb_conformance.values import KEYS, VALUES
 from multiclouddb_spi import ProviderPlugin
 
@@ -125,6 +126,7 @@ class Harness(ABC):
         value_types: The values from `multiclouddb_conformance.values` that documents preserve exactly.
         key_types: The values that may be used as keys.
         secrets: The texts in `config()` that must never be shown.
+        through_asyncio: True to make every call through the client of asyncio.
         folder: An empty folder for the current test.
     """
 
@@ -132,6 +134,7 @@ class Harness(ABC):
     plugin: ProviderPlugin
     scope: ClassVar[EntireCollection | EntireDatabase | EntireCluster] = EntireCollection()
     partitions: ClassVar[int] = 2
+    through_asyncio: ClassVar[bool] = False
     precision_seconds: ClassVar[float] = 0.0
     patience_seconds: ClassVar[float] = 30.0
     idle_pages: ClassVar[int] = 1
@@ -271,7 +274,7 @@ class Harness(ABC):
 
     def connect(self, observer: Observer | None = None) -> MulticloudDbClient:
         """Return a new client."""
-        return open_client(self.plugin, self.config(), observer)
+        return self._opened(lambda: open_client(self.plugin, self.config(), observer))
 
     def troubled(self, script: FaultScript, act: Callable[[], None]) -> MulticloudDbClient:
         """Return a new client with a fault; by default the fault is in the reader.
@@ -281,7 +284,10 @@ class Harness(ABC):
             act: A function that splits, merges or trims the collection directly in the service.
                 Some scripts need such an action in the middle of a page.
         """
-        return open_client(FaultyPlugin(self.plugin, script, act), self.config())
+        return self._opened(lambda: open_client(FaultyPlugin(self.plugin, script, act), self.config()))
+
+    def _opened(self, make: Callable[[], MulticloudDbClient]) -> MulticloudDbClient:
+        return cast("MulticloudDbClient", AsyncioClient(make)) if self.through_asyncio else make()
 
     def _lacks(self, method: str, ability: str | None = None) -> NoReturn:
         raise NotImplementedError(

@@ -15,6 +15,7 @@ import mkdocs.config
 import pytest
 
 import multiclouddb_api
+import multiclouddb_api.aio
 import multiclouddb_dynamo
 import multiclouddb_embedded
 import multiclouddb_mongo
@@ -33,6 +34,7 @@ REFERENCE = {
     "mongo": multiclouddb_mongo,
     "spark": pyspark_multiclouddb,
     "spi": multiclouddb_spi,
+    "api-aio": multiclouddb_api.aio,
 }
 PROJECTS = [
     path

@@ -1,0 +1,302 @@
+"""Reads changes in a loop that is awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn, Protocol
+from weakref import ref
+
+from multiclouddb_api.aio.driver import Driver, LoopTimer
+from multiclouddb_api.errors import MulticloudDbError, invalid_request
+from multiclouddb_api.iterator import ChangeFeedIterator
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from multiclouddb_api.aio.threads import Threads
+    from multiclouddb_api.checkpoint import Checkpoint
+    from multiclouddb_api.client import MulticloudDbClient
+    from multiclouddb_api.event import ChangeEvent
+    from multiclouddb_api.iterator import IteratorSettings
+    from multiclouddb_api.page import ChangeFeedPage
+    from multiclouddb_api.request import ChangeFeedRequest
+    from multiclouddb_api.steps import Steps
+
+__all__ = ["AsyncChangeFeedIterator", "AsyncCheckpointStore"]
+
+
+class AsyncCheckpointStore(Protocol):
+    """A `CheckpointStore` with coroutine methods, which are awaited in the event loop."""
+
+    async def load(self, name: str) -> Checkpoint | None:
+        """See `CheckpointStore.load`.
+
+        Args:
+            name: The name of the checkpoint.
+        """
+        ...
+
+    async def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
+        """See `CheckpointStore.save`.
+
+        Args:
+            name: The name of the checkpoint.
+            token: The token to keep.
+            expected: The version that `load` or the last `save` returned, or None.
+        """
+        ...
+
+
+class OpensThreads(Protocol):
+    """The part of an `AsyncMulticloudDbClient` that an iterator needs."""
+
+    @property
+    def blocking(self) -> MulticloudDbClient:
+        """The blocking client."""
+        ...
+
+    @property
+    def _open_threads(self) -> Threads: ...
+
+    def _check(self, operation: str) -> None: ...
+
+
+class AsyncChangeFeedIterator:
+    """Reads a feed page by page, like `ChangeFeedIterator`, without a thread of the application's.
+
+    Iterate over events (`async for event in it`, `await anext(it)`) or pages (`async for page in it.pages()`)
+    in a single task. A page is done when the application asks for what comes after it. After a crash, an
+    exception or a `break`, the page comes again.
+
+    If the task is cancelled while it waits for a page, `CancelledError` is raised at once. The read goes on
+    in its thread, at most until its time limit, and the next `anext` waits for it first. Its page comes next.
+
+    The next read starts when the application asks for it, so a slow consumer slows the reads down.
+
+    Args:
+        client: The client.
+        request: The request. A stored checkpoint takes precedence over its `start_position`.
+        **settings: The settings of `ChangeFeedIterator`. `checkpoint_store` may have coroutine methods.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` with a message that names the setting.
+
+    Examples:
+        >>> async with client.iterate_changes(request, until_idle=True) as changes:
+        ...     async for event in changes:
+        ...         print(event.type, event.key)
+
+    Portability:
+        See `ChangeFeedIterator`.
+    """
+
+    def __init__(
+        self,
+        client: OpensThreads,
+        request: ChangeFeedRequest,
+        **settings: Unpack[IteratorSettings],
+    ) -> None:
+        self._client, self._threads = client, client._open_threads
+        self._settings = ChangeFeedIterator(client.blocking, request, **settings)
+        _check_wait(self._settings)
+        self._feed = self._settings._feed
+        self._feed.timer = self._timer = LoopTimer()
+        self._lock = asyncio.Lock()
+        self._driver: Driver | None = None
+        self._current: _Pages | None = None
+        self._stepping: _Events | None = None
+        self._loop: ref[_Events] | None = None
+
+    @property
+    def request(self) -> ChangeFeedRequest:
+        """The request."""
+        return self._settings.request
+
+    @property
+    def continuation_token(self) -> str | None:
+        """The token after the last page that is done; None if there is no token yet."""
+        return self._settings.continuation_token
+
+    def pages(self) -> AsyncIterator[ChangeFeedPage]:
+        """Iterate over pages, including empty and idle ones, starting after the last page that is done.
+
+        Raises:
+            MulticloudDbError: See `ChangeFeedIterator.pages`.
+        """
+        return _Pages(self)
+
+    def __aiter__(self) -> AsyncIterator[ChangeEvent]:
+        stepping, self._stepping = self._stepping, None
+        if stepping is None or stepping.is_over:
+            stepping = self._events()
+        self._loop = ref(stepping)
+        return stepping
+
+    async def __anext__(self) -> ChangeEvent:
+        if self._stepping is None:
+            loop = None if self._loop is None else self._loop()
+            self._stepping = self._events() if loop is None or loop.is_over else loop
+        try:
+            return await anext(self._stepping)
+        except (StopAsyncIteration, asyncio.CancelledError):
+            raise
+        except BaseException:
+            self._stepping = None  # it is over, and the next call has to read again
+            raise
+
+    def stop(self) -> None:
+        """End the iteration permanently; any thread or signal handler may call this method.
+
+        A pause ends at once, and a read within a second; its page is not delivered. The caller must still
+        handle the events that were already returned.
+        """
+        self._timer.stop()
+
+    async def close(self) -> None:
+        """Stop the iteration, and save the position after the last page that is done."""
+        await self._close(save=True)
+
+    async def aclose(self) -> None:
+        """Do the same as `close`; `contextlib.aclosing` calls it."""
+        await self._close(save=True)
+
+    async def __aenter__(self) -> AsyncChangeFeedIterator:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # After an exception nothing is saved, so the next run may read pages without events again.
+        await self._close(save=error is None)
+
+    def __iter__(self) -> NoReturn:
+        raise invalid_request("AsyncChangeFeedIterator", "is iterated with for", "write async for")
+
+    def __enter__(self) -> NoReturn:
+        raise invalid_request("AsyncChangeFeedIterator", "is entered with with", "write async with")
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def _events(self) -> _Events:
+        self._feed.check_events()
+        return _Events(self)
+
+    async def _take(self, mine: _Pages) -> ChangeFeedPage | None:
+        """Return the next page of this iteration, or None at its end."""
+        self._client._check("iterate_changes")
+        if self._lock.locked() or (mine.has_begun and mine is not self._current):
+            raise invalid_request("AsyncChangeFeedIterator", "is iterated twice", "iterate in one task")
+        async with self._lock:
+            driver = self._begun(mine)
+            return await driver.next()
+
+    def _begun(self, mine: _Pages) -> Driver:
+        """Return the driver of this iteration.
+
+        If an earlier iteration was cancelled while it waited, its driver goes on, because its page comes
+        next.
+        """
+        driver = self._driver
+        if mine is not self._current:
+            self._current, mine.has_begun = mine, True
+            if driver is not None and driver.is_at_page:
+                driver.drop()
+                driver = None
+        if driver is None:
+            self._driver = driver = self._driven(self._feed.steps())
+        return driver
+
+    async def _end(self) -> None:
+        """Save the position after the last page that is done."""
+        await self._driven(self._feed.end()).next()
+
+    async def _close(self, *, save: bool) -> None:
+        self.stop()
+        async with self._lock:
+            driver, self._driver = self._driver, None
+            if driver is not None and not driver.is_at_page:
+                await _settle(driver)
+            await self._driven(self._feed.close(save=save)).next()
+
+    def _driven(self, steps: Steps[None]) -> Driver:
+        return Driver(steps, self._threads, self._timer)
+
+
+async def _settle(driver: Driver) -> None:
+    """Wait for the call that a cancelled task has left; whatever it failed with, nothing is lost by it."""
+    try:
+        await driver.next()
+    except MulticloudDbError:
+        return
+
+
+def _check_wait(settings: ChangeFeedIterator) -> None:
+    if settings.wait_seconds > settings.timeout_seconds:
+        raise invalid_request(
+            "AsyncChangeFeedIterator.wait_seconds",
+            f"is {settings.wait_seconds}, longer than timeout_seconds={settings.timeout_seconds}",
+            "pass a longer timeout_seconds, or wait_seconds=0: a pause of the event loop costs no thread",
+        )
+
+
+class _Pages:
+    """One iteration over the pages."""
+
+    def __init__(self, iterator: AsyncChangeFeedIterator) -> None:
+        self.iterator = iterator
+        self.has_begun = False
+        self.is_over = False
+
+    def __aiter__(self) -> _Pages:
+        return self
+
+    async def __anext__(self) -> ChangeFeedPage:
+        if self.is_over:
+            raise StopAsyncIteration
+        try:
+            page = await self.iterator._take(self)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self.is_over = True
+            raise
+        if page is None:
+            self.is_over = True
+            raise StopAsyncIteration
+        return page
+
+    async def aclose(self) -> None:
+        """End this iteration; the page that is not done comes again."""
+        self.is_over = True
+
+
+class _Events:
+    """One iteration over the events."""
+
+    def __init__(self, iterator: AsyncChangeFeedIterator) -> None:
+        self._pages = _Pages(iterator)
+        self._events: Iterator[ChangeEvent] = iter(())
+
+    @property
+    def is_over(self) -> bool:
+        return self._pages.is_over
+
+    def __aiter__(self) -> _Events:
+        return self
+
+    async def __anext__(self) -> ChangeEvent:
+        while (event := next(self._events, None)) is None:
+            self._events = iter((await anext(self._pages)).events)
+        iterator = self._pages.iterator
+        if iterator._timer.stopped:
+            self._pages.is_over = True
+            await iterator._end()
+            raise StopAsyncIteration
+        return event
+
+    async def aclose(self) -> None:
+        """End this iteration; the page that is not done comes again."""
+        self._events = iter(())
+        await self._pages.aclose()

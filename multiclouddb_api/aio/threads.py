@@ -1,0 +1,97 @@
+"""The threads in which a client of asyncio makes its calls, and the event loop that waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from multiclouddb_api.errors import invalid_request
+
+__all__ = ["Threads", "running_loop"]
+
+_Result = TypeVar("_Result")
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of this thread; raise `INVALID_REQUEST` if none is running."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise invalid_request(
+            "multiclouddb.aio",
+            "is used where no asyncio event loop is running",
+            "await it in a coroutine that asyncio.run runs, or use multiclouddb.connect",
+        ) from None
+
+
+class Threads:
+    """The threads of one client. They belong to one event loop and one process.
+
+    Args:
+        most: How many calls may run at the same time; more calls wait for a thread.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._loop = running_loop()
+        self._process = os.getpid()
+        self._pool = ThreadPoolExecutor(most, "multiclouddb-aio")
+        self._is_closed = False
+
+    def check(self) -> None:
+        """Raise `INVALID_REQUEST` if the client is used in another event loop or in another process."""
+        if running_loop() is not self._loop:
+            raise invalid_request(
+                "AsyncMulticloudDbClient",
+                "was opened in another event loop",
+                "open a client in each loop: async with connect(client.config) as client",
+            )
+        if os.getpid() != self._process:
+            raise invalid_request(
+                "AsyncMulticloudDbClient",
+                "was opened before a fork",
+                "open another in the child process: async with connect(client.config) as client",
+            )
+
+    def start(
+        self, function: Callable[..., _Result], *arguments: Any, **named: Any
+    ) -> asyncio.Future[_Result]:
+        """Begin a call in a thread. Its exception is retrieved even if nobody waits for it any more."""
+        if self._is_closed:
+            raise invalid_request(
+                "AsyncMulticloudDbClient", "is closed", "open another: async with connect(url) as client"
+            )
+        future = self._loop.run_in_executor(self._pool, partial(function, *arguments, **named))
+        future.add_done_callback(_retrieve)
+        return future
+
+    async def close(self, function: Callable[[], object] | None) -> None:
+        """Call a function that ends the running calls, and wait until all threads have ended.
+
+        It has a thread of its own, because every other one may be in a call that it has to end.
+        """
+        self._is_closed = True
+        last = ThreadPoolExecutor(1, "multiclouddb-aio-close")
+        try:
+            future = self._loop.run_in_executor(last, _close, function, self._pool)
+            future.add_done_callback(_retrieve)
+            await asyncio.wait((future,))
+            future.result()
+        finally:
+            last.shutdown()
+
+
+def _close(function: Callable[[], object] | None, pool: ThreadPoolExecutor) -> None:
+    try:
+        if function is not None:
+            function()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,13 @@
+"""Runs the whole conformance suite on the embedded store through the client of asyncio."""
+
+from multiclouddb_conformance.us8 import *  # noqa: F403
+
+from .test_us8 import EmbeddedHarness
+
+
+class AsyncioHarness(EmbeddedHarness):
+    through_asyncio = True
+    can_fork = False  # a client of asyncio refuses to be used in a child process
+
+
+HARNESS = AsyncioHarness

@@ -1,0 +1,572 @@
+"""Tests the client of asyncio: what only it has, beside the tests that run through both faces."""
+
+import asyncio
+import gc
+import inspect
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+import uvloop
+
+import multiclouddb_api as api
+from multiclouddb import aio
+from multiclouddb_conformance.harness import Kind, Write
+from multiclouddb_conformance.open_client import open_client
+from multiclouddb_conformance.simulated import SimulationHarness
+from multiclouddb_conformance.waiting import wait_until
+from multiclouddb_embedded import EmbeddedStore
+
+ROWS = 60
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = EmbeddedStore(tmp_path / "store.db", durable=False)
+    made.create_collection("orders", partitions=2)
+    for number in range(ROWS):
+        made.put("orders", f"o-{number:03}", {"n": number})
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def url(store):
+    return f"embedded://{store.path}"
+
+
+def request(start=None, **options):
+    return api.ChangeFeedRequest("orders", start or api.Beginning(), **options)
+
+
+def run(main, **debugged):
+    """Run a coroutine, and check that no thread and no task is left."""
+    before = set(threading.enumerate())
+
+    async def checked():
+        result = await main()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return result
+
+    result = asyncio.run(checked(), **debugged)
+    wait_until(lambda: set(threading.enumerate()) <= before)
+    return result
+
+
+def refused(call):
+    with pytest.raises(api.MulticloudDbError) as caught:
+        call()
+    assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
+    return caught.value.message
+
+
+class TestFace:
+    def test_has_the_calls_of_the_blocking_client_with_the_same_parameters(self):
+        pairs = {
+            api.MulticloudDbClient: aio.AsyncMulticloudDbClient,
+            api.ChangeFeedIterator: aio.AsyncChangeFeedIterator,
+        }
+        for blocking, awaited in pairs.items():
+            for name, method in inspect.getmembers(blocking, callable):
+                if not name.startswith("_"):
+                    ours, theirs = inspect.signature(method), inspect.signature(getattr(awaited, name))
+                    assert str(theirs).partition(" ->")[0] == str(ours).partition(" ->")[0], name
+        for blocking, awaited, more in (
+            (api.connect, aio.connect, {"threads"}),
+            (api.follow, aio.follow, set()),
+        ):
+            theirs, ours = inspect.signature(awaited).parameters, inspect.signature(blocking).parameters
+            assert theirs.keys() - ours.keys() == more
+            assert ours.keys() <= theirs.keys()
+
+    def test_reads_pages_events_and_lists(self, store, url):
+        async def main():
+            async with aio.connect(url) as client:
+                page = await client.read_changes(request(max_page_size=7))
+                assert len(page.events) == 7
+                assert len(await client.list_physical_partitions("orders")) == 2
+                assert await client.collections() == (api.ResourceAddress("main", "orders"),)
+                assert len(await client.plan_partitions(request())) == 2
+                assert (await client.inspect(page.continuation_token)).partitions
+                assert client.capabilities().is_supported(api.Capability.CHANGE_FEED)
+                assert client.config.provider == "embedded"
+                return [event.key["id"] async for event in client.iterate_changes(request(), until_idle=True)]
+
+        assert sorted(run(main)) == [f"o-{number:03}" for number in range(ROWS)]
+
+    def test_await_opens_a_client_too(self, url):
+        async def main():
+            client = await aio.connect(url)
+            try:
+                return len((await client.read_changes(request())).events)
+            finally:
+                await client.close()
+                await client.close()
+
+        assert run(main) == ROWS
+
+    def test_an_error_is_raised_as_by_the_blocking_client(self, url):
+        async def main():
+            async with aio.connect(url) as client:
+                await client.read_changes(api.ChangeFeedRequest("none", api.Now()))
+
+        with pytest.raises(api.MulticloudDbError) as caught:
+            run(main)
+        assert caught.value.category == api.ErrorCategory.NOT_FOUND
+
+    def test_follow_keeps_its_position_and_closes_its_connection(self, store, url, tmp_path):
+        async def main():
+            path = tmp_path / "orders.checkpoint"
+            async with aio.follow(
+                url, "orders", start=api.Beginning(), checkpoint=path, until_idle=True
+            ) as events:
+                first = [event async for event in events]
+            store.put("orders", "later", {})
+            second = [
+                event.key["id"] async for event in aio.follow(url, "orders", checkpoint=path, until_idle=True)
+            ]
+            return len(first), second
+
+        assert run(main) == (ROWS, ["later"])
+
+    def test_a_page_comes_again_after_break(self, url):
+        async def main():
+            async with aio.connect(url) as client:
+                changes = client.iterate_changes(request(max_page_size=10), until_idle=True)
+                seen = []
+                async for event in changes:
+                    seen.append(event.event_id)
+                    if len(seen) == 15:
+                        break
+                again = [event.event_id async for event in changes]
+                await changes.close()
+                return seen, again
+
+        seen, again = run(main)
+        assert set(seen[:10]).isdisjoint(again)
+        assert set(seen[10:]) <= set(again)
+        assert len(again) == ROWS - 10
+
+    def test_anext_goes_on_within_a_loop(self, url):
+        async def main():
+            async with (
+                aio.connect(url) as client,
+                client.iterate_changes(request(), until_idle=True) as changes,
+            ):
+                first = await anext(changes)
+                rest = [event async for event in changes]
+                return first.event_id, [event.event_id for event in rest]
+
+        first, rest = run(main)
+        assert first not in rest
+        assert len(rest) == ROWS - 1
+
+
+class AsyncStore:
+    """A checkpoint store with coroutine methods."""
+
+    def __init__(self):
+        self.saved = []
+
+    async def load(self, name):
+        await asyncio.sleep(0)
+        return self.saved[-1] if self.saved else None
+
+    async def save(self, name, token, expected):
+        await asyncio.sleep(0)
+        assert expected == (self.saved[-1].version if self.saved else None)
+        self.saved.append(api.Checkpoint(token, str(len(self.saved))))
+        return self.saved[-1]
+
+
+class TestCheckpoint:
+    def test_a_store_with_coroutine_methods_is_awaited(self, url):
+        kept = AsyncStore()
+        settings = {"until_idle": True, "checkpoint_store": kept, "checkpoint_name": "w"}
+
+        async def main():
+            async with aio.connect(url) as client:
+                changes = client.iterate_changes(request(max_page_size=20), **settings)
+                first = await anext(aiter(changes.pages()))
+                await changes.close()
+                rest = [
+                    event async for event in client.iterate_changes(request(max_page_size=20), **settings)
+                ]
+                last = await _all(client.iterate_changes(request(max_page_size=20), **settings))
+                return len(first.events), len(rest), len(last)
+
+        # The first page was not done, so it comes again.
+        assert run(main) == (20, ROWS, 0)
+
+    def test_the_blocking_iterator_refuses_it_before_it_reads(self, url):
+        with api.connect(url) as client:
+            changes = client.iterate_changes(request(), checkpoint_store=AsyncStore(), checkpoint_name="w")
+            assert "multiclouddb.aio" in refused(lambda: next(changes))
+
+
+class Slow:
+    """A blocking client whose reads end when the test lets them."""
+
+    def __init__(self, client):
+        self.client, self.go, self.began, self.reads = client, threading.Event(), threading.Event(), 0
+        self.config, self.error = client.config, None
+
+    def read_changes(self, request, options=None):
+        self.reads += 1
+        self.began.set()
+        assert self.go.wait(30)
+        if self.error is not None:
+            raise self.error
+        return self.client.read_changes(request, options)
+
+    def close(self):
+        self.go.set()
+        self.client.close()
+
+
+async def cancelled(task):
+    began = time.perf_counter()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert time.perf_counter() - began < 5
+
+
+class TestCancel:
+    @pytest.fixture
+    def slow(self, url):
+        return Slow(api.connect(url))
+
+    def test_the_page_of_a_cancelled_wait_comes_next(self, slow):
+        async def main():
+            async with aio.AsyncMulticloudDbClient(lambda: slow) as client:
+                changes = client.iterate_changes(request(max_page_size=10), until_idle=True)
+                task = asyncio.create_task(anext(changes))
+                await asyncio.to_thread(slow.began.wait)
+                await cancelled(task)
+                slow.go.set()
+                events = [event async for event in changes]
+                return len(events), slow.reads
+
+        count, reads = asyncio.run(main())
+        assert count == ROWS
+        assert reads == ROWS // 10 + 1  # the page of the cancelled read was not read again
+
+    def test_the_error_of_a_read_that_nobody_awaits_is_never_logged(self, slow, caplog):
+        slow.error = RuntimeError("late")
+
+        async def main():
+            async with aio.AsyncMulticloudDbClient(lambda: slow) as client:
+                task = asyncio.create_task(client.read_changes(request()))
+                await asyncio.to_thread(slow.began.wait)
+                await cancelled(task)
+                changes = client.iterate_changes(request())
+                task = asyncio.create_task(anext(changes))
+                wait_until(lambda: slow.reads == 1)
+                await asyncio.sleep(0)
+                await cancelled(task)
+            del changes
+            gc.collect()
+
+        asyncio.run(main(), debug=True)
+        gc.collect()
+        assert [
+            record
+            for record in caplog.records
+            if record.name == "asyncio" and "never retrieved" in record.message
+        ] == []
+
+    def test_close_waits_for_the_read_and_saves_what_is_done(self, slow):
+        kept = AsyncStore()
+
+        async def main():
+            async with aio.AsyncMulticloudDbClient(lambda: slow) as client:
+                changes = client.iterate_changes(
+                    request(max_page_size=10), checkpoint_store=kept, checkpoint_name="w"
+                )
+                slow.go.set()
+                pages = changes.pages()
+                await anext(pages)
+                slow.go.clear()
+                slow.began.clear()
+                task = asyncio.create_task(anext(pages))
+                await asyncio.to_thread(slow.began.wait)
+                await cancelled(task)
+                slow.go.set()
+                await changes.close()
+
+        asyncio.run(main())
+        assert len(kept.saved) == 1
+
+    def test_stop_from_another_thread_ends_a_pause(self, url):
+        async def main():
+            async with aio.connect(url) as client:
+                changes = client.iterate_changes(
+                    request(api.Now()), idle_backoff_seconds=600, max_idle_backoff_seconds=600
+                )
+                task = asyncio.create_task(_all(changes))
+                await _idle(changes)
+                threading.Thread(target=changes.stop).start()
+                return await asyncio.wait_for(task, 30)
+
+        assert run(main) == []
+
+    def test_stop_in_a_signal_handler_ends_a_pause(self, url):
+        async def main():
+            async with aio.connect(url) as client:
+                changes = client.iterate_changes(
+                    request(api.Now()), idle_backoff_seconds=600, max_idle_backoff_seconds=600
+                )
+                before = signal.signal(signal.SIGUSR1, lambda *_: changes.stop())
+                try:
+                    task = asyncio.create_task(_all(changes))
+                    await _idle(changes)
+                    os.kill(os.getpid(), signal.SIGUSR1)
+                    return await asyncio.wait_for(task, 30)
+                finally:
+                    signal.signal(signal.SIGUSR1, before)
+
+        assert run(main) == []
+
+    def test_an_idle_follower_holds_no_thread(self, url):
+        async def main():
+            async with aio.connect(url, threads=1) as client:
+                followers = [client.iterate_changes(request(api.Now())) for _ in range(20)]
+                tasks = [asyncio.create_task(_all(each)) for each in followers]
+                for each in followers:
+                    await _idle(each)
+                assert len((await client.read_changes(request())).events) == ROWS
+                for each in followers:
+                    each.stop()
+                return await asyncio.gather(*tasks)
+
+        assert run(main) == [[]] * 20
+
+
+async def _all(changes):
+    return [event async for event in changes]
+
+
+async def _idle(changes):
+    async with asyncio.timeout(30):
+        while changes.continuation_token is None:
+            await asyncio.sleep(0.01)
+
+
+class TestBadInput:
+    def test_the_words_of_the_other_face_are_refused(self, url):
+        async def main():
+            client = aio.connect(url)
+            said = [refused(client.__enter__), refused(aio.follow(url, "orders").__iter__)]
+            said.append(refused(lambda: client.capabilities()))
+            async with client:
+                changes = client.iterate_changes(request())
+                said += [refused(changes.__iter__), refused(changes.__enter__)]
+                said.append(refused(aio.Broadcast(changes).__enter__))
+                said.append(refused(aio.Broadcast(changes).listen))
+            return said
+
+        assert all("async with" in text or "async for" in text for text in run(main))
+        with api.connect(url) as client:
+            assert "write for" in refused(client.iterate_changes(request()).__aiter__)
+            assert "write with" in refused(lambda: client.__aenter__().send(None))
+
+    def test_a_second_loop_and_no_loop_are_refused(self, url):
+        async def opened():
+            return await aio.connect(url)
+
+        client = asyncio.run(opened())
+
+        async def main():
+            await client.read_changes(request())
+
+        assert "another event loop" in refused(lambda: asyncio.run(main()))
+        assert "no asyncio event loop" in refused(lambda: client.iterate_changes(request()))
+        client.blocking.close()
+
+    def test_two_iterations_at_once_are_refused(self, url):
+        async def main():
+            async with aio.connect(url) as client:
+                changes = client.iterate_changes(request(api.Now()), wait_seconds=10)
+                first = asyncio.create_task(anext(changes))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                with pytest.raises(api.MulticloudDbError, match="iterated twice"):
+                    await anext(changes.pages())
+                changes.stop()
+                with pytest.raises(StopAsyncIteration):
+                    await first
+
+        run(main)
+
+    def test_values_are_refused_by_name(self, url):
+        class Awaited:
+            async def __aenter__(self): ...
+
+        assert "threads" in refused(lambda: aio.connect(url, threads=0))
+        assert "blocking client" in refused(lambda: aio.connect(url, native_client=Awaited()))
+        assert "source" in refused(lambda: aio.connect("orders"))
+
+        async def main():
+            async with aio.connect(url) as client:
+                assert "wait_seconds" in refused(
+                    lambda: client.iterate_changes(request(), wait_seconds=5, timeout_seconds=1)
+                )
+                changes = client.iterate_changes(request())
+                assert "queue_size" in refused(lambda: aio.Broadcast(changes, queue_size=0))
+                assert "on_slow" in refused(lambda: aio.Broadcast(changes, on_slow="drop"))
+            assert "closed" in refused(lambda: client.iterate_changes(request()))
+            with pytest.raises(api.MulticloudDbError, match="opened before"):
+                await client
+
+        run(main)
+
+    def test_a_client_that_cannot_be_opened_leaves_no_thread(self):
+        async def main():
+            async with aio.connect("embedded:///no/such/folder/store.db?profile=none"):
+                pass
+
+        with pytest.raises(api.MulticloudDbError):
+            run(main)
+
+    def test_a_forked_process_is_told_to_open_its_own(self, url, monkeypatch):
+        async def main():
+            async with aio.connect(url) as client:
+                with monkeypatch.context() as patched:
+                    patched.setattr(client._open_threads, "_process", os.getpid() + 1)
+                    return refused(lambda: client.iterate_changes(request()))
+
+        assert "fork" in run(main)
+
+
+class TestBroadcast:
+    def test_every_listener_gets_every_event_in_order(self, store, url):
+        async def main():
+            async with aio.connect(url) as client:
+                changes = client.iterate_changes(request(), until_idle=True)
+                async with aio.Broadcast(changes) as broadcast:
+                    listeners = [broadcast.listen() for _ in range(50)]
+                    return await asyncio.gather(*(_all(each) for each in listeners))
+
+        heard = [[event.event_id for event in events] for events in run(main)]
+        assert len(heard[0]) == ROWS
+        assert all(each == heard[0] for each in heard)
+
+    def test_a_slow_listener_ends_and_the_others_go_on(self, url):
+        async def main():
+            async with aio.connect(url) as client:
+                changes = client.iterate_changes(request(max_page_size=5), until_idle=True)
+                async with aio.Broadcast(changes, queue_size=10) as broadcast:
+                    slow, fast = broadcast.listen(), broadcast.listen()
+                    got = len(await _all(fast))
+                    late = [await anext(slow) for _ in range(10)]
+                    with pytest.raises(api.MulticloudDbError) as caught:
+                        await anext(slow)
+                    return got, len(late), caught.value.category
+
+        assert run(main) == (ROWS, 10, api.ErrorCategory.THROTTLED)
+
+    def test_on_slow_wait_slows_the_follower_down(self, url):
+        async def main():
+            async with aio.connect(url) as client:
+                changes = client.iterate_changes(request(max_page_size=5), until_idle=True)
+                async with aio.Broadcast(changes, queue_size=3, on_slow="wait") as broadcast:
+                    slow, fast = broadcast.listen(), broadcast.listen()
+                    first = [await anext(slow) for _ in range(3)]
+                    both = await asyncio.gather(_all(slow), _all(fast))
+                    return len(first) + len(both[0]), len(both[1])
+
+        assert run(main) == (ROWS, ROWS)
+
+    def test_an_error_reaches_every_listener_and_the_block(self, url):
+        async def main():
+            async with aio.connect(url) as client:
+                wrong = api.ChangeFeedRequest("none", api.Now())
+                async with aio.Broadcast(client.iterate_changes(wrong)) as broadcast:
+                    with pytest.raises(api.MulticloudDbError, match="none"):
+                        await anext(broadcast.listen())
+                    with pytest.raises(api.MulticloudDbError, match="none"):
+                        await anext(broadcast.listen())
+
+        with pytest.raises(api.MulticloudDbError, match="none"):
+            run(main)
+
+    def test_the_block_ends_the_listeners(self, url):
+        async def main():
+            async with aio.connect(url) as client:
+                async with aio.Broadcast(client.iterate_changes(request(api.Now()))) as broadcast:
+                    waiting = asyncio.create_task(_all(broadcast.listen()))
+                    left = broadcast.listen()
+                    await left.aclose()
+                    assert await _all(left) == []
+                return await waiting
+
+        assert run(main) == []
+
+
+_SEEDS = [pytest.param(range(first, first + 50), id=str(first)) for first in range(0, 300, 50)]
+_MORE = pytest.param(range(300, 10_000), id="300 to 10,000", marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize("seeds", [*_SEEDS, _MORE])
+def test_cancelled_at_any_await_delivers_the_same(seeds, tmp_path):
+    """The events are those of the blocking face, in their order, and no task and no thread is left."""
+    for seed in seeds:
+        chance = random.Random(seed)
+        harness = SimulationHarness(tmp_path)
+        harness.open()
+        try:
+            address = harness.create("items", Kind.PLAIN, 2)
+            _write(harness, address, chance)
+            wanted = api.ChangeFeedRequest(address, api.Beginning(), max_page_size=chance.randint(1, 7))
+            with harness.connect() as client:
+                expected = _by_key(client.iterate_changes(wanted, until_idle=True))
+            loop = uvloop.new_event_loop if seed % 2 else None
+            with asyncio.Runner(debug=seed % 4 < 2, loop_factory=loop) as runner:
+                assert runner.run(_interrupted(harness, wanted, chance)) == expected, f"seed {seed}"
+        finally:
+            harness.close()
+
+
+def _write(harness, address, chance):
+    for _ in range(chance.randint(1, 30)):
+        harness.write(address, [Write(f"k{chance.randint(0, 5)}", {"n": chance.random()})])
+
+
+async def _interrupted(harness, wanted, chance):
+    client = await aio.AsyncMulticloudDbClient(
+        lambda: open_client(harness.plugin, harness.config()), threads=2
+    )
+    kept = AsyncStore() if chance.random() < 0.5 else None
+    stored = {} if kept is None else {"checkpoint_store": kept, "checkpoint_name": "w"}
+    changes = client.iterate_changes(wanted, until_idle=True, idle_backoff_seconds=0.001, **stored)
+    events = []
+    while True:
+        task = asyncio.create_task(anext(changes, None))
+        for _ in range(chance.randint(0, 4)):
+            await asyncio.sleep(chance.choice([0, 0, 0.0005]))
+        if chance.random() < 0.7:
+            task.cancel()
+        try:
+            event = await task
+        except asyncio.CancelledError:
+            continue
+        if event is None:
+            break
+        events.append(event)
+    await changes.close()
+    await client.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert not [each for each in threading.enumerate() if each.name.startswith("multiclouddb-aio")]
+    return _by_key(events)
+
+
+def _by_key(events):
+    """Return the ids of each key, in order; nothing orders the changes of different partitions."""
+    found = {}
+    for event in events:
+        found.setdefault(event.key, []).append(event.event_id)
+    return found
