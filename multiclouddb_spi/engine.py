@@ -180,10 +180,10 @@ class Engine:
                     lineage.check_waits()
                     lineage.start_passed()
                 if lineage.plan is not None:
-                    # The first read of one segment of a plan starts from a token.
-                    whole = isinstance(request.scope, EntireCollection) and isinstance(
-                        request.start_position, Beginning | Snapshot
-                    )
+                    # The first read of one segment of a plan starts from a token. Without changes, a row that
+                    # is changed during the scan may be left out.
+                    is_whole = isinstance(request.start_position, Beginning | Snapshot) and lineage.listed()
+                    whole = bool(is_whole) and isinstance(request.scope, EntireCollection)
                     if (started := announced(session.feed, lineage, whole=whole)) is not None:
                         return self._pages.reading(session, lineage, started, deadline, began)
                 wait = options.wait_seconds if check is None else check.wait

@@ -61,7 +61,7 @@ class TestRowsAlone:
         )
         assert pages[0].events == ()
         started = started_of(pages[0])
-        assert started.whole
+        assert not started.whole
         rows = [event for page in pages for event in page.events]
         assert all(event.backfilled for event in rows)
         assert len(rows) == len(set(ids(rows)))
@@ -233,7 +233,7 @@ class TestScannedRow:
 def _are_last_images(collection: Collection, documents: Sequence[tuple[Any, Any]]) -> None:
     """Write each document twice, and compare its row with the event of the second write."""
     for name, value in documents:
-        collection.put(name, before=1)
+        collection.put(name, n=1)
         collection.put(name, value=value)
     last = {event.key: event for event in collection.read(collection.begin, 2 * len(documents))}
     facts = collection.client.capabilities().scan

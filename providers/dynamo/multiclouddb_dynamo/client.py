@@ -174,7 +174,7 @@ class Calls:
         The read is strongly consistent, as that of a scan.
         """
         asked: dict[str, Any] = {name: {"Keys": keys, "ConsistentRead": True}}
-        answer = self._told(self._clients.dynamodb.batch_get_item(RequestItems=asked))
+        answer = self.hear(self._clients.dynamodb.batch_get_item(RequestItems=asked))
         # The name of a table may be an ARN, and the answer then contains it as the key.
         items = [item for found in _whole(answer, "Responses").values() for item in found]
         left = [key for more in (answer.get("UnprocessedKeys") or {}).values() for key in more["Keys"]]
