@@ -225,17 +225,15 @@ def join(
         same &= (their_digests[at] == our_digests) & ~suspects[at]
     else:
         same = np.zeros(len(ours), dtype=bool)
-    # A tombstone of a key that the source does not have is right.
-    gone = once & (their_digests == GONE) & ~suspects & ~np.isin(theirs, ours)
-    if changed:
-        moved = np.fromiter(changed, dtype=np.int64, count=len(changed))
+    moved = np.fromiter(changed, dtype=np.int64, count=len(changed))
+    if len(moved):
         same &= ~np.isin(ours, moved)
-        gone &= ~np.isin(theirs, moved)
-    else:
-        moved = np.empty(0, dtype=np.int64)
-    settled = np.concatenate([ours[same], theirs[gone]])
-    everything = np.unique(np.concatenate([ours, theirs, moved]))
-    return Join(int(same.sum()), everything[~np.isin(everything, settled)])
+    settled = np.zeros(len(theirs), dtype=bool)
+    settled[at[same]] = True
+    # A tombstone of a key that the source does not have is right.
+    gone = np.flatnonzero(once & (their_digests == GONE) & ~suspects)
+    settled[gone[~np.isin(theirs[gone], ours) & ~np.isin(theirs[gone], moved)]] = True
+    return Join(int(same.sum()), np.unique(np.concatenate([ours[~same], theirs[~settled], moved])))
 
 
 def _sorted_pairs(hashes: Integers, digests: Integers) -> tuple[Integers, Integers]:

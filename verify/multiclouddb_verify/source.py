@@ -46,11 +46,11 @@ Change = tuple[int, str, str, int]
 
 def key_text(components: Mapping[str, Any]) -> bytes:
     """Return the text of a key as a sink writes it."""
-    if all(type(value) is str for value in components.values()):
-        text = orjson.dumps(components)
-        if b'"$' not in text:
-            return text
-    return encode_json(components)
+    for value in components.values():
+        if type(value) is not str:
+            return encode_json(components)
+    text = orjson.dumps(components)
+    return text if b'"$' not in text else encode_json(components)
 
 
 @attrs.frozen

@@ -76,6 +76,8 @@ _SHOWN: Final = 10_000
 _COMPARED: Final = 100
 """The number of differences of which the report names the first path that differs."""
 _REPAIRS: Final = 5
+_AT_ONCE: Final = 10_000
+"""The number of rows that one commit repairs: a commit may have to write every file again."""
 _BEHIND: Final = 100
 _MASK: Final = (1 << ORDER_BITS) - 1
 _AGAIN: Final = -1.0
@@ -419,11 +421,12 @@ class Verification:
         follower.catch_up()
         wrong = count = 0
         for key, value in first.items():
-            if self._state.versions(digest(key.encode()), key):
+            rows = found.get(key, [])
+            is_wrong = not (len(rows) == 1 and rows[0].digest == value)
+            if is_wrong and self._state.versions(digest(key.encode()), key):
                 continue
             count += 1
-            rows = found.get(key, [])
-            wrong += not (len(rows) == 1 and rows[0].digest == value)
+            wrong += is_wrong
         if count >= _FEWEST and 2 * wrong > count:
             raise invalid_request(
                 "target",
@@ -735,7 +738,7 @@ class Verification:
             if not self._state.kinds():
                 return
             after = ""
-            while chunk := self._state.differences(after):
+            while chunk := self._state.differences(after, _AT_ONCE):
                 after = chunk[-1][0]
                 self._tell("repair", left=sum(self._state.kinds().values()))
                 self._fix(chunk)
