@@ -22,9 +22,8 @@ class Broadcast:
     """Gives every event of one iterator to all listeners, with one poll of the database for all.
 
     Each listener has a queue of its own. A page is done when all its events are in the queues. If the queue
-    of a listener is full, the rule of `on_slow` holds: `"end"` gives this listener what is in its queue and
-    then a `THROTTLED` error, and the others go on; `"wait"` makes the follower wait, and with it all the
-    others.
+    of a listener is full, `on_slow` decides: `"end"` gives this listener what is in its queue and then a
+    `THROTTLED` error, and the others go on; `"wait"` makes the follower wait, and with it all the others.
 
     Use it as `async with Broadcast(changes) as broadcast`. At the end of the block it stops the iterator and
     ends all listeners.
