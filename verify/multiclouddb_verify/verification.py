@@ -209,6 +209,7 @@ class Verification:
         self._settled_at = 0.0
         self._largest = 0
         self._refused: str | None = None
+        self._own_known: dict[str, str] = {}
 
     def run(self) -> Report:
         """Compare, and repair if wanted."""
@@ -708,10 +709,14 @@ class Verification:
         if self._facts.floor != ScanFloor.ROW:
             return {}
         asked = [
-            key for key, scanned, _, _ in chunk if [row.digest for row in found.get(key, [])] == [scanned]
+            key
+            for key, scanned, _, _ in chunk
+            if key not in self._own_known and [row.digest for row in found.get(key, [])] == [scanned]
         ]
-        events = self._look_up(asked) if asked else {}
-        return {key: event.order_key for key, event in events.items() if event is not None}
+        # What was looked up once stays true: a later change of the key is one of its versions.
+        for key, event in (self._look_up(asked) if asked else {}).items():
+            self._own_known[key] = "" if event is None else event.order_key
+        return {key: order for key, order in self._own_known.items() if order}
 
     def _look_up(self, keys: Sequence[str]) -> dict[str, Any]:
         found = self._source.look_up(keys, self._state.number("parts") or 1)
@@ -760,6 +765,7 @@ class Verification:
             event = events[key]
             document = None if event is None else event.new_item_state
             own = floor if event is None or self._facts.floor != ScanFloor.ROW else event.order_key
+            self._own_known[key] = own
             # Only a blocked row may get a lower `order_key`.
             order = own if kind is Kind.BLOCKED else max(own, *orders) if orders else own
             text = None if document is None else encode_json(document).decode()
