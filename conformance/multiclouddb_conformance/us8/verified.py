@@ -67,8 +67,8 @@ class TestVerified:
         report = copy.verify(repair=True)
         assert {each.key: each.kind for each in report.repaired} == faults
         assert (report.equal, report.counts.repaired, copy.table.written) == (True, 7, 7)
-        # The rows of the scan, and those that were repaired: the ghost has none. Where rows have an `order_key`
-        # of their own, it is read to tell whether the row of the table is blocked.
+        # The rows of the scan, and those that were repaired: the ghost has none. Where rows have their own
+        # `order_key`, it is read to tell whether the row of the table is blocked.
         assert report.cost.rows == 8
         assert report.cost.looked_up <= 7
         # A repaired row takes the next change.
