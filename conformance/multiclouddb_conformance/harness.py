@@ -126,7 +126,7 @@ class Harness(ABC):
         value_types: The values from `multiclouddb_conformance.values` that documents preserve exactly.
         key_types: The values that may be used as keys.
         secrets: The texts in `config()` that must never be shown.
-        through_asyncio: True to make every call through the client of asyncio.
+        through_asyncio: True to make every call through the client of asyncio, which refuses a child process.
         folder: An empty folder for the current test.
     """
 
@@ -134,7 +134,7 @@ class Harness(ABC):
     plugin: ProviderPlugin
     scope: ClassVar[EntireCollection | EntireDatabase | EntireCluster] = EntireCollection()
     partitions: ClassVar[int] = 2
-    through_asyncio: ClassVar[bool] = False
+    through_asyncio: bool = False
     precision_seconds: ClassVar[float] = 0.0
     patience_seconds: ClassVar[float] = 30.0
     idle_pages: ClassVar[int] = 1
@@ -288,6 +288,18 @@ class Harness(ABC):
 
     def _opened(self, make: Callable[[], MulticloudDbClient]) -> MulticloudDbClient:
         return cast("MulticloudDbClient", AsyncioClient(make)) if self.through_asyncio else make()
+
+    def connect_until(self, end: Callable[[], None]) -> MulticloudDbClient:
+        """Return a new client; when it is closed, `end` is called, for example to end a fault."""
+        client = self.connect()
+        close = client.close
+
+        def closed() -> None:
+            end()
+            close()
+
+        client.close = closed  # type: ignore[method-assign]
+        return client
 
     def _lacks(self, method: str, ability: str | None = None) -> NoReturn:
         raise NotImplementedError(

@@ -34,6 +34,15 @@ LACKING: Final = pytest.StashKey[Counter[str]]()
 _WORKER_KEY: Final = "multiclouddb_us8"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the kit."""
+    parser.addoption(
+        "--through-asyncio",
+        action="store_true",
+        help="us8: make every call through the client of asyncio",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""
     WrittenTokens.checks = True  # checks that each token still contains the whole state
@@ -70,7 +79,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             kept.append(item)
             continue
         chosen = _harness_of(item)
-        reason = _reason_against(item, chosen)
+        through_asyncio = chosen.through_asyncio or config.getoption("through_asyncio")
+        reason = "no fork" if through_asyncio and "fork" in _needs(item) else _reason_against(item, chosen)
         if reason is None:
             kept.append(item)
             continue
@@ -131,12 +141,15 @@ def _reason_against(item: pytest.Item, chosen: type[Harness]) -> str | None:
     for each in required:
         if support[each] is Support.UNSUPPORTED and Capability.CHANGE_FEED not in refused:
             return f"no {each.value}"
-    for mark in item.iter_markers("needs"):
-        for need in mark.args:
-            reason = _lack(need, chosen)
-            if reason is not None:
-                return reason
+    for need in _needs(item):
+        reason = _lack(need, chosen)
+        if reason is not None:
+            return reason
     return None
+
+
+def _needs(item: pytest.Item) -> list[str]:
+    return [need for mark in item.iter_markers("needs") for need in mark.args]
 
 
 def _marked(item: pytest.Item, name: str) -> list[Capability]:
@@ -162,9 +175,10 @@ def harness_class(request: pytest.FixtureRequest) -> type[Harness]:
 
 
 @pytest.fixture
-def harness(harness_class: type[Harness], tmp_path: Path) -> Iterator[Harness]:
+def harness(harness_class: type[Harness], tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Harness]:
     """An open harness."""
     made = harness_class(tmp_path)
+    made.through_asyncio = made.through_asyncio or pytestconfig.getoption("through_asyncio")
     made.open()
     yield made
     made.close()

@@ -97,8 +97,7 @@ class Driver:
         if self._running is None:
             coroutine = step.function(*step.arguments) if step.is_coroutine else None
             self._running = self._threads.start(step.run) if coroutine is None else _task(coroutine)
-        # 2. `wait` leaves the call running if this caller is cancelled.
-        await asyncio.wait((self._running,))
+        await ended(self._running)
         done, self._running = self._running, None
         error = asyncio.CancelledError() if done.cancelled() else done.exception()
         if error is None:
@@ -111,6 +110,22 @@ class Driver:
         self._step, _ = advance(resume, answer)
         if isinstance(self._step, Wait):
             self._due = self._timer.now() + self._step.seconds
+
+
+async def ended(future: asyncio.Future[Any]) -> None:
+    """Wait for a call, which goes on if this caller is cancelled; it is a faster `asyncio.wait`."""
+    if not future.done():
+        waiter = future.get_loop().create_future()
+
+        def wake(_: object) -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        future.add_done_callback(wake)
+        try:
+            await waiter
+        finally:
+            future.remove_done_callback(wake)
 
 
 def _task(coroutine: Any) -> asyncio.Future[Any]:

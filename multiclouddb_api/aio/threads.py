@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -64,9 +65,19 @@ class Threads:
             raise invalid_request(
                 "AsyncMulticloudDbClient", "is closed", "open another: async with connect(url) as client"
             )
-        future = self._loop.run_in_executor(self._pool, partial(function, *arguments, **named))
-        future.add_done_callback(_retrieve)
+        future: asyncio.Future[_Result] = self._loop.create_future()
+        self._pool.submit(self._run, future, partial(function, *arguments, **named))
         return future
+
+    def _run(self, future: asyncio.Future[_Result], call: Callable[[], _Result]) -> None:
+        if future.cancelled():
+            return
+        try:
+            answer = partial(_answer, future, call())
+        except BaseException as error:  # noqa: BLE001 - whoever awaits the call raises it
+            answer = partial(_fail, future, error)
+        with suppress(RuntimeError):  # the loop is closed, so nobody awaits the call
+            self._loop.call_soon_threadsafe(answer)
 
     async def close(self, function: Callable[[], object] | None) -> None:
         """Call a function that ends the running calls, and wait until all threads have ended.
@@ -77,7 +88,6 @@ class Threads:
         last = ThreadPoolExecutor(1, "multiclouddb-aio-close")
         try:
             future = self._loop.run_in_executor(last, _close, function, self._pool)
-            future.add_done_callback(_retrieve)
             await asyncio.wait((future,))
             future.result()
         finally:
@@ -92,6 +102,12 @@ def _close(function: Callable[[], object] | None, pool: ThreadPoolExecutor) -> N
         pool.shutdown(cancel_futures=True)
 
 
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()
+def _answer(future: asyncio.Future[_Result], result: _Result) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # it counts as retrieved, even if the caller was cancelled

@@ -173,15 +173,7 @@ class CosmosHarness(Harness):
                 faults.add(Act(act), READ, after=1)
             case ExpireIterator() | ChildrenFirst() | LateChildren() | _:
                 return super().troubled(script, act)
-        client = self.connect()
-        close = client.close
-
-        def end():
-            faults.clear()
-            close()
-
-        client.close = end
-        return client
+        return self.connect_until(faults.clear)
 
     def _every_other(self, action, times):
         for number in range(times):

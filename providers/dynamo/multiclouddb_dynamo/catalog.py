@@ -61,14 +61,13 @@ def check_table(table: Table, spec: FeedSpec) -> None:
         "DynamoDB cannot change the type of a stream: disable the stream, read it to its end, and then "
         "enable a new one with NEW_AND_OLD_IMAGES"
     )
-    if spec.new_item_state_mode is NewItemStateMode.REQUIRE and kind not in _WITH_NEW:
-        raise unsupported(
-            f"new_item_state_mode=REQUIRE: StreamViewType is {kind}, without new items", way_out
-        )
-    if spec.old_item_state_mode is OldItemStateMode.REQUIRE and kind not in _WITH_OLD:
-        raise unsupported(
-            f"old_item_state_mode=REQUIRE: StreamViewType is {kind}, without old items", way_out
-        )
+    for item, required, kinds in (
+        ("new", spec.new_item_state_mode is NewItemStateMode.REQUIRE, _WITH_NEW),
+        ("old", spec.old_item_state_mode is OldItemStateMode.REQUIRE, _WITH_OLD),
+    ):
+        if required and kind not in kinds:
+            said = f"{item}_item_state_mode=REQUIRE: StreamViewType is {kind}, without {item} items"
+            raise unsupported(said, way_out)
 
 
 def replaced(calls: Calls, address: ResourceAddress, arn: str) -> ProviderFault | None:

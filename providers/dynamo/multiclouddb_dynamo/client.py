@@ -93,7 +93,6 @@ class Calls:
                 client.meta.events.register(f"before-parse.{call}", self._parse, unique_id="multiclouddb")
 
     def describe_table(self, name: str) -> Table:
-        """Return the table's key and its latest stream."""
         answer = self.hear(self._clients.dynamodb.describe_table(TableName=name))
         answer = _whole(answer, "Table")
         specification = answer.get("StreamSpecification") or {}
@@ -108,7 +107,6 @@ class Calls:
         )
 
     def table_names(self, deadline: Deadline) -> list[str]:
-        """Return the names of all tables of the region."""
         names: list[str] = []
         for page in self._clients.dynamodb.get_paginator("list_tables").paginate():
             names += _whole(self.hear(page), "TableNames")
@@ -136,7 +134,6 @@ class Calls:
         return found
 
     def iterator(self, arn: str, shard_id: str, kind: str, seq: str | None = None) -> str:
-        """Request a new iterator."""
         asked = {"StreamArn": arn, "ShardId": shard_id, "ShardIteratorType": kind}
         if seq is not None:
             asked["SequenceNumber"] = seq
@@ -197,7 +194,6 @@ class Calls:
         return None if told is None else told[0] + timedelta(seconds=time.monotonic() - told[1])
 
     def close(self) -> None:
-        """Free the connections of clients that the library made."""
         self._closed = True
         if self._ours:
             self._clients.dynamodb.close()
@@ -279,7 +275,6 @@ class Series:
         self._calls, self._moved = calls, False
 
     def make(self, call: Callable[[], T]) -> T:
-        """Make the next call of the sequence."""
         try:
             found = call()
         except Exception as error:

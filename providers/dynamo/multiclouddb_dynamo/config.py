@@ -56,7 +56,6 @@ class DynamoConfig:
 
     @classmethod
     def from_client(cls, config: ClientConfig) -> DynamoConfig:
-        """Check the `connection` of a client."""
         return settled(_checked, cls, config)
 
     @property

@@ -108,7 +108,6 @@ class DynamoFeed(Feed):
         return survey_of_listing(self._source, shards, asked, expired, bound, deadline)
 
     def _listing(self, deadline: Deadline, *, continues: bool) -> Listing:
-        """Return the listing of this call."""
         learned = self._learned
         own = Listing() if learned is None else learned.listing
         if not continues or own.is_whole:

@@ -13,7 +13,7 @@ import orjson
 from multiclouddb_api import ChangeEvent, ChangeType, ResourceAddress
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_dynamo.position import MOST_SECONDS, After, cursor_of
+from multiclouddb_dynamo.position import MOST_SECONDS, After, cursor_of, is_seq
 from multiclouddb_dynamo.values import decode, decode_map, json_map
 from multiclouddb_spi import Cursor, Mapper, RecordFault
 
@@ -26,7 +26,6 @@ _Mapped = TypeVar("_Mapped")
 _TYPES: Final = {"INSERT": ChangeType.CREATE, "MODIFY": ChangeType.UPDATE, "REMOVE": ChangeType.DELETE}
 _TYPE_TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MOST_DIGITS: Final = 40
 _LENGTHS: Final = tuple(f"{length:02}" for length in range(100))
 # The exceptions that the code below raises for a damaged record.
 DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
@@ -48,7 +47,7 @@ class View:
 def seq_of(record: Record) -> str:
     """Return the sequence number of a record."""
     seq = record["dynamodb"]["SequenceNumber"]
-    if not (seq.isascii() and seq.isdecimal() and len(seq) <= _MOST_DIGITS):
+    if not is_seq(seq):
         raise ValueError("its sequence number is not valid")
     return str(seq)
 

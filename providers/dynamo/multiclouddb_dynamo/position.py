@@ -129,7 +129,7 @@ def place_of(cursor: Cursor) -> Place:
             if trail is not None or not rest:
                 if text in ("s", "h"):
                     place = Start(time, trail) if text == "s" else Horizon(time, trail)
-                elif _is_seq(text):
+                elif is_seq(text):
                     place = After(text, time, trail)
     if place is None:
         raise InvalidCursor(f"{reprlib.repr(cursor)[:60]} is not a sequence number and time")
@@ -142,13 +142,13 @@ def _latest_of(since: int | None, kind: str, rest: list[Any]) -> Place | None:
             return Latest(since)
         case "n", [str() as iterator] if _is_iterator(iterator):
             return Latest(since, iterator)
-        case "n", [None, str() as seq] if _is_seq(seq):
+        case "n", [None, str() as seq] if is_seq(seq):
             return Latest(since, None, seq)
         case "n", [_, looks] if (trail := _trail_of(rest)) is not None and looks:
             return Latest(since, trail.iterator, looks=trail.looks)
         case "w", [_, _] if (trail := _trail_of(rest)) is not None:
             return Latest(since, trail=trail)
-        case "w", [_, _, str() as seq] if _is_seq(seq) and (trail := _trail_of(rest[:2])) is not None:
+        case "w", [_, _, str() as seq] if is_seq(seq) and (trail := _trail_of(rest[:2])) is not None:
             return Latest(since, None, seq, trail=trail)
         case _:
             return None
@@ -186,7 +186,8 @@ def without_trail(cursor: Cursor) -> Cursor:
             return cursor
 
 
-def _is_seq(seq: str) -> bool:
+def is_seq(seq: str) -> bool:
+    """Return True for a sequence number."""
     return seq.isascii() and seq.isdecimal() and len(seq) <= _MOST_DIGITS
 
 

@@ -201,7 +201,6 @@ class DynamoReader(Reader):
         return True
 
     def _open(self) -> str:
-        """Return an iterator at the position."""
         shard_id = self._view.shard_id
         kind, seq = "TRIM_HORIZON", None
         trail = self._place.trail

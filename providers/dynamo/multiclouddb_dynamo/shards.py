@@ -69,7 +69,6 @@ class Listing:
 
     @property
     def is_whole(self) -> bool:
-        """Return True if the last page of the listing was read."""
         return self.pages > 0 and self.after is None
 
 
@@ -78,27 +77,25 @@ class Looks:
 
     def __init__(self) -> None:
         self._asked: OrderedDict[str, None] = OrderedDict()  # sorted by the time of the request
-        self._credit, self._filled = _LOOKS_AT_ONCE, time.monotonic()
+        self.credit, self._filled = _LOOKS_AT_ONCE, time.monotonic()
         self._pause, self._next = 0.0, 0.0
 
     def choose(self, shard_ids: Sequence[str], childless: Iterable[str]) -> list[str]:
-        """Return the shards whose children should be requested now."""
         now = time.monotonic()
-        self._credit = min(_LOOKS_AT_ONCE, self._credit + (now - self._filled) * _LOOKS_A_SECOND)
+        self.credit = min(_LOOKS_AT_ONCE, self.credit + (now - self._filled) * _LOOKS_A_SECOND)
         self._filled = now
         waiting = set(childless)
         fresh = [name for name in shard_ids if name in waiting and name not in self._asked]
         if fresh:
             self._pause = self._next = 0.0
         again = set(shard_ids).difference(waiting if now < self._next else fresh)
-        if not again or self._credit < 1:
+        if not again or self.credit < 1:
             return fresh
         order = [name for name in shard_ids if name in again and name not in self._asked]
         order += [name for name in self._asked if name in again]
-        return fresh + order[: int(self._credit)]
+        return fresh + order[: int(self.credit)]
 
     def note(self, shard_ids: Iterable[str], childless: Iterable[str]) -> None:
-        """Record that the children of these shards were requested."""
         for name in shard_ids:
             self._asked[name] = None
             self._asked.move_to_end(name)
@@ -107,10 +104,6 @@ class Looks:
         if any(True for _ in childless):
             self._pause = min(_MOST_PAUSE, max(_FIRST_PAUSE, 2 * self._pause))
             self._next = time.monotonic() + self._pause
-
-    def pay(self, calls: int) -> None:
-        """Record the number of calls that were made."""
-        self._credit -= calls
 
 
 class ShardMap:
@@ -213,11 +206,9 @@ class ShardMap:
         ]
 
     def age(self) -> float:
-        """Return the seconds since the last complete listing."""
         return time.monotonic() - self._read_at
 
     def find(self, shard_id: str) -> Shard | None:
-        """Return a shard from the memory of this process."""
         with self._lock:
             return self._shards.get(shard_id)
 
@@ -317,7 +308,7 @@ class ShardMap:
         try:
             self._go_on(listing, deadline, min(_LISTING_SECONDS, deadline.remaining() / 2))
         finally:
-            self._looks.pay(max(1, listing.pages - before))
+            self._looks.credit -= max(1, listing.pages - before)
         if not listing.is_whole:
             return ()  # the listing continues in a later call
         self._unread = None
@@ -329,7 +320,7 @@ class ShardMap:
         for name in shard_ids:
             after, first = None, True
             while first or after is not None:
-                self._looks.pay(1)
+                self._looks.credit -= 1
                 self._filtered += 1
                 try:
                     page = series.make(partial(self._page, deadline, after=after, parent=name))

@@ -79,7 +79,6 @@ class Part:
 
     @classmethod
     def of(cls, segment_id: str, cursor: Cursor) -> Part:
-        """Return the position that a cursor represents."""
         plan_id, _, number = segment_id.removeprefix(snapshot_id_of("")).partition(":")
         if is_segment(cursor) and number.isascii() and number.isdecimal() and len(number) < _MOST_DIGITS:
             position: Any = cursor
@@ -90,17 +89,14 @@ class Part:
 
     @property
     def segment_id(self) -> str:
-        """The segment's id."""
         return segment_id_of(self.plan_id, str(self.segment))
 
     @property
     def cursor(self) -> Cursor:
-        """Return the position in the form that a token stores."""
         return [self.seconds, self.total, *self.key]
 
     @property
     def is_over(self) -> bool:
-        """Return True if the position is after the last item of the segment."""
         return self.key == (_END,)
 
     def after(self, item: Item, names: tuple[str, ...]) -> Part:
@@ -126,7 +122,6 @@ class Part:
 
     @property
     def text(self) -> str:
-        """Return a readable text."""
         return f"segment {self.segment + 1} of {self.total} of a scan"
 
 

@@ -42,7 +42,6 @@ class EmptyAnswers:
         self._seconds = time.monotonic() - asked
 
     def are_recent(self, pause: float) -> bool:
-        """Return True if the last answers are close together in time."""
         longest = max(DELAY_SECONDS, 2 * EMPTY_ANSWERS * max(pause, self._seconds))
         return not self._asked or time.monotonic() - self._asked[0] <= longest
 
@@ -61,13 +60,11 @@ class KeptAnswers:
         self._kept: OrderedDict[str, EmptyAnswers] = OrderedDict()
 
     def put(self, iterator: str, answers: EmptyAnswers) -> None:
-        """Store the answers that came before an iterator."""
         self._kept[iterator] = answers
         if len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)
 
     def take(self, iterator: str) -> EmptyAnswers:
-        """Remove and return the answers that came before an iterator."""
         return self._kept.pop(iterator, None) or EmptyAnswers()
 
 
@@ -99,7 +96,6 @@ class KeptIterators:
         return since
 
     def put(self, shard_id: str, since: int, iterator: str) -> None:
-        """Store an iterator."""
         with self._lock:
             self._iterators[shard_id, since] = (iterator, time.monotonic())
             oldest = time.monotonic() - _ITERATOR_SECONDS
@@ -153,7 +149,6 @@ class Source:
                     self.shards.read(deadline)
 
     def is_closed(self, shard_id: str, since: int | None, deadline: Deadline) -> bool:
-        """Return True if a shard is known to have ended."""
         shard = self.shards.find(shard_id)
         age = self.age_of(since)
         if (shard is None or shard.last is None) and age is not None and age > _LIFE_SECONDS:
@@ -165,7 +160,6 @@ class Source:
         self._starts.append(time.monotonic())
 
     def has_started(self) -> bool:
-        """Return True after a start at `Beginning` in the last hour."""
         return bool(self._starts) and time.monotonic() - self._starts[-1] < START_SECONDS
 
     def may_look_far(self, shard_id: str) -> bool:

@@ -230,12 +230,19 @@ def test_an_answer_that_was_cut_off_or_replaced_is_tried_again(service, ours, ca
             assert (fault.category, fault.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True), body
 
 
-def test_a_page_of_html_that_says_too_many_requests_is_throttling(service, ours):
-    service.answer = (429, "text/html", b"<html>slow down</html>")
+@pytest.mark.parametrize(
+    ("answer", "category"),
+    [
+        ((429, "text/html", b"<html>slow down</html>"), ErrorCategory.THROTTLED),
+        ((500, JSON, b"null"), ErrorCategory.TRANSIENT_FAILURE),
+    ],
+)
+def test_an_error_with_the_body_of_a_proxy_has_the_category_of_its_status(service, ours, answer, category):
+    service.answer = answer
     with pytest.raises(ClientError) as caught:
         ours.records("it", 7, native=False)
     fault = classify(caught.value)
-    assert (fault.category, fault.retryable) == (ErrorCategory.THROTTLED, True)
+    assert (fault.category, fault.retryable) == (category, True)
 
 
 class TestClock:

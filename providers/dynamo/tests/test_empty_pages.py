@@ -8,7 +8,7 @@ import pytest
 from multiclouddb_api import Beginning, Now, ResourceAddress
 from multiclouddb_dynamo.client import Calls
 from multiclouddb_dynamo.mapping import View
-from multiclouddb_dynamo.position import Start, place_of
+from multiclouddb_dynamo.position import Start, Trail, place_of
 from multiclouddb_dynamo.reader import DynamoReader
 from multiclouddb_dynamo.source import (
     DELAY_SECONDS,
@@ -320,11 +320,11 @@ class Service:
 
 
 class TestPace:
-    def readers(self, count):
+    def readers(self, count, trail=None):
         self.service = Service()
         source = Source(self.service, None, None, "arn", self.service)
         views = [View(ResourceAddress(collection="t"), "p", f"s{number}", ("id",)) for number in range(count)]
-        return [DynamoReader(source, view, Start(None), None) for view in views]
+        return [DynamoReader(source, view, Start(None, trail), None) for view in views]
 
     def pauses(self, reader, count=EMPTY_ANSWERS + 12):
         return [reader.fetch(10, 1 << 20, 0.0, Deadline.after(1)).poll_after for _ in range(count)]
@@ -333,6 +333,10 @@ class TestPace:
         (reader,) = self.readers(1)
         expected = [*[0] * (EMPTY_ANSWERS - 1), 0.1, 0.2, 0.4, 0.8, *[1.0] * 9]
         assert self.pauses(reader) == pytest.approx(expected)
+
+    def test_a_reader_after_another_without_records_looks_further_until_it_finds_one(self):
+        (reader,) = self.readers(1, Trail("here", 1))
+        assert self.pauses(reader, 64) == pytest.approx([*[0] * 63, 0.1])
         record = {"dynamodb": {"SequenceNumber": "1" * 21, "ApproximateCreationDateTime": 1}}
         self.service.answers = [{"Records": [record], "NextShardIterator": "here"}]
         assert self.pauses(reader, EMPTY_ANSWERS + 1) == pytest.approx([*[0] * EMPTY_ANSWERS, 0.1])

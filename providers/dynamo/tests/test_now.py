@@ -16,8 +16,9 @@ from multiclouddb_api import (
     PhysicalPartition,
 )
 from multiclouddb_conformance.refusals import refused
+from multiclouddb_spi import ProviderFault
 
-from .world import ADDRESS, EXPIRED, HOUR, TABLE, World, markers, soon, state_of
+from .world import ADDRESS, EXPIRED, HOUR, TABLE, World, fetch, markers, soon, state_of
 
 MANY = 70  # more open shards than a token can have iterators
 
@@ -273,6 +274,18 @@ class TestClock:
             world.script.advance(60 * 20)
             with refused(ErrorCategory.CHECKPOINT_EXPIRED):
                 world.consumer(start, scope=scope).read()
+
+    def test_a_first_read_after_a_sleep_tells_of_what_was_trimmed_meanwhile(self):
+        """Only the answers of this read show how long the process has slept."""
+        with World() as world:
+            world.put("lost")
+            _, feed = world.feed()
+            (seed,) = feed.start(Beginning(), None, soon())
+            world.script.advance(25 * HOUR)
+            world.put("left")
+            with pytest.raises(ProviderFault) as caught:
+                fetch(feed.open(seed.partition_id, seed.cursor))
+            assert caught.value.fault.category == ErrorCategory.CHECKPOINT_EXPIRED
 
     @pytest.mark.parametrize("start", [Beginning(), Now()])
     def test_a_fresh_start_of_a_quiet_table_has_time(self, world, start):

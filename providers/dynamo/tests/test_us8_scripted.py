@@ -77,15 +77,12 @@ class ScriptedHarness(DynamoHarness):
 
     def troubled(self, script, act):
         """Return a client whose calls encounter a fault. The fault ends when the client is closed."""
-        client = self.connect()
-        close = client.close
 
         def end():
             self.script.troubles.end()
             self.hide_children(0)
-            close()
 
-        client.close = end
+        client = self.connect_until(end)
         self.trouble(script, act)
         return client
 

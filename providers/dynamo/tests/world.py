@@ -37,14 +37,7 @@ def soon(number=30.0):
 
 
 class World:
-    """A scripted server with one table.
-
-    Attributes:
-        script: The server's script.
-        server: The server with its boto3 clients.
-        arn: The ARN of the table's first stream.
-        settings: Fields in each client's configuration.
-    """
+    """A scripted server with one table. `settings` are fields in each client's configuration."""
 
     def __init__(self, shards=1, view="NEW_AND_OLD_IMAGES", **habits):
         self.script = ScriptedStreams(habits=Habits(initial_shards=shards, **habits))

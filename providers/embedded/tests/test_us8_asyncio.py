@@ -7,7 +7,6 @@ from .test_us8 import EmbeddedHarness
 
 class AsyncioHarness(EmbeddedHarness):
     through_asyncio = True
-    can_fork = False  # a client of asyncio refuses to be used in a child process
 
 
 HARNESS = AsyncioHarness

@@ -62,7 +62,6 @@ class CancelScope:
             call.cancel()
 
     def check(self) -> None:
-        """Raise an error if the calls were cancelled."""
         if self._cancelled.is_set():
             raise cancelled()
 
@@ -164,7 +163,6 @@ class Clock:
         return answer[0] + int((time.monotonic() - answer[1]) * 1_000_000 * _DRIFT) + _AHEAD
 
     def forget(self) -> None:
-        """Forget the last answer, because it is no longer correct."""
         self._answer = None
 
 

@@ -66,7 +66,6 @@ class SpannerConfig:
 
     @classmethod
     def from_client(cls, config: ClientConfig) -> SpannerConfig:
-        """Check the `connection` of a client."""
         return settled(_checked, cls, config)
 
     def client(self) -> Any:

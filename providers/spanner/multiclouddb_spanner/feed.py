@@ -200,14 +200,12 @@ class SpannerFeed(Feed):
         return heads
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """Return the time until the position becomes older than the retention period."""
         if is_segment(cursor):
             return None
         left = place_of(cursor).first / _SECOND + self._source.info.retention - now.timestamp()
         return max(0.0, left)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Compare commit timestamps."""
         if is_segment(a) or is_segment(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))

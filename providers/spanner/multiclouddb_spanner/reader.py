@@ -115,7 +115,6 @@ class SpannerReader(Reader):
         self._scope.cancel()
 
     def close(self) -> None:
-        """Cancel the call whose answer is still being received."""
         self._end_window()
 
     # -- Windows
@@ -228,7 +227,6 @@ class SpannerReader(Reader):
         return nbytes
 
     def _wanted(self, record: DataRecord) -> tuple[int, int]:
-        """Return the wanted changes of a record."""
         start, stop = 0, len(record.mods)
         if record.at < self._since:
             return stop, stop

@@ -75,7 +75,6 @@ class Span:
     end: str  # the last key to read, or "" to read to the last key
 
     def cursor(self) -> Cursor:
-        """Return the position in the form that a token stores."""
         return [self.plan_id, self.began, self.at - self.began, self.after, self.end]
 
 

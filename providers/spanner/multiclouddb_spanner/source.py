@@ -60,7 +60,6 @@ class Window:
         return next(self._messages, None)
 
     def cancel(self) -> None:
-        """End the query. Calling this method again does nothing."""
         self._answer.cancel()
 
 
@@ -143,7 +142,6 @@ class Source:
         return self.client.query(sql, dict(zip(names, values, strict=True)), scope)
 
     def partitions(self, at: int, scope: CancelScope) -> list[str]:
-        """Return the partitions that are alive at a given time."""
 
         def ask() -> list[str]:
             shapes, tokens = Shapes(), dict[str, None]()
@@ -158,7 +156,6 @@ class Source:
     def window(
         self, token: str, start: int, end: int, scope: CancelScope, *, waits: float = 0, current: bool = False
     ) -> Window:
-        """Start to read a partition."""
         answer = self._begin(token, start, end, scope)
         return Window(answer, self.info.table, self.shapes, end, waits=waits, current=current)
 
@@ -180,7 +177,6 @@ class Source:
         return again(read)
 
     def earliest(self, now: int, scope: CancelScope) -> int:
-        """Return the oldest time that can be read."""
         bound = now - self.info.retention * _SECOND
 
         def past(at: int) -> Exception | None:

@@ -39,6 +39,7 @@ class FakeClock:
     """The service's clock, whose time the test sets."""
 
     time: int = 0
+    forgotten: bool = False
 
     def now(self, scope):
         return ORIGIN + self.time
@@ -50,7 +51,7 @@ class FakeClock:
         return ORIGIN + self.time
 
     def forget_clock(self):
-        pass
+        self.forgotten = True
 
 
 class FakeWindow:

@@ -138,20 +138,13 @@ class ScriptedHarness(SpannerHarness):
 
     def troubled(self, script, act):
         """Return a client whose calls are hit by a fault. The fault ends when the client is closed."""
-        client = self.connect()
-        close = client.close
+        troubles, habits = self.server.troubles, self.server.habits
 
         def end():
-            self.server.troubles.end()
-            self.server.habits.children_first = False
-            close()
+            troubles.end()
+            habits.children_first = False
 
-        client.close = end
-        self.trouble(script, act)
-        return client
-
-    def trouble(self, script, act):
-        troubles, habits = self.server.troubles, self.server.habits
+        client = self.connect_until(end)
         match script:
             case Throttle(retry_after, times):
                 troubles.fail(READ, "RESOURCE_EXHAUSTED", times, every=2, retry_after=retry_after)
@@ -174,6 +167,7 @@ class ScriptedHarness(SpannerHarness):
                 habits.children_first = True
             case _:
                 raise NotImplementedError(script)
+        return client
 
 
 class NastyHarness(ScriptedHarness):

@@ -1,6 +1,5 @@
 """Tests what only the scripted server can produce: every change must arrive once and in order."""
 
-import itertools
 import random
 import threading
 from datetime import timedelta
@@ -112,26 +111,6 @@ class TestPartitions:
                 expected = [each.new_item_state["n"] for each in events if each.timestamp >= moment]
                 assert sorted(numbers(items.drain(AtTime(moment), number % 2))) == expected
 
-    @pytest.mark.parametrize(
-        ("habits", "size"),
-        [({}, 5), ({"children_per_record": 1}, 1), ({"children_first": True, "repeat_children": 2}, 0)],
-        ids=str,
-    )
-    def test_children_are_read_after_their_parents_however_they_are_announced(self, habits, size):
-        with feed(**habits) as items:
-            token = items.token()
-            for number in range(60):
-                items.put((f"k{number % 7}", number))
-                if number in (10, 25):
-                    items.server.split(items.open_partitions()[0], 3)
-                if number in (18, 40):
-                    items.server.merge(*items.open_partitions()[:3])
-                if number == 50:
-                    items.server.reshape(items.open_partitions()[:2], 3)
-            events = items.drain(token, size)
-            once(events, 60)
-            in_order(events)
-
     def test_a_partition_that_splits_in_the_commit_timestamp_of_a_change(self):
         with feed(initial_partitions=1) as items:
             token = items.token()
@@ -216,18 +195,6 @@ class TestClock:
             items.fill(3, start=6)
             assert sorted(numbers(items.drain(later))) == [6, 7, 8]
 
-    def test_a_quiet_day_moves_token_and_watermark(self):
-        with feed(initial_partitions=3) as items:
-            token, marks = items.token(), []
-            for hours in (6, 6, 20, 20):
-                items.server.advance(hours * 3600)
-                page = items.page(token, wait=0.2)
-                token = page.continuation_token
-                marks.append(page.diagnostics.watermark)
-            assert all(later - earlier > timedelta(hours=5) for earlier, later in itertools.pairwise(marks))
-            items.fill(3)
-            once(items.drain(token), 3)
-
 
 class TestBounded:
     """Tests that a range from a cursor to a head contains the same events, no matter when it is read."""
@@ -250,20 +217,6 @@ class TestBounded:
             for name in starts:
                 found = bounded(made, name, starts[name], heads[name].cursor, 4)
                 assert sorted(found) == sorted(whole[name])
-
-    def test_a_batch_is_served_little_more_than_it_delivers(self):
-        count = 600
-        with feed(initial_partitions=4, mods_per_record=1) as items, Opened(items) as made:
-            for first in range(0, count, 100):
-                items.put(*((f"k{number}", number) for number in range(first, first + 100)))
-                items.server.advance(60)
-            starts = made.starts(Beginning())
-            items.server.journal.clear()
-            heads = made.feed.heads(starts, None, made.soon())
-            busy = [name for name in starts if heads[name].records != 0]
-            found = [each for name in busy for each in bounded(made, name, starts[name], heads[name].cursor)]
-            assert len(found) == len(set(found)) == count
-            assert sum(call.rows for call in items.server.journal.queries()) <= 1.2 * count
 
     def test_a_head_says_where_no_change_is(self):
         """A change that was delivered, or that was committed before the start, is none."""
