@@ -317,7 +317,7 @@ class TestAnotherTable:
 class TestLookup:
     def test_unprocessed_keys_are_asked_again(self, world):
         asked = [MulticloudDbKey({"id": name}) for name in filled(world, 130)]
-        world.server.habits.page_bytes = 100
+        world.habits.page_bytes = 100
         some = feed_of(world).lookup(asked, soon())
         assert 0 < len(some) < 100
         with open_client(PLUGIN, world.config()) as client:
