@@ -27,11 +27,10 @@ _MARKED: Final = (_US8, "conformance/tests", "docs/tests", "tests")
 _MARKS: Final = {Support.NATIVE: "native", Support.EMULATED: "*emulated*", Support.UNSUPPORTED: "—"}
 _WRONG: Final = ("ghosts", "missing", "stale")
 GATES: Final = {
-    Capability.CHANGE_FEED: "every read. To read a collection or one physical partition from a token or "
-    "from now, no other capability is needed.",
+    Capability.CHANGE_FEED: "every read; a read of a collection or one physical partition from a token or "
+    "from now needs no other.",
     Capability.CHANGE_FEED_BEGINNING: "`Beginning()`.",
-    Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`. The note of the capability gives the precision of "
-    "the start.",
+    Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`; the note gives the precision of the start.",
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "`LogicalPartition(…)`.",
     Capability.CHANGE_FEED_SNAPSHOT: "a start at `Snapshot()`, and `on_expired=Resnapshot()`.",
     Capability.LOOKUP: "`client.lookup(…)`.",
@@ -47,12 +46,11 @@ def mutants_page() -> str:
     """Make the page that contains the table of mutants and explains its purpose."""
     return f"""# Mutants: broken readers, and the tests that catch them
 
-The mutants show that the conformance suite finds defects. Each of these {len(MUTANTS)} readers has one
-defect. Most of the defects come from the bug trackers of real projects. The suite runs on each reader. With
-the defect, at least the tests in the table fail. Without the defect, the same run passes. Run the mutants
-with `pytest conformance -k mutant`.
+Does the conformance suite find defects? It runs on these {len(MUTANTS)} readers, which have one defect
+each, most of them from the bug trackers of real projects. With the defect, at least the tests in the
+table fail; without it, the same run passes. Run them with `pytest conformance -k mutant`.
 
-If you write a provider, you can also use the table in the other direction: look for your failing tests, and
+If you write a provider, you can also use the table the other way round: look for your failing tests, and
 read which defect makes them fail.
 
 {mutant_table()}
@@ -100,7 +98,7 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
         ),
     )
     notes = "\n\n".join(
-        f"## {item.name}\n\nThis capability is needed by {GATES[item]}\n\n"
+        f"## {item.name}\n\nNeeded by {GATES[item]}\n\n"
         + _rows(
             ["", "support", "note"],
             *([title, _MARKS[has[item].support], has[item].note] for title, has in known.items()),
@@ -112,11 +110,9 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
 This page contains the note of every capability for every database. [Which database can do
 what](databases.md) shows the databases side by side.
 
-*As cosmos* is the embedded store opened with `?profile=cosmos`. This embedded store refuses the same requests
-as Cosmos DB. The notes of the profile say what the service can do, and what to use on a laptop instead. If a
-provider was not installed when this page was made, the table shows the profile of its service instead. The
-notes below always show both the provider and the profile. The last three capabilities exist on MongoDB
-itself, but not on the embedded store.
+*As cosmos* is the embedded store opened with `?profile=cosmos`, where it refuses the same requests as
+Cosmos DB. The notes of a profile say what the service can do, and what to use on a laptop instead. The
+last three capabilities exist on MongoDB itself, but not on the embedded store under its profile.
 
 {matrix}
 

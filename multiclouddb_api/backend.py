@@ -1,7 +1,7 @@
 """Defines small protocols: the client calls their methods, and the SPI implements them.
 
-These protocols are defined here so that applications do not have to import the engine. A package entry point
-tells the client which engine to load.
+They are here so that applications do not have to import the engine. A package entry point tells the client
+which engine to load.
 """
 
 from __future__ import annotations

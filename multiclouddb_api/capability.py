@@ -44,13 +44,12 @@ class Support(StrEnum):
     NATIVE = "native"
     """The service itself supports the capability."""
     EMULATED = "emulated"
-    """This library emulates the capability.
-
-    A request that needs the capability is refused unless the caller sets the option that the note names.
+    """This library emulates the capability, if the caller sets the option that the note names; otherwise a
+    request that needs it is refused.
     """
     UNSUPPORTED = "unsupported"
-    """A request that needs the capability raises `UNSUPPORTED_CAPABILITY`; the note says what to do
-    instead."""
+    """A request that needs the capability raises `UNSUPPORTED_CAPABILITY`. The note says what to do instead.
+    """
 
 
 @attrs.frozen
@@ -106,8 +105,7 @@ class CapabilitySet:
     """The capabilities of one provider, provided that its resources are set up as documented."""
 
     notes: Mapping[Capability, CapabilityNote] = attrs.field(converter=_copied, hash=False)
-    """Maps each capability to its level of support. A capability that is missing from the map is
-    `UNSUPPORTED`."""
+    """Maps each capability to its level of support. One that is missing is `UNSUPPORTED`."""
     scan: ScanFacts | None = attrs.field(default=None, validator=is_a(ScanFacts, type(None)))
     """What a scan promises and costs; None if the database has no snapshots."""
 

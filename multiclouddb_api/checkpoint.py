@@ -55,9 +55,8 @@ class CheckpointStore(Protocol):
             name: The name of the checkpoint.
 
         Raises:
-            MulticloudDbError: Raised if the checkpoint exists but cannot be used. An implementation
-                must not return None for an unusable checkpoint. If `load` returned None, the reader
-                would silently start again at the request's start position.
+            MulticloudDbError: Raised if the checkpoint exists but cannot be used. None would be wrong here:
+                the reader would silently start again at the request's start position.
         """
         ...
 
@@ -97,7 +96,7 @@ class FileCheckpointStore:
         self._directory = Path(local_path("directory", directory)).absolute()
 
     def path(self, name: str) -> Path:
-        """The file that contains one checkpoint; use this path to inspect or delete the file.
+        """The file that contains one checkpoint, to inspect or delete it.
 
         Args:
             name: The name of the checkpoint.

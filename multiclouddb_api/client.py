@@ -78,9 +78,8 @@ def connect(
         observer: Receives notifications of internal events, for metrics.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` for an unknown provider, for a missing extra (the message
-            contains the command to install it), or for an option that is unknown or has a value of the wrong
-            type.
+        MulticloudDbError: `INVALID_REQUEST` for an unknown provider, an unknown option, a value of the wrong
+            type, or a missing extra; the message then contains the command to install it.
 
     Examples:
         >>> with connect("embedded:///tmp/store.db") as client:
@@ -151,7 +150,7 @@ def _check_command(database: str, command: Mapping[str, Any]) -> None:
 
 
 class MulticloudDbClient:
-    """A client of one database.
+    """Reads the changes of one database.
 
     Use it as a context manager. Any number of threads may share it. After a fork, the child process
     opens its own connections; if the client was made from a `native_client`, its calls there are
@@ -201,7 +200,7 @@ class MulticloudDbClient:
             options: Time limits; by default, a call takes at most 30 seconds and does not wait for events.
 
         Returns:
-            A page, which may be empty. The page's token is the position to continue from.
+            A page, which may be empty. Its token is the position to continue from.
 
         Raises:
             MulticloudDbError: An error with a category; see `ErrorCategory`. The token in the request remains
@@ -348,9 +347,9 @@ class MulticloudDbClient:
 
         Returns:
             A tuple of `PlannedPartition`: an id, a token, and whether it is a segment of the scan. A
-            partition is left out if its parent has not been read to its end, because the reader of the
-            parent continues with this partition. If a partition has ended but the service may still name
-            more of its children, its token is included; read this partition too.
+            partition is left out if its parent has not been read to its end, because the reader of the parent
+            continues with it. An ended partition is included if the service may still name more of its
+            children; read it too.
 
         Portability:
             Ids and tokens are valid only for the same provider and resource. MongoDB always has one
@@ -375,14 +374,13 @@ class MulticloudDbClient:
         return ChangeFeedIterator(self, request, **settings)
 
     def run_command(self, database: str, command: Mapping[str, Any], **options: Any) -> Any:
-        """Run a native command of the service; the library neither changes nor retries the command.
+        """Run a native command of the service; the library neither changes nor retries it.
 
         Args:
             database: The database in which to run the command.
             command: The command as the service accepts it.
-            **options: Options that are specific to the provider. On MongoDB, the options are the
-                fields of `multiclouddb_mongo.RunCommandOptions`, or of `RunCursorCommandOptions`
-                for a cursor.
+            **options: The provider's own options: on MongoDB, the fields of
+                `multiclouddb_mongo.RunCommandOptions`, or of `RunCursorCommandOptions` for a cursor.
 
         Portability:
             MongoDB only. Check `Capability.RUN_COMMAND`. See warning 14 in docs/configuration.md.
@@ -408,7 +406,7 @@ class MulticloudDbClient:
     def close(self) -> None:
         """Free all resources; calls that are still running end within a second.
 
-        Any thread may call this method, and more than one call is allowed.
+        Any thread may call it, also more than once.
         """
         with self._lock:
             if self._closed:

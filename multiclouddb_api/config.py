@@ -40,9 +40,8 @@ class SecretText(str):
 def outcome(parse: Callable[..., T], *values: Any) -> Any:
     """Return a function's result, or return its `MulticloudDbError` so that the caller can raise it.
 
-    While the function runs, its stack frames contain parts of the parsed text. The caller raises
-    the error only after the function has returned, so that no traceback contains the function's
-    stack frames.
+    The function's stack frames contain parts of the parsed text. The caller raises the error only after it
+    has returned, so that no traceback contains these frames.
 
     Args:
         parse: The function.
@@ -112,8 +111,7 @@ def _copied(connection: Mapping[str, Any]) -> dict[str, Any]:
 class ClientConfig:
     """Contains the provider id, the settings for the connection, and the limits of the client.
 
-    A configuration can be pickled if the values in `connection` can be pickled; a client cannot be pickled.
-    The repr of a configuration shows no secrets.
+    It can be pickled if the values in `connection` can be. Its repr shows no secrets.
     """
 
     provider: str = attrs.field(validator=[is_a(str), not_blank("name one of the installed providers")])
@@ -141,20 +139,22 @@ class ClientConfig:
         default=_WATCH_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
     """How long to keep looking for more children of an ended partition, in seconds; ten minutes by default.
-    Only the time in which the feed is read counts. This setting matters only for DynamoDB, which cannot
-    confirm that all children of a partition are known."""
+    Only the time in which the feed is read counts. It matters only for DynamoDB, which cannot confirm that
+    all children of a partition are known.
+    """
     coverage_audit_seconds: float = attrs.field(
         default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
     """How often a feed of a whole collection is compared with the service's list of partitions, in seconds;
-    every ten minutes by default. After a partition was removed from the token, the
-    feed waits only a tenth of this time."""
+    every ten minutes by default. After a partition has left the token, a tenth of this time is enough.
+    """
     max_readers_per_partition: int = attrs.field(
         default=_READERS, validator=[is_a(int), at_least(1, "give at least 1; each consumer needs one")]
     )
-    """The number of partition readers that are kept open between calls; 64 by default. Each consumer of a
-    feed in this client needs one open reader. If the reader of a consumer is not kept, the client opens a new
-    reader for each page, and each new reader opens a new cursor at the service."""
+    """The number of readers of one partition that are kept open between calls; 64 by default. Each consumer
+    of a feed in this client needs one. Without it, every page of that consumer opens a new cursor at the
+    service.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """Defines the one error type that applications see, and its categories.
 
-Every error that this project raises to its users is a `MulticloudDbError`. The category of an error says what
-to do:
+Every error that this project raises to its users is a `MulticloudDbError`. Its category says what to do:
 
     INVALID_REQUEST          the call is wrong: change it, a retry fails again
     UNSUPPORTED_CAPABILITY   this database cannot do that: the message names an alternative
@@ -134,9 +133,9 @@ _TEXTS: Final = tuple(
 class MulticloudDbError(Exception):
     """Raised for any failure of a call, with a message that says how to fix it.
 
-    If a vendor's exception caused the error, that exception is `__cause__` in the process that raised the
-    error. The vendor's exception is not pickled, but `detail` is. A note (PEP 678) makes a traceback end with
-    `help_url`; `str(error)` contains only the message.
+    If a vendor's exception caused the error, it is `__cause__` in the process that raised it. It is not
+    pickled, but `detail` is. A note (PEP 678) makes a traceback end with `help_url`; `str(error)` contains
+    only the message.
 
     Args:
         message: One line that says what is wrong and how to fix it.

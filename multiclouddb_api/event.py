@@ -45,15 +45,14 @@ class ChangeType(StrEnum):
 class ChangeEvent(Slotted):
     """One create, update or delete of one document.
 
-    Events are not validated, because validating an event for every change would be slow. Providers ensure
-    that the fields have the right types.
+    Events are not validated, because that would be slow. Providers ensure that the fields have the right
+    types.
 
     Portability:
         `timestamp` is precise to a second on DynamoDB and Cosmos DB, and to a millisecond on MongoDB. On
-        MongoDB, the `timestamp` of an event may be earlier than that of a previous event. Order the changes
-        of one key by `order_key`. Only DynamoDB, Spanner and Cosmos DB report `by_expiry`. `backfilled` is
-        True only with `Snapshot()`, or on Cosmos DB if you opt into its backfill. See warnings 8, 16, 17 and
-        23 in docs/configuration.md.
+        MongoDB it may be earlier than that of a previous event. Order the changes of one key by `order_key`.
+        Only DynamoDB, Spanner and Cosmos DB report `by_expiry`. `backfilled` is True only with `Snapshot()`,
+        or on Cosmos DB if you opt into its backfill. See warnings 8, 16, 17 and 23 in docs/configuration.md.
     """
 
     event_id: str = attrs.field(validator=is_a(str))
@@ -120,8 +119,8 @@ class _Draft(Slotted):
 def trusted_events(count: int, columns: Iterable[Iterable[Any]]) -> list[ChangeEvent]:
     """Build events from columns: one column for each attribute, in the order of the attributes.
 
-    Each column contains at least `count` values. This function is four times as fast as calling the class for
-    each event, and only `mapping` modules use it.
+    Each column contains at least `count` values. This is four times as fast as calling the class for each
+    event, and only `mapping` modules use it.
 
     Raises:
         ValueError: Raised if the number of columns is wrong, or a column is too short.

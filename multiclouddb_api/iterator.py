@@ -72,11 +72,11 @@ class ChangeFeedIterator:
     """Reads a feed page by page until `stop` is called or the feed ends.
 
     Iterate over events (`for event in it`, `next(it)`) or pages (`for page in it.pages()`) in a single
-    thread. A page is done when the caller asks for what comes after it; an empty one is done at once.
-    Only then does `continuation_token` move, and the checkpoint is saved. So after a crash, an
-    exception or a `break` in the loop body, the page is delivered again and never skipped. The next
-    `for` over the same iterator, a new iterator with the same checkpoint, and a read after a failed one
-    all start after the last page that is done.
+    thread. A page is done when the caller asks for what comes after it; an empty one is done at once. Only
+    then does `continuation_token` move, and the checkpoint is saved. So after a crash, an exception or a
+    `break` in the loop body, the page is delivered again and never skipped. Another `for` over the iterator,
+    a new iterator with the same checkpoint, and a read after a failed one start after the last page that is
+    done.
 
     Retryable failures are retried after random waits that grow, and not before the time for which the service
     asks (`ErrorDetail.retry_after_seconds`). An outage is reported within 2 seconds, and
@@ -107,10 +107,11 @@ class ChangeFeedIterator:
     client: ReadsChanges = attrs.field(
         repr=False, validator=has_methods("read_changes", advice="pass a client")
     )
-    """Reads the pages. The client remains open when the iterator is closed. If the client has an `observer`,
-    outages are reported to that observer."""
+    """Reads the pages. It remains open when the iterator is closed. If it has an `observer`, outages are
+    reported to that.
+    """
     request: ChangeFeedRequest = attrs.field(validator=is_a(ChangeFeedRequest))
-    """The request. A stored checkpoint takes precedence over the request's `start_position`."""
+    """The request. A stored checkpoint takes precedence over its `start_position`."""
     timeout_seconds: float = attrs.field(
         default=30.0,
         kw_only=True,
@@ -231,16 +232,15 @@ class ChangeFeedIterator:
     def stop(self) -> None:
         """End the iteration permanently; any thread or signal handler may call this method.
 
-        If the iterator is waiting between two reads, it stops within 0.1 seconds. If a read is running, the
-        iterator stops within a second, and does not deliver the page of this read. The caller must still
-        handle the events that were already returned.
+        Between two reads it stops within 0.1 seconds, and during a read within a second, whose page it does
+        not deliver. The caller must still handle the events that were already returned.
         """
         self._feed.timer.stop()
 
     def close(self) -> None:
         """Stop the iteration, and save the position after the last page that is done.
 
-        Call this method only from the thread that iterates.
+        Call it only from the thread that iterates.
         """
         self._finish(self._feed.close(save=True))
 

@@ -84,7 +84,7 @@ class MulticloudDbKey(Slotted):
     def sort_key(self) -> dict[str, Any]:
         """The components after the partition key, as a mapping from name to value.
 
-        The mapping is empty if no components follow the partition key.
+        It is empty if there are none.
         """
         return dict(list(self.components.items())[self.partition_components :])
 
@@ -129,8 +129,8 @@ def trusted_keys(
 ) -> list[MulticloudDbKey]:
     """Build keys from records that the service sent, without checking or copying `components`.
 
-    Only `mapping` modules use this function. These modules build a key for every event, and checking the
-    components would double the cost.
+    Only `mapping` modules use it. They build a key for every event, and checking the components would double
+    the cost.
     """
     drafts: list[Any] = list(map(object.__new__, repeat(_Draft, len(components))))
     draft: Any

@@ -12,7 +12,7 @@ class Observer:
     """Receives notifications from inside a client; a method does nothing unless it is overridden.
 
     Each method is called in the thread that does the work, so several calls may run at the same time. Make
-    the methods short and thread-safe. An exception from a method is logged and not raised.
+    them short and thread-safe. An exception is logged and not raised.
     """
 
     def page(self, address: ResourceAddress, page: ChangeFeedPage) -> None:
@@ -66,7 +66,7 @@ class Observer:
     def gap(self, address: ResourceAddress, gap: Gap) -> None:
         """Called when changes were lost because they were older than the retention.
 
-        The read continued after the lost changes.
+        The read goes on after them.
 
         Args:
             address: The collection that is read.
@@ -84,7 +84,7 @@ class Observer:
     def snapshot_interleaved(self, address: ResourceAddress, seconds: float) -> None:
         """Called when a long scan with `SnapshotOrder.AUTO` switches to `INTERLEAVED`.
 
-        From this call on, changes are read during the scan.
+        From now on, changes are read during the scan.
 
         Args:
             address: The collection that is read.

@@ -34,11 +34,10 @@ __all__ = [
 class Wakeup:
     """Wakes the one thread that waits for it. If no thread is waiting, the next wait ends at once.
 
-    The signal can be sent from any thread, from a signal handler in the waiting thread, or from a
-    finalizer. In a signal handler or a finalizer, the lock of a `threading.Event` or a
-    `queue.Queue` could deadlock. A `queue.SimpleQueue` has no lock that could deadlock. However, in
-    Python 3.11 to 3.13, the `get` of a `SimpleQueue` never returns if the timeout passes before the
-    wait begins. On a busy machine, a short timeout can pass before the wait begins.
+    The signal can be sent from any thread, from a signal handler in the waiting thread, or from a finalizer.
+    In a signal handler or a finalizer, the lock of a `threading.Event` or a `queue.Queue` could deadlock. A
+    `queue.SimpleQueue` has no lock that could deadlock. But in Python 3.11 to 3.13, its `get` never returns
+    if the timeout passes before the wait begins, which happens with a short timeout on a busy machine.
     """
 
     def __init__(self) -> None:

@@ -102,15 +102,14 @@ class RecordSkipped:
 
 @attrs.frozen
 class PartitionFoundLate:
-    """An audit found a partition that the feed did not cover; the feed now reads this partition too.
+    """An audit found a partition that the feed did not cover; the feed now reads it too.
 
     The service listed the partition only after the library had stopped looking for more children of its
-    parent. The partition's events are delivered after newer events of other partitions. These late events may
-    be older than a watermark that was already reported.
+    parent. Its events are delivered after newer events of other partitions, and may be older than a watermark
+    that was already reported.
 
     Portability:
-        This notice occurs only on DynamoDB, which may list shards late and never confirms that a listing is
-        complete. If a service names every child partition, no partition is found late. See warning 22 in
+        Only DynamoDB may list shards late, and never confirms that a listing is complete. See warning 22 in
         docs/configuration.md.
     """
 
@@ -138,7 +137,7 @@ class SnapshotStarted:
     `order_key` of every change that is certainly included in the rows, and less than that of every change
     after this page."""
     partition_id: str = attrs.field(validator=is_a(str))
-    """The id of the snapshot; the matching `BackfillDone` has the same id."""
+    """The id of the snapshot; the matching `BackfillDone` has the same."""
     whole: bool = attrs.field(default=True, validator=is_a(bool))
     """True if the snapshot delivers every row of the collection, so that a target can delete all other rows
     at `BackfillDone`. False for one segment of a plan, for one partition or partition key, for a snapshot
@@ -153,9 +152,8 @@ class BackfillDone:
     until you have stored the token of this page or of a later one.
 
     Portability:
-        This notice occurs with `Snapshot()` on databases with `Capability.CHANGE_FEED_SNAPSHOT`.
-        Without `Snapshot()`, this notice occurs only if you opt into the backfill of Cosmos DB. See
-        warnings 8 and 23 in docs/configuration.md.
+        It comes with `Snapshot()` on databases with `Capability.CHANGE_FEED_SNAPSHOT`, and with the opt-in
+        backfill of Cosmos DB. See warnings 8 and 23 in docs/configuration.md.
     """
 
     partition_id: str = attrs.field(validator=is_a(str))
@@ -181,23 +179,25 @@ Notice: TypeAlias = (
 
 @attrs.frozen
 class OperationDiagnostics:
-    """Measurements of one call; a value is None if the service does not report the value."""
+    """Measurements of one call; what the service does not report is None."""
 
     watermark: datetime | None = None
     """The watermark in UTC: no later event is older than this time. It is the minimum over all partitions in
     the token, including children that wait for their parents. The watermark never goes back."""
     read_until: datetime | None = None
-    """Every change that was committed before this time has been returned, on this page or an earlier one.
-    The time is of the service's clock, in UTC, and it never goes back. None during the scan of a
-    `Snapshot()`, and if the service does not report enough."""
+    """Every change that was committed before this time has been returned, on this page or an earlier one. It
+    is of the service's clock, in UTC, and never goes back. None during the scan of a `Snapshot()`, and if the
+    service does not report enough.
+    """
     read_until_estimated: bool = False
     """True if `read_until` is likely, but not proven, because the service does not report whether records
     follow (DynamoDB)."""
     partitions_read_until: Mapping[str, datetime] = attrs.field(factory=dict, hash=False)
     """Maps the id of each partition in the token to its own `read_until`, if that is known."""
     lag_seconds: float | None = None
-    """The time by which `read_until` lags behind the service's clock. It is an estimate if
-    `read_until_estimated` is true."""
+    """How far `read_until` is behind the service's clock. It is an estimate if `read_until_estimated` is
+    true.
+    """
     retention_headroom_seconds: float | None = None
     """How long the service will still keep the oldest position in the token; the shortest time that the
     service reported during this call."""
@@ -209,12 +209,13 @@ class OperationDiagnostics:
     retries: int = 0
     """The number of times that a request was repeated after a failure."""
     open_watches: int = 0
-    """The number of ended partitions that are still watched for more children. `idle` may be true while ended
-    partitions are watched. The events of a child partition that is found in this way may be older than the
-    watermark."""
+    """The number of ended partitions that are still watched for more children. `idle` may be true in the
+    meantime. The events of a child that is found in this way may be older than the watermark.
+    """
     found_late: int = 0
-    """The number of partitions that an audit found during this call. For each of these partitions, the
-    page contains a `PartitionFoundLate` notice."""
+    """The number of partitions that an audit found during this call. For each of them, the page contains a
+    `PartitionFoundLate` notice.
+    """
     partition_errors: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     """Maps the id of each partition that failed during this call to its failure. The position of a failed
     partition does not move."""
@@ -230,7 +231,7 @@ def _count(events: tuple[ChangeEvent, ...]) -> str:
 
 @attrs.frozen
 class ChildPartition:
-    """A partition that contains the changes that follow the end of its parent partitions.
+    """A partition that goes on where its parents have ended.
 
     Portability:
         Partitions split on DynamoDB, Spanner, Cosmos DB and the embedded store, and merge on Spanner and
@@ -241,11 +242,9 @@ class ChildPartition:
     partition_id: str = attrs.field(validator=is_a(str))
     """The id of the child; pass it to `PhysicalPartition`."""
     parents: tuple[str, ...] = attrs.field(validator=each_is(str))
-    """The ids of all parents, including the ended partition; read the child only after you have read all
-    parents."""
+    """The ids of all parents, including the ended partition; read the child only after all of them."""
     continuation_token: str = attrs.field(repr=shorten, validator=is_a(str))
-    """The token of the position from which to read the child. A read that starts with only the child's id
-    could miss changes."""
+    """The token from which to read the child. A read that starts with only its id could miss changes."""
 
 
 @attrs.frozen
@@ -270,14 +269,13 @@ class ChangeFeedPage:
     child_partitions: tuple[ChildPartition, ...] = ()
     """The partitions to read after the ended partition."""
     notices: tuple[Notice, ...] = ()
-    """Facts other than changes to documents. Each notice has a position in the order of its partition:
-    after the partition's last event on this page, and before its first event on a later page. So this
-    page contains no event of the partition that comes after the notice. If a notice makes the engine read
-    other partitions, their events come on later pages. For example, a page with a `Gap` contains no events of
-    the partitions that replace the lost partition. The page may contain events of other partitions. A read
-    from a `skip_token` reads no events: its page contains only the `RecordSkipped` notice. A read from any
-    token before this page delivers the page's notices again, even after a restart; a read from this page's
-    token does not."""
+    """Facts other than changes to documents. Each notice has a position in the order of its partition: after
+    the partition's last event on this page, and before its first event on a later one. If a notice makes the
+    engine read other partitions, their events come on later pages: for example, a page with a `Gap` contains
+    no events of the partitions that replace the lost one. A read from a `skip_token` reads no events: its
+    page contains only the `RecordSkipped` notice. A read from any token before this page delivers the notices
+    again, even after a restart; a read from this page's token does not.
+    """
     diagnostics: OperationDiagnostics = attrs.field(factory=OperationDiagnostics)
     """Measurements of the call, such as its cost and lag."""
 
@@ -286,8 +284,8 @@ class ChangeFeedPage:
 
         The columns are `event_id`, `type`, `key`, `timestamp`, `new_item_state`, `old_item_state`,
         `order_key`, `by_expiry`, `backfilled`, `database`, `collection` and `partition_id`. Keys and
-        documents are JSON text on every database, also on Spanner, whose columns have types: an event
-        contains values and not the types of columns. `decode_json` returns the exact values.
+        documents are JSON text on every database, even on Spanner, because an event contains values and not
+        the types of columns. `decode_json` returns the exact values.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if pyarrow is missing; the message names the extra.

@@ -45,8 +45,8 @@ def shorten(value: object) -> str:
 def redact_url(url: str) -> str:
     """Return the URL without user, password, fragment, and option values that may be secrets.
 
-    In case of doubt, the function hides text. A text that is not a URL is hidden completely. A host
-    or path that may be part of an unescaped password is also hidden.
+    In case of doubt, it hides text: everything that is not a URL, and a host or path that may belong to an
+    unescaped password.
     """
     found = _SCHEME.match(url)
     if found is None:

@@ -57,8 +57,8 @@ class ResourceAddress:
     `parse`. An address of a whole database or cluster needs this class.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if a name is empty or not text, or if only one name is given
-            without saying what it names.
+        MulticloudDbError: `INVALID_REQUEST` if a name is empty or not text, or if a single name is given by
+            position.
 
     Examples:
         >>> ResourceAddress("shop", "orders") == ResourceAddress.parse("shop/orders")
@@ -138,27 +138,26 @@ class EntireCollection:
 class PhysicalPartition:
     """One physical partition: a DynamoDB shard, a Cosmos DB feed range or a Spanner partition token.
 
-    When the partition ends, `partition_retired` is True on the last page, and the page contains a
-    token for each child of the partition. With `with_descendants`, reading continues in all
-    partitions that replace this partition after a split or merge. The token tracks these
-    partitions, and `partition_retired` is False on every page.
+    When the partition ends, `partition_retired` is True on the last page, and the page contains a token for
+    each child of the partition. With `with_descendants`, reading continues in all partitions that replace it
+    after a split or merge. The token tracks them, and `partition_retired` is False on every page.
 
-    If the partition merges with one that does not descend from it, two readers read the common
-    child. Each of them starts as soon as it has finished its own partitions, and neither knows the
-    position of the other. So if partitions merge, use a single reader of all parents, such as
-    `EntireCollection`. Only that keeps the order across the merge and reads each event once.
+    If the partition merges with one that does not descend from it, two readers read the common child, and
+    neither knows the position of the other. So if partitions merge, use a single reader of all parents, such
+    as `EntireCollection`. Only that keeps the order across the merge and reads each event once.
 
     Portability:
         An id from another provider or resource is refused with `INVALID_REQUEST`. MongoDB has only one
-        partition, which never ends, so `with_descendants` makes no difference on MongoDB. See warnings 6, 7,
-        11 and 22 in docs/configuration.md.
+        partition, which never ends, so `with_descendants` makes no difference there. See warnings 6, 7, 11
+        and 22 in docs/configuration.md.
     """
 
     partition_id: str = attrs.field(
         validator=[is_a(str), not_blank("take one from client.list_physical_partitions(address)")]
     )
-    """An id from `list_physical_partitions`, `plan_partitions`, an event or a `ChildPartition`. The id is
-    valid only for the provider and resource from which you obtained it."""
+    """An id from `list_physical_partitions`, `plan_partitions`, an event or a `ChildPartition`. It is valid
+    only for the provider and resource that it came from.
+    """
     with_descendants: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
     """True to continue in the partitions that replace this partition after a split or merge. A token is
     refused if it was made with the other value of this field."""
@@ -170,9 +169,9 @@ class LogicalPartition:
 
     Portability:
         Cosmos DB and the embedded store support this scope natively. On MongoDB the server filters its whole
-        log. DynamoDB and Spanner refuse this scope with `UNSUPPORTED_CAPABILITY`; instead, read
-        `PhysicalPartition` and filter in the application. Check
-        `Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE`. See warning 6 in docs/configuration.md.
+        log. DynamoDB and Spanner refuse it with `UNSUPPORTED_CAPABILITY`: read the collection and filter in
+        the application. Check `Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE`. See warning 6 in
+        docs/configuration.md.
     """
 
     key: MulticloudDbKey = attrs.field(repr=shorten, validator=is_a(MulticloudDbKey))
@@ -184,9 +183,9 @@ class EntireDatabase:
     """Every collection of `address.database`; each event contains its own address.
 
     Portability:
-        This scope exists on MongoDB only. The feed of a dropped database ends, but the library cannot detect
-        that a token is used on a new database with the same name. Check
-        `Capability.CHANGE_FEED_DATABASE_SCOPE`. See warnings 13 and 20 in docs/configuration.md.
+        MongoDB only. The feed of a dropped database ends, but the library cannot notice that a token is used
+        on a new database with the same name. Check `Capability.CHANGE_FEED_DATABASE_SCOPE`. See warnings 13
+        and 20 in docs/configuration.md.
     """
 
 
@@ -195,9 +194,8 @@ class EntireCluster:
     """Every database of the deployment; each event contains its own address.
 
     Portability:
-        This scope exists on MongoDB only. The library cannot detect that a token of this scope is
-        used on another deployment. Check `Capability.CHANGE_FEED_CLUSTER_SCOPE`. See warnings 13
-        and 20 in docs/configuration.md.
+        MongoDB only. The library cannot notice that a token is used on another deployment. Check
+        `Capability.CHANGE_FEED_CLUSTER_SCOPE`. See warnings 13 and 20 in docs/configuration.md.
     """
 
 
@@ -212,11 +210,11 @@ class Beginning:
     """Starts at the oldest change that the service still keeps; older changes are not *available*.
 
     Portability:
-        DynamoDB keeps changes for 24 hours. Spanner keeps changes for the stream's retention, 1 day by
-        default. MongoDB keeps changes as long as they are in the oplog. The embedded store keeps changes
-        until `trim`. Cosmos DB cannot start an all-versions-and-deletes feed in the past: unless you opt into
-        its backfill, the read raises `UNSUPPORTED_CAPABILITY`. Check `Capability.CHANGE_FEED_BEGINNING`. See
-        warnings 3, 8 and 10 in docs/configuration.md.
+        DynamoDB keeps changes for 24 hours, Spanner for the stream's retention, 1 day by default, MongoDB as
+        long as they are in the oplog, and the embedded store until `trim`. Cosmos DB cannot start an
+        all-versions-and-deletes feed in the past: unless you opt into its backfill, the read raises
+        `UNSUPPORTED_CAPABILITY`. Check `Capability.CHANGE_FEED_BEGINNING`. See warnings 3, 8 and 10 in
+        docs/configuration.md.
     """
 
 
@@ -250,9 +248,9 @@ class AtTime:
             service's clock, `CHECKPOINT_EXPIRED` if it is older than the service's retention.
 
     Portability:
-        `AtTime` does not work on DynamoDB. On Cosmos DB, `AtTime` needs the opt-in to the backfill. Cosmos DB
-        and MongoDB round to whole seconds. Check `Capability.CHANGE_FEED_POINT_IN_TIME`, or store a token and
-        start from that token. See warnings 2, 8 and 9 in docs/configuration.md.
+        DynamoDB refuses `AtTime`. Cosmos DB needs the opt-in to the backfill. Cosmos DB and MongoDB round to
+        whole seconds. Check `Capability.CHANGE_FEED_POINT_IN_TIME`, or start from a stored token. See
+        warnings 2, 8 and 9 in docs/configuration.md.
     """
 
     utc: datetime = attrs.field(converter=_utc)
@@ -269,11 +267,10 @@ class FromContinuationToken:
     """Starts at the position of a token, after everything that was returned up to that position.
 
     Portability:
-        A token is valid only for the provider, resource and scope for which it was issued, and only
-        as long as the service keeps the changes after the token (24 hours on DynamoDB). If a
-        resource was deleted and created again with the same name, its old tokens are refused. On
-        MongoDB, a feed of a whole database or cluster does not refuse the old tokens of a recreated
-        resource. See warnings 3, 7, 10 and 20 in docs/configuration.md.
+        A token is valid only for the provider, resource and scope for which it was issued, and only as long
+        as the service keeps the changes after it (24 hours on DynamoDB). If a resource was deleted and
+        created again with the same name, its old tokens are refused, except by MongoDB's feeds of a whole
+        database or cluster. See warnings 3, 7, 10 and 20 in docs/configuration.md.
     """
 
     token: str = attrs.field(
@@ -281,9 +278,10 @@ class FromContinuationToken:
         repr=shorten,
         validator=[is_a(str), not_blank("pass a page's continuation_token")],
     )
-    """The `continuation_token` of a page, the token of a child partition, or the `skip_token` of an error.
-    The token is opaque and may be several kilobytes long, so store it as text or blob, never in a
-    `varchar(255)` or an HTTP header. A line break at its end is ignored."""
+    """The `continuation_token` of a page, the token of a child partition, or the `skip_token` of an error. It
+    is opaque and may be several kilobytes long, so store it as text or blob, never in a `varchar(255)` or an
+    HTTP header. A line break at its end is ignored.
+    """
 
 
 StartPosition: TypeAlias = Beginning | Now | AtTime | Snapshot | FromContinuationToken
@@ -304,22 +302,23 @@ class OperationOptions:
     wait_seconds: float = attrs.field(
         default=0.0, validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")]
     )
-    """How long to wait for a first event before returning an empty page (long poll), in seconds. With 0, the
-    default, the call does not wait. The wait is never longer than `timeout_seconds`."""
+    """How long to wait for a first event before returning an empty page (long poll), in seconds. 0, the
+    default, means no wait. It is never longer than `timeout_seconds`.
+    """
 
 
 @attrs.frozen
 class ProviderOptions:
     """The base class of a provider's options; each provider has a frozen subclass.
 
-    A field whose metadata contains `positions=True` changes what a position means. A token is
-    refused if it was made with a different value of a field with `positions=True`.
+    A field whose metadata contains `positions=True` changes what a position means: a token that was made with
+    another value of it is refused.
     """
 
     def position_digest(self) -> str:
         """Return a digest of the options that change positions.
 
-        The digest is empty if all of these options have their default values.
+        It is empty if all of them have their default values.
         """
         values: dict[str, Any] = {
             field.name: getattr(self, field.name)
@@ -344,10 +343,10 @@ class NewItemStateMode(StrEnum):
     """Defines whether events include the document as it is after the change.
 
     Portability:
-        `REQUIRE` needs a stream with new images on DynamoDB, a change stream of full rows on
-        Spanner, or pre- and post-images on MongoDB. Without the required stream or images, the read
-        raises `UNSUPPORTED_CAPABILITY`. Without images, MongoDB looks up the updated document at
-        the time of the read. See warnings 4, 5 and 15 in docs/configuration.md.
+        `REQUIRE` needs a stream with new images on DynamoDB, a change stream of full rows on Spanner, or pre-
+        and post-images on MongoDB. Without it, the read raises `UNSUPPORTED_CAPABILITY`. With
+        `INCLUDE_IF_AVAILABLE`, MongoDB without images looks up the updated document when it is read. See
+        warnings 4, 5 and 15 in docs/configuration.md.
     """
 
     OMIT = "omit"
@@ -362,8 +361,8 @@ class OldItemStateMode(StrEnum):
     """Defines whether events include the document as it was before the change.
 
     Portability:
-        Every value except `OMIT` needs `Capability.CHANGE_FEED_OLD_ITEM_STATE`. Cosmos DB does not support
-        this capability, and the other services need a setting. See warning 12 in docs/configuration.md.
+        Every value except `OMIT` needs `Capability.CHANGE_FEED_OLD_ITEM_STATE`. Cosmos DB lacks it, and the
+        other services need a setting. See warning 12 in docs/configuration.md.
     """
 
     OMIT = "omit"

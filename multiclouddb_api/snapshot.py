@@ -20,7 +20,7 @@ class SnapshotOrder(StrEnum):
     """The order in which the rows of a snapshot and the changes are delivered.
 
     In all three orders, all rows of the snapshot have the same `order_key`, which is called the floor. Apply
-    an event only if its `order_key` is greater than the `order_key` of your stored row.
+    an event only if its `order_key` is greater than that of your stored row.
 
     Portability:
         `AUTO` switches to `INTERLEAVED` only if the service reports how long it keeps a position; otherwise
@@ -35,9 +35,9 @@ class SnapshotOrder(StrEnum):
     INTERLEAVED = "interleaved"
     """Rows and changes are mixed, so that no position becomes too old.
 
-    A delete may be delivered before an old version of the same row. Therefore, keep deleted keys with their
+    A delete may be delivered before an old version of the same row. So keep deleted keys with their
     `order_key` (tombstones) until you have stored the token of the page with `BackfillDone` or of a later
-    page.
+    one.
     """
     AUTO = "auto"
     """Starts as `ORDERED`, and switches to `INTERLEAVED` after half of the service's retention time has
@@ -67,11 +67,10 @@ def _is_holdable(instance: object, attribute: attrs.Attribute[Any], value: int) 
 class Snapshot:
     """Delivers every existing row and then every change; no change during the scan is lost.
 
-    The first page contains no rows, only a `SnapshotStarted` notice. Store the token of that page
-    before you continue reading. No change after the first call is missed: if a row is changed
-    later, it is returned again as a change. Each row is an event with `backfilled=True`,
-    `type=CREATE` and the snapshot's floor as `order_key`. The page with the last row also contains
-    a `BackfillDone` notice. Before the `BackfillDone` notice, no page is `idle`, and the watermark
+    The first page contains no rows, only a `SnapshotStarted` notice. Store its token before you read on. No
+    change after the first call is missed: if a row is changed later, it is returned again as a change. Each
+    row is an event with `backfilled=True`, `type=CREATE` and the snapshot's floor as `order_key`. The page
+    with the last row also contains a `BackfillDone` notice. Before it, no page is `idle`, and the watermark
     remains at the time of the snapshot.
 
     With `changes=False`, the feed contains the rows alone and ends after them: the page with the last row
@@ -79,8 +78,7 @@ class Snapshot:
     again. A row that is changed after the first page may then be returned in its old or new state, or not at
     all. If you need such rows too, take a token from `Now()` before the scan, and read the changes from it.
 
-    The token contains the progress of the scan, so another process can continue the scan from the token, even
-    days later.
+    The token contains the progress of the scan, so another process can continue it, even days later.
 
     Raises:
         MulticloudDbError: Raised when the snapshot is built: `INVALID_REQUEST` with a message that names the
@@ -88,10 +86,10 @@ class Snapshot:
             snapshots.
 
     Portability:
-        Check `Capability.CHANGE_FEED_SNAPSHOT`; its note says whether all rows show the state at the same
-        time, or each row shows its state at the time when it was read. Snapshots are possible for a whole
-        collection or one partition key, not for `PhysicalPartition`, `EntireDatabase` or `EntireCluster`. See
-        warnings 23 and 24 in docs/configuration.md.
+        Check `Capability.CHANGE_FEED_SNAPSHOT`; its note says whether all rows are of one moment, or each is
+        as it was when it was read. Snapshots are possible for a whole collection or one partition key, not
+        for `PhysicalPartition`, `EntireDatabase` or `EntireCluster`. See warnings 23 and 24 in
+        docs/configuration.md.
     """
 
     order: SnapshotOrder = attrs.field(default=SnapshotOrder.AUTO, validator=is_a(SnapshotOrder))
@@ -109,9 +107,10 @@ class Snapshot:
     max_scan_rate: float | None = attrs.field(
         default=None, validator=[is_a(int, float, type(None)), _is_rate]
     )
-    """The maximum rate of the scan per second; a limit reduces cost and load. The unit is that of
-    `native_charge` if the service reports a charge; otherwise the unit is rows. None means no limit. Each
-    client applies the limit separately; `plan_partitions` divides the limit among its tokens."""
+    """The maximum rate of the scan per second, which limits cost and load. The unit is that of
+    `native_charge` if the service reports a charge, and otherwise rows. None means no limit. Each client
+    applies the limit separately; `plan_partitions` divides it among its tokens.
+    """
     changes: bool = attrs.field(default=True, kw_only=True, validator=is_a(bool))
     """False for the rows alone; `order` then has no meaning, and `plan_partitions` returns only segments."""
 
@@ -129,15 +128,15 @@ def _has_changes(instance: object, attribute: attrs.Attribute[Any], value: Snaps
 class Resnapshot:
     """If a position is older than the retention, start a new snapshot, which also reveals lost deletes.
 
-    The first page contains a `Gap` and a `SnapshotStarted` notice, and no events. Before you store the token
-    of this first page, set the `order_key` of every row and every tombstone of your target to `""`. Then
-    apply events as usual. After `BackfillDone`, rows whose `order_key` is still `""` no longer exist in the
-    source, so delete these rows. docs/how-to/snapshot.md shows this with SQLite.
+    The first page contains a `Gap` and a `SnapshotStarted` notice, and no events. Before you store its token,
+    set the `order_key` of every row and every tombstone of your target to `""`. Then apply events as usual.
+    After `BackfillDone`, rows whose `order_key` is still `""` no longer exist in the source, so delete them.
+    docs/how-to/snapshot.md shows this with SQLite.
 
     Portability:
         Check `Capability.CHANGE_FEED_SNAPSHOT`. A new snapshot is possible only with a whole collection or
-        one partition key, and only in a loop over pages, because a loop over single events would not see the
-        notices. See warnings 3 and 23 in docs/configuration.md.
+        one partition key. Iterate over pages, because a loop over single events would not see the notices.
+        See warnings 3 and 23 in docs/configuration.md.
     """
 
     snapshot: Snapshot = attrs.field(factory=Snapshot, validator=[is_a(Snapshot), _has_changes])
@@ -158,5 +157,4 @@ class SnapshotProgress:
     """The number of rows delivered so far, counted over all reads from the start of the snapshot to this
     token."""
     records: int | None = attrs.field(validator=is_a(int, type(None)))
-    """The approximate number of rows at the start of the scan; None if the service does not report this
-    number."""
+    """The approximate number of rows at the start of the scan; None if the service does not report it."""

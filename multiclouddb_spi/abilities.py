@@ -70,8 +70,8 @@ class Head:
 class SupportsHeads(Protocol):
     """A feed that can find the end position of a bounded read without reading the records before it.
 
-    If a feed does not implement this protocol, the planner of a bounded read has to read the records. If an
-    answer omits a partition, the planner has to read the records of this partition too.
+    Without it, or for a partition that its answer omits, the planner of a bounded read has to read the
+    records.
     """
 
     def heads(
@@ -89,9 +89,9 @@ class SupportsHeads(Protocol):
             deadline: The time limit.
 
         Returns:
-            Maps the id of a partition to its head. A partition is omitted if its head cannot be
-            found cheaply; the planner reads this partition. A head is never after the end of its
-            partition, because a reader must be able to reach the head.
+            Maps the id of a partition to its head. A partition is omitted if its head cannot be found
+            cheaply; the planner then reads it. A head is never after the end of its partition, because a
+            reader must be able to reach it.
         """
         ...
 
@@ -104,16 +104,16 @@ class SupportsChangeMark(Protocol):
         """Return a value that changes if a record or partition is added or lost, or if a partition ends.
 
         As long as the value stays the same, the engine returns the last idle page again, with the same token.
-        Therefore, a feed must not implement this method if its positions or watermark advance without
-        changes, or if its positions expire as time passes.
+        So a feed whose positions or watermark advance without changes, or whose positions expire as time
+        passes, must not implement it.
 
         Args:
             deadline: The time by which the call must end.
 
         Returns:
-            The value. The engine compares the value with earlier values of this feed in the same
-            process. If the value changes although the feed has not changed, nothing is lost, but
-            the engine makes one call for each partition.
+            The value. The engine compares it with earlier values of this feed in the same process. If it
+            changes although the feed has not changed, nothing is lost, but the engine makes one call for each
+            partition.
         """
         ...
 
@@ -179,7 +179,7 @@ class SupportsCommands(Protocol):
 
 @runtime_checkable
 class SupportsCollections(Protocol):
-    """A provider that can list collections; the command line needs this ability, the engine does not."""
+    """A provider that can list collections."""
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
         """Return the collections, tables or containers that the user may see, except system collections.

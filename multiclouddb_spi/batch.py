@@ -26,9 +26,8 @@ class Child:
 
     Attributes:
         partition_id: The service's own id of the child.
-        parents: *All* parents of the child. Each parent names the child as soon as the parent has
-            been read to its end. The engine starts to read the child after the last parent has
-            named it.
+        parents: *All* parents of the child. Each of them names the child when it has been read to its end.
+            The engine starts to read the child after the last one has named it.
         cursor: The position at which the child starts, according to this parent.
     """
 
@@ -52,14 +51,12 @@ class Drained:
     """The partition has ended, and this batch is its last; its child partitions follow.
 
     Attributes:
-        children: The children that are known so far; there is at least one. If no child is known,
-            the outcome is `Awaiting` or `Ended`. The engine starts to read the known children at
-            once. If the engine reads again at the final cursor, the new result must name at least
-            these children.
-        complete: True if it is certain that there are no other children. If False, the engine keeps
-            the partition in the token and asks `Feed.survey` for more children. By default, the
-            engine searches for children during ten minutes of running time
-            (`ClientConfig.child_watch_seconds`). Only for a feed with `names_late`.
+        children: The children that are known so far, at least one; without any, the outcome is `Awaiting` or
+            `Ended`. The engine starts to read them at once. Another read at the final cursor must name at
+            least these.
+        complete: True if it is certain that there are no other children. Otherwise the engine keeps the
+            partition in the token and asks `Feed.survey` for more, by default for ten minutes of running time
+            (`ClientConfig.child_watch_seconds`). False only for a feed with `names_late`.
     """
 
     children: tuple[Child, ...]
@@ -92,8 +89,8 @@ class Segment:
     Attributes:
         segment_id: The id that `segment_id_of` returned.
         cursor: The position before the first row of the segment.
-        records: The approximate number of rows in the segment; None if the service does not report this
-            number. The limits of the Spark source use this number.
+        records: The approximate number of rows in the segment, for the limits of the Spark source; None if
+            the service does not report it.
     """
 
     segment_id: str
@@ -105,12 +102,11 @@ class Segment:
 class Scanned:
     """This segment of a scan has been read to its end.
 
-    A segment of a scan can have the outcome `Scanned`; a partition of the service never has this
-    outcome.
+    Only a segment of a scan has this outcome, never a partition of the service.
 
     Attributes:
-        pieces: The segments that replace the unread rest of this segment. Each unread key of this
-            segment is in exactly one of the new segments. Empty if the segment was read completely.
+        pieces: The segments that replace the unread rest of this segment. Each unread key is in exactly one
+            of them. Empty if the segment was read completely.
     """
 
     pieces: tuple[Segment, ...] = ()
@@ -130,8 +126,7 @@ class Mapper(ABC):
     def cursor_after(self, records: Any, count: int) -> Cursor:
         """Return the position after the first `count` records.
 
-        If the position lies inside a transaction, the position says which part of the transaction
-        was delivered.
+        A position inside a transaction says which part of it was delivered.
 
         Args:
             records: The records of the batch.
@@ -161,8 +156,8 @@ class Mapper(ABC):
             stop: The index after the last record to map.
 
         Returns:
-            The Arrow batch, or None if the provider has no columnar code. If the result is None, the engine
-            builds the Arrow batch from the result of `events`.
+            The Arrow batch, or None if the provider has no columnar code. The engine then builds the batch
+            from `events`.
         """
         return None
 
@@ -178,35 +173,29 @@ class Batch:
         records: The raw records; each record becomes exactly one event.
         mapper: Maps the records.
         begin: The position before the records, at which the read began.
-        end: The position after the records, and after everything that was scanned after them.
-            Therefore, the position also advances in an idle or filtered partition. The end position
-            is never earlier than the position at which the reader was opened, even if the service
-            delivers earlier records again.
+        end: The position after the records, and after everything that was scanned after them, so that it also
+            advances in an idle or filtered partition. It is never earlier than the position at which the
+            reader was opened, even if the service delivers earlier records again.
         outcome: Says what follows the last record of the batch.
-        nbytes: The number of bytes that the raw records occupy in memory. The number is as exact as
-            a cheap calculation allows.
-        caught_up: True if the service reported that no records follow this batch at present. False
-            if more records may be available immediately; this is possible even after an empty
-            batch, while the service filters its log. None if the service does not report whether
-            records follow. If `caught_up` is None, an empty batch means that no records follow. In
-            the last batch of a partition, the value has no meaning.
-        watermark: Every record after this batch has this time or a later time; None if the time is
-            unknown. The watermark is never later than the commit time of a record that can still
-            become visible.
+        nbytes: The number of bytes that the raw records occupy in memory, as exact as a cheap calculation
+            allows.
+        caught_up: True if the service reported that no records follow this batch at present. False if more
+            records may be available immediately, even after an empty batch, while the service filters its
+            log. None if the service does not report this: an empty batch then means that no records follow.
+            In the last batch of a partition, the value has no meaning.
+        watermark: Every record after this batch has this time or a later one; None if it is unknown. It is
+            never later than the commit time of a record that can still become visible.
         likely_read_until: Set this if `caught_up` is never True, although empty answers make it likely that
             no records follow: the moment, by the service's clock, before which every change is probably in
             this batch or in an earlier one. None if that is not known.
         poll_after: The number of seconds to wait before the engine asks this partition again; 0 means no
             wait.
-        notices: Facts about the feed that are not changes. The notices come after the last record
-            of this batch and before the next batch. Therefore, when a reader finds a fact for a
-            notice, the reader ends its batch at that point, even if the service has sent more
-            records. If more records may follow, `caught_up` is False. The page with the last record
-            of the batch also contains the batch's notices. The page that contains the notices
-            contains no later record of this partition. The position `end` is after the notices. All
-            cursors of the batch except `end` are positions before the notices. The `skip_cursor` of
-            a record in the batch is also a position before the notices. Therefore, a read from a
-            cursor before the notices returns the notices again.
+        notices: Facts about the feed that are not changes. They come after the last record of this batch and
+            before the next batch. So a reader that finds such a fact ends its batch there, even if the
+            service has sent more records, and `caught_up` is False if more may follow. The page with the last
+            record contains the notices, and no later record of this partition. Only the position `end` is
+            after them. A read from any other cursor of the batch, or from the `skip_cursor` of one of its
+            records, returns them again.
         headroom: The number of seconds until the position after this batch expires, or None.
         charge: The service's charge in its own unit, or None.
         requests: The number of calls to the service for this batch.
@@ -258,13 +247,11 @@ os.register_at_fork(
 def collector_paused() -> Iterator[None]:
     """Keep the cyclic garbage collector from running inside the block, which should last only milliseconds.
 
-    Mapping a record to an event creates about ten containers and no reference cycle. Without the
-    pause, the collector would scan these objects again and again, which would take a quarter of the
-    time of a read.
+    Mapping a record to an event creates about ten containers and no reference cycle. The collector would scan
+    these objects again and again, for a quarter of the time of a read.
 
-    Only one thread at a time pauses the collector; in other threads, the block has no effect. As
-    soon as the thread that paused the collector leaves its block, the collector can run again, even
-    if other threads are inside their blocks.
+    Only one thread at a time pauses the collector; in other threads, the block has no effect. When that
+    thread leaves its block, the collector runs again, even if others are inside theirs.
     """
     if not gc.isenabled() or not _pausing.acquire(blocking=False):
         yield

@@ -5,8 +5,8 @@ providers: fan-out, lineage, page limits, buffers, pacing, retries and tokens. R
 together with this page, then run the conformance suite until it passes.
 
 A *record* is one change and becomes one event. If the service sends several changes together, as Spanner does
-in a data change record, each of them is a record of its own here, and counts as one in all limits. There is a
-position between any two records, because a page may end there.
+in a data change record, each of them is a record here, and counts as one in all limits. There is a position
+between any two records, because a page may end there.
 
 The following rules apply to every method in this module:
 
@@ -27,8 +27,8 @@ The following rules apply to every method in this module:
   it.
 - *After close.* Only `close` and `cancel` may still be called, and then they do nothing.
 
-The engine follows partitions through splits, merges and retention. It is right for every service of which
-these three sentences are true. The suite refuses a provider that breaks one of them:
+The engine follows partitions through splits, merges and retention. It is right for every service that keeps
+these three promises. The suite refuses a provider that breaks one of them:
 
 - **C1. A child with several parents is named whole.** The end of each parent names all its children with all
   their parents. Only a partition with at most one parent may be named or listed late. *DynamoDB* names
@@ -90,8 +90,7 @@ class FeedSpec:
             its descendants.
         new_item_state_mode: Whether events contain the new document. `open_feed` checks that the resource is
             set up for this mode.
-        old_item_state_mode: Whether events contain the old document. `open_feed` checks that the resource is
-            set up for this mode.
+        old_item_state_mode: The same for the old document.
         include_native: True if events include the vendor's own record.
         options: The provider's own options, an instance of `Provider.options_type`; never None if the
             provider has an options type.
@@ -140,8 +139,8 @@ class Seed:
         partition_id: The service's own id of the partition; it is unique in the feed.
         parents: Parent partitions that must be read to their end first. A parent that is not a seed in the
             same answer is treated as read to its end.
-        cursor: The durable position at which reading starts. The position must stay valid and keep its
-            meaning in other processes and after years of idle polling, as long as the service retains it.
+        cursor: The durable position at which reading starts. It must stay valid and keep its meaning in other
+            processes and after years of idle polling, as long as the service retains it.
         ended: True for a partition that ended before the start position, and that may have more children than
             the seeds that name it as a parent. `cursor` is then its end, and nothing is read from it. Only
             for a feed with `names_late`.
@@ -191,9 +190,10 @@ class Survey:
         present: The partitions that exist.
         gone: Of the asked partitions and their parents, those that no longer exist, each with its parents, or
             with None where the service no longer tells them.
-        heirs: Only for a service that does not list the parents of its partitions: if an asked partition is
-            gone, all partitions that existed at the oldest moment that can be read, each with its position
-            there. None if the engine finds what follows a lost partition from the parents in `present`.
+        heirs: Only for a service that does not list the parents of its partitions, and only if an asked
+            partition is gone: all partitions that existed at the oldest moment that can be read, each with
+            its position there. None if the engine finds what follows a lost partition from the parents in
+            `present`.
         final: Asked ended partitions that will have no more children, each with a notice for the application
             or None.
         answered: The asked ended partitions about whose children `present` says all that is known. A provider
@@ -268,7 +268,7 @@ class Reader(ABC):
     def close(self) -> None:
         """Free the reader's resources; may be called more than once, and never raises.
 
-        The engine does not call this method during a `fetch`.
+        It is never called during a `fetch`.
         """
 
 
@@ -289,7 +289,7 @@ class Feed(ABC):
     def public_id(self, partition_id: str) -> str:
         """Return the id that applications see for the service's `partition_id`.
 
-        The engine calls this once per reader.
+        It is called once per reader.
         """
         return encode_partition_id(
             self.identity.provider_id, self.identity.address, self.identity.incarnation, partition_id
@@ -305,9 +305,9 @@ class Feed(ABC):
     def for_one_call(self) -> Feed:
         """Return a feed for all attempts of one call, so that an attempt can reuse results of an earlier one.
 
-        The engine uses it to resolve a start or to list partitions, uses it again after each failure, and
-        discards it after the call; its results are valid only for that call. By default, the method returns
-        the feed itself, which reuses nothing.
+        The engine uses it to resolve a start or to list partitions, also after each failure, and discards it
+        after the call. Its results are valid only for that call. By default, the method returns the feed
+        itself, which reuses nothing.
         """
         return self
 
@@ -319,12 +319,12 @@ class Feed(ABC):
         return 1.0
 
     def visible_after(self) -> float | None:
-        """Return the number of seconds after which a change with a given time is visible to every read.
+        """Return how many seconds after its own time, at most, a change becomes visible to every read.
 
-        If a read reports `caught_up=True`, the engine concludes that every change was returned that is at
-        least this much older than the read, by the service's `clock`. The number includes the precision of
-        the times of changes. None if there is no such limit; then only `Batch.watermark` shows up to which
-        moment a partition was read. By default, the limit is 10 seconds.
+        If a read reports `caught_up=True`, the engine concludes that every change older than this has been
+        returned, by the service's `clock`. The number includes the precision of the times of changes; by
+        default, it is 10 seconds. None if there is no such limit: then only `Batch.watermark` shows up to
+        which moment a partition was read.
         """
         return 10.0
 
@@ -340,21 +340,20 @@ class Feed(ABC):
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Convert a start position into durable positions of partitions, which can be stored immediately.
 
-        `Beginning` returns every partition that still has records. A closed partition is returned together
-        with its children; the seeds of the children contain the closed partition in `parents`. `Now` and
-        `AtTime` return every partition that is open at that time (for `AtTime`, also the descendants of these
-        partitions).
+        `Beginning` returns every partition that still has records. A closed one is returned together with its
+        children, whose seeds name it in `parents`. `Now` and `AtTime` return every partition that is open at
+        that time, and for `AtTime` also their descendants.
 
         Args:
             position: The start position. The engine has already compared `AtTime` with `clock`.
-            partition_id: The only partition to start, or None for the whole scope. If this partition is
-                closed at the start position but still listed, its seed points to its end.
+            partition_id: The only partition to start, or None for the whole scope. If it is closed at the
+                start position but still listed, its seed points to its end.
             deadline: The time limit.
 
         Returns:
-            Seeds. Each parent of a seed either is a seed in the same list or no longer exists. Together, the
-            seeds cover the scope: every later partition descends from one of the seeds. Empty if
-            `partition_id` is unknown.
+            Seeds. Each parent of a seed either is a seed in the same list or no longer exists. Together they
+            cover the scope: every later partition descends from one of them. Empty if `partition_id` is
+            unknown.
 
         Raises:
             ProviderFault: `CHECKPOINT_EXPIRED` for an `AtTime` that is older than the retention.
@@ -388,8 +387,8 @@ class Feed(ABC):
         """State which partitions exist, and which of the asked ones no longer do.
 
         A provider only states facts; the engine decides what is read, what is lost and what was missed. The
-        engine asks at most once a call: when a read was refused because its position is too old, some time
-        after partitions have ended, and where an application asks for the partitions.
+        engine asks at most once a call. It does so when a read was refused because its position is too old,
+        some time after partitions have ended, and where an application asks for the partitions.
 
         Args:
             asked: Maps partitions of the engine to their positions; empty for a listing. A position is None
@@ -403,15 +402,15 @@ class Feed(ABC):
         Returns:
             With the scope of one partition key, only the partitions that may contain the key. C2 holds: if a
             partition is gone, so are its ancestors. An answer must show the current state of the service, or
-            be incomplete; a partition is `gone` only if the service itself says so for this partition, never
-            because a listing lacks it.
+            be incomplete. A partition is `gone` only if the service itself says so, never because a listing
+            lacks it.
         """
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """Return the number of seconds until `cursor` expires, given the service's time `now`; pure.
 
-        The engine also calls this method for waiting partitions. Return None if the cursor does not contain a
-        time, or if no change after the cursor can be lost.
+        The engine also asks for waiting partitions. Return None if the cursor does not contain a time, or if
+        no change after it can be lost.
         """
         return None
 
@@ -422,9 +421,9 @@ class Feed(ABC):
 
         Args:
             child_id: The child.
-            cursors: The distinct cursors; there is at least one, and usually exactly one. The default
-                implementation returns the first of the cursors in the order of `compare`, so that no event is
-                left out. It raises if `compare` returns None.
+            cursors: The distinct cursors, usually exactly one. The default implementation returns the first
+                of them in the order of `compare`, so that no event is left out. It raises if `compare`
+                returns None.
         """
         for cursor in cursors:
             if all(self.compare(cursor, other) in (-1, 0) for other in cursors if other is not cursor):
@@ -444,10 +443,9 @@ class Feed(ABC):
 
         The result for equal cursors is 0.
 
-        None means that the cursors do not show which of them comes first. If the result is None, the engine
-        assumes that there may be events left to read. The engine never ends a partition, omits an event or
-        skips a range because the result is None. The method raises `InvalidCursor` for a cursor that this
-        provider cannot have made.
+        None means that the cursors do not show which of them comes first. The engine then assumes that there
+        may be events left to read: None never ends a partition, omits an event or skips a range. The method
+        raises `InvalidCursor` for a cursor that this provider cannot have made.
         """
 
     def moment(self, cursor: Cursor) -> int | None:
@@ -507,5 +505,5 @@ class Provider(ABC):
     def close(self) -> None:
         """Cancel every reader, and free the vendor's client if the library made it.
 
-        Any thread may call this method, and more than one call is allowed.
+        Any thread may call it, also more than once.
         """

@@ -13,9 +13,9 @@ from multiclouddb_api.codec import JsonValue
 Cursor: TypeAlias = JsonValue
 """JSON that only the `mapping` module of the provider writes and reads; it is opaque to the engine.
 
-Treat a cursor as immutable. Keep a cursor short, because every token contains one cursor per partition. A
-cursor has at most 8 nested levels. If a value, for example a key, may have more levels, write it as text. The
-engine never makes a token with more than 16 nested levels.
+Treat it as immutable. Keep it short, because every token contains one per partition. It has at most 8 nested
+levels: if a value, for example a key, may have more, write it as text. (The engine never makes a token with
+more than 16.)
 """
 
 
@@ -24,9 +24,9 @@ class InvalidCursor(ValueError):  # noqa: N818
 
 
 Mark: TypeAlias = tuple[str | int, ...]
-"""A mark, which shows how far an order (a sequence of changes) was delivered.
+"""How far an order (a sequence of changes) was delivered.
 
-In one order, all marks have the same length. Sorting the marks sorts the changes that they belong to.
+In one order, all marks have the same length, and sorting them sorts their changes.
 """
 
 _MOST_POSITION: Final = 2**63 - 1
@@ -37,12 +37,12 @@ _MOST_PARTS: Final = 8
 class Cut:
     """A position in a partition: before a commit, or inside a commit after the delivered changes.
 
-    A service may identify whole commits only, but a page may end in the middle of a commit. The reader uses
-    the position to omit changes that the service sends a second time. The changes of one commit may form
-    ordered sequences, called orders. Each order has a name, and a mark that identifies its last delivered
-    change. For example, if several Spanner transactions have the same commit timestamp, each transaction is
-    an order. If the changes have no order, the position contains the name of each delivered change. A
-    position never contains changes of other commits, so the cursor stays short.
+    A service may identify whole commits only, but a page may end in the middle of one. With this position,
+    the reader omits the changes that the service then sends a second time. The changes of one commit may form
+    ordered sequences, called orders: for example, several Spanner transactions with the same commit
+    timestamp. Each order has a name, and a mark that identifies its last delivered change. If the changes
+    have no order, the position contains the name of each delivered one. It never contains changes of other
+    commits, so the cursor stays short.
 
     Attributes:
         at: The commit, as a number; everything before this commit was delivered.
@@ -71,7 +71,7 @@ class Cut:
     def compare(self, other: Cut) -> int | None:
         """Return -1, 0 or 1 if this position lies before, at or after another of the same partition.
 
-        Return None if each position includes delivered changes that the other position does not include.
+        Return None if each includes delivered changes that the other does not.
         """
         if self.at != other.at:
             return -1 if self.at < other.at else 1

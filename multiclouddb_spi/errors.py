@@ -19,7 +19,7 @@ _CLASSIFIED: Final = "_multiclouddb_fault"
 def fault_of(provider: Provider, error: Exception) -> Fault:
     """Return the fault of a failure.
 
-    If the provider raised a fault, return this fault. Otherwise, classify the failure.
+    It is the one that the provider raised, or the classification of the failure.
     """
     if isinstance(error, ProviderFault):
         return error.fault
@@ -48,7 +48,7 @@ def fault_of(provider: Provider, error: Exception) -> Fault:
 def classified(classify: Callable[[Exception], Fault], error: Exception) -> Fault:
     """Return the classification of a vendor's error.
 
-    `classify` is called only once per error, because the result is stored in the error.
+    `classify` is called only once per error: the result is stored in it.
     """
     facts = vars(error)
     if _CLASSIFIED not in facts:
@@ -60,7 +60,7 @@ def classified(classify: Callable[[Exception], Fault], error: Exception) -> Faul
 def cause_of(fault: Fault, error: Exception) -> Exception | None:
     """Return the exception to use as the cause of an error.
 
-    The function never returns an exception that may quote a secret, because logs also contain causes.
+    It is never one that may quote a secret, because logs also contain causes.
     """
     return None if fault.confidential else error
 

@@ -65,7 +65,7 @@ class ProviderFault(Exception):  # noqa: N818
     """Raised by a provider for problems that it finds, and for errors whose meaning depends on the call.
 
     The engine uses the fault unchanged and does not call `Provider.classify`. If a vendor's exception caused
-    the fault, raise the error `from` that exception, because `ErrorDetail` names it.
+    the fault, raise `from` it, because `ErrorDetail` names it.
 
     Args:
         fault: The classified failure.
@@ -110,8 +110,8 @@ class ProviderFault(Exception):  # noqa: N818
 class RecordFault(Exception):  # noqa: N818
     """Raised for one record that cannot be decoded or is too large (a poison record).
 
-    `Batch.events` and `Batch.arrow` raise this error with the record's index. `Reader.fetch` raises this
-    error with index 0 if the vendor's client cannot skip the record.
+    `Batch.events` and `Batch.arrow` raise it with the record's index, and `Reader.fetch` with index 0 if the
+    vendor's client cannot skip the record.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ def unwritten(made: type, method: str, what: str) -> ProviderFault:
     Args:
         made: The provider's class.
         method: The method that the provider must override.
-        what: The missing fact about the service; the default implementation cannot know this fact.
+        what: The missing fact about the service, which the default implementation cannot know.
     """
     message = f"{made.__name__} does not say {what}; its provider has to implement `{method}`"
     return ProviderFault.of(ErrorCategory.PERMANENT_FAILURE, message)

@@ -33,8 +33,8 @@ _CLOCK_PATIENCE: Final = 1.0
 class OpenFeed:
     """A feed that is opened when it is first used, with retries.
 
-    If a feed has been open for some time, its resource may have been deleted and created again. Therefore, if
-    a token or an id belongs to another resource, the feed is opened again before the token or id is refused.
+    The resource of a feed may have been deleted and created again since it was opened. So if a token or an id
+    belongs to another resource, the feed is opened again before the token or id is refused.
 
     A `Deadline` as `limit` limits all calls together, and the caller converts failures to errors for the
     user. A number of seconds limits each call separately, and a failed call raises the error for the user.
@@ -75,8 +75,8 @@ class OpenFeed:
     ) -> T:
         """Call `begin` with the feed, and return its result.
 
-        A feed that was opened before this call is opened again in two cases: the feed does not
-        match the token, or the feed's resource is not found.
+        A feed that was opened before this call is opened again if it does not match the token, or if its
+        resource is not found.
         """
 
         def checked(feed: Feed) -> Feed:
@@ -158,12 +158,11 @@ class FeedCache:
     """Maps each spec to its opened feed and the time of the service's clock; all calls of a client share it.
 
     A feed is forgotten, and its readers are closed, when neither a running call nor a later call needs it.
-    Opening a feed needs calls to the service, which check how the resource is set up. Therefore, a feed is
-    kept for ten minutes after its last use. The limit on feeds is as high as the limit on readers. The reason
-    is that a worker may read thousands of partition keys in turn, and the scope of each key needs a feed.
-    Above the limit, feeds that were used in the last minute are kept, and each additional feed is forgotten
-    after its call. The cache does not forget the feeds with the oldest last use, because a worker that reads
-    keys in turn needs these feeds next.
+    Opening a feed needs calls to the service, which check how the resource is set up. So it is kept for ten
+    minutes after its last use. The limit on feeds is as high as that on readers, because a worker may read
+    thousands of partition keys in turn, and each key needs a feed of its own. Above the limit, feeds that
+    were used in the last minute are kept, and each additional one is forgotten after its call. The ones whose
+    last use is oldest are not forgotten first, because such a worker needs them next.
     """
 
     def __init__(self, call: Call, forget_readers: Callable[[Feed], None]) -> None:

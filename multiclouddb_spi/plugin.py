@@ -17,7 +17,7 @@ from multiclouddb_spi.retry import ATTEMPTS
 class ProviderPlugin(ABC):
     """The object that a provider registers in the entry point group `multiclouddb.providers`.
 
-    A provider's module contains, for example, `PLUGIN = MyPlugin()`.
+    Its module contains, for example, `PLUGIN = MyPlugin()`.
 
     Attributes:
         provider_id: The name of the entry point.

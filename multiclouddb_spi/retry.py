@@ -54,8 +54,8 @@ def _pause(seconds: float) -> None:
 class Tries:
     """Repeats a failed call in the caller's own thread, with random waits, and raises the last failure.
 
-    If the service returns `retry_after`, the wait lasts for that time plus a random time. A failure is not
-    retried if it is not retryable or if the vendor's client has already retried it.
+    If the service returns `retry_after`, a random time is added to it. A failure is not retried if it is not
+    retryable, or if the vendor's client has already retried it.
     """
 
     provider: Provider

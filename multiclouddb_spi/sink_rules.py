@@ -47,12 +47,10 @@ def missing_state_error(key: str, count: int) -> MulticloudDbError:
     """Make the error for a batch with `count` changes without their documents, one of them of `key`."""
     return invalid_request(
         "batch",
-        f"contains {count} changes without their documents, for example of the key {key}; the service did "
-        "not send the documents: its images are switched off or have expired, its stream keeps only keys or "
-        "old images, a document was deleted before it was looked up, or the feed was read with "
-        "new_item_state_mode=OMIT",
-        "switch full images on, and read with new_item_state_mode=REQUIRE (in Spark newItemState=require), "
-        "so that the feed itself refuses such a change; or let the service look documents up (on MongoDB "
-        'full_document="updateLookup"); or keep the old documents with missing_state="keep"; or leave the '
-        f"column {DOCUMENT} out if you do not need documents",
+        f"contains {count} changes without their documents, for example of the key {key}: images are "
+        "switched off or have expired, the stream keeps only keys or old images, a document was deleted "
+        "before it was looked up, or the feed was read with new_item_state_mode=OMIT",
+        "switch full images on, and read with new_item_state_mode=REQUIRE (in Spark newItemState=require); "
+        'or let MongoDB look documents up (full_document="updateLookup"); or keep the old documents with '
+        f'missing_state="keep"; or leave the column {DOCUMENT} out if you need no documents',
     )

@@ -1,6 +1,9 @@
-// Marks what is wider than its box, so that the style sheet can show that it goes on to the side.
+// Tables, pictures and code that are wider than their box: long names break, on a phone a table becomes a list, and the
+// style sheet shows where the rest goes on to the side.
 (function () {
   const BOXES = ".md-typeset__scrollwrap, .picture, .md-typeset pre > code"
+  const NAMES = ".md-typeset :not(pre) > code, .md-typeset h2, .md-typeset h3, .md-typeset h4"
+  const PHONE = window.matchMedia("(max-width: 44.9375em)")
 
   function mark(box) {
     const rest = box.scrollWidth - box.clientWidth - box.scrollLeft
@@ -19,6 +22,34 @@
     }
   }
 
+  // A long name may break between its words, so that the other columns keep their width.
+  function soften(element) {
+    const texts = document.createTreeWalker(element, NodeFilter.SHOW_TEXT)
+    const long = []
+    while (texts.nextNode()) if (/\S{20}/.test(texts.currentNode.data)) long.push(texts.currentNode)
+    for (const text of long) {
+      const parts = text.data.split(/(?<=::|[_/.,=])/)
+      text.replaceWith(...parts.flatMap((part, at) => (at ? [document.createElement("wbr"), part] : [part])))
+    }
+  }
+
+  // On a phone, a table that is wider than the screen shows each row as a list with the columns' names.
+  function stack() {
+    for (const box of document.querySelectorAll(".md-typeset__scrollwrap")) {
+      const table = box.querySelector("table:not([class])")
+      if (!table) continue
+      delete table.dataset.stacked
+      if (!PHONE.matches || box.scrollWidth <= box.clientWidth + 2) continue
+      const names = [...table.querySelectorAll("thead th")].map((cell) => cell.textContent.trim())
+      for (const row of table.tBodies[0].rows) {
+        for (const cell of row.cells) cell.dataset.column = names[cell.cellIndex] || ""
+      }
+      table.dataset.stacked = "yes"
+    }
+  }
+
+  document.querySelectorAll(NAMES).forEach(soften)
+  PHONE.addEventListener("change", stack)
   // The theme puts tables into their boxes after the page was loaded.
-  window.addEventListener("load", () => setTimeout(watch, 100))
+  window.addEventListener("load", () => setTimeout(() => (stack(), watch()), 100))
 })()

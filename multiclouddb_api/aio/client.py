@@ -52,8 +52,8 @@ def connect(
             none.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` for a source that is neither, for a vendor client of asyncio, or
-            for `threads` below 1. What `multiclouddb.connect` raises comes when the client is opened.
+        MulticloudDbError: `INVALID_REQUEST` for any other source, for a vendor client of asyncio, or for
+            `threads` below 1. What `multiclouddb.connect` raises comes when the client is opened.
 
     Examples:
         >>> async with connect("embedded:///tmp/store.db") as client:

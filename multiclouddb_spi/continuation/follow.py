@@ -219,7 +219,7 @@ class Follow:
         return ProviderFault.of(
             ErrorCategory.CHECKPOINT_EXPIRED,
             f"{names} no longer exists, and the service does not tell what descends from it, so "
-            "this part of the feed cannot go on, also not with SkipToOldest(); plan the feed again "
+            "this part of the feed cannot go on, even with SkipToOldest(); plan the feed again "
             "(client.plan_partitions)",
         )
 

@@ -1,14 +1,13 @@
 """Plans bounded reads: each step advances a lineage and reads a limited number of records.
 
-The plan of a step is the difference between two lineages (`ranges_between`). Therefore, both
-lineages can be stored, and any process can repeat the step with the same result. A step never reads
-a child together with its parent, because the ranges of one step may be read in any order. If a
-partition becomes active during a step, this step does not read the partition. The reason is that
-the lineage before the step does not contain the partition.
+The plan of a step is the difference between two lineages (`ranges_between`), so both can be stored, and any
+process can repeat the step with the same result. A step never reads a child together with its parent, because
+its ranges may be read in any order. Nor does it read a partition that becomes active during the step, because
+the lineage before the step does not contain it.
 
 No method changes its arguments, so each method can be called again. The planner sends each request through
 the function `call`, which may retry. Otherwise, one failed request would repeat all requests of the plan, and
-a plan of many requests could fail each time.
+a plan of many could fail each time.
 """
 
 from __future__ import annotations

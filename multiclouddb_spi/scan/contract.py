@@ -40,16 +40,15 @@ class ScanPlan:
 
     Attributes:
         plan_id: The name of this snapshot: unique among all snapshots of the collection, the same in every
-            process, short, and without a colon. For example, the name can be twelve random hex digits, or the
-            service's own name for the snapshot.
+            process, short, and without a colon. For example, twelve random hex digits, or the service's own
+            name for the snapshot.
         cursor: A cursor that represents the whole scan; the first call of `segments` gets this cursor.
         seeds: The start positions of the stream, as `Feed.start` returns them for the whole scope.
         floor: The `order_key` of every row in the scan.
         moment: The time at which the snapshot began, according to the service's clock; it is the `timestamp`
             of every row.
         segments: The expected number of segments; None if the number is not known yet.
-        records: The approximate number of rows; None if the service does not report this number. The number
-            is used only for display.
+        records: The approximate number of rows, for display only; None if the service does not report it.
     """
 
     plan_id: str
@@ -72,14 +71,12 @@ class SupportsSnapshot(Protocol):
         """Resolve the start of the stream, then plan the scan; finish both by the `deadline`.
 
         The provider determines first the positions of the stream, then the floor and the moment, then the
-        division of the keys. The positions of the stream must be durable immediately. A later call makes
-        another plan.
+        division of the keys. The positions must be durable immediately. A later call makes another plan.
 
         Args:
             segments: The number of segments into which to divide the scan; None means as many as are useful
-                for the size of the collection and its partitions. A provider may make fewer segments. A
-                provider may make more segments only if its service requires them. The scan of one partition
-                key has one segment.
+                for the size of the collection and its partitions. A provider may make fewer, and more only if
+                its service requires them. The scan of one partition key has one segment.
             deadline: The time by which the call must end.
         """
         ...

@@ -4,9 +4,8 @@ Spark finds the data source by the name of this package, without registration:
 
     spark.readStream.format("multiclouddb").option("url", "embedded:///data/store.db").option(...)
 
-Spark imports every package whose name starts with `pyspark_`. If the import of one `pyspark_`
-package fails, Spark uses none of these packages. Therefore this module imports other modules only
-when they are needed.
+Spark imports every package whose name starts with `pyspark_`. If the import of one of them fails, it uses
+none. So this module imports others only when they are needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Defines the sink's Delta table: its columns, checks, commits, merges and snapshots.
 
 If two threads change a table at the same time, deltalake refuses the later commit. The sink can safely repeat
-any of its commits. Therefore the sink repeats a refused commit on the latest version of the table.
+any of its commits, so it repeats a refused one on the latest version of the table.
 """
 
 from __future__ import annotations

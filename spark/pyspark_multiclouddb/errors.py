@@ -66,8 +66,7 @@ def error_from_query(error: BaseException | None) -> ErrorCategory | None:
     """Find out which error of this source caused an exception of Spark; return its category.
 
     Args:
-        error: The exception from an action, `query.awaitTermination()` or `query.exception()`. If
-            `error` is None, the result is None.
+        error: The exception from an action, `query.awaitTermination()` or `query.exception()`, or None.
 
     Returns:
         The category, or None if this source did not cause the failure.

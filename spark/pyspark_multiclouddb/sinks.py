@@ -77,10 +77,9 @@ def latest_by_key(events: _Events) -> _Events:
             are allowed.
 
     Returns:
-        The row with the highest `order_key` of each `key`. An event that was delivered twice gives
-        only one row. A missing `order_key` is treated as higher than any other `order_key`. A table
-        keeps the order of its rows. A DataFrame has no order, and Spark evaluates it when you use
-        it.
+        The row with the highest `order_key` of each `key`, once even if an event was delivered twice. A
+        missing `order_key` counts as higher than any other. A table keeps the order of its rows. A DataFrame
+        has no order, and Spark evaluates it when you use it.
     """
     _check_rows("events", events)
     if not isinstance(events, pa.Table):
@@ -106,50 +105,45 @@ def merge_into_delta(
 ) -> bool:
     """Merge changes into a Delta table: one row per document, and a tombstone for a deleted one.
 
-    The sink replaces a row only if the new row has a higher `order_key`. Therefore changes may
-    arrive in any order and more than once. In the row of a deleted document, `_deleted_at` contains
-    the time at which the sink merged the delete. In all other rows, `_deleted_at` is null (see
-    `live_rows` and `drop_tombstones`).
+    The sink replaces a row only if the new one has a higher `order_key`, so changes may arrive in any order
+    and more than once. In the row of a deleted document, `_deleted_at` contains the time at which the delete
+    was merged; in all others it is null (see `live_rows` and `drop_tombstones`).
 
-    Spark finds the last change of each key. Spark sends only the last changes, and only the columns
-    of the table, to the driver. The driver receives this data in pieces of at most `max_bytes`.
-    Each piece is a separate commit. Spark reads the source once and keeps the last changes on its
-    executors until all pieces are merged. If memory is short, Spark keeps these changes on the
-    executors' disks. A process that is killed between two commits merges the batch again when it
-    restarts; rows that were already merged do not change. The last commit stores the number of the
-    batch. If the table already contains the number of a batch, the batch is left out.
+    Spark finds the last change of each key, and sends only these, with only the columns of the table, to the
+    driver. They come in pieces of at most `max_bytes`, and each piece is a commit. Spark reads the source
+    once and keeps the last changes on its executors, in memory or on disk, until all pieces are merged. A
+    process that is killed between two commits merges the batch again when it restarts; rows that were already
+    merged do not change. The last commit stores the number of the batch. A batch whose number the table
+    already contains is left out.
 
     A page tells by its notices where a snapshot begins and ends. So pass every page, also a page without
     events, and store its token after that. A snapshot of pages, from `Snapshot()` or
     `on_expired=Resnapshot()`, then repairs the table like a snapshot with `checkpoint`.
 
-    A stream that begins with a snapshot needs `checkpoint` if the table may have older rows, or if
-    the stream's options include `snapshotOrder=interleaved`, `snapshotOrder=auto` or
-    `failOnDataLoss=resnapshot`. The offsets in the checkpoint show to which snapshot a batch
-    belongs and whether the snapshot's scan is over. With `checkpoint`, a snapshot repairs the
-    table: the rows of the snapshot replace older rows. After the last row of the snapshot, a
-    document becomes a tombstone if the snapshot did not contain the document. Therefore the table
-    must not contain rows of other collections. The sink refuses the rows of a snapshot that it has not seen
-    begin if the table contains older rows. The sink recognizes the rows of a snapshot by
+    A stream that begins with a snapshot needs `checkpoint` if the table may have older rows, or if the
+    stream's options include `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`.
+    The offsets in the checkpoint show to which snapshot a batch belongs, and whether its scan is over. Such a
+    snapshot repairs the table: its rows replace older ones, and after the last one, a document that it did
+    not contain becomes a tombstone. So the table must not contain rows of other collections. The sink refuses
+    the rows of a snapshot that it has not seen begin if the table contains older rows. It recognizes them by
     `event_id` and `backfilled`, so do not remove these columns from the batch.
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
     `_deleted_at`. Additional columns of the batch are also kept, so you can parse documents first:
-    `frame.withColumn("total", get_json_object("new_item_state", "$.total"))`. If a column of the table is
-    missing from the batch, the column keeps its values.
+    `frame.withColumn("total", get_json_object("new_item_state", "$.total"))`. A column of the table that is
+    missing from the batch keeps its values.
 
-    A CREATE or UPDATE may come without its document, for example because the image of the change has
-    expired. Such a change is never written as an empty document. The sink checks the column
-    `new_item_state`, so keep this column until you pass the batch.
+    A CREATE or UPDATE may come without its document, for example because the image of the change has expired.
+    It is never written as an empty document. The sink checks the column `new_item_state`, so leave it in the
+    batch.
 
     Args:
-        batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a
-            page. The sink merges a pyarrow table or a page in one commit.
-        batch_id: The batch number that Spark passes, or None for changes without a batch number.
-            Changes without a batch number are always merged; a second merge of the same changes has
-            no effect.
+        batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page. The last
+            two are merged in one commit.
+        batch_id: The batch number that Spark passes, or None for changes without one. These are always
+            merged; a second merge of the same changes has no effect.
         table_path: The path of a folder, or a URL that `deltalake` supports. Only one process may write at a
-            time. Several threads of this process may write, for example two queries of one driver.
+            time, in any number of threads, for example two queries of one driver.
         app_id: A name that identifies the query and its checkpoint. With a new checkpoint directory
             the numbering starts again, so use another `app_id`. The table stores the id of the query
             beside the number, and the sink refuses another query under the same `app_id`. Over Spark
@@ -163,9 +157,8 @@ def merge_into_delta(
             `"keep"` keeps the document and the other columns of the row, moves its `order_key`, and writes
             the time of the merge into the column `_stale_since`. If there is no row, one without a document
             is written. The next change with a document empties `_stale_since`.
-        max_bytes: The maximum size of a piece in bytes. The sink estimates how many bytes a piece
-            has in Arrow. Pieces are smaller if Spark's setting `spark.driver.maxResultSize`
-            requires it. A single row is never split.
+        max_bytes: The maximum size of a piece in bytes, as the sink estimates it in Arrow. Pieces are smaller
+            if Spark's setting `spark.driver.maxResultSize` requires it. A single row is never split.
 
     Returns:
         True if the batch was merged; False if it was empty or the table already contained it.
@@ -223,7 +216,7 @@ def merge_into_delta(
 def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = None) -> pa.RecordBatchReader:
     """Read the documents of a table that `merge_into_delta` writes, without the tombstones.
 
-    A SQL query with `WHERE _deleted_at IS NULL` returns the same rows as this function.
+    A SQL query with `WHERE _deleted_at IS NULL` returns the same rows.
 
     Args:
         table_path: The path of the table, as in `merge_into_delta`.
@@ -264,13 +257,11 @@ def drop_tombstones(
 ) -> int:
     """Remove the tombstones of keys that were deleted long ago.
 
-    A tombstone prevents an older change from restoring its row, so a tombstone may be removed only
-    when no older change can arrive. The lifetime of a tombstone must be longer than the time for
-    which the service keeps changes. The lifetime must also be longer than the longest interruption
-    of a query that writes this table. While a snapshot is read, an older version of a row can
-    arrive at any time. So if a query begins with a snapshot, pass the `checkpoint` of this query.
-    With the `checkpoint`, nothing is removed until the query has completed a batch after the end of
-    the scan.
+    A tombstone prevents an older change from restoring its row, so it may be removed only when no older
+    change can arrive. Its lifetime must be longer than the service keeps changes, and longer than the longest
+    interruption of a query that writes this table. While a snapshot is read, an older version of a row can
+    arrive at any time. So if a query begins with a snapshot, pass its `checkpoint`: nothing is then removed
+    until the query has completed a batch after the end of the scan.
 
     Args:
         table_path: The path of the table, as in `merge_into_delta`. Call this function in the

@@ -1,9 +1,8 @@
 """Defines the data source with its name, its schema and its options.
 
-Spark imports this module in a worker process to find the source. An import error in this module
-would disable every Python data source of the session. Therefore this module imports only the
-standard library and classes of PySpark. If another module is missing, the error is raised when the
-source is used.
+Spark imports this module in a worker process to find the source. An import error here would disable every
+Python data source of the session. So it imports only the standard library and classes of PySpark. If another
+module is missing, the error is raised when the source is used.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class DefaultSource(DataSource):
         return "multiclouddb"
 
     def schema(self) -> StructType:
-        """Check the options, and return the columns. The columns are the same for every provider."""
+        """Check the options, and return the columns, which are the same for every provider."""
         schema: StructType = _room("readers").checked_schema(self.options)
         return schema
 

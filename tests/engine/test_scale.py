@@ -1,6 +1,6 @@
 """Tests thousands of partitions: nothing is lost, and the work of a call grows at most linearly.
 
-With `MULTICLOUDDB_SCALE=10000`, the history is long. Measurements are logged at INFO.
+Measurements are logged at INFO.
 """
 
 import logging

@@ -30,7 +30,7 @@ THEMES: Final = {
     "dark": Theme("#dfe7e9", "#3b484c", "#5fd4c4", "#f0a35c"),
 }
 TEXTS: Final = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
-_TICKS: Final = (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 1000)
+_TICKS: Final = (0.04, 0.2, 1, 5, 25, 100, 1000)
 _WIDEST: Final = 1000.0
 
 
@@ -49,7 +49,8 @@ def draw(record: Record, theme: Literal["light", "dark"], file: Path) -> None:
         for place, result in enumerate(results):
             # The text is above the bar instead of beside it, so that the chart is narrow enough for a phone.
             across = axes.get_yaxis_transform()
-            axes.text(0.0, place - 0.34, rows[result.name].title, transform=across, va="center", fontsize=10)
+            title = rows[result.name].title.replace("`", "")
+            axes.text(0.0, place - 0.34, title, transform=across, va="center", fontsize=10)
         _frame(axes, results, colors)
         figure.savefig(file, dpi=200, transparent=True)
         plt.close(figure)
@@ -89,11 +90,9 @@ def _frame(axes: Any, results: list[Result], colors: Theme) -> None:
     ticks = [tick for tick in _TICKS if low <= tick <= high]
     axes.set_xticks(ticks, ["goal" if tick == 1 else f"{tick:g} x" for tick in ticks])
     axes.minorticks_off()
-    axes.tick_params(axis="both", length=0)
+    axes.tick_params(axis="x", color=colors.grid)
     places = range(len(results))  # one piece of the line for each bar, so that the line crosses no text
     axes.vlines([1.0] * len(results), [at - 0.2 for at in places], [at + 0.2 for at in places], colors.text)
-    axes.grid(axis="x", color=colors.grid, linewidth=0.6)
-    axes.set_axisbelow(True)
     axes.set_xlabel("multiple of the goal, logarithmic; further right is better")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)

@@ -119,10 +119,9 @@ class CosmosOptions(ProviderOptions):
     backfill: bool = attrs.field(default=False, validator=is_a(bool))
     """True to accept that the library emulates `Beginning()` and `AtTime(…)`; False by default.
 
-    The service can start its feed with all versions and deletes only at the current time or at a token.
-    Therefore the feed first returns the current items as `CREATE` events with `backfilled` set, then a
-    `BackfillDone` notice, and then every change since the start. The feed never returns an item that was
-    deleted before the start.
+    The service can start its feed with all versions and deletes only at the current time or at a token. So
+    the feed first returns the current items as `CREATE` events with `backfilled` set, then a `BackfillDone`
+    notice, and then every change since the start. It never returns an item that was deleted before the start.
     """
 
     def opts_into(self, capability: Capability) -> bool:

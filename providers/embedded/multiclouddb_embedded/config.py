@@ -32,8 +32,8 @@ class EmbeddedOptions(ProviderOptions):
     backfill: bool = attrs.field(default=False, validator=is_a(bool))
     """True to allow `Beginning()` and `AtTime(…)` under `profile="cosmos"`, as the backfill option does on
     Cosmos DB. The store delivers the changes themselves, whereas Cosmos DB would deliver the current items.
-    Therefore the store marks no event as `backfilled`. You need this option only for the start; a token has
-    the same meaning with and without the option. Under any other profile, the option has no effect."""
+    So it marks no event as `backfilled`. You need this option only for the start; a token has the same
+    meaning without it. Under any other profile, it has no effect."""
 
     @poll_seconds.validator
     def _check_range(self, attribute: attrs.Attribute[float], value: float) -> None:
@@ -45,8 +45,7 @@ class EmbeddedOptions(ProviderOptions):
     def opts_into(self, capability: Capability) -> bool:
         """Return True if `backfill` is set and supports the capability.
 
-        `backfill` supports starts in the past: `CHANGE_FEED_BEGINNING` and
-        `CHANGE_FEED_POINT_IN_TIME`.
+        It supports starts in the past: `CHANGE_FEED_BEGINNING` and `CHANGE_FEED_POINT_IN_TIME`.
 
         Args:
             capability: The capability.

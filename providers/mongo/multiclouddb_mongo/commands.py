@@ -88,19 +88,19 @@ def _whole(low: int) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
 class RunCommandOptions:
     """The options of `run_command`; None, the default, is the same as omitting the option.
 
-    There are no options for the read concern and the write concern, and the command does not
-    inherit them. Write the read concern and the write concern into the command itself.
+    There are none for the read concern and the write concern, which the command does not inherit either:
+    write them into the command itself.
     """
 
     read_preference: ReadPreference | None = attrs.field(default=None, validator=_PREFERENCE)
     """The server to use: `pymongo.ReadPreference.SECONDARY`, or an object like
-    `pymongo.read_preferences.Nearest(…)`. With this option, the driver chooses a server for every command as
-    if the command were a read. Without this option, the primary is used, even if the client has another
-    preference. In a transaction, the transaction's preference is used."""
+    `pymongo.read_preferences.Nearest(…)`. The driver then chooses a server for every command as if it were a
+    read. Without it, the primary is used, even if the client has another preference. In a transaction, the
+    transaction's preference applies."""
     session: ClientSession | None = attrs.field(default=None, validator=_SESSION, repr=False)
-    """A `ClientSession` of the client that runs the command, which is your own `native_client`. The
-    session may be in a transaction. You must end the session yourself. Without a session, pymongo uses
-    its own session for the call."""
+    """A `ClientSession` of the client that runs the command, which is your own `native_client`. It may be in
+    a transaction, and you must end it yourself. Without it, pymongo uses a session of its own for the call.
+    """
     timeout_ms: int | None = attrs.field(default=None, validator=_whole(0))
     """The time limit of the whole call in milliseconds, including selecting a server and connecting; 0
     means no limit. Without this option, the connection string's `timeoutMS` applies. The remaining time
@@ -118,19 +118,18 @@ class RunCursorCommandOptions(RunCommandOptions):
     timeout_mode: Literal["cursor_lifetime", "iteration"] | None = attrs.field(
         default=None, validator=optional(one_of("cursor_lifetime", "iteration"))
     )
-    """What `timeout_ms` limits. `"cursor_lifetime"`: the limit applies to the command and everything read
-    from the cursor, together. `"cursor_lifetime"` is the default, and is possible for non-tailable cursors
-    only. `"iteration"`: the limit applies to the command, and then again to each step of the iteration.
-    `"iteration"` is the default of tailable cursors. With "iteration", a cursor that does not await data
-    sends its command without a time limit, because the server would apply the limit to the cursor's whole
-    lifetime. If the cursor does not await data, a `maxTimeMS` in the command itself is kept."""
+    """What `timeout_ms` limits. `"cursor_lifetime"`, the default, for non-tailable cursors only: the command
+    and everything read from the cursor, together. `"iteration"`, the default of tailable cursors: the
+    command, and then each step of the iteration. In this mode, a cursor that does not await data sends its
+    command without a time limit, because the server would apply it to the cursor's whole lifetime. A
+    `maxTimeMS` in the command itself is kept.
+    """
     cursor_type: Literal["non_tailable", "tailable", "tailable_await"] | None = attrs.field(
         default=None, validator=optional(one_of("non_tailable", "tailable", "tailable_await"))
     )
     """`"non_tailable"` (the default), `"tailable"` or `"tailable_await"`.
 
-    The value must match the fields `tailable` and `awaitData` of the command. If `cursor_type` does not match
-    the command, the behaviour is undefined.
+    It must match the fields `tailable` and `awaitData` of the command; otherwise the behaviour is undefined.
     """
     batch_size: int | None = attrs.field(default=None, validator=_whole(1))
     """The number of documents in one reply, 1 or more; without this option the server chooses.
@@ -188,12 +187,11 @@ _CLOSE_SECONDS: Final = 0.5
 class RunCommandCursor(Iterator[Any]):
     """Iterates over the documents of a command's cursor, one document per step.
 
-    The cursor is an iterator and a context manager. Only one thread at a time may use the cursor,
-    but any thread may call `close`. The server that ran the command sends all batches, within one
-    session. The cursor is closed when the server has sent everything, when `close` is called, or
-    when the client is closed. A cursor that is still open is closed when it is garbage-collected.
-    Failed steps are not retried: after a failure every further step fails too, so that an
-    incomplete read never looks like a complete one.
+    It is an iterator and a context manager. Only one thread at a time may use it, but any thread may call
+    `close`. The server that ran the command sends all batches, within one session. The cursor is closed when
+    the server has sent everything, when `close` is called, or when the client is closed. A cursor that is
+    still open is closed when it is garbage-collected. Failed steps are not retried: after a failure every
+    further step fails too, so that an incomplete read never looks like a complete one.
 
     Documents in all batches are decoded with the client's codec, but without type decoders: a Decimal128
     stays a Decimal128.
@@ -228,10 +226,9 @@ class RunCommandCursor(Iterator[Any]):
     def try_next(self) -> Any:
         """Return the next document, or None if the server returns no document.
 
-        The method sends at most one request to the server.
+        It sends at most one request.
 
-        Use this method for tailable cursors. With a tailable cursor, `next` asks the server repeatedly until
-        the server returns a document.
+        Use it for tailable cursors, for which `next` asks the server repeatedly until it returns a document.
 
         Raises:
             MulticloudDbError: Raised as by `next`.
@@ -258,9 +255,8 @@ class RunCommandCursor(Iterator[Any]):
     def close(self) -> None:
         """Make the server close its cursor (`killCursors`), and release the session.
 
-        A second call does nothing. The method raises no error: if the server does not answer, the
-        server itself closes the cursor later. The call of `close` has the full `timeout_ms`, even
-        if earlier calls have used a part of this time.
+        A second call does nothing. It raises no error: if the server does not answer, it closes the cursor
+        itself later. The call has the full `timeout_ms`, even if earlier ones have used a part of it.
         """
         self._closed = True
         with suppress(PyMongoError, OSError), _limit(self._seconds or None):

@@ -49,10 +49,10 @@ def _exact(value: object) -> object:
 class MongoOptions(ProviderOptions):
     """Options of a change stream, named as MongoDB's drivers name them.
 
-    An option is sent only if it is given. The server checks the value. If the server refuses a
-    value, the error is `INVALID_REQUEST` with the server's code. At most one of the start options
-    `resume_after`, `start_after` and `start_at_operation_time` may be given. A start option
-    replaces `Now()`, and cannot be combined with another start position.
+    An option is sent only if it is given. The server checks the values; if it refuses one, the error is
+    `INVALID_REQUEST` with its code. At most one of the start options `resume_after`, `start_after` and
+    `start_at_operation_time` may be given. It replaces `Now()`, and cannot be combined with another start
+    position.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a field has the wrong type, or more than one start is given.
@@ -100,10 +100,9 @@ class MongoOptions(ProviderOptions):
     show_expanded_events: bool | None = attrs.field(
         default=None, validator=is_a(bool, type(None)), metadata={"positions": True}
     )
-    """True to send `showExpandedEvents`.
-
-    This option does not make the feed return more events, because the additional events are not changes of
-    documents. Tokens made with `show_expanded_events` and tokens made without it are not interchangeable.
+    """True to send `showExpandedEvents`. The feed does not return more events, because the additional ones
+    are not changes of documents. Tokens that were made with it are refused without it, and the other way
+    round.
     """
     pipeline: tuple[Mapping[str, Any], ...] = attrs.field(
         default=(), converter=_stages, eq=_exact, hash=False, metadata={"positions": True}
@@ -118,9 +117,8 @@ class MongoOptions(ProviderOptions):
     the feed reports notices and ends. `"follow"`: the feed reports the same notices, and continues with the
     next resource that has the same name."""
     allow_missing: bool = attrs.field(default=False, validator=is_a(bool))
-    """True to allow a start on a collection or database that does not exist yet.
-
-    With False, the default, a start on a missing collection or database raises `NOT_FOUND`.
+    """True to allow a start on a collection or database that does not exist yet. With False, the default, it
+    raises `NOT_FOUND`.
     """
 
     def __attrs_post_init__(self) -> None:

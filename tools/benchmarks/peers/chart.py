@@ -61,9 +61,7 @@ def _bars(axes: Any, group: Group, lines: list[tuple[Peer, Outcome]], colors: Th
     axes.set_xlim(0, max(rates, default=1.0) * _ROOM)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.xaxis.set_major_locator(_ticks())
-    axes.tick_params(axis="both", length=0)
-    axes.grid(axis="x", color=colors.grid, linewidth=0.6)
-    axes.set_axisbelow(True)
+    axes.tick_params(axis="x", color=colors.grid)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(colors.grid)

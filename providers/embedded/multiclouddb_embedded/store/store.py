@@ -200,21 +200,19 @@ class PartitionRange:
 class EmbeddedStore:
     """A document store with a change feed in one SQLite file, which is created if it does not exist.
 
-    The store writes the file, and a client from `connect("embedded:///…")` reads the feed. Any
-    number of stores in any number of processes can have the same file open. Writers wait for each
-    other, and readers never wait. Several threads can use a store. After a fork, parent and child
-    can both use the store. A fork waits up to ten seconds for calls in other threads. If a call
-    does not end in time, or if the application has its own SQLite connection to the file, the child
-    cannot use the store (`INVALID_REQUEST`).
+    The store writes the file, and a client from `connect("embedded:///…")` reads the feed. Any number of
+    stores in any number of processes can have the same file open. Writers wait for each other, and readers
+    never wait. Several threads can use a store, and after a fork so can parent and child. The fork waits up
+    to ten seconds for calls in other threads. If one does not end in time, or if the application has its own
+    SQLite connection to the file, the child cannot use the store (`INVALID_REQUEST`).
 
     Args:
         path: The path of the file; its folder must exist.
-        clock: A function that returns the time of commits, for tests. The function's time may stand still or
-            go back; the store's time never goes back.
-        durable: If False, the operating system decides when to write commits to the disk. With
-            `durable=False`, about 30 times as many single writes per second are possible. If a
-            process crashes, nothing is lost. If the machine crashes, the last commits may be lost,
-            even if readers have already seen them.
+        clock: A function that returns the time of commits, for tests. It may stand still or go back; the
+            store's time never goes back.
+        durable: If False, the operating system decides when to write commits to the disk, which allows about
+            30 times as many single writes per second. A crash of the process loses nothing. A crash of the
+            machine may lose the last commits, even if readers have already seen them.
         busy_seconds: How long a write waits for other writers before it fails as `TRANSIENT_FAILURE`.
 
     Raises:
