@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+from contextvars import ContextVar
 
 import pytest
 import uvloop
@@ -234,6 +235,26 @@ async def cancelled(task):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert time.perf_counter() - began < 5
+
+
+TRACE = ContextVar("trace")
+
+
+def test_a_call_sees_the_context_of_its_task(url):
+    seen = []
+
+    class Reading(Slow):
+        def read_changes(self, request, options=None):
+            seen.append(TRACE.get(None))
+            return self.client.read_changes(request, options)
+
+    async def main():
+        async with aio.AsyncMulticloudDbClient(lambda: Reading(api.connect(url))) as client:
+            TRACE.set("span")
+            await client.read_changes(request())
+
+    run(main)
+    assert seen == ["span"]
 
 
 class TestCancel:
@@ -493,6 +514,16 @@ class TestBroadcast:
                         await anext(broadcast.listen())
 
         with pytest.raises(api.MulticloudDbError, match="none"):
+            run(main)
+
+    def test_a_feed_that_begins_again_is_refused(self, url):
+        async def main():
+            async with aio.connect(url) as client:
+                again = request(on_expired=api.Resnapshot(api.Snapshot()))
+                async with aio.Broadcast(client.iterate_changes(again)):
+                    pass
+
+        with pytest.raises(api.MulticloudDbError, match="Resnapshot"):
             run(main)
 
     def test_the_block_ends_the_listeners(self, url):

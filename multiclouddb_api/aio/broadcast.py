@@ -21,6 +21,8 @@ _QUEUE: Final = 1000
 class Broadcast:
     """Gives every event of one iterator to all listeners, with one poll of the database for all.
 
+    Like a loop over events, it passes on no notices: a `Gap` goes to the log and to the observer alone.
+
     Each listener has a queue of its own. A page is done when all its events are in the queues. If the queue
     of a listener is full, `on_slow` decides: `"end"` gives this listener what is in its queue and then a
     `THROTTLED` error, and the others go on; `"wait"` makes the follower wait, and with it all the others.
@@ -93,6 +95,7 @@ class Broadcast:
     async def __aenter__(self) -> Broadcast:
         if self._task is not None:
             raise invalid_request("Broadcast", "was begun before", "make another for each use")
+        self._changes._feed.check_events()
         self._task = asyncio.create_task(self._run(), name="multiclouddb broadcast")
         return self
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
@@ -66,7 +67,9 @@ class Threads:
                 "AsyncMulticloudDbClient", "is closed", "open another: async with connect(url) as client"
             )
         future: asyncio.Future[_Result] = self._loop.create_future()
-        self._pool.submit(self._run, future, partial(function, *arguments, **named))
+        # The call sees the context variables of its task, for example the span of a trace.
+        call = partial(copy_context().run, function, *arguments, **named)
+        self._pool.submit(self._run, future, call)
         return future
 
     def _run(self, future: asyncio.Future[_Result], call: Callable[[], _Result]) -> None:

@@ -107,6 +107,15 @@ class TestKeys:
             assert encode_json(change.new_item_state) == encode_json(wanted)
             assert row.order_key < change.order_key
 
+    def test_a_row_with_a_key_of_every_type_is_looked_up(self, client, mixed):
+        address, _ = mixed
+        scanned = rows(pages(client, address, ORDERED))
+        found = client.lookup(address, [row.key for row in scanned])
+        assert None not in found.values()
+        assert [encode_json(found[row.key].new_item_state) for row in scanned] == [
+            encode_json(row.new_item_state) for row in scanned
+        ]
+
     def test_another_client_goes_on_after_every_row(self, one, client, mixed):
         address, _ = mixed
         found = list(pages(client, address, Snapshot(SnapshotOrder.ORDERED, segments=5), 1))
@@ -376,6 +385,8 @@ class TestSharded:
                 found = list(pages(client, address, Snapshot(segments=3), size))
                 wanted = LogicalPartition(MulticloudDbKey({"place.region": "eu", "n": 4, "_id": 4}, 2))
                 (row,) = rows(pages(client, address, Snapshot(), scope=wanted))
+                other = MulticloudDbKey({"place.region": "us", "n": 4, "_id": 4}, 2)
+                looked_up = client.lookup(address, [*(each.key for each in rows(found)), other])
         finally:
             native.config.collections.delete_one({"_id": f"{database}.items"})
         assert {event.key.components["_id"] for event in rows(found)} == set(range(12))
@@ -384,3 +395,7 @@ class TestSharded:
             assert list(event.key.components) == ["place.region", "n", "_id"]
             assert event.key.partition_components == 2
         assert row.new_item_state["n"] == 4
+        assert looked_up.pop(other) is None
+        assert {each.key: each.new_item_state for each in looked_up.values()} == {
+            each.key: each.new_item_state for each in rows(found)
+        }
