@@ -44,6 +44,8 @@ Pending: TypeAlias = tuple[str, int, str | None, float]
 """A key that is judged one by one: its text, the digest of the scan, the kind of difference that an earlier
 round found, and when."""
 
+SUSPECTED: Final = "suspected"
+"""The kind of a difference that only the digests have shown."""
 _SCHEMA: Final = """
 CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE run (number INTEGER PRIMARY KEY, side TEXT, rows INTEGER, starts BLOB, blocks BLOB);
@@ -272,9 +274,11 @@ class State:
 
     # -- Keys that are judged one by one
 
-    def add_pending(self, keys: Iterable[tuple[str, int]]) -> None:
-        """Store keys to judge: text, and digest of the scan."""
-        self._database.executemany("INSERT OR REPLACE INTO pending VALUES (?, ?, NULL, 0)", keys)
+    def add_pending(self, keys: Iterable[tuple[str, int]], *, suspected_at: float | None = None) -> None:
+        """Store keys to judge: text, and digest of the scan; and when they were judged, if they were."""
+        kind, since = (None, 0.0) if suspected_at is None else (SUSPECTED, suspected_at)
+        rows = ((key, scanned, kind, since) for key, scanned in keys)
+        self._database.executemany("INSERT OR REPLACE INTO pending VALUES (?, ?, ?, ?)", rows)
 
     def judged(self) -> Iterator[str]:
         """Return the keys to judge, and those that differ."""

@@ -563,7 +563,12 @@ class Verification:
                 named = {text: int(source["digest"][at]) for text, at in zip(texts, inside, strict=True)}
                 for change in (each for group in changes.values() for each in group):
                     named.setdefault(change[1], GONE)
-                state.add_pending((text, value) for text, value in named.items() if text not in keys)
+                moved = {change[1] for group in changes.values() for change in group}
+                left = {text: value for text, value in named.items() if text not in keys}
+                state.add_pending((each for each in left.items() if each[0] in moved))
+                # A key that has not changed was judged here for the first time.
+                still = (each for each in left.items() if each[0] not in moved)
+                state.add_pending(still, suspected_at=self._clock())
             matched = np.isin(wanted, source["hash"]) | np.isin(
                 wanted, np.fromiter(changes, np.int64, len(changes))
             )
@@ -615,7 +620,8 @@ class Verification:
                 hashed = digests_of([name.encode() for name in names])
                 found = {names[at] for at in np.flatnonzero(np.isin(hashed, hashes))}
                 with self._state.transaction():
-                    self._state.add_pending((name, GONE) for name in found)
+                    still = ((name, GONE) for name in found)
+                    self._state.add_pending(still, suspected_at=self._clock())
 
         self._retried(read)
 
