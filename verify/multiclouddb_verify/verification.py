@@ -565,7 +565,7 @@ class Verification:
                     named.setdefault(change[1], GONE)
                 moved = {change[1] for group in changes.values() for change in group}
                 left = {text: value for text, value in named.items() if text not in keys}
-                state.add_pending((each for each in left.items() if each[0] in moved))
+                state.add_pending(each for each in left.items() if each[0] in moved)
                 # A key that has not changed was judged here for the first time.
                 still = (each for each in left.items() if each[0] not in moved)
                 state.add_pending(still, suspected_at=self._clock())
