@@ -77,6 +77,8 @@ class _Run:
                 self._check(writer, pipeline)
                 time.sleep(_POLL_SECONDS)
             self._check(writer, pipeline)
+            if self.proof is not None:
+                self.proof.wait()
         finally:
             for process in (writer, pipeline):
                 if process is not None and process.poll() is None:

@@ -48,9 +48,12 @@ class Proof:
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         self._said.append((words, ran))
 
+    def wait(self) -> None:
+        """Wait until the commands have ended."""
+        self._thread.join()
+
     def report(self, console: Console) -> bool:
         """Print what the commands said; return True if the table was proved equal."""
-        self._thread.join()
         good = bool(self._said) and self._said[-1][1].returncode == 0
         for words, ran in self._said:
             console.print(f"$ multiclouddb {shlex.join(words)}", style="bold", markup=False)
