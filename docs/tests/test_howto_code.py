@@ -8,17 +8,22 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.parser import text_string_to_metric_families
 
+from multiclouddb.otel import OpenTelemetryObserver
+from multiclouddb.prometheus import PrometheusObserver
 from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
     ClientConfig,
     FromContinuationToken,
+    Observer,
     OperationOptions,
     PhysicalPartition,
     ResourceAddress,
@@ -54,10 +59,9 @@ def write_program(page, name):
 
 def by_opentelemetry(read):
     """After a run, map each metric of the page's observer, with its labels, to its value or count."""
-    write_program("metrics.md", "to_opentelemetry.py")
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
-    read(runpy.run_path("to_opentelemetry.py")["OpenTelemetryObserver"](provider.get_meter("it")))
+    read(OpenTelemetryObserver(provider.get_meter("it")))
     (resource,) = reader.get_metrics_data().resource_metrics
     provider.shutdown()
     return {
@@ -68,9 +72,8 @@ def by_opentelemetry(read):
 
 
 def by_prometheus(read):
-    write_program("metrics.md", "to_prometheus.py")
     registry = CollectorRegistry()
-    read(runpy.run_path("to_prometheus.py")["PrometheusObserver"](registry))
+    read(PrometheusObserver(registry))
     return {
         (sample.name, *sample.labels.values()): sample.value
         for metric in registry.collect()
@@ -124,6 +127,36 @@ class TestMetrics:
 
             lengths = [value for name, value in metrics(read).items() if "outage" in name[0]]
             assert lengths == [0 if ended else 32]
+
+
+def test_a_scrape_shows_counters_at_zero_before_the_first_page(store):
+    registry = CollectorRegistry()
+    observer = PrometheusObserver(registry, collections=(ORDERS,))
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+    try:
+        with urlopen(f"http://127.0.0.1:{server.server_port}/metrics") as response:
+            (gaps,) = [
+                sample.value
+                for metric in text_string_to_metric_families(response.read().decode())
+                for sample in metric.samples
+                if sample.name == "multiclouddb_feed_gaps_total" and sample.labels["collection"] == "orders"
+            ]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert gaps == 0
+    assert isinstance(observer, Observer)
+
+
+def test_the_dashboard_names_only_metrics_that_exist():
+    registry = CollectorRegistry()
+    PrometheusObserver(registry, collections=(ORDERS,))
+    names = {metric.name + end for metric in registry.collect() for end in ("", "_total", "_bucket")}
+    dashboard = json.loads((HOW_TO.parent / "assets/grafana-dashboard.json").read_text(encoding="utf-8"))
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(expressions) >= len(dashboard["panels"])
+    assert {name for each in expressions for name in re.findall(r"multiclouddb_\w+", each)} <= names
 
 
 class TestSpread:

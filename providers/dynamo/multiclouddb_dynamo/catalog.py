@@ -18,8 +18,6 @@ from multiclouddb_dynamo.errors import GONE, MISSING, code_of
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
 from multiclouddb_spi.faults import START_ANEW
 
-_WITH_NEW: Final = frozenset({"NEW_IMAGE", "NEW_AND_OLD_IMAGES"})
-_WITH_OLD: Final = frozenset({"OLD_IMAGE", "NEW_AND_OLD_IMAGES"})
 _ENABLE: Final = (
     "enable it: aws dynamodb update-table --table-name {table} "
     "--stream-specification StreamEnabled=true,StreamViewType=NEW_AND_OLD_IMAGES"
@@ -61,11 +59,11 @@ def check_table(table: Table, spec: FeedSpec) -> None:
         "DynamoDB cannot change the type of a stream: disable the stream, read it to its end, and then "
         "enable a new one with NEW_AND_OLD_IMAGES"
     )
-    for item, required, kinds in (
-        ("new", spec.new_item_state_mode is NewItemStateMode.REQUIRE, _WITH_NEW),
-        ("old", spec.old_item_state_mode is OldItemStateMode.REQUIRE, _WITH_OLD),
+    for item, required in (
+        ("new", spec.new_item_state_mode is NewItemStateMode.REQUIRE),
+        ("old", spec.old_item_state_mode is OldItemStateMode.REQUIRE),
     ):
-        if required and kind not in kinds:
+        if required and item.upper() not in kind:  # KEYS_ONLY, NEW_IMAGE, OLD_IMAGE or NEW_AND_OLD_IMAGES
             said = f"{item}_item_state_mode=REQUIRE: StreamViewType is {kind}, without {item} items"
             raise unsupported(said, way_out)
 

@@ -27,10 +27,8 @@ _Answer = TypeVar("_Answer", bound=Mapping[str, Any])
 _DESCRIBES_A_SECOND: Final = 10
 _WINDOW_SECONDS: Final = 1.05  # calls may arrive closer together than they were sent
 _JSON: Final = "application/x-amz-json"
-_SWELLING: Final = 6
-"""The size of a parsed record in memory as a multiple of its text's size."""
-RECORD_BYTES: Final = 4096
-"""The first estimate of a record's size in memory."""
+_SWELLING: Final = 6  # the size of a parsed record in memory as a multiple of its text's size
+RECORD_BYTES: Final = 4096  # the first estimate of a record's size in memory
 
 
 @attrs.frozen

@@ -37,9 +37,7 @@ from multiclouddb_spi import (
 
 
 @attrs.define
-class _Learned:
-    """The partial results that the attempts of one call share."""
-
+class _Learned:  # the partial results that the attempts of one call share
     resolution: Resolution
     listing: Listing = attrs.field(factory=Listing)
 
@@ -146,8 +144,7 @@ class DynamoFeed(Feed):
         return Position("part of a scan", None) if is_segment(cursor) else describe(place_of(cursor))
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        seeds = self.start(Now(), None, deadline)
-        return plan_scan(self._source, seeds, segments)
+        return plan_scan(self._source, self.start(Now(), None, deadline), segments)
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
         return cut(cursor, count)

@@ -37,8 +37,7 @@ DynamoDB rounds the time of a record down (DynamoDB Local to the minute), and th
 """
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-MOST_SECONDS: Final = 253_402_300_799
-"""The end of the year 9999."""
+MOST_SECONDS: Final = 253_402_300_799  # the end of the year 9999
 RETENTION_SECONDS: Final = 24 * 3600
 MOST_LOOKS: Final = 10
 _MOST_DIGITS: Final = 40  # botocore accepts no longer number

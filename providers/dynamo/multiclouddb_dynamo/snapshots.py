@@ -53,12 +53,10 @@ if TYPE_CHECKING:
 
 FLOOR: Final = "00"
 """The floor of a snapshot: every `order_key` sorts after it, because no change's number of digits is 0."""
-MOST_SEGMENTS: Final = 1_000_000
-"""The maximum number of segments that the service accepts."""
+MOST_SEGMENTS: Final = 1_000_000  # the maximum number of segments that the service accepts
 
 T = TypeVar("T")
-Item: TypeAlias = Mapping[str, Any]
-"""Maps each attribute to its value in typed JSON."""
+Item: TypeAlias = Mapping[str, Any]  # maps each attribute to its value in typed JSON
 
 _END: Final = "."
 _LETTERS: Final = "SNB"

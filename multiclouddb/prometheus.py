@@ -1,0 +1,115 @@
+"""Gives the metrics of a client to Prometheus: `from multiclouddb.prometheus import PrometheusObserver`."""
+
+from __future__ import annotations
+
+from multiclouddb_api import (
+    ChangeFeedPage,
+    Gap,
+    Observer,
+    PartitionFoundLate,
+    ResourceAddress,
+    invalid_request,
+)
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+except ImportError as missing:
+    raise invalid_request(
+        "multiclouddb.prometheus", "needs prometheus-client", 'pip install "multiclouddb[prometheus]"'
+    ) from missing
+
+__all__ = ["PrometheusObserver"]
+
+_LABELS = ("database", "collection")
+_TYPES = ("CREATE", "UPDATE", "DELETE")
+
+
+class PrometheusObserver(Observer):
+    """Keeps the metrics of the page *Metrics* in a registry of `prometheus_client`.
+
+    The labels are the database and the collection. No label names a partition or a key, because each value
+    makes a series of its own.
+
+    Args:
+        registry: The registry; by default the one of the process, which `start_http_server` serves.
+        collections: Addresses whose counters begin at 0 before their first page, so that `increase` sees the
+            first gap too.
+
+    Raises:
+        ValueError: A second observer with the same registry, raised by `prometheus_client`. Use one observer
+            for all clients of a process.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry = REGISTRY, collections: tuple[ResourceAddress, ...] = ()
+    ) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"multiclouddb_feed_{name}", text, (*_LABELS, *labels), registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"multiclouddb_feed_{name}", text, _LABELS, registry=registry)
+
+        self._pages = counter("pages", "Pages read")
+        self._events = counter("events", "Changes delivered", "type")
+        self._lag = gauge("lag_seconds", "Lag of the feed in seconds")
+        self._headroom = gauge("retention_headroom_seconds", "How long the position is still kept")
+        self._duration = Histogram(
+            "multiclouddb_feed_read_duration_seconds", "Time of a read", _LABELS, registry=registry
+        )
+        self._errors = counter("partition_errors", "Partitions that failed on a page")
+        self._retries = counter("retries", "Calls that were made again")
+        self._retired = counter("partitions_retired", "Partitions that ended")
+        self._gaps = counter("gaps", "Times that changes were lost to retention")
+        self._late = counter("partitions_found_late", "Partitions that an audit found")
+        self._outage = gauge("outage_seconds", "Time without an answer of the service, 0 after it")
+        for address in collections:
+            where = _where(address)
+            for each in (self._pages, self._errors, self._retries, self._retired, self._gaps, self._late):
+                each.labels(*where)
+            for kind in _TYPES:
+                self._events.labels(*where, kind)
+
+    def page(self, address: ResourceAddress, page: ChangeFeedPage) -> None:
+        """Record the page, its events, the lag and the headroom."""
+        where, diagnostics = _where(address), page.diagnostics
+        self._pages.labels(*where).inc()
+        for event in page.events:
+            self._events.labels(*where, event.type.value).inc()
+        if diagnostics.lag_seconds is not None:
+            self._lag.labels(*where).set(diagnostics.lag_seconds)
+        if diagnostics.retention_headroom_seconds is not None:
+            self._headroom.labels(*where).set(diagnostics.retention_headroom_seconds)
+        self._duration.labels(*where).observe(diagnostics.elapsed_seconds)
+        self._errors.labels(*where).inc(len(diagnostics.partition_errors))
+
+    def retry(
+        self, address: ResourceAddress, partition_id: str, attempt: int, wait_seconds: float, reason: str
+    ) -> None:
+        """Count the retry."""
+        self._retries.labels(*_where(address)).inc()
+
+    def partition_retired(
+        self, address: ResourceAddress, partition_id: str, children: tuple[str, ...]
+    ) -> None:
+        """Count the ended partition."""
+        self._retired.labels(*_where(address)).inc()
+
+    def gap(self, address: ResourceAddress, gap: Gap) -> None:
+        """Count the gap."""
+        self._gaps.labels(*_where(address)).inc()
+
+    def partition_found_late(self, address: ResourceAddress, found: PartitionFoundLate) -> None:
+        """Count the partition."""
+        self._late.labels(*_where(address)).inc()
+
+    def outage(self, address: ResourceAddress, seconds: float, reason: str) -> None:
+        """Record how long the service has not answered."""
+        self._outage.labels(*_where(address)).set(seconds)
+
+    def outage_ended(self, address: ResourceAddress, seconds: float) -> None:
+        """Record that the service answers again."""
+        self._outage.labels(*_where(address)).set(0)
+
+
+def _where(address: ResourceAddress) -> tuple[str, str]:
+    return address.database or "", address.collection or ""
