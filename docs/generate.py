@@ -17,6 +17,7 @@ from typing import Any, Final
 from multiclouddb_api import Capability, CapabilitySet, Support, installed_providers
 from multiclouddb_api.registry import load_plugin
 from multiclouddb_conformance.mutants import MUTANTS, mutant_table
+from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_embedded.profile import PROFILES
 from multiclouddb_spi import ProviderPlugin
 
@@ -34,6 +35,13 @@ GATES: Final = {
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "`LogicalPartition(…)`.",
     Capability.CHANGE_FEED_SNAPSHOT: "a start at `Snapshot()`, and `on_expired=Resnapshot()`.",
     Capability.LOOKUP: "`client.lookup(…)`.",
+    Capability.CHANGE_FEED_ROWS: "a start at `Snapshot(changes=False)`.",
+    Capability.CHANGE_FEED_ALL_VERSIONS: "a consumer of every version, such as an audit log. No request is "
+    "refused without it.",
+    Capability.CHANGE_FEED_DELETES: "a consumer that removes what was deleted. No request is refused without "
+    "it.",
+    Capability.CHANGE_FEED_CHANGE_TYPES: "a consumer that treats `CREATE` and `UPDATE` differently. No "
+    "request is refused without it.",
     Capability.CHANGE_FEED_OLD_ITEM_STATE: "every `old_item_state_mode` except `OMIT`.",
     Capability.CHANGE_FEED_DATABASE_SCOPE: "`EntireDatabase()`.",
     Capability.CHANGE_FEED_CLUSTER_SCOPE: "`EntireCluster()`.",
@@ -68,6 +76,8 @@ def known_capabilities() -> dict[str, CapabilitySet]:
         plugin: object = load_plugin(name)
         assert isinstance(plugin, ProviderPlugin)
         found[name] = plugin.capabilities()
+    if "cosmos" in found:
+        found["cosmos, mode=latest"] = CosmosOptions(mode="latest").narrow(found["cosmos"])
     return {**found, **{f"as {name}": profile.capabilities for name, profile in PROFILES.items()}}
 
 

@@ -85,8 +85,8 @@ class Backend(Protocol):
         """See `MulticloudDbClient.run_cursor_command`."""
         ...
 
-    def capabilities(self) -> CapabilitySet:
-        """Return the capabilities of the provider, without any I/O."""
+    def capabilities(self, provider_options: ProviderOptions | None) -> CapabilitySet:
+        """Return the capabilities of a request with these options, without any I/O."""
         ...
 
     def close(self) -> None:

@@ -28,6 +28,15 @@ class Capability(StrEnum):
     """Supports reading from `Snapshot()`, and `on_expired=Resnapshot()`."""
     LOOKUP = "lookup"
     """Supports `lookup`, which reads single rows by their keys."""
+    CHANGE_FEED_ROWS = "change_feed_rows"
+    """Supports reading the rows alone, from `Snapshot(changes=False)`."""
+    CHANGE_FEED_ALL_VERSIONS = "change_feed_all_versions"
+    """Returns every change; without it, only the newest of several changes that were made between two
+    reads."""
+    CHANGE_FEED_DELETES = "change_feed_deletes"
+    """Returns a `DELETE` for every deleted document."""
+    CHANGE_FEED_CHANGE_TYPES = "change_feed_change_types"
+    """Distinguishes `CREATE` from `UPDATE`; without it, every write of a document is an `UPDATE`."""
     CHANGE_FEED_OLD_ITEM_STATE = "change_feed_old_item_state"
     """Supports `old_item_state`, which returns the document before the change."""
     CHANGE_FEED_DATABASE_SCOPE = "change_feed_database_scope"
@@ -107,7 +116,7 @@ class CapabilitySet:
     notes: Mapping[Capability, CapabilityNote] = attrs.field(converter=_copied, hash=False)
     """Maps each capability to its level of support. One that is missing is `UNSUPPORTED`."""
     scan: ScanFacts | None = attrs.field(default=None, validator=is_a(ScanFacts, type(None)))
-    """What a scan promises and costs; None if the database has no snapshots."""
+    """What a scan promises and costs; None if the database cannot scan."""
 
     def __getitem__(self, capability: Capability) -> CapabilityNote:
         check_type("capability", capability, Capability)

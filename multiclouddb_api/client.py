@@ -399,9 +399,18 @@ class MulticloudDbClient:
         _check_command(database, command)
         return self._live("run_cursor_command").run_cursor_command(database, command, options)
 
-    def capabilities(self) -> CapabilitySet:
-        """Return, without any I/O, the capabilities that this database has if it is set up as documented."""
-        return self._live("capabilities").capabilities()
+    def capabilities(self, provider_options: ProviderOptions | None = None) -> CapabilitySet:
+        """Return, without any I/O, the capabilities that this database has if it is set up as documented.
+
+        Args:
+            provider_options: The provider's options of the request, if there are any.
+
+        Portability:
+            Only on Cosmos DB do options change the capabilities: `CosmosOptions(mode="latest")` reads a feed
+            without deletes. See warning 1 in docs/configuration.md.
+        """
+        check_type("provider_options", provider_options, ProviderOptions, NoneType)
+        return self._live("capabilities").capabilities(provider_options)
 
     def close(self) -> None:
         """Free all resources; calls that are still running end within a second.

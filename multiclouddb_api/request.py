@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias, get_args
 
 import attrs
 
-from multiclouddb_api.capability import Capability
+from multiclouddb_api.capability import Capability, CapabilitySet
 from multiclouddb_api.codec import encode_json
 from multiclouddb_api.errors import invalid_request, type_name
 from multiclouddb_api.key import MulticloudDbKey
@@ -329,6 +329,22 @@ class ProviderOptions:
             return ""
         return hashlib.sha256(encode_json(values)).hexdigest()[:12]
 
+    def describe_digest(self, digest: str) -> str:
+        """Return what a digest stands for, as text for the error that refuses a token.
+
+        Args:
+            digest: A result of `position_digest` of options of this class.
+        """
+        return "other provider options" if digest != self.position_digest() else "these provider options"
+
+    def narrow(self, capabilities: CapabilitySet) -> CapabilitySet:
+        """Return the capabilities of a request with these options; by default, no option changes them.
+
+        Args:
+            capabilities: The capabilities of a request without options.
+        """
+        return capabilities
+
     def opts_into(self, capability: Capability) -> bool:
         """Return whether the caller has opted into this `EMULATED` capability; False by default.
 
@@ -362,7 +378,8 @@ class OldItemStateMode(StrEnum):
 
     Portability:
         Every value except `OMIT` needs `Capability.CHANGE_FEED_OLD_ITEM_STATE`. Cosmos DB lacks it, and the
-        other services need a setting. See warning 12 in docs/configuration.md.
+        other services need a setting. See warning 12 in docs/configuration.md. With its option
+        `delete_marker`, a `DELETE` contains the item's last state in every mode.
     """
 
     OMIT = "omit"

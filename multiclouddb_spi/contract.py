@@ -488,6 +488,14 @@ class Provider(ABC):
     def capabilities(self) -> CapabilitySet:
         """Return, without any I/O, the capabilities that the service has if it is set up as documented."""
 
+    def complete(self, options: ProviderOptions) -> ProviderOptions:
+        """Return a request's options with defaults of the connection; by default, there are none; pure.
+
+        Args:
+            options: An instance of `options_type`, as the caller has made it.
+        """
+        return options
+
     @abstractmethod
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
         """Open a feed, and check by the `deadline` that the resource is set up for `spec`.

@@ -63,7 +63,7 @@ from multiclouddb_spi.reading.answers import Look, look_again
 from multiclouddb_spi.reading.page_builder import PageBuilder, Reading, finished
 from multiclouddb_spi.reading.poll import Poll
 from multiclouddb_spi.reading.quiet_feeds import Check, QuietFeeds
-from multiclouddb_spi.request_check import check_plan, check_planned, require, spec_of
+from multiclouddb_spi.request_check import check_plan, check_planned, options_of, require, spec_of
 from multiclouddb_spi.retry import ATTEMPTS
 from multiclouddb_spi.scan.start import announced, segment_lineages
 from multiclouddb_spi.session_opener import SessionOpener
@@ -390,9 +390,15 @@ class Engine:
         with user_errors(self._provider, "run_cursor_command"):
             return self._commands("run_cursor_command").run_cursor_command(database, command, options)
 
-    def capabilities(self) -> CapabilitySet:
-        """The provider's capabilities."""
-        return self._provider.capabilities()
+    def capabilities(self, provider_options: ProviderOptions | None) -> CapabilitySet:
+        """Return the capabilities of a request.
+
+        Args:
+            provider_options: The provider's options of the request, or None.
+        """
+        options = options_of(self._provider, provider_options)
+        known = self._provider.capabilities()
+        return known if options is None else options.narrow(known)
 
     def close(self) -> None:
         """End all calls within a second."""

@@ -43,6 +43,10 @@ _TITLES = {
     Capability.CHANGE_FEED_POINT_IN_TIME: "AtTime(…)",
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "LogicalPartition(…)",
     Capability.CHANGE_FEED_SNAPSHOT: "Snapshot()",
+    Capability.CHANGE_FEED_ROWS: "Snapshot(changes=False)",
+    Capability.CHANGE_FEED_ALL_VERSIONS: "every version of a document",
+    Capability.CHANGE_FEED_DELETES: "a DELETE for every deleted document",
+    Capability.CHANGE_FEED_CHANGE_TYPES: "CREATE apart from UPDATE",
     Capability.CHANGE_FEED_OLD_ITEM_STATE: "an old_item_state_mode other than OMIT",
     Capability.CHANGE_FEED_DATABASE_SCOPE: "EntireDatabase()",
     Capability.CHANGE_FEED_CLUSTER_SCOPE: "EntireCluster()",
@@ -50,6 +54,7 @@ _TITLES = {
     Capability.RUN_COMMAND: "run_command",
 }
 
+_SNAPSHOT: Final = Capability.CHANGE_FEED_SNAPSHOT
 _NEEDS: Final[dict[type, Capability]] = {
     Beginning: Capability.CHANGE_FEED_BEGINNING,
     AtTime: Capability.CHANGE_FEED_POINT_IN_TIME,
@@ -66,7 +71,8 @@ def require(
     provider: Provider, capability: Capability, options: ProviderOptions | None, operation: str
 ) -> None:
     """Accept a capability that is native, or that is emulated if the caller has opted in."""
-    note = provider.capabilities()[capability]
+    known = provider.capabilities()
+    note = (known if options is None else options.narrow(known))[capability]
     if note.support is Support.NATIVE:
         return
     if note.support is Support.EMULATED:
@@ -86,29 +92,37 @@ def require_start(
     provider: Provider, position: FeedStart | Snapshot, options: ProviderOptions | None, operation: str
 ) -> None:
     """Raise an error if the provider does not support a start position, as `require` does."""
-    for kind, capability in _NEEDS.items():
-        if isinstance(position, kind):
-            require(provider, capability, options, operation)
+    for part in _needed(position):
+        require(provider, part, options, operation)
+
+
+def _needed(*parts: object) -> list[Capability]:
+    """Return the capabilities that parts of a request need besides `CHANGE_FEED`."""
+    rows = any(isinstance(part, Snapshot) and not part.changes for part in parts)
+    needed = [each for kind, each in _NEEDS.items() if any(isinstance(part, kind) for part in parts)]
+    return [Capability.CHANGE_FEED_ROWS if rows and each is _SNAPSHOT else each for each in needed]
+
+
+def options_of(provider: Provider, given: ProviderOptions | None) -> ProviderOptions | None:
+    """Return the options of a request; what the caller has not given comes from the connection."""
+    kind = provider.options_type
+    if given is not None and (kind is None or not isinstance(given, kind)):
+        wanted = kind.__name__ if kind is not None else "None"
+        raise invalid_request(
+            "ChangeFeedRequest.provider_options",
+            f"is {type(given).__name__}, which {provider.provider_id} does not understand",
+            f"pass {wanted}",
+        )
+    return None if kind is None else provider.complete(kind() if given is None else given)
 
 
 def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> FeedSpec:
     """Check whether the provider supports a request, and return the spec of the feed to open."""
-    kind, options = provider.options_type, request.provider_options
-    if options is None and kind is not None:
-        options = kind()
-    elif options is not None and (kind is None or not isinstance(options, kind)):
-        wanted = kind.__name__ if kind is not None else "None"
-        raise invalid_request(
-            "ChangeFeedRequest.provider_options",
-            f"is {type(options).__name__}, which {provider.provider_id} does not understand",
-            f"pass {wanted}",
-        )
+    options = options_of(provider, request.provider_options)
     _check_address(request)
     require(provider, Capability.CHANGE_FEED, options, operation)
-    parts = (request.start_position, request.scope, request.on_expired)
-    for kind, capability in _NEEDS.items():
-        if isinstance(parts[0], kind) or isinstance(parts[1], kind) or isinstance(parts[2], kind):
-            require(provider, capability, options, operation)
+    for capability in _needed(request.start_position, request.scope, request.on_expired):
+        require(provider, capability, options, operation)
     if request.old_item_state_mode is not OldItemStateMode.OMIT:
         require(provider, Capability.CHANGE_FEED_OLD_ITEM_STATE, options, operation)
     start = request.start_position

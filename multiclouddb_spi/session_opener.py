@@ -156,7 +156,11 @@ def _foreign_token(envelope: Envelope, ours: str, spec: FeedSpec, scope: str) ->
     elif envelope.address != spec.address:
         problem = f"belongs to {envelope.address}, not to {spec.address}"
     elif theirs == scope:
-        problem = "was made with other provider options, which change what a position means"
+        made_with = asked = "other provider options"
+        if spec.options is not None:
+            made_with = spec.options.describe_digest(envelope.options_digest)
+            asked = spec.options.describe_digest(spec.options.position_digest())
+        problem = f"was made with {made_with}, and the request has {asked}, with which a position differs"
     elif one and one == other and {theirs, scope} == {f"partition:{one}", f"descendants:{one}"}:
         is_of_all = kind == "descendants"
         problem = f"was made for the partition {one} {'with' if is_of_all else 'without'} its descendants"

@@ -43,7 +43,7 @@ class FakeBackend:
     def run_cursor_command(self, database, command, options):
         return iter([(database, command, options)])
 
-    def capabilities(self):
+    def capabilities(self, provider_options):
         return api.CapabilitySet({})
 
     def close(self):

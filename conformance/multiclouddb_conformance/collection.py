@@ -266,7 +266,9 @@ def _asked(request: ChangeFeedRequest) -> list[Capability]:
         asked.append(Capability.CHANGE_FEED_BEGINNING)
     if isinstance(request.start_position, AtTime):
         asked.append(Capability.CHANGE_FEED_POINT_IN_TIME)
-    if isinstance(request.start_position, Snapshot) or isinstance(request.on_expired, Resnapshot):
+    if isinstance(request.start_position, Snapshot) and not request.start_position.changes:
+        asked.append(Capability.CHANGE_FEED_ROWS)
+    elif isinstance(request.start_position, Snapshot) or isinstance(request.on_expired, Resnapshot):
         asked.append(Capability.CHANGE_FEED_SNAPSHOT)
     if isinstance(request.scope, LogicalPartition):
         asked.append(Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE)

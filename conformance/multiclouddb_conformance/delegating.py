@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from multiclouddb_api import CapabilitySet, ChangeEvent, ClientConfig, MulticloudDbKey
+from multiclouddb_api import CapabilitySet, ChangeEvent, ClientConfig, MulticloudDbKey, ProviderOptions
 from multiclouddb_spi import (
     Batch,
     Cursor,
@@ -193,6 +193,9 @@ class WrappedProvider(Provider):
 
     def capabilities(self) -> CapabilitySet:
         return self.inner.capabilities()
+
+    def complete(self, options: ProviderOptions) -> ProviderOptions:
+        return self.inner.complete(options)
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
         return WrappedFeed(self.inner.open_feed(spec, deadline), self)

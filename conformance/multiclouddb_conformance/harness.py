@@ -77,6 +77,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "several": "no collection with several partitions",
     "split": "no split",
     "merge": "no merge",
+    "merged_children": "a merge makes no partition with two parents",
     "trim": "no trim",
     "expire": "no expiry of documents",
     "batch": "no transactions",
@@ -148,6 +149,7 @@ class Harness(ABC):
     can_several: ClassVar[bool] = True
     can_split: ClassVar[bool] = True
     can_merge: ClassVar[bool] = True
+    can_merged_children: ClassVar[bool] = True
     can_trim: ClassVar[bool] = True
     can_expire: ClassVar[bool] = True
     can_batch: ClassVar[bool] = True

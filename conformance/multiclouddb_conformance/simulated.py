@@ -29,7 +29,13 @@ from multiclouddb_conformance.simulation import (
 )
 from multiclouddb_spi import Engine, Provider, ProviderPlugin
 
-__all__ = ["SIMULATED", "SimulationHarness", "SimulationPlugin"]
+__all__ = [
+    "LATEST_SIMULATED",
+    "SIMULATED",
+    "LatestSimulationHarness",
+    "SimulationHarness",
+    "SimulationPlugin",
+]
 
 _numbers: Final = itertools.count()
 _LACKING: Final = (
@@ -45,6 +51,24 @@ SIMULATED: Final = CapabilitySet(
     ALL_CAPABILITIES.scan,
 )
 """The capabilities of a simulation, with a note for each missing capability."""
+
+LATEST_SIMULATED: Final = CapabilitySet(
+    {
+        **SIMULATED.notes,
+        **{
+            each: CapabilityNote(Support.UNSUPPORTED, "the feed contains only the newest versions")
+            for each in (
+                Capability.CHANGE_FEED_SNAPSHOT,
+                Capability.CHANGE_FEED_ALL_VERSIONS,
+                Capability.CHANGE_FEED_DELETES,
+                Capability.CHANGE_FEED_CHANGE_TYPES,
+                Capability.CHANGE_FEED_OLD_ITEM_STATE,
+            )
+        },
+    },
+    SIMULATED.scan,
+)
+"""The capabilities of a simulation whose feed contains only the newest version of each document."""
 
 
 class SimulationPlugin(ProviderPlugin):
@@ -147,3 +171,11 @@ class SimulationHarness(Harness):
     def open_readers(self) -> int:
         """Return the simulation's count of open readers."""
         return sum(each.calls.open_readers for each in self.simulated.providers)
+
+
+class LatestSimulationHarness(SimulationHarness):
+    """The harness of a simulation whose feed contains only the newest version of each document."""
+
+    capabilities: ClassVar[CapabilitySet] = LATEST_SIMULATED
+    behaviour: ClassVar[ServiceBehaviour] = ServiceBehaviour(latest=True)
+    can_trim = False

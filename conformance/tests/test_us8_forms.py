@@ -42,7 +42,7 @@ class BareHarness(SimulationHarness):
     value_types = frozenset({"text", "integer"})
     key_types = frozenset({"text"})
     behaviour = ServiceBehaviour(
-        heartbeats=False, strict_retention=False, watermarks=False, caught_up=CaughtUp.UNKNOWN
+        heartbeats=False, strict_retention=False, watermarks=False, caught_up=CaughtUp.UNKNOWN, latest=True
     )
 
     def create(self, name, kind, partitions):

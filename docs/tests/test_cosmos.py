@@ -1,10 +1,12 @@
 """Checks the page about Cosmos DB on the project's emulator: its program and the program's output."""
 
+import json
 import threading
 
 import pytest
 from azure.cosmos import CosmosClient, PartitionKey
 
+from multiclouddb_conformance.command_options import command
 from multiclouddb_cosmos_emulator import CosmosEmulator
 
 from .page import Page
@@ -43,5 +45,31 @@ def test_from_an_account_to_the_first_event(account):
     assert page.run("first.py") == page.said_behind("first.py")
 
 
+@pytest.mark.xdist_group("jvm")
+def test_the_latest_versions(account, spark):
+    """Every block of the page runs, on an account without continuous backup."""
+    page, theirs = Page("cosmos-latest.md"), "cosmos://my-account.documents.azure.com"
+    account.all_versions(False)
+    ours = f"cosmos://{account.endpoint.split('/')[2]}?tls=false"
+
+    def local(text):
+        text = text.replace("https://my-account.documents.azure.com", account.endpoint)
+        return text.replace(f"{theirs}?", f"{ours}&").replace(theirs, ours)
+
+    page.programs = {name: local(code) for name, code in page.programs.items()}
+    assert page.run("missing.py") == page.said_behind("missing.py")
+    assert page.run("latest.py") == page.said_behind("latest.py")
+    assert page.run("copy.py") == page.said_behind("copy.py")
+    (words,) = page.commands("multiclouddb tail")
+    ran = command(*map(local, words[1:]), "--until-idle", "--json")
+    assert ran.exit_code == 0, ran.stderr
+    assert [json.loads(line)["type"] for line in ran.stdout.splitlines()] == ["UPDATE", "DELETE"]
+    (code,) = page.blocks("python")
+    found = {"spark": spark}
+    exec(local(code), found)
+    assert "old_item_state" in found["baskets"].columns
+
+
 def test_the_page_runs_every_program_that_it_has():
-    assert set(PAGE.programs) == PAGE.programs_run_in(__file__)
+    assert set(PAGE.programs) == {"first.py"}
+    assert set(Page("cosmos-latest.md").programs) | {"first.py"} == PAGE.programs_run_in(__file__)

@@ -270,10 +270,14 @@ class AsyncMulticloudDbClient:
         cursor = await self._call("run_cursor_command", database, command, **options)
         return AsyncCursor(self._open_threads, cursor)
 
-    def capabilities(self) -> CapabilitySet:
-        """Return the capabilities, without any I/O; see `MulticloudDbClient.capabilities`."""
+    def capabilities(self, provider_options: ProviderOptions | None = None) -> CapabilitySet:
+        """Return the capabilities, without any I/O; see `MulticloudDbClient.capabilities`.
+
+        Args:
+            provider_options: The provider's options of the request, if there are any.
+        """
         self._check("capabilities")
-        return self.blocking.capabilities()
+        return self.blocking.capabilities(provider_options)
 
     async def close(self) -> None:
         """Free all resources; calls that are still running end within a second.

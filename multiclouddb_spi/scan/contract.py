@@ -18,6 +18,7 @@ from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.time_limits import Deadline
 
 __all__ = [
+    "LATEST_MARK",
     "ScanPlan",
     "Segment",
     "SupportsBackfill",
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 _MARK: Final = "snapshot:"
+LATEST_MARK: Final = "latest:"
+"""The prefix of event ids in a feed that contains only latest versions; sinks recognize the feed by it."""
 _DIGEST_BYTES: Final = 16
 _INT64: Final = 2**63
 

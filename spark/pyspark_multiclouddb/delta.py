@@ -41,7 +41,10 @@ if TYPE_CHECKING:
 CHANGE_TYPES: Final = tuple(kind.value for kind in ChangeType)
 """The values of the column `type`."""
 PLAN: Final = "_multiclouddb_plan"
-"""The column of a frame with the id of the snapshot that a row belongs to; null for a change."""
+"""The column of a frame that says whence a row comes.
+
+The value is the id of the snapshot, or `LATEST_MARK` for a feed of latest versions; otherwise null.
+"""
 _LOG: Final = logging.getLogger("multiclouddb.spark")
 _TEXT: Final = ("key", "order_key")
 _OURS: Final = (DELETED_AT, STALE_SINCE)
@@ -50,6 +53,8 @@ _SNAPSHOT: Final = "multiclouddb-snapshot"
 
 The name also contains the id of the snapshot.
 """
+_LATEST: Final = "multiclouddb-latest"
+"""The name of the transaction that records whether the table was filled from a feed of latest versions."""
 _QUERY: Final = "multiclouddb-query:"
 """The beginning of the name of the transaction that records which query uses an `app_id`."""
 _BEGUN: Final = 0
@@ -67,6 +72,7 @@ class Piece:
     is_last: bool
     plan: str | None
     is_incomplete: bool
+    is_latest: bool | None = None  # whether the feed contains only latest versions; None if it is not known
 
 
 @attrs.frozen
@@ -231,6 +237,24 @@ class Target:
             _SAID.add((self._where, batch.app_id))
             _LOG.warning("%s", text)
         return attrs.evolve(batch, notes={"multiclouddb.warning": text, **batch.notes})
+
+    def check_mode(self, *, is_latest: bool) -> None:
+        """Refuse changes of a feed of latest versions in a table of another feed, and the other way round."""
+        stored = self._known().transaction_version(_LATEST)
+        if (stored == 1) == is_latest:
+            return
+        if not self._is_empty():
+            ours, theirs = ("only latest versions", "all versions and deletes")[:: 1 if is_latest else -1]
+            raise invalid_request(
+                "batch",
+                f"comes from a feed with {ours}, but {self._where} was filled from a feed with {theirs}: "
+                "deletes would be missing, or come back",
+                "read with the mode with which the table was filled; or begin again in a new table, with a "
+                "checkpointLocation and an app_id of its own, and start this feed at its beginning",
+            )
+        from deltalake import CommitProperties, Transaction
+
+        self._commit_nothing(CommitProperties(app_transactions=[Transaction(_LATEST, int(is_latest))]))
 
     def check_unused(self, scan: Scan, batch: Numbered) -> None:
         """Refuse a batch that is recorded as merged although its snapshot has not begun."""

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
 from pyspark.storagelevel import StorageLevel
 
+from multiclouddb_spi.scan.contract import LATEST_MARK
 from multiclouddb_spi.sink_rules import DOCUMENT, LACKS_STATE, MissingState, missing_state_error
 from multiclouddb_verify.delta import in_backticks
 from pyspark_multiclouddb.delta import CHANGE_TYPES, PLAN, Piece, incomplete_rows
@@ -53,10 +54,13 @@ def collected_in_pieces(
             raise incomplete_rows()
         if total.lacking and missing_state == "refuse":
             raise missing_state_error(str(total.example), total.lacking)
+        is_latest = total.plan == LATEST_MARK if PLAN in frame.columns else None
+        if is_latest:
+            total = attrs.evolve(total, plan=None)
         cuts = _cuts(kept, total, _bound(frame, max_bytes))
         for number, (first, last) in enumerate(cuts, 1):
             rows = kept.where(F.col(_BUCKET).between(first, last)).select(*columns).toArrow()
-            yield Piece(rows, number == len(cuts), total.plan, bool(total.lacking))
+            yield Piece(rows, number == len(cuts), total.plan, bool(total.lacking), is_latest)
     finally:
         kept.unpersist()
 

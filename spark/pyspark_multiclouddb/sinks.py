@@ -28,7 +28,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_api.validators import check_type, local_path, type_name
-from multiclouddb_spi.scan.contract import plan_id_of
+from multiclouddb_spi.scan.contract import LATEST_MARK, plan_id_of
 from multiclouddb_spi.sink_rules import MissingState, lacks_state, missing_state_error
 from multiclouddb_verify.delta import DELETED_AT, committed, in_backticks, missing, opened
 from pyspark_multiclouddb.checkpoint import Checkpoint, Scan, query_of
@@ -129,6 +129,10 @@ def merge_into_delta(
     `frame.withColumn("total", get_json_object("new_item_state", "$.total"))`. A column of the table that is
     missing from the batch keeps its values.
 
+    A table is filled either from a feed with every change, or from one that contains only latest versions
+    (`CosmosOptions(mode="latest")`). The sink refuses a batch of the other kind, which it recognizes by
+    `event_id`.
+
     A CREATE or UPDATE may come without its document, for example because the image of the change has expired.
     It is never written as an empty document. The sink checks the column `new_item_state`, so leave it in the
     batch.
@@ -164,11 +168,11 @@ def merge_into_delta(
         MulticloudDbError: `INVALID_REQUEST` if a column is missing, has a different type than in
             the table, has a type that a Delta table cannot store, or is new and refused; if a row
             has no key, no `order_key`, or a `type` that is not the type of a change; if a change has no
-            document and `missing_state` is `"refuse"`; if another query has used `app_id`; if a snapshot
-            needs `checkpoint`, or the checkpoint belongs to another query; `NOT_FOUND` if the table
-            does not exist and `create` is False. If the category is `INVALID_REQUEST` or
-            `NOT_FOUND`, no row was written. `CONFLICT` if other processes change the table all the
-            time, for five minutes; merge the batch again.
+            document and `missing_state` is `"refuse"`; if the table was filled from a feed of another
+            kind; if another query has used `app_id`; if a snapshot needs `checkpoint`, or the checkpoint
+            belongs to another query; `NOT_FOUND` if the table does not exist and `create` is False.
+            If the category is `INVALID_REQUEST` or `NOT_FOUND`, no row was written. `CONFLICT` if
+            other processes change the table all the time, for five minutes; merge the batch again.
         ImportError: Raised if `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
     _check_merge(
@@ -195,6 +199,8 @@ def merge_into_delta(
             for piece in pieces:
                 if not merged:
                     target.prepare(piece.rows.drop_columns("type").schema, may_be_stale=piece.is_incomplete)
+                    if piece.is_latest is not None:
+                        target.check_mode(is_latest=piece.is_latest)
                     _begin(target, scan, piece.plan, is_told=is_told)
                     if scan is None and done is not None:
                         done = target.noted(done)
@@ -415,7 +421,10 @@ def _pieces(
         from pyspark_multiclouddb.pieces import collected_in_pieces
 
         check_cases(names)
-        plan = "CASE WHEN backfilled AND event_id LIKE 'snapshot:%' THEN split(event_id, ':')[1] END"
+        plan = (
+            "CASE WHEN backfilled AND event_id LIKE 'snapshot:%' THEN split(event_id, ':')[1] "
+            f"WHEN event_id LIKE '{LATEST_MARK}%' THEN '{LATEST_MARK}' END"
+        )
         columns = [*map(in_backticks, kept), *([f"{plan} AS {PLAN}"] if tells_plan else [])]
         selected = batch.selectExpr(*columns)
         with closing(collected_in_pieces(selected, max_bytes, missing_state)) as pieces:
@@ -431,7 +440,8 @@ def _pieces(
         lacking = rows.filter(lacks_state(rows))
         if lacking.num_rows and missing_state == "refuse":
             raise missing_state_error(pc.min(lacking["key"]).as_py(), lacking.num_rows)
-        yield Piece(rows, is_last=True, plan=found, is_incomplete=bool(lacking.num_rows))
+        is_latest = _is_latest(batch) if tells_plan else None
+        yield Piece(rows, True, found, bool(lacking.num_rows), is_latest)
 
 
 def _stored_schema(batch: DataFrame | pa.Table | ChangeFeedPage) -> pa.Schema:
@@ -443,6 +453,11 @@ def _stored_schema(batch: DataFrame | pa.Table | ChangeFeedPage) -> pa.Schema:
     if not isinstance(batch, pa.Table):
         batch = cast("pa.Table", batch.selectExpr(*map(in_backticks, kept)).limit(0).toArrow())
     return _in_utc(batch.select(kept)).schema
+
+
+def _is_latest(events: pa.Table) -> bool:
+    """Return True if `events` contains changes of a feed of latest versions."""
+    return bool(pc.any(pc.starts_with(events["event_id"].cast(pa.string()), LATEST_MARK)).as_py())
 
 
 def _plan_in(events: pa.Table) -> str | None:

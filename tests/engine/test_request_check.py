@@ -51,9 +51,16 @@ NEEDS = {
     Capability.CHANGE_FEED_POINT_IN_TIME: {"start_position": MOMENT},
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: {"scope": KEY},
     Capability.CHANGE_FEED_SNAPSHOT: {"start_position": Snapshot()},
+    Capability.CHANGE_FEED_ROWS: {"start_position": Snapshot(changes=False)},
     Capability.CHANGE_FEED_OLD_ITEM_STATE: {"old_item_state_mode": OldItemStateMode.INCLUDE_IF_AVAILABLE},
     Capability.CHANGE_FEED_DATABASE_SCOPE: {"scope": EntireDatabase(), "address": DATABASE},
     Capability.CHANGE_FEED_CLUSTER_SCOPE: {"scope": EntireCluster(), "address": ResourceAddress()},
+}
+# No request needs these; they say what a feed contains.
+FACTS = {
+    Capability.CHANGE_FEED_ALL_VERSIONS,
+    Capability.CHANGE_FEED_DELETES,
+    Capability.CHANGE_FEED_CHANGE_TYPES,
 }
 
 
@@ -114,7 +121,7 @@ def refused(bench, provider, match, **wanted):
 
 class TestCapabilities:
     def test_every_capability_is_tested(self):
-        assert set(NEEDS) | {Capability.LOOKUP, Capability.RUN_COMMAND} == set(Capability)
+        assert set(NEEDS) | FACTS | {Capability.LOOKUP, Capability.RUN_COMMAND} == set(Capability)
 
     @pytest.mark.parametrize("capability", NEEDS, ids=lambda can: can.value)
     def test_one_that_is_missing_or_not_asked_for_is_refused(self, bench, capability):

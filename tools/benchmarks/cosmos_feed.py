@@ -83,11 +83,13 @@ class Account:
         counted: int = self.pipe.recv()
         return counted
 
-    def config(self, concurrency: int = 32) -> ClientConfig:
+    def config(self, concurrency: int = 32, mode: str = "all_versions") -> ClientConfig:
         """Return the configuration for our client."""
         os.environ["AZURE_COSMOS_KEY"] = self.key
         host = self.endpoint.split("/")[2]
-        return ClientConfig("cosmos", {"url": f"cosmos://{host}?tls=false"}, max_concurrency=concurrency)
+        return ClientConfig(
+            "cosmos", {"url": f"cosmos://{host}?tls=false&mode={mode}"}, max_concurrency=concurrency
+        )
 
     def container(self) -> Any:
         """Return the container from an azure-cosmos client.
@@ -103,11 +105,11 @@ class Account:
         return client.get_database_client("shop").get_container_client("orders")
 
 
-def start_by_hand(container: Any) -> str:
+def start_by_hand(container: Any, mode: str = "AllVersionsAndDeletes") -> str:
     """Return a continuation that starts now and covers all ranges."""
     seen: list[Any] = []
     pages = container.query_items_change_feed(
-        mode="AllVersionsAndDeletes", start_time="Now", response_hook=lambda headers, _: seen.append(headers)
+        mode=mode, start_time="Now", response_hook=lambda headers, _: seen.append(headers)
     ).by_page()
     next(pages, None)
     return str(seen[-1]["etag"])

@@ -63,6 +63,9 @@ class Scenario(Generic[W]):
         key_order: False for a service whose keys may move to unrelated partitions. If the value is
             False, the changes of a key need to be in order only within a partition, but their order
             keys must still match the order of writing.
+        latest: True for a feed that contains only the newest version of each document. Then only the last
+            change of each key has to be delivered, and only if it is no delete. A version that is older than
+            one that was delivered must not be delivered again without a restart.
         max_pages: The maximum number of pages in one read.
         max_failures: The maximum number of consecutive retryable failures.
     """
@@ -77,6 +80,7 @@ class Scenario(Generic[W]):
     written_before: int | None = None
     idle_pages: int = 1
     key_order: bool = True
+    latest: bool = False
     max_pages: int = 100_000
     max_failures: int = 1000
 
@@ -277,7 +281,9 @@ class Run(Generic[W]):
         tree = self._scenario.lineage
         lineage = None if tree is None else tree(self._world)
         scenario = self._scenario
-        return self._record.report(plan, name, scenario.marker, lineage, key_order=scenario.key_order)
+        return self._record.report(
+            plan, name, scenario.marker, lineage, key_order=scenario.key_order, latest=scenario.latest
+        )
 
 
 Kill: TypeAlias = Callable[[Run[Any], ConsumerStep], bool]

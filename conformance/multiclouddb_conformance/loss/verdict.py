@@ -118,6 +118,7 @@ class Record:
         lineage: Mapping[str, tuple[str, ...]] | None,
         *,
         key_order: bool = True,
+        latest: bool = False,
     ) -> RunReport:
         """Return all findings about the delivered events."""
         numbers = match(self.truth, self.delivered, marker)
@@ -127,7 +128,9 @@ class Record:
             return f"event {event.event_id}" if number is None else self.labels[number]
 
         delivered, labels = self.delivered, self.labels
-        required = labels[self.required_from or 0 :] if self.required_from is not None else []
+        required = list[str]()
+        if self.required_from is not None:
+            required = [labels[number] for number in self._required(self.required_from, len(labels), latest)]
         early = {labels[number] for number in numbers.values() if number < (self.allowed_from or 0)}
         return RunReport(
             plan=plan,
@@ -142,11 +145,12 @@ class Record:
             disorder=(
                 *check_order(labels, delivered, identify),
                 *(check_key_order if key_order else check_order_keys)(labels, delivered, identify),
+                *(self._returned(numbers) if latest else ()),
             ),
             lineage=() if lineage is None else tuple(check_lineage(delivered, lineage, identify)),
             identity=tuple(check_identity(delivered, identify)),
             watermark=tuple(self._watermarks(identify)),
-            hasty=tuple(self._hasty([numbers.get(event.event_id) for event in delivered])),
+            hasty=tuple(self._hasty([numbers.get(event.event_id) for event in delivered], latest)),
             error=self.error,
         )
 
@@ -157,11 +161,32 @@ class Record:
             found += check_watermarks(reading.pages, identify, seen)
         return found
 
-    def _hasty(self, numbers: list[int | None]) -> list[str]:
+    def _required(self, start: int, stop: int, latest: bool) -> list[int]:
+        """Return the numbers of the changes that have to be delivered, of those from `start` to `stop`."""
+        if not latest:
+            return list(range(start, stop))
+        last = {self.truth[number].key: number for number in range(stop)}
+        return sorted(each for each in last.values() if each >= start and self.truth[each].marker is not None)
+
+    def _returned(self, numbers: Mapping[str, int]) -> list[str]:
+        """Return the versions that came after a later version of their document in one reading."""
+        begins = [reading.seen_before for reading in self.readings]
+        found, last = [], dict[Hashable, int]()
+        for place, event in enumerate(self.delivered):
+            if place in begins:
+                last = {}
+            number = numbers.get(event.event_id, -1)
+            if number < last.get(event.key, -1):
+                found.append(f"{self.labels[number]} came again after a later version")
+            last[event.key] = max(number, last.get(event.key, -1))
+        return found
+
+    def _hasty(self, numbers: list[int | None], latest: bool) -> list[str]:
         found = []
         for idle in dict.fromkeys(self.idle):
             came = set(numbers[: idle.delivered])
-            missing = [number for number in range(idle.required_from, idle.written) if number not in came]
+            required = self._required(idle.required_from, idle.written, latest)
+            missing = [number for number in required if number not in came]
             if missing:
                 found.append(
                     f"idle before {len(missing)} changes were delivered, first {self.labels[missing[0]]}"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import attrs
 
-from multiclouddb_api import ChangeEvent, Notice
+from multiclouddb_api import ChangeEvent, ChangeType, Notice
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.partition_log import Written
 from multiclouddb_conformance.simulation.position import Place, place_text, to_cursor
 from multiclouddb_spi import Continue, Cursor, FeedSpec, Mapper, Outcome, RecordFault
+from multiclouddb_spi.scan.contract import LATEST_MARK
 
 __all__ = ["SimulationMapper", "Slice", "poison_fault", "to_event"]
 
@@ -67,6 +68,7 @@ class SimulationMapper(Mapper):
     spec: FeedSpec
     public_id: str
     calls: Calls
+    latest: bool = False
 
     def cursor_after(self, records: Slice, count: int) -> Cursor:
         return to_cursor(records.places[count - 1])
@@ -77,6 +79,10 @@ class SimulationMapper(Mapper):
             written = records.records[index]
             if written.poison:
                 raise poison_fault(index, written, records.places[index])
-            mapped.append(to_event(written, self.spec, self.public_id))
+            event = to_event(written, self.spec, self.public_id)
+            if self.latest:
+                latest_id = f"{LATEST_MARK}{event.event_id}"
+                event = attrs.evolve(event, type=ChangeType.UPDATE, event_id=latest_id, by_expiry=False)
+            mapped.append(event)
         self.calls.count("mapped", len(mapped))
         return mapped

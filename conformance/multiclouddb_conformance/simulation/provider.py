@@ -31,6 +31,10 @@ _CAN: Final = (
     Capability.CHANGE_FEED_POINT_IN_TIME,
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE,
     Capability.CHANGE_FEED_SNAPSHOT,
+    Capability.CHANGE_FEED_ROWS,
+    Capability.CHANGE_FEED_ALL_VERSIONS,
+    Capability.CHANGE_FEED_DELETES,
+    Capability.CHANGE_FEED_CHANGE_TYPES,
     Capability.CHANGE_FEED_OLD_ITEM_STATE,
     Capability.LOOKUP,
 )

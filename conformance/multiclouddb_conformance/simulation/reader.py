@@ -39,7 +39,7 @@ class SimulationReader(Reader):
         self._sim = view.sim
         self._calls = view.calls
         self._id = partition_id
-        self._mapper = SimulationMapper(view.spec, public_id, view.calls)
+        self._mapper = SimulationMapper(view.spec, public_id, view.calls, view.sim.behaviour.latest)
         self._place = place
         self._until = until
         self._fresh = True

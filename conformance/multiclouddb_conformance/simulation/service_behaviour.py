@@ -119,6 +119,8 @@ class ServiceBehaviour:
         segments: The number of segments of a snapshot if the request does not specify it.
         point_in_time: True if a scan shows every row as it was at the start of the snapshot. False
             if a scan shows every row as it is when the row is read.
+        latest: True if the feed contains only the newest version of each document that exists, as an
+            `UPDATE`.
         splits_segments: The probability that a fetch ends its segment early. The remaining rows of
             the segment are then read as two new segments.
     """
@@ -163,6 +165,7 @@ class ServiceBehaviour:
     segments: int | None = None
     point_in_time: bool = False
     splits_segments: float = _chance_field()
+    latest: bool = False
 
     @classmethod
     def rough(cls, seed: int, **changes: Any) -> ServiceBehaviour:

@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from multiclouddb_api import MulticloudDbKey, ResourceAddress
+from multiclouddb_api import ChangeType, MulticloudDbKey, ResourceAddress
 from multiclouddb_conformance.simulation.errors import ServerError
 from multiclouddb_conformance.simulation.log import EPOCH, AnyKey, Document, ScannedLog
 from multiclouddb_conformance.simulation.partition_log import HASHES, Written
@@ -72,6 +72,7 @@ class Simulation(ScannedLog):
         self._was_late = False
         self._redelivered: set[tuple[str, int, int]] = set()
         self._until_split = 0
+        self._newest: dict[MulticloudDbKey, Written] = {}
 
     # -- Actions of the service itself
 
@@ -87,6 +88,7 @@ class Simulation(ScannedLog):
     ) -> tuple[Written, ...]:
         with self.changed:
             records = super()._commit(writes, poison, by_expiry)
+            self._newest.update((written.key, written) for written in records)
             self._split_itself()
             return records
 
@@ -161,6 +163,12 @@ class Simulation(ScannedLog):
             return self.changed.wait_for(lambda: self._waiting.get(partition_id, 0) > 0, timeout)
 
     # -- Questions of readers and feeds
+
+    def is_newest(self, written: Written) -> bool:
+        """Return True unless the feed contains only newest versions, and the change is no such version."""
+        if not self.behaviour.latest:
+            return True
+        return self._newest.get(written.key) is written and written.type is not ChangeType.DELETE
 
     def dice(self, partition_id: str) -> Dice:
         """Return the random generator of a partition, for the behaviour that is set now."""

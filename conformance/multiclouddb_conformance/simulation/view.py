@@ -37,7 +37,8 @@ class View:
     def wants(self, written: Written) -> bool:
         """Return True for a record in the scope."""
         # This is the hash of the canonical partition key; another key is unlikely to have the same 64 bits.
-        return self._hash is None or self.sim.hash_of(written.key) == self._hash
+        wanted = self._hash is None or self.sim.hash_of(written.key) == self._hash
+        return wanted and self.sim.is_newest(written)
 
     def wants_key(self, key: MulticloudDbKey) -> bool:
         """Return True if the document with this key is in the scope."""

@@ -16,6 +16,7 @@ from multiclouddb_conformance.us8.faults import TestEndlessTrouble, TestTrimmedO
 from multiclouddb_conformance.us8.following import TestFollowing
 from multiclouddb_conformance.us8.identity import TestEventIdentity, TestForeignTokens, TestRecreated
 from multiclouddb_conformance.us8.idle import TestIdle, TestLongPoll, TestReadUntil, TestWatermark
+from multiclouddb_conformance.us8.latest import TestLatestVersions
 from multiclouddb_conformance.us8.lineage import (
     TestDescendants,
     TestLateChildren,
@@ -26,7 +27,13 @@ from multiclouddb_conformance.us8.lineage import (
 from multiclouddb_conformance.us8.loss import TestLoss
 from multiclouddb_conformance.us8.notices import TestNotices
 from multiclouddb_conformance.us8.resnapshot import TestResnapshot, TestSnapshotUnderLoad
-from multiclouddb_conformance.us8.rows import TestLookup, TestNoLookup, TestRowsAlone, TestScannedRow
+from multiclouddb_conformance.us8.rows import (
+    TestLookup,
+    TestNoLookup,
+    TestNoRowsAlone,
+    TestRowsAlone,
+    TestScannedRow,
+)
 from multiclouddb_conformance.us8.scope import TestLogicalPartition, TestPhysicalPartition, TestWiderScopes
 from multiclouddb_conformance.us8.session import (
     TestClosing,
@@ -59,6 +66,7 @@ __all__ = [
     "TestKeys",
     "TestLateChildren",
     "TestLateSiblings",
+    "TestLatestVersions",
     "TestLogicalPartition",
     "TestLongPoll",
     "TestLookup",
@@ -66,6 +74,7 @@ __all__ = [
     "TestMerge",
     "TestNoFeed",
     "TestNoLookup",
+    "TestNoRowsAlone",
     "TestNoSnapshot",
     "TestNotices",
     "TestNow",

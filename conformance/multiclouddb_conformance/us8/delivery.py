@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from multiclouddb_api import ChangeType
+from multiclouddb_api import Capability, ChangeType
 from multiclouddb_conformance.collection import Collection, ids
 from multiclouddb_conformance.harness import Write
 
@@ -17,6 +17,7 @@ class TestPropagation:
     """Each write results in exactly one event."""
 
     @pytest.mark.shows("FR-068")
+    @pytest.mark.requires(Capability.CHANGE_FEED_CHANGE_TYPES)
     def test_a_create_arrives_with_its_document(self, collection: Collection) -> None:
         collection.put("a", n=1)
         (event,) = collection.read(collection.begin, 1)
@@ -27,6 +28,8 @@ class TestPropagation:
         assert not event.backfilled
 
     @pytest.mark.shows("FR-068")
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
+    @pytest.mark.requires(Capability.CHANGE_FEED_CHANGE_TYPES)
     def test_an_update_arrives_with_the_whole_new_document(self, collection: Collection) -> None:
         collection.put("a", n=1, kept="x")
         collection.put("a", n=2, kept="x", added=[1])
@@ -36,6 +39,8 @@ class TestPropagation:
         assert event.new_item_state == collection.harness.document("a", expected)
 
     @pytest.mark.shows("FR-068")
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
+    @pytest.mark.requires(Capability.CHANGE_FEED_DELETES)
     def test_a_delete_arrives_without_a_document(self, collection: Collection) -> None:
         collection.put("a", n=1)
         collection.delete("a")
@@ -44,6 +49,8 @@ class TestPropagation:
         assert event.key == collection.harness.key("a")
         assert event.by_expiry is not True
 
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
+    @pytest.mark.requires(Capability.CHANGE_FEED_DELETES)
     def test_a_document_deleted_and_written_again_is_created_twice(self, collection: Collection) -> None:
         collection.put("a", n=1)
         collection.delete("a")
@@ -51,6 +58,7 @@ class TestPropagation:
         kinds = [event.type for event in collection.read(collection.begin, 3)]
         assert kinds == [ChangeType.CREATE, ChangeType.DELETE, ChangeType.CREATE]
 
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
     def test_every_version_of_a_document_arrives_in_order(self, collection: Collection) -> None:
         for number in range(10):
             collection.put("a", n=number)
@@ -72,6 +80,8 @@ class TestPropagation:
             token = collection.last(token).continuation_token
 
     @pytest.mark.needs("expire")
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
+    @pytest.mark.requires(Capability.CHANGE_FEED_DELETES)
     def test_a_delete_by_the_service_says_that_it_is_an_expiry(self, collection: Collection) -> None:
         collection.put("a", n=1)
         collection.harness.expire(collection.address, "a")
@@ -97,6 +107,8 @@ class TestTransactions:
         assert max(len(page.events) for page in pages) == 1
         assert len(ids(events)) == len(set(ids(events))) == 10
 
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
+    @pytest.mark.requires(Capability.CHANGE_FEED_DELETES)
     def test_creates_updates_and_deletes_may_be_mixed(self, collection: Collection) -> None:
         collection.put("old", n=0)
         token = collection.last(collection.begin).continuation_token

@@ -55,6 +55,7 @@ class TestKeys:
     """Keys are delivered as they were written, including the types of their values."""
 
     @pytest.mark.parametrize("value", _params("key", KEYS.items()))
+    @pytest.mark.requires(Capability.CHANGE_FEED_DELETES)
     def test_a_key_survives_on_every_type_of_change(self, collection: Collection, value: Any) -> None:
         collection.put(value, n=1)
         collection.put(value, n=2)
@@ -75,6 +76,8 @@ class TestImages:
     """The request and the kind of the collection determine the documents in an event."""
 
     @pytest.mark.shows("Plan 2")
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
+    @pytest.mark.requires(Capability.CHANGE_FEED_CHANGE_TYPES)
     def test_omit_leaves_the_document_out(self, collection: Collection) -> None:
         collection.put("a", n=1)
         (event,) = collection.drain(collection.begin, new_item_state_mode=NewItemStateMode.OMIT)
@@ -109,6 +112,7 @@ class TestImages:
         ]
 
     @pytest.mark.shows("Further 2")
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
     def test_old_documents_are_not_there_unless_asked_for(self, collection: Collection) -> None:
         collection.put("a", n=1)
         collection.put("a", n=2)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from multiclouddb_api import (
+    Capability,
     ErrorCategory,
     Gap,
     MulticloudDbError,
@@ -128,6 +129,7 @@ class TestPoison:
 
     @pytest.mark.needs("key_order")
     @pytest.mark.parametrize("size", [0, 1])
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
     def test_what_lies_before_comes_first_and_then_the_error(self, collection: Collection, size: int) -> None:
         for number in range(5):
             collection.put("a", n=number)
@@ -139,6 +141,7 @@ class TestPoison:
         assert not error.retryable
 
     @pytest.mark.needs("key_order")
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
     def test_the_skip_token_continues_after_it_and_says_so(self, collection: Collection) -> None:
         collection.put("a", n=0)
         collection.harness.poison(collection.address, "a")

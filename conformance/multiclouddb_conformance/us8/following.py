@@ -82,6 +82,7 @@ class TestFollowing:
     """C1, C2 and C3: what a provider promises about partitions that split, merge and go away."""
 
     @pytest.mark.needs("merge")
+    @pytest.mark.needs("merged_children")
     def test_a_merged_child_is_named_whole_at_the_end_of_each_parent(self, collection: Collection) -> None:
         pair = collection.split()
         with _feed_of(collection) as feed:
@@ -141,6 +142,7 @@ class TestFollowing:
                 collection.trim()
 
     @pytest.mark.needs("merge")
+    @pytest.mark.needs("merged_children")
     def test_no_position_before_an_older_change_has_the_moment_of_a_merge(
         self, collection: Collection
     ) -> None:
@@ -162,6 +164,7 @@ class TestFollowing:
                 assert all(one is not None and one < moment for one in before)
 
     @pytest.mark.needs("merge")
+    @pytest.mark.needs("merged_children")
     def test_an_idle_partition_passes_the_moment_of_a_merge(self, collection: Collection) -> None:
         with _feed_of(collection) as feed:
             collection.split()

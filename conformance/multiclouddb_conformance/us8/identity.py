@@ -203,6 +203,7 @@ class TestEventIdentity:
     """Tests the fields `event_id`, `order_key` and `timestamp`."""
 
     @pytest.mark.shows("FR-068")
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
     def test_ids_are_unique_in_the_collection(self, collection: Collection) -> None:
         for number in range(40):
             collection.put(f"k{number % 4}", n=number)
@@ -229,6 +230,7 @@ class TestEventIdentity:
 
     @pytest.mark.requires(_LOGICAL)
     @pytest.mark.needs("alone")
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
     def test_ids_are_the_same_through_a_key(self, collection: Collection) -> None:
         scope = LogicalPartition(collection.harness.key("mine"))
         start = collection.now(scope=scope)
@@ -245,6 +247,7 @@ class TestEventIdentity:
         after = {event.event_id: event for event in collection.drain(collection.begin)}
         assert after == before
 
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
     def test_of_two_changes_of_a_key_the_later_sorts_higher(self, collection: Collection) -> None:
         for number in range(30):
             collection.put("a", n=number)
@@ -252,6 +255,7 @@ class TestEventIdentity:
         assert [keys[number] for number in range(30)] == sorted(set(keys.values()))
 
     @pytest.mark.needs("split", "merge")
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
     def test_the_later_sorts_higher_across_partitions(self, collection: Collection) -> None:
         for number in range(10):
             collection.put("a", n=number)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import attrs
 import pytest
 
-from multiclouddb_api import ChangeEvent, ChangeFeedPage, ErrorCategory, PhysicalPartition
+from multiclouddb_api import Capability, ChangeEvent, ChangeFeedPage, ErrorCategory, PhysicalPartition
 from multiclouddb_conformance.collection import Collection, ids
 from multiclouddb_conformance.faults import LateChildren
 from multiclouddb_conformance.open_client import open_client
@@ -201,6 +201,7 @@ class TestSplit:
     @pytest.mark.shows("Plan 13", "Promise 2")
     @pytest.mark.needs("key_order")
     @pytest.mark.parametrize("size", [1, 4, 0])
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
     def test_a_child_comes_after_its_parent(self, collection: Collection, size: int) -> None:
         for number in range(40):
             collection.put(f"k{number % 8}", n=number)
@@ -265,6 +266,8 @@ class TestMerge:
     @pytest.mark.shows("Plan 13", "Promise 2")
     @pytest.mark.needs("key_order")
     @pytest.mark.parametrize("size", [1, 4, 0])
+    @pytest.mark.needs("merged_children")
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
     def test_a_merged_child_comes_after_both_parents(self, collection: Collection, size: int) -> None:
         children = collection.split()
         for number in range(40):
@@ -276,6 +279,7 @@ class TestMerge:
         _in_order(events)
 
     @pytest.mark.shows("Promise 2", "Promise 8")
+    @pytest.mark.needs("merged_children")
     def test_every_parent_names_the_merged_child_and_all_its_parents(self, collection: Collection) -> None:
         pair = collection.split()
         tokens = {name: collection.now(scope=PhysicalPartition(name)) for name in pair}
@@ -286,6 +290,7 @@ class TestMerge:
             assert set(child.parents) == set(pair)
 
     @pytest.mark.shows("FR-069")
+    @pytest.mark.needs("merged_children")
     def test_followers_of_both_parents_read_the_merged_child(self, collection: Collection) -> None:
         pair = collection.split()
         scopes = [PhysicalPartition(name, with_descendants=True) for name in pair]
@@ -312,6 +317,7 @@ class TestMerge:
         assert len({*ids(first.events), *rest}) == len(first.events) + len(rest) == 40
 
     @pytest.mark.shows("Plan 13", "Promise 2")
+    @pytest.mark.needs("merged_children")
     def test_no_event_of_a_merged_child_comes_before_the_last_of_its_parents(
         self, collection: Collection
     ) -> None:

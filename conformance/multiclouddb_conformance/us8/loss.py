@@ -78,6 +78,7 @@ def _run(harness: Harness, start: StartPosition, consumer: Consumer, size: int) 
         consumer=consumer,
         idle_pages=harness.idle_pages,
         key_order=harness.can_key_order,
+        latest=not harness.capabilities.is_supported(Capability.CHANGE_FEED_ALL_VERSIONS),
     ).run(max_kills=4).assert_all_kept()
 
 

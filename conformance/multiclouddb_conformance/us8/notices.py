@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from multiclouddb_api import ChangeFeedPage, Gap, MulticloudDbError, RecordSkipped, SkipToOldest
+from multiclouddb_api import Capability, ChangeFeedPage, Gap, MulticloudDbError, RecordSkipped, SkipToOldest
 from multiclouddb_conformance.collection import Collection, ids
 
 __all__ = ["TestNotices"]
@@ -110,6 +110,7 @@ class TestNotices:
             assert not set().union(*later) & _gaps(page)
 
     @pytest.mark.needs("poison", "key_order")
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
     def test_a_skipped_record_is_reported_before_anything_after_it_is_read(
         self, collection: Collection
     ) -> None:

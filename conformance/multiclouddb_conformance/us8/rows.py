@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import attrs
 import pytest
 
 from multiclouddb_api import (
@@ -31,9 +32,9 @@ from multiclouddb_conformance.harness import Write
 from multiclouddb_conformance.snapshots import Source, changes, is_done, started_of, walk
 from multiclouddb_conformance.values import KEYS, VALUES
 
-__all__ = ["TestLookup", "TestNoLookup", "TestRowsAlone", "TestScannedRow"]
+__all__ = ["TestLookup", "TestNoLookup", "TestNoRowsAlone", "TestRowsAlone", "TestScannedRow"]
 
-_SNAPSHOT: Final = Capability.CHANGE_FEED_SNAPSHOT
+_ALONE: Final = Capability.CHANGE_FEED_ROWS
 _KEY: Final = Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE
 _LOOKUP: Final = Capability.LOOKUP
 _ROWS: Final = Snapshot(changes=False)
@@ -44,7 +45,7 @@ def _has_ended(page: ChangeFeedPage) -> bool:
 
 
 @pytest.mark.shows("Further 14")
-@pytest.mark.requires(_SNAPSHOT)
+@pytest.mark.requires(_ALONE)
 @pytest.mark.needs("alone")
 class TestRowsAlone:
     """Tests `Snapshot(changes=False)`."""
@@ -131,6 +132,20 @@ class TestRowsAlone:
         assert _has_ended(pages[-1])
 
 
+@pytest.mark.shows("Further 14")
+@pytest.mark.needs("alone")
+class TestNoRowsAlone:
+    """Tests a provider that cannot deliver the rows alone."""
+
+    @pytest.mark.refuses(_ALONE)
+    def test_the_rows_alone_are_refused_with_the_way_out(self, collection: Collection) -> None:
+        request = attrs.evolve(collection.request(_ROWS), provider_options=None)
+        with pytest.raises(MulticloudDbError) as caught:
+            collection.client.read_changes(request)
+        assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+        assert "; " in caught.value.message
+
+
 def _look_up(collection: Collection, *keys: MulticloudDbKey) -> dict[MulticloudDbKey, ChangeEvent | None]:
     options = collection.request(Now()).provider_options
     return dict(collection.client.lookup(collection.address, keys, provider_options=options))
@@ -214,7 +229,7 @@ class TestNoLookup:
 
 
 @pytest.mark.shows("Further 14")
-@pytest.mark.requires(_SNAPSHOT)
+@pytest.mark.requires(_ALONE, Capability.CHANGE_FEED_ALL_VERSIONS)
 @pytest.mark.needs("alone")
 class TestScannedRow:
     """A scanned row, a looked-up row and the image of the last change are equal, also as text."""

@@ -107,6 +107,7 @@ class TestLogicalPartition:
     """A feed returns all changes of one partition key."""
 
     @pytest.mark.requires(_LOGICAL)
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
     def test_a_key_has_its_changes_only(self, collection: Collection) -> None:
         scope = LogicalPartition(collection.harness.key("mine"))
         start = collection.now(scope=scope)
@@ -118,6 +119,7 @@ class TestLogicalPartition:
         assert [event.new_item_state["n"] for event in events if event.new_item_state] == list(range(10))
 
     @pytest.mark.requires(_LOGICAL)
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
     def test_a_key_moves_through_small_pages(self, collection: Collection) -> None:
         scope = LogicalPartition(collection.harness.key("mine"))
         start = collection.now(scope=scope)
@@ -129,6 +131,7 @@ class TestLogicalPartition:
 
     @pytest.mark.shows("Plan 13")
     @pytest.mark.requires(_LOGICAL)
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
     def test_a_key_has_the_same_events_as_in_the_collection(self, collection: Collection) -> None:
         scope = LogicalPartition(collection.harness.key("mine"))
         start = collection.now(scope=scope)
@@ -142,6 +145,7 @@ class TestLogicalPartition:
     @pytest.mark.shows("Plan 13")
     @pytest.mark.requires(_LOGICAL)
     @pytest.mark.needs("split", "merge")
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
     def test_a_key_is_followed_through_a_split_and_a_merge(self, collection: Collection) -> None:
         key = collection.harness.key("mine")
         start = collection.now(scope=LogicalPartition(key))

@@ -52,9 +52,10 @@ class _Copy:
         )  # fmt: skip
 
 
-@pytest.mark.shows("Further 15")
+@pytest.mark.shows("Further 16")
 @pytest.mark.requires(Capability.CHANGE_FEED_SNAPSHOT)
 @pytest.mark.requires(Capability.LOOKUP)
+@pytest.mark.requires(Capability.CHANGE_FEED_DELETES)
 @pytest.mark.needs("alone")
 @pytest.mark.needs("clock_moves")
 @pytest.mark.slow

@@ -1,14 +1,16 @@
 """The multiclouddb provider for Azure Cosmos DB.
 
-An application needs to import this package only if it requests a backfill:
+An application needs to import this package only if it chooses options, for example a backfill, or the feed of
+latest versions:
 
     from multiclouddb_cosmos import CosmosOptions
 
     ChangeFeedRequest(address, Beginning(), provider_options=CosmosOptions(backfill=True))
+    ChangeFeedRequest(address, Beginning(), provider_options=CosmosOptions(mode="latest"))
 """
 
 from __future__ import annotations
 
-from multiclouddb_cosmos.config import CosmosOptions
+from multiclouddb_cosmos.options import CosmosOptions
 
 __all__ = ["CosmosOptions"]

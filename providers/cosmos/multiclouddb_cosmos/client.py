@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from azure.cosmos import ContainerProxy, CosmosClient
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory, ResourceAddress
+from multiclouddb_cosmos.config import names_in
 from multiclouddb_cosmos.errors import BAD_REQUEST, RECREATED, code_of, recreated
 from multiclouddb_cosmos.position import LEAST, MOST, KeyRange
 from multiclouddb_cosmos.transport import (
@@ -47,7 +47,6 @@ LATE_SECONDS: Final = 60
 """With several write regions, a change can get its LSN so many seconds after its time."""
 _RACES: Final = ("mutated during iteration", "overlapping ranges")
 """What azure-cosmos says if two of its threads have disturbed each other."""
-_NAME: Final = re.compile(r'/(?:"([^"]*)"|([^/]*))')
 _NO_ITEM: Final = (404, 0)
 _NOW: Final[dict[str, Any]] = {"Type": "Now"}
 
@@ -347,11 +346,6 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 def _closed() -> ProviderFault:
     return ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, "the client is closed")
-
-
-def names_in(path: str) -> tuple[str, ...]:
-    """Return the property names in a path such as `/a/b` or `/"a b"`. A quoted name may contain a slash."""
-    return tuple(quoted or plain for quoted, plain in _NAME.findall(path))
 
 
 def _after(key: str) -> str:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-from typing import Any, Final
+import re
+from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 
-from multiclouddb_api import Capability, ClientConfig, ProviderOptions, invalid_request
+from multiclouddb_api import ClientConfig, invalid_request
 from multiclouddb_api.config import SecretText, settled
-from multiclouddb_api.validators import check_type, is_a
 from multiclouddb_spi.connection import check_names, merged, parse_location, split_url
 
 KEY_VARIABLE: Final = "AZURE_COSMOS_KEY"
 """The environment variable that contains the account's key."""
 
-_OPTIONS: Final = ("credential", "tls", "url")
+Mode: TypeAlias = Literal["all_versions", "latest"]
+MODES: Final[tuple[Mode, ...]] = ("all_versions", "latest")
+"""The feeds of a container: the one with all versions and deletes, and the one of latest versions."""
+
+_NAME: Final = re.compile(r'/(?:"([^"]*)"|([^/]*))')
+_IN_URL: Final = ("delete_marker", "mode", "tls")
+_OPTIONS: Final = ("credential", *_IN_URL, "url")
 _URL: Final = "write cosmos://ACCOUNT.documents.azure.com or cosmos://localhost:8081?tls=false"
 _CREDENTIALS: Final = f"the key comes from {KEY_VARIABLE}, or azure-identity finds a credential"
 _SECRET: Final = ("key", "secret", "token", "password")
@@ -29,6 +35,8 @@ class CosmosConfig:
 
     host: str  # the host of the account, with the port if one is given
     tls: bool = True  # false for an emulator without TLS
+    mode: Mode = "all_versions"  # the feed of a request that names none
+    delete_marker: str | None = None  # the marker of a request that names none
     credential: Any = attrs.field(default=None, repr=False)
 
     @classmethod
@@ -84,6 +92,9 @@ def _checked(cls: type[CosmosConfig], config: ClientConfig) -> CosmosConfig:
         raise invalid_request("connection.url", "is missing", _URL)
     options = merged(_parsed(url), options)
     options["tls"] = _truth(options.get("tls", True))
+    check_mode("connection.mode", options.get("mode", MODES[0]))
+    if (marker := options.get("delete_marker")) is not None:
+        check_marker("connection.delete_marker", marker, options.get("mode"))
     credential = options.get("credential")
     if credential is not None and not callable(getattr(credential, "get_token", None)):
         raise invalid_request(
@@ -95,7 +106,7 @@ def _checked(cls: type[CosmosConfig], config: ClientConfig) -> CosmosConfig:
 
 
 def _parsed(url: object) -> dict[str, Any]:
-    place = parse_location(url, "cosmos", options=["tls"], form=_URL, credentials=_CREDENTIALS)
+    place = parse_location(url, "cosmos", options=_IN_URL, form=_URL, credentials=_CREDENTIALS)
     if not place.host or place.path not in ("", "/"):
         raise invalid_request("connection.url", "must contain a host, and nothing after the host", _URL)
     return {"host": place.host, **place.options}
@@ -109,22 +120,23 @@ def _truth(value: object) -> bool:
     raise invalid_request("connection.tls", f"is {value!r}", "write tls=false for an emulator without TLS")
 
 
-_BACKFILLED: Final = (Capability.CHANGE_FEED_BEGINNING, Capability.CHANGE_FEED_POINT_IN_TIME)
+def check_mode(field: str, value: object) -> None:
+    """Refuse a mode that does not exist."""
+    if value not in MODES:
+        raise invalid_request(field, f"is {value!r}", f"write one of {', '.join(MODES)}")
 
 
-@attrs.frozen
-class CosmosOptions(ProviderOptions):
-    """Options of a feed."""
+def check_marker(field: str, value: object, mode: object) -> None:
+    """Refuse a marker that is no path, or that has no effect in the mode."""
+    if mode != "latest":
+        problem = f"has no effect with mode={mode or MODES[0]!r}"
+        raise invalid_request(field, problem, "add mode=latest, or omit it")
+    text = value if isinstance(value, str) else ""
+    names = names_in(text)
+    if not names or not all(names) or not text.startswith("/"):
+        raise invalid_request(field, f"is {value!r}", "write the path of a property, such as /deleted")
 
-    backfill: bool = attrs.field(default=False, validator=is_a(bool))
-    """True to accept that the library emulates `Beginning()` and `AtTime(…)`; False by default.
 
-    The service can start its feed with all versions and deletes only at the current time or at a token. So
-    the feed first returns the current items as `CREATE` events with `backfilled` set, then a `BackfillDone`
-    notice, and then every change since the start. It never returns an item that was deleted before the start.
-    """
-
-    def opts_into(self, capability: Capability) -> bool:
-        """Return True if the caller accepts an emulated start."""
-        check_type("capability", capability, Capability)
-        return self.backfill and capability in _BACKFILLED
+def names_in(path: str) -> tuple[str, ...]:
+    """Return the property names in a path such as `/a/b` or `/"a b"`. A quoted name may contain a slash."""
+    return tuple(quoted or plain for quoted, plain in _NAME.findall(path))

@@ -38,7 +38,9 @@ RECREATED: Final = 1024
 
 _ENABLE: Final = (
     "enable continuous backup and then the account's setting enableAllVersionsAndDeletesChangeFeed, see "
-    f"{DOCS_URL}how-to/cosmos/"
+    f"{DOCS_URL}how-to/cosmos/; or, if you can do without deletes, intermediate versions and the difference "
+    "between CREATE and UPDATE, read the latest versions with CosmosOptions(mode='latest') or with "
+    f"cosmos://…?mode=latest, see {DOCS_URL}how-to/cosmos-latest/"
 )
 _WHO: Final = "check AZURE_COSMOS_KEY, or what azure-identity finds (az login, managed identity)"
 _DENIED: Final = (
@@ -66,7 +68,8 @@ _PROXY: Final = Row(
 )
 _MERGE_ROW: Final = Row(
     ErrorCategory.PERMANENT_FAILURE,
-    "the service cannot read all versions after partitions were merged; use a container without merges",
+    "the service cannot read all versions after partitions were merged; use a container without merges, or "
+    "read the latest versions with CosmosOptions(mode='latest')",
 )
 
 # Maps a status and a substatus to their meaning. An entry without a substatus applies to all substatuses that

@@ -6,9 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from datetime import datetime
 
-from multiclouddb_api import AtTime, Beginning, ChangeEvent, MulticloudDbKey, Now
+import attrs
+
+from multiclouddb_api import AtTime, Beginning, ChangeEvent, MulticloudDbKey, Now, invalid_request
+from multiclouddb_cosmos.config import MODES
 from multiclouddb_cosmos.errors import PROVIDER_ID
-from multiclouddb_cosmos.position import compare, cursor_of, place_of, range_of
+from multiclouddb_cosmos.position import KeyRange, Place, compare, cursor_of, place_of, range_of
 from multiclouddb_cosmos.ranges import Resolution, oldest_place, stated
 from multiclouddb_cosmos.reader import CosmosReader
 from multiclouddb_cosmos.snapshots import ScanReader, cut_segments, is_scan, look_up, plan_scan, scan_of
@@ -36,7 +39,7 @@ from multiclouddb_spi import (
 
 
 class CosmosFeed(Feed):
-    """The feed with all versions and deletes."""
+    """What the feed with all versions and deletes shares with the feed of latest versions."""
 
     def __init__(self, source: Source) -> None:
         self.spec = source.spec
@@ -62,18 +65,20 @@ class CosmosFeed(Feed):
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Return one seed for each range, at the current end of the range."""
-        source = self._source
         if not isinstance(position, Now):  # the engine calls `backfill` for all other starts
             raise unsupported(f"{type(position).__name__} cannot be resolved", "start at Now()")
+        wanted = self._wanted(partition_id, deadline)
+        found = (self._learned or Resolution(self._source)).at_now(wanted, deadline)
+        return [Seed(each.partition_id, (), cursor_of(found[each])) for each in sorted(found)]
+
+    def _wanted(self, partition_id: str | None, deadline: Deadline) -> list[KeyRange]:
+        source = self._source
         source.check_same(deadline)
         wanted = source.current().cut(source.scope)
-        if partition_id is not None:
-            one = range_of(partition_id)
-            if one is None or len(source.ranges().cut(one)) != 1:
-                return []
-            wanted = [one]
-        found = (self._learned or Resolution(source)).at_now(wanted, deadline)
-        return [Seed(each.partition_id, (), cursor_of(found[each])) for each in sorted(found)]
+        if partition_id is None:
+            return wanted
+        one = range_of(partition_id)
+        return [] if one is None or len(source.ranges().cut(one)) != 1 else [one]
 
     def survey(
         self,
@@ -100,15 +105,15 @@ class CosmosFeed(Feed):
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
         """Open a reader of one range, or of one segment of a scan."""
-        plan_id = plan_id_of(partition_id)
-        span = range_of(partition_id.rpartition(":")[2] if plan_id is not None else partition_id)
-        if span is None:
-            raise InvalidCursor("it names no range of keys")
-        if plan_id is not None:
-            view = self._source.view(self.public_id(partition_id))
+        if plan_id_of(partition_id) is not None:
+            if (span := range_of(partition_id.rpartition(":")[2])) is None:
+                raise InvalidCursor("it names no range of keys")
+            view = attrs.evolve(self._source.view(self.public_id(partition_id)), latest=False)
             return ScanReader(self._source, view, span, scan_of(cursor))
-        bound = None if until is None else place_of(until)
-        return CosmosReader(self._source, self.public_id, span, place_of(cursor), bound)
+        place, bound = self._place(cursor), None if until is None else self._place(until)
+        if (span := range_of(partition_id)) is None:
+            raise InvalidCursor("it names no range of keys")
+        return CosmosReader(self._source, self.public_id, span, place, bound)
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
@@ -125,7 +130,7 @@ class CosmosFeed(Feed):
         found = Resolution(self._source).at_now(list(whole.values()), deadline)
         heads = {}
         for name, span in whole.items():
-            here = place_of(cursors[name])
+            here = self._place(cursors[name])
             if span in found and span not in self._source.behind and found[span].lsn >= here.etag:
                 end = found[span]
                 later = end if compare(end, here) > 0 else here
@@ -135,14 +140,6 @@ class CosmosFeed(Feed):
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         """Plan a scan with one segment for each range. The parameter `segments` has no effect."""
         return plan_scan(self.start(Now(), None, deadline), None, self._source.late)
-
-    def backfill(
-        self, position: Beginning | AtTime, partition_id: str | None, deadline: Deadline
-    ) -> ScanPlan | None:
-        """Plan the scan for `Beginning()` or `AtTime(…)`, or return None if the range does not exist."""
-        since = position.utc if isinstance(position, AtTime) else None
-        seeds = self.start(Now(), partition_id, deadline)
-        return plan_scan(seeds, since, self._source.late) if seeds else None
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
         """Return the next ranges from the plan of a scan, without sending a request."""
@@ -156,16 +153,57 @@ class CosmosFeed(Feed):
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """Compare the LSNs of two positions."""
-        # If the LSNs are equal, compare the positions in the library's own order. For positions of a scan,
-        # return 0 if both positions are equal, and None otherwise.
+        # For positions of a scan, return 0 if both positions are equal, and None otherwise.
         if is_scan(a) or is_scan(b):
             return 0 if a == b else None
-        return compare(place_of(a), place_of(b))
+        # If the LSNs are equal, compare the positions in the library's own order.
+        return compare(self._place(a), self._place(b))
 
     def describe(self, cursor: Cursor) -> Position:
         """Return the LSN of a position, and a lower limit on the times of the records after it."""
         if is_scan(cursor):
             return Position(f"scan at LSN {scan_of(cursor).place.lsn}", None)
-        place = place_of(cursor)
+        place = self._place(cursor)
         inside = "" if place.inner is None else ", inside a transaction"
-        return Position(f"LSN {place.lsn}{inside}", self._source.since(place.seconds))
+        return Position(f"LSN {place.lsn}{inside}", self._source.since(place.since))
+
+    def _place(self, cursor: Cursor) -> Place:
+        """Return the place of a cursor; refuse a cursor of the other mode."""
+        place = place_of(cursor)
+        if (place.past is not None) == self._source.is_latest:
+            return place
+        theirs = MODES[place.past is not None]
+        raise invalid_request(
+            "continuation_token",
+            f"was made with mode={theirs!r}, and the feed has mode={self._source.options.mode!r}",
+            "set the mode with which it was made, or start again",
+        )
+
+
+class AllVersionsFeed(CosmosFeed):
+    """The feed with all versions and deletes; a scan comes before a start in the past."""
+
+    def backfill(
+        self, position: Beginning | AtTime, partition_id: str | None, deadline: Deadline
+    ) -> ScanPlan | None:
+        """Plan the scan for `Beginning()` or `AtTime(…)`, or return None if the range does not exist."""
+        since = position.utc if isinstance(position, AtTime) else None
+        seeds = self.start(Now(), partition_id, deadline)
+        return plan_scan(seeds, since, self._source.late) if seeds else None
+
+
+class LatestFeed(CosmosFeed):
+    """The feed of latest versions, which can start at every position, and whose positions never expire."""
+
+    def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
+        """Return one seed for each range."""
+        if isinstance(position, Now):
+            return super().start(position, partition_id, deadline)
+        source = self._source
+        wanted = self._wanted(partition_id, deadline)
+        if isinstance(position, Beginning):
+            found = {each: Place(0, None, None, 0) for each in wanted}
+        else:
+            since = max(0, int(position.utc.timestamp()))
+            found = (self._learned or Resolution(source)).at_time(wanted, since, deadline)
+        return [Seed(each.partition_id, (), cursor_of(found[each])) for each in sorted(found)]

@@ -17,6 +17,8 @@ from multiclouddb_cosmos.position import cursor_of
 from multiclouddb_cosmos.records import (
     DAMAGED_ERRORS,
     KINDS,
+    MARKED,
+    REFUSED,
     Item,
     Records,
     View,
@@ -24,14 +26,23 @@ from multiclouddb_cosmos.records import (
     name_of,
     order_key,
     place_after,
+    value_at,
 )
 from multiclouddb_spi import Cursor, Mapper, RecordFault
+from multiclouddb_spi.scan.contract import LATEST_MARK
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_TYPES: Final = dict(zip(KINDS, (ChangeType.CREATE, ChangeType.UPDATE, ChangeType.DELETE), strict=True))
+_TYPES: Final = dict(
+    zip(KINDS, (ChangeType.CREATE, ChangeType.UPDATE, ChangeType.DELETE, ChangeType.DELETE), strict=True)
+)
 _TYPE_TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
+_DELETES: Final = ("delete", MARKED)
+_JSON_NAMES: Final = {
+    "str": "text", "int": "a number", "float": "a number", "NoneType": "null", "dict": "an object",
+    "list": "an array",
+}  # fmt: skip
 _SYSTEM: Final = frozenset({"_rid", "_self", "_etag", "_attachments", "_ts", "_lsn"})
 """The properties that the service adds to a document."""
 
@@ -42,12 +53,12 @@ def _events(records: Records, view: View) -> list[ChangeEvent]:
     keys = _keys_of(items, view)
     types = [_TYPES[data["operationType"]] for data in datas]
     columns: list[Iterable[Any]] = [
-        _event_ids(records, datas, keys),
+        _event_ids(records, datas, keys, view),
         _keys(keys, len(view.paths), view),
         types,
         _times(datas),
         _states(items, datas) if view.with_new else repeat(None),
-        repeat(None),
+        _marked_states(items, datas) if view.with_new and view.marker else repeat(None),
         _orders(records),
         [data.get("timeToLiveExpired") is True for data in datas],
         repeat(False),
@@ -81,8 +92,14 @@ def _keys(keys: Sequence[Mapping[str, Any]], count: int, view: View) -> Iterable
 
 
 def _event_ids(
-    records: Records, datas: Sequence[Mapping[str, Any]], keys: Sequence[Mapping[str, Any]]
+    records: Records, datas: Sequence[Mapping[str, Any]], keys: Sequence[Mapping[str, Any]], view: View
 ) -> list[str]:
+    if view.latest:  # a version of an item appears once, and never in the other feed
+        currents = [item["current"] for item in records.items]
+        return [
+            f"{LATEST_MARK}{order}:{current['_rid']}:{current['_etag'][1:-1]}"
+            for order, current in zip(_orders(records), currents, strict=True)
+        ]
     found = []
     for index, (item, data, key) in enumerate(zip(records.items, datas, keys, strict=True)):
         kind, lsn = data["operationType"], records.lsns[index]
@@ -112,7 +129,7 @@ def _states(items: Sequence[Item], datas: Sequence[Mapping[str, Any]]) -> list[d
     """Return the documents as the application wrote them, without the properties that the service added."""
     states: list[dict[str, Any] | None] = []
     for item, data in zip(items, datas, strict=True):
-        if data["operationType"] == "delete":
+        if data["operationType"] in _DELETES:
             states.append(None)
             continue
         state: dict[str, Any] = item["current"].copy()
@@ -124,6 +141,14 @@ def _states(items: Sequence[Item], datas: Sequence[Mapping[str, Any]]) -> list[d
         state.pop("_lsn", None)
         states.append(state)
     return states
+
+
+def _marked_states(items: Sequence[Item], datas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
+    """Return the last state of each item that is marked as deleted, and None for the others."""
+    return [
+        _states([item], [{"operationType": "replace"}])[0] if data["operationType"] == MARKED else None
+        for item, data in zip(items, datas, strict=True)
+    ]
 
 
 def _orders(records: Records) -> list[str]:
@@ -140,12 +165,14 @@ def _arrow(records: Records, view: View) -> pa.RecordBatch:
     keys = _keys_of(items, view)
     count, text = len(items), pa.string()
     columns = [
-        pa.array(_event_ids(records, datas, keys), text),
+        pa.array(_event_ids(records, datas, keys, view), text),
         pa.array([_TYPE_TEXTS[data["operationType"]] for data in datas], text),
         pa.array(_texts(keys), text),
         pa.array(_times(datas), pa.timestamp("us", tz="UTC")),
         pa.array(_texts(_states(items, datas)), text) if view.with_new else pa.nulls(count, text),
-        pa.nulls(count, text),
+        pa.array(_texts(_marked_states(items, datas)), text)
+        if view.with_new and view.marker
+        else pa.nulls(count, text),
         pa.array(_orders(records), text),
         pa.array([data.get("timeToLiveExpired") is True for data in datas], pa.bool_()),
         pa.repeat(pa.scalar(False), count),
@@ -183,17 +210,33 @@ def _mapped(records: Records, start: int, stop: int, view: View, make: Callable[
         try:
             make(records.part(index, index + 1), view)
         except DAMAGED_ERRORS as error:
-            raise _fault(records, index, type(error).__name__) from None
-    raise _fault(records, start, "it is not clear which item is damaged")
+            raise _fault(records, index, view, type(error).__name__) from None
+    raise _fault(records, start, view, "it is not clear which item is damaged")
 
 
-def _fault(records: Records, index: int, reason: str) -> RecordFault:
+def _fault(records: Records, index: int, view: View, reason: str) -> RecordFault:
+    item = records.items[index]
+    text = f"it cannot be decoded as an item of a change feed ({reason})"
+    if isinstance(item, dict) and item.get("metadata", {}).get("operationType") == REFUSED:
+        kind = type(value_at(item["current"], view.marker)).__name__
+        path = "".join(f"/{name}" for name in view.marker)
+        text = (
+            f"the property {path} of the item {_key_text(item, view)} is {_JSON_NAMES.get(kind, kind)}, and "
+            "not true or false; write the item with true or false, or without the property"
+        )
     return RecordFault(
         index,
         f"LSN {records.lsns[index]}",
-        f"it cannot be decoded as an item of a change feed ({reason})",
+        text,
         cursor_of(place_after(records, index + 1)),
     )
+
+
+def _key_text(item: Item, view: View) -> str:
+    try:
+        return orjson.dumps(key_of(item, view)).decode()
+    except DAMAGED_ERRORS:
+        return "whose key cannot be decoded"
 
 
 @attrs.frozen

@@ -3,10 +3,16 @@
     [lsn]                     everything up to this logical sequence number was read
     [lsn, seconds]            the same, with a lower limit on the times of later changes
     [lsn, seconds, inner]     within one LSN: everything in it up to `inner` was read
+    [lsn, seconds, inner, past]    the same in the feed of latest versions
 
 Several changes can have the same LSN, and the service does not order these changes. The library orders the
 changes within one LSN by `inner`, a text that depends only on the change. Therefore an `inner` that was
 stored before a split is still valid after the split.
+
+In the feed of latest versions, the times of the changes ascend with their LSNs only after the range was read
+to its end once, because a merge mixes the changes of two partitions. Until then, `past` is the second from
+which changes are wanted (0 for all), and the times of later changes have no other lower limit. After that,
+`past` is -1.
 """
 
 from __future__ import annotations
@@ -78,6 +84,7 @@ class RangeMap:
 _MOST_LSN: Final = 2**62 - 1
 _MOST_SECONDS: Final = 253_402_300_799
 _MOST_INNER: Final = 64
+LIVE: Final = -1
 
 
 @attrs.frozen
@@ -87,11 +94,17 @@ class Place:
     lsn: int  # the logical sequence number (LSN) of the position
     seconds: int | None = None
     inner: str | None = None  # the last change with this LSN that was read
+    past: int | None = None  # only in the feed of latest versions
 
     @property
     def order(self) -> tuple[int, str]:
         """Return a sort key for the positions in one range."""
         return (self.lsn, "") if self.inner is None else (self.lsn - 1, self.inner)
+
+    @property
+    def since(self) -> int | None:
+        """Return a lower limit on the times of later changes, in seconds since 1970."""
+        return self.past if self.seconds is None and self.past and self.past > 0 else self.seconds
 
     @property
     def etag(self) -> int:
@@ -101,6 +114,8 @@ class Place:
 
 def cursor_of(place: Place) -> Cursor:
     """Return the position in the form that a token stores."""
+    if place.past is not None:
+        return [place.lsn, place.seconds, place.inner, place.past]
     if place.inner is not None:
         return [place.lsn, place.seconds, place.inner]
     return [place.lsn] if place.seconds is None else [place.lsn, place.seconds]
@@ -109,10 +124,15 @@ def cursor_of(place: Place) -> Cursor:
 def place_of(cursor: Cursor) -> Place:
     """Convert a stored position to a `Place`; the inverse of `cursor_of`."""
     match cursor:
-        case [int() as lsn, *rest] if is_number(lsn) and len(rest) <= 2:
-            seconds, inner = [*rest, None, None][:2]
-            if (seconds is None or is_number(seconds, _MOST_SECONDS)) and _is_inner(inner, rest):
-                return Place(lsn, seconds, inner)  # type: ignore[arg-type]
+        case [int() as lsn, *rest] if is_number(lsn) and len(rest) <= 3:
+            seconds, inner, past = [*rest, None, None, None][:3]
+            is_latest = len(rest) == 3
+            if is_latest and past != LIVE and not is_number(past, _MOST_SECONDS):
+                raise InvalidCursor("it is not a position of Cosmos DB")
+            if (seconds is None or is_number(seconds, _MOST_SECONDS)) and (
+                _is_inner(inner) if inner is not None else is_latest or len(rest) < 2
+            ):
+                return Place(lsn, seconds, inner, past)  # type: ignore[arg-type]
     raise InvalidCursor("it is not a position of Cosmos DB")
 
 
@@ -121,9 +141,7 @@ def is_number(value: object, most: int = _MOST_LSN) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
-def _is_inner(inner: object, rest: list[Cursor]) -> bool:
-    if inner is None:
-        return len(rest) < 2
+def _is_inner(inner: object) -> bool:
     return isinstance(inner, str) and inner.isascii() and 0 < len(inner) <= _MOST_INNER
 
 

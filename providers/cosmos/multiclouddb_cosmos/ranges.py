@@ -12,8 +12,8 @@ from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_cosmos.errors import GONE
-from multiclouddb_cosmos.position import KeyRange, Place, RangeMap, cursor_of
-from multiclouddb_cosmos.records import seconds_of
+from multiclouddb_cosmos.position import LIVE, KeyRange, Place, RangeMap, cursor_of
+from multiclouddb_cosmos.records import lsn_of, seconds_of
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import MovedError
 from multiclouddb_spi import Deadline, Partition, PartitionState, ProviderFault, Survey
@@ -79,6 +79,8 @@ def pieces_after(
 
 def oldest_place(source: Source, place: KeyRange, since: datetime | None, deadline: Deadline) -> Place:
     """Find the oldest position from which a range can be read, by trial reads."""
+    if source.is_latest:
+        return Place(0, None, None, 0 if since is None else int(since.timestamp()))
     low, high = 0, source.end(place, deadline)
     wanted = None if since is None else since.timestamp() - _EARLY_SECONDS - source.late
     while low < high:
@@ -116,10 +118,25 @@ class Resolution:
                 # other threads may learn a later time.
                 now = self.source.calls.now()
                 lsn = self.source.end(piece, deadline)
-                self.found[piece] = Place(lsn, None if now is None else int(now.timestamp()))
+                seconds = None if now is None else int(now.timestamp())
+                self.found[piece] = Place(lsn, seconds, None, LIVE if self.source.is_latest else None)
             return self.found[piece]
 
         return self.each(wanted, end)
+
+    def at_time(self, wanted: list[KeyRange], since: int, deadline: Deadline) -> dict[KeyRange, Place]:
+        """Divide the ranges by the current partitions, and return a position of each part at a past time."""
+
+        def before(piece: KeyRange) -> Place:
+            if piece not in self.found:
+                # After a merge, the times do not ascend, but no wanted item has a lower LSN than the first.
+                answer = self.source.read(piece, 0, 1, deadline, since)
+                lsns = [lsn_of(item) or 1 for item in answer.items]
+                lsn = min(lsns) - 1 if lsns else answer.etag
+                self.found[piece] = Place(lsn, None, None, since)
+            return self.found[piece]
+
+        return self.each(wanted, before)
 
     def each(self, wanted: list[KeyRange], read: Callable[[KeyRange], Place]) -> dict[KeyRange, Place]:
         """Divide the ranges at the borders of the current partitions, and return a position for each part."""

@@ -10,7 +10,7 @@ import attrs
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_cosmos.mapping import CosmosMapper
-from multiclouddb_cosmos.position import KeyRange, Place, cursor_of
+from multiclouddb_cosmos.position import LIVE, KeyRange, Place, cursor_of
 from multiclouddb_cosmos.ranges import pieces_after
 from multiclouddb_cosmos.records import Records, is_after, is_of, place_after, records_of
 from multiclouddb_cosmos.source import Source
@@ -106,8 +106,10 @@ class CosmosReader(Reader):
         # If the part was split, it is divided.
         seen = self._source.ranges()
         self._requests += 1
+        asked = self._source.calls.now()
         try:
-            answer = self._source.read(strand.span, strand.place.etag, limit, deadline)
+            place = strand.place
+            answer = self._source.read(strand.span, place.etag, limit, deadline, place.past)
         except (MovedError, CosmosHttpResponseError) as error:
             pieces = pieces_after(self._source, seen, strand.span, error)
             if self._ends(pieces):
@@ -124,7 +126,7 @@ class CosmosReader(Reader):
             items = [item for item in items if is_of(item, self._mapper.view, self._source.wanted)]
         exact = len(strands) > 1 or (self._until is not None and self._until.inner is not None)
         records = records_of(items, strand.place, self._mapper.view, placed=exact)
-        end = Place(answer.etag, strand.place.seconds)
+        end = Place(answer.etag, strand.place.seconds, None, strand.place.past)
         if len(records):
             end = attrs.evolve(end, seconds=place_after(records, len(records)).seconds or end.seconds)
         if strand.place.inner is not None and end.lsn < strand.place.lsn:
@@ -135,6 +137,8 @@ class CosmosReader(Reader):
         # A page without items whose position has moved may be only a part of what the service searches.
         still = not answer.items and answer.etag == strand.place.etag
         strand.quiet = still or (answer.newest is not None and answer.etag >= answer.newest)
+        if strand.quiet and self._until is None and end.past is not None and end.past != LIVE:
+            end = attrs.evolve(end, past=LIVE, seconds=self._source.seconds_before(asked))
         strand.records, strand.place = records, end
         return False
 
@@ -170,7 +174,7 @@ class CosmosReader(Reader):
             (strand.place for strand in strands if not strand.done), key=lambda each: each.order, default=None
         )
         last = place_after(records, len(records)) if len(records) else self._place
-        if reached is None or reached.order <= last.order:
+        if reached is None or reached.order < last.order:
             return last
         return attrs.evolve(reached, seconds=last.seconds if last.seconds is not None else reached.seconds)
 
@@ -188,7 +192,7 @@ class CosmosReader(Reader):
             self._outcome,
             self._nbytes,
             caught_up=quiet,
-            watermark=self._source.since(self._place.seconds),
+            watermark=self._source.since(self._place.since),
             poll_after=self._pause() if waits else 0.0,
             charge=self._charge,
             requests=self._requests,
@@ -226,6 +230,7 @@ def _merged(strands: list[_Strand], most: int) -> Records:
         [order[0] for order, _, _ in ready],
         [strands[number].records.inner(index) for _, number, index in ready],
         [strands[number].records.order_key(index) for _, number, index in ready],
+        strands[0].records.past,
     )
     for number, strand in enumerate(strands):
         strand.records = strand.records.part(sum(each[1] == number for each in ready))

@@ -7,6 +7,7 @@ delete, only the metadata contains the key.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from operator import lt
 from typing import Any, Final, TypeAlias
@@ -15,12 +16,14 @@ import attrs
 import orjson
 
 from multiclouddb_api import ResourceAddress
-from multiclouddb_cosmos.position import Place
+from multiclouddb_cosmos.position import LIVE, Place
 
 Item: TypeAlias = Mapping[str, Any]
 
-KINDS: Final = ("create", "replace", "delete")
-"""The types of changes, in the order in which they can happen to a document."""
+MARKED: Final = "marked"
+REFUSED: Final = "refused"
+KINDS: Final = ("create", "replace", "delete", MARKED)
+"""The types of changes. The last one is the write of an item that is marked as deleted."""
 _MOST_LSN: Final = 2**62 - 1
 _MOST_SECONDS: Final = 253_402_300_799
 _MOST_EXACT: Final = 2.0**53
@@ -30,7 +33,7 @@ _COMPARED: Final = 24
 """The form of a place within an LSN: 20 characters for the key, 4 for the number of its change, then the
 previous version.
 """
-_ABSENT: Final = object()
+ABSENT: Final = object()
 _NO_KEY: Final = (dict, list)
 """The types of values that are never part of a partition key."""
 DAMAGED_ERRORS: Final = (
@@ -54,6 +57,8 @@ class View:
     paths: tuple[tuple[str, ...], ...]  # the path of each component of the partition key, as property names
     with_new: bool = True  # true if events include the new document
     native: bool = False  # true if events include the service's item
+    latest: bool = False  # true if the feed contains only latest versions
+    marker: tuple[str, ...] = ()  # the path of the property that marks an item as deleted
     names: tuple[str, ...] = attrs.field(init=False)
     """The name of each component of the partition key."""
 
@@ -70,6 +75,7 @@ class Records:
     lsns: list[int]  # the LSN of each item
     inners: list[str | None] | None = None  # the place of each item within its LSN
     orders: list[str] | None = None  # the order key of each item
+    past: int | None = None  # the part `past` of the position from which the items were read
 
     def __len__(self) -> int:
         """Return the number of items."""
@@ -83,6 +89,7 @@ class Records:
             self.lsns[start:stop],
             None if inners is None else inners[start:stop],
             None if orders is None else orders[start:stop],
+            self.past,
         )
 
     def chosen(self, indexes: list[int]) -> Records:
@@ -94,6 +101,7 @@ class Records:
             [self.lsns[index] for index in indexes],
             None if self.inners is None else [self.inners[index] for index in indexes],
             None if self.orders is None else [self.orders[index] for index in indexes],
+            self.past,
         )
 
     def inner(self, index: int) -> str | None:
@@ -125,7 +133,7 @@ def records_of(items: list[Any], place: Place, view: View, *, placed: bool = Fal
         and all(map(lt, lsns, lsns[1:]))
         and (not lsns or lsns[0] > place.etag)
     ):
-        return Records(items, lsns)
+        return Records(items, lsns, past=place.past)
     ordered = sorted(_placed(items, lsns, view), key=lambda each: each[:2])
     kept = [each for each in ordered if is_after(each[0], each[1], place)]
     if place.inner is not None and not any(each[:2] == (place.lsn, place.inner) for each in ordered):
@@ -139,7 +147,42 @@ def records_of(items: list[Any], place: Place, view: View, *, placed: bool = Fal
         [each[0] for each in kept],
         [each[1] for each in kept],
         [each[2] for each in kept],
+        place.past,
     )
+
+
+def as_changes(items: list[Any], view: View, since: int = 0) -> list[Any]:
+    """Convert items from the feed of latest versions to the format of the feed with all versions.
+
+    Items whose last change was before the second `since` are left out.
+    """
+    usual = "replace" if view.latest else "create"
+    if not since and not view.marker:
+        with suppress(LookupError, TypeError):
+            return [
+                {
+                    "current": item,
+                    "metadata": {"operationType": usual, "lsn": item["_lsn"], "crts": item["_ts"]},
+                }
+                for item in items
+            ]
+    found = []
+    for item in items:
+        lsn, seconds = (item.get("_lsn"), item.get("_ts")) if isinstance(item, dict) else (None, None)
+        if since > 0 and isinstance(seconds, int) and seconds < since:
+            continue
+        kind = usual
+        if view.marker and (marked := value_at(item, view.marker)) is not ABSENT and marked is not False:
+            kind = MARKED if marked is True else REFUSED
+        found.append({"current": item, "metadata": {"operationType": kind, "lsn": lsn, "crts": seconds}})
+    return found
+
+
+def value_at(item: Any, path: Sequence[str]) -> Any:
+    """Return the value of a property, or `ABSENT`."""
+    for name in path:
+        item = item.get(name, ABSENT) if isinstance(item, dict) else ABSENT
+    return item
 
 
 def is_after(lsn: int, inner: str, place: Place) -> bool:
@@ -263,12 +306,10 @@ def key_of(item: Item, view: View) -> dict[str, Any]:
     current = item["current"]
     found: dict[str, Any] = {}
     for full, path in zip(view.names, view.paths, strict=True):
-        at: Any = current
-        for name in path:
-            at = at.get(name, _ABSENT) if isinstance(at, dict) else _ABSENT
+        at = value_at(current, path)
         if type(at) is str:
             found[full] = at
-        elif at is not _ABSENT and not isinstance(at, _NO_KEY):
+        elif at is not ABSENT and not isinstance(at, _NO_KEY):
             found[full] = _exact(at)
     found["id"] = _text(current["id"])
     return found
@@ -323,12 +364,13 @@ def order_key(lsn: int) -> str:
 def place_after(records: Records, count: int) -> Place:
     """Return the position after the first `count` records."""
     lsn, inner = records.lsns[count - 1], records.inner(count - 1)
-    seconds = seconds_of(records.items[count - 1])
+    past = records.past
+    seconds = seconds_of(records.items[count - 1]) if past in (None, LIVE) else None
     if count < len(records) and records.lsns[count] == lsn:
-        return Place(lsn, seconds, inner)
+        return Place(lsn, seconds, inner, past)
     damaged = inner is not None and inner.startswith(_DAMAGED)
     # It is not known whether a damaged item is the last item of the preceding LSN.
-    return Place(lsn, seconds, inner) if damaged else Place(lsn, seconds)
+    return Place(lsn, seconds, inner if damaged else None, past)
 
 
 def seconds_of(item: Any) -> int | None:

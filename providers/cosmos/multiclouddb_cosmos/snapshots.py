@@ -28,7 +28,16 @@ from multiclouddb_cosmos.client import Answer
 from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.position import KeyRange, Place, is_number, place_of, range_of
 from multiclouddb_cosmos.ranges import pieces_after
-from multiclouddb_cosmos.records import Records, View, is_of, order_key, place_after, records_of
+from multiclouddb_cosmos.records import (
+    MARKED,
+    Records,
+    View,
+    as_changes,
+    is_of,
+    order_key,
+    place_after,
+    records_of,
+)
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import MovedError
 from multiclouddb_spi import (
@@ -229,13 +238,16 @@ class ScanReader(Reader):
 
     def _take(self, answer: Answer) -> None:
         scan, view = self._scan, self._mapper.view
-        items = [{"current": each, "metadata": _metadata(each)} for each in answer.items]
+        items = as_changes(answer.items, view)
         if self._source.wanted:
             items = [item for item in items if is_of(item, view, self._source.wanted)]
         found = records_of(items, scan.place, view)
         kept = []
         for index in range(len(found)):
-            seconds = found.items[index]["metadata"].get("crts")
+            metadata = found.items[index]["metadata"]
+            if metadata["operationType"] == MARKED:
+                continue  # a row that is marked as deleted is no row
+            seconds = metadata.get("crts")
             is_early = scan.since is not None and isinstance(seconds, int) and seconds < scan.since
             if found.lsns[index] <= scan.bound and not is_early:
                 kept.append(index)
@@ -265,13 +277,6 @@ class ScanReader(Reader):
         )
 
 
-def _metadata(item: Any) -> dict[str, Any]:
-    """Convert an item from the feed of latest versions to the format of the feed with all versions."""
-    if not isinstance(item, dict):
-        return {}
-    return {"operationType": "create", "lsn": item.get("_lsn"), "crts": item.get("_ts")}
-
-
 # -- Single rows
 
 
@@ -279,7 +284,7 @@ def look_up(
     source: Source, keys: Sequence[MulticloudDbKey], deadline: Deadline
 ) -> dict[MulticloudDbKey, ChangeEvent | None]:
     """Return the items of some of the keys, with one point read for each key."""
-    asked, view = keys[:_MOST_KEYS], source.view("")
+    asked, view = keys[:_MOST_KEYS], attrs.evolve(source.view(""), latest=False)
     places = [_place_of(key, view, hierarchical=source.definition.hierarchical) for key in asked]
 
     def read(place: tuple[str, Any]) -> tuple[dict[str, Any], int | None] | None:
@@ -294,8 +299,10 @@ def look_up(
         if answer is None:
             continue
         item, lsn = answer
-        metadata = {"operationType": "create", "crts": item["_ts"], "lsn": lsn or 0}
-        records = Records([{"current": item, "metadata": metadata}], [lsn or 0])
+        (change,) = as_changes([item | {"_lsn": lsn or 0}], view)
+        if change["metadata"]["operationType"] == MARKED:
+            continue  # a row that is marked as deleted is no row
+        records = Records([change], [lsn or 0])
         mapper = _RowMapper(view, Scan(LOOKUP_PLAN, 0, item["_ts"], None, Place(0)))
         (event,) = mapper.events(records, 0, 1)
         if event.key in found:

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from datetime import UTC, datetime
+from typing import Any
 from weakref import WeakSet
 
 import attrs
@@ -14,10 +15,11 @@ from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory, LogicalPartition, MulticloudDbKey, invalid_request
 from multiclouddb_cosmos.client import LATE_SECONDS, Answer, Calls, Definition
-from multiclouddb_cosmos.config import CosmosOptions
+from multiclouddb_cosmos.config import names_in
 from multiclouddb_cosmos.errors import BAD_REQUEST, classify, is_disabled
+from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.position import LEAST, MOST, KeyRange, RangeMap
-from multiclouddb_cosmos.records import View, is_of, lsn_of, seconds_of
+from multiclouddb_cosmos.records import View, as_changes, is_of, lsn_of, seconds_of
 from multiclouddb_cosmos.transport import LATEST, start_of
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired, unsupported
 
@@ -25,6 +27,7 @@ _WHOLE = KeyRange(LEAST, MOST)
 # Longer than a request for the present position takes, which has the time before the request.
 _SLACK_SECONDS = LATE_SECONDS
 _RENEW_SECONDS = 300.0
+_LAG_SECONDS = 10
 
 
 @attrs.define(eq=False)
@@ -48,7 +51,8 @@ class Source:
     def opened(cls, calls: Calls, spec: FeedSpec, deadline: Deadline) -> Source:
         """Read the container's properties."""
         definition = calls.define(spec.address, deadline)
-        if len({path[-1] for path in definition.paths}) < len(definition.paths):
+        source = cls(calls, spec, definition, late=calls.lateness(deadline))
+        if not source.is_latest and len({path[-1] for path in definition.paths}) < len(definition.paths):
             # The service names the components of a deleted item's key by the last names of their paths.
             names = [f"/{'/'.join(path)}" for path in definition.paths]
             raise unsupported(
@@ -56,7 +60,6 @@ class Source:
                 "does not tell its key",
                 "copy the items into a container whose levels have different last names, and read that one",
             )
-        source = cls(calls, spec, definition, late=calls.lateness(deadline))
         if isinstance(spec.scope, LogicalPartition):
             source.wanted = _wanted(spec.scope.key, definition)
             source.scope = calls.range_of_key(
@@ -70,6 +73,11 @@ class Source:
         options = self.spec.options
         return options if isinstance(options, CosmosOptions) else CosmosOptions()
 
+    @property
+    def is_latest(self) -> bool:
+        """Return True if the feed contains only latest versions."""
+        return self.options.is_latest
+
     def view(self, partition_id: str) -> View:
         """Return the properties that are the same for all events of a partition."""
         spec = self.spec
@@ -79,6 +87,8 @@ class Source:
             self.definition.paths,
             with_new=spec.with_new,
             native=spec.include_native,
+            latest=self.is_latest,
+            marker=names_in(self.options.delete_marker or ""),
         )
 
     def shown(self, span: KeyRange) -> KeyRange:
@@ -93,6 +103,11 @@ class Source:
             with contextlib.suppress(AzureError, ProviderFault):
                 # Changes of a region that takes no more writes may still be on their way.
                 self.late = max(self.late, self.calls.lateness(deadline))
+
+    def seconds_before(self, asked: datetime | None) -> int | None:
+        """Return a lower limit on the times of changes that a request at a given time did not return."""
+        # The replica that has answered may lag behind.
+        return None if asked is None else max(0, int(asked.timestamp()) - _LAG_SECONDS)
 
     def since(self, seconds: int | None) -> datetime | None:
         """Return a lower limit on the times of the changes after a position with a given time."""
@@ -132,9 +147,18 @@ class Source:
         """Return how many items to request."""
         return min(max_records, max(1, max_bytes // self.item_bytes))
 
-    def read(self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline) -> Answer:
-        """Return one page of all versions."""
-        # If `etag` is None, reading begins at the current end.
+    def read(
+        self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline, past: int | None = None
+    ) -> Answer:
+        """Return one page of the feed, in the format of the feed with all versions.
+
+        If `etag` is None, reading begins at the current end.
+        """
+        if self.is_latest:
+            since = past if past is not None and past > 0 else None
+            start = {"Type": "Now"} if etag is None else start_of(since)
+            answer = self._latest(place, etag, limit, deadline, start)
+            return attrs.evolve(answer, items=as_changes(answer.items, self.view(""), since or 0))
         try:
             answer = self.calls.read(self.spec.address, self.definition.rid, place, etag, limit, deadline)
         except CosmosHttpResponseError as error:
@@ -152,8 +176,13 @@ class Source:
         self, place: KeyRange, etag: int | None, limit: int, since: int | None, deadline: Deadline
     ) -> Answer:
         """Return one page of the latest versions of all existing items."""
+        return self._latest(place, etag, limit, deadline, start_of(since))
+
+    def _latest(
+        self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline, start: dict[str, Any]
+    ) -> Answer:
         answer = self.calls.read(
-            self.spec.address, self.definition.rid, place, etag, limit, deadline, LATEST, start_of(since)
+            self.spec.address, self.definition.rid, place, etag or None, limit, deadline, LATEST, start
         )
         return self._reached(place, etag, answer)
 

@@ -21,7 +21,8 @@ from multiclouddb_conformance.faults import (
 )
 from multiclouddb_conformance.harness import Harness
 from multiclouddb_cosmos import CosmosOptions
-from multiclouddb_cosmos.provider import CAPABILITIES, PLUGIN
+from multiclouddb_cosmos.options import CAPABILITIES, LATEST
+from multiclouddb_cosmos.provider import PLUGIN, CosmosPlugin
 from multiclouddb_cosmos_emulator import CosmosEmulator
 from multiclouddb_cosmos_emulator.faults import Act, Drop, Fail
 from multiclouddb_cosmos_emulator.faults import Slow as Late
@@ -60,7 +61,7 @@ class CosmosHarness(Harness):
     can_interleaved = False  # each row contains the order_key of the item's last change
     precision_seconds = 1
     rounding = timedelta(seconds=1)
-    can_other_options = can_notices = False
+    can_notices = False
     can_late_children = can_audit = False  # the service names all ranges at once
     key_types = frozenset({"text"})
     # Numbers are doubles, and there are no types beyond those of JSON.
@@ -152,6 +153,9 @@ class CosmosHarness(Harness):
     def opt_in(self, capability):
         return CosmosOptions(backfill=True)
 
+    def other_options(self):
+        return CosmosOptions(mode="latest")
+
     def troubled(self, script, act):
         """Return a client whose calls are hit by a fault. The fault ends when the client is closed."""
         faults = self.server.faults
@@ -186,3 +190,37 @@ class CosmosHarness(Harness):
                 if each["low"] == low:
                     return each["id"]
         raise AssertionError(partition_id)
+
+
+class LatestPlugin(CosmosPlugin):
+    """The plugin of an account that is read in the mode of latest versions."""
+
+    declared = LATEST
+
+
+class LatestHarness(CosmosHarness):
+    """A harness whose account has no continuous backup, so that only its latest versions can be read."""
+
+    capabilities = LATEST
+    plugin = LatestPlugin()
+    can_merge = True
+    can_merged_children = False  # the two ranges stay
+    can_trim = False  # no position expires
+    can_other_options = False  # the account offers no other mode
+
+    def open(self):
+        super().open()
+        self.server.all_versions(False)
+
+    def config(self):
+        url = super().config().connection["url"]
+        return ClientConfig("cosmos", {"url": f"{url}&mode=latest&delete_marker=/deleted"})
+
+    def merge(self, address, a, b):
+        self.server.merge(
+            DATABASE, address.collection, self.native_id(address, a), self.native_id(address, b)
+        )
+
+    def poison(self, address, key):
+        item = {"id": key, "deleted": "yes"}
+        self.database.get_container_client(address.collection).upsert_item(item)

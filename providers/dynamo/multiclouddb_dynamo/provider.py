@@ -67,6 +67,10 @@ CAPABILITIES: Final = CapabilitySet(
             "needs the permission dynamodb:BatchGetItem; each item is read consistently, which costs one "
             "read unit for every 4 KB of it",
         ),
+        Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
+        Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),
+        Capability.CHANGE_FEED_DELETES: CapabilityNote(_NATIVE),
+        Capability.CHANGE_FEED_CHANGE_TYPES: CapabilityNote(_NATIVE),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "needs a stream of type OLD_IMAGE or NEW_AND_OLD_IMAGES"
         ),

@@ -37,6 +37,10 @@ _PLAIN: Final = {
         Support.NATIVE, "convergent: each row is as it was when its page was read; every row is read once"
     ),
     Capability.LOOKUP: CapabilityNote(Support.NATIVE, "the rows of one call are of one moment"),
+    Capability.CHANGE_FEED_ROWS: CapabilityNote(Support.NATIVE, "costs what the scan of a snapshot costs"),
+    Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(Support.NATIVE),
+    Capability.CHANGE_FEED_DELETES: CapabilityNote(Support.NATIVE),
+    Capability.CHANGE_FEED_CHANGE_TYPES: CapabilityNote(Support.NATIVE),
     Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
         Support.NATIVE, 'needs a collection created with images="new_and_old"'
     ),
@@ -135,6 +139,10 @@ _COSMOS: Final = _profile(
             f"{_BACKFILL}; in whole seconds, up to one second early",
         ),
         Capability.CHANGE_FEED_SNAPSHOT: (
+            _UNSUPPORTED,
+            "start at Beginning() with the backfill, which reads the present items first",
+        ),
+        Capability.CHANGE_FEED_ROWS: (
             _UNSUPPORTED,
             "start at Beginning() with the backfill, which reads the present items first",
         ),

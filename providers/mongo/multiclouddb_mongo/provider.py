@@ -73,6 +73,10 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.LOOKUP: CapabilityNote(
             _NATIVE, "needs the privilege find on the collection; reads by _id with read concern majority"
         ),
+        Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
+        Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),
+        Capability.CHANGE_FEED_DELETES: CapabilityNote(_NATIVE),
+        Capability.CHANGE_FEED_CHANGE_TYPES: CapabilityNote(_NATIVE),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "needs a collection with pre-images (changeStreamPreAndPostImages)"
         ),

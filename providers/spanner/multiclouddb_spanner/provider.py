@@ -69,6 +69,12 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.LOOKUP: CapabilityNote(
             _NATIVE, "the rows of one request are of one moment; needs the permission spanner.databases.read"
         ),
+        Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
+        Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(
+            _NATIVE, "the changes of a row in one transaction are one event"
+        ),
+        Capability.CHANGE_FEED_DELETES: CapabilityNote(_NATIVE),
+        Capability.CHANGE_FEED_CHANGE_TYPES: CapabilityNote(_NATIVE, "a replaced row is a CREATE"),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "needs a stream with value_capture_type NEW_ROW_AND_OLD_VALUES"
         ),

@@ -29,8 +29,8 @@ _BARE: Final = (
 )
 
 
-def _start(server: Account) -> str:
-    with connect(server.config()) as client:
+def _start(server: Account, mode: str = "all_versions") -> str:
+    with connect(server.config(mode=mode)) as client:
         return client.read_changes(ChangeFeedRequest(ADDRESS, Now())).continuation_token
 
 
@@ -43,9 +43,9 @@ def _walk(read: Callable[[ChangeFeedRequest], Any], token: str) -> Iterator[Any]
         token = page.continuation_token
 
 
-def _events(server: Account, token: str, concurrency: int = 32) -> Done:
+def _events(server: Account, token: str, mode: str = "all_versions") -> Done:
     ids: list[str] = []
-    with on_client_core(), connect(server.config(concurrency)) as client:
+    with on_client_core(), connect(server.config(mode=mode)) as client:
         began = time.process_time()
         for page in _walk(client.read_changes, token):
             ids += [event.event_id for event in page.events]
@@ -53,8 +53,8 @@ def _events(server: Account, token: str, concurrency: int = 32) -> Done:
     return Done(len(ids), seconds=cpu, cpu=cpu)
 
 
-def _arrow(server: Account, token: str) -> Done:
-    with on_client_core(), arrow_reader(server.config()) as reader:
+def _arrow(server: Account, token: str, mode: str = "all_versions") -> Done:
+    with on_client_core(), arrow_reader(server.config(mode=mode)) as reader:
         began = time.process_time()
         for _ in _walk(reader.read, token):
             pass
@@ -100,6 +100,44 @@ def cosmos_arrow(bench: Bench) -> Iterator[Sides]:
         continuation = start_by_hand(container)
         server.ask("fill", bench.size(_ITEMS, 2000))
         yield Sides(lambda: _arrow(server, token), lambda: _by_hand(container, continuation))
+
+
+_LATEST: Final = (
+    "A loop over `query_items_change_feed` of azure-cosmos in the mode `LatestVersion`, for all ranges at"
+    " once. The loop builds no events."
+)
+
+
+@row(
+    "cosmos-latest-events",
+    title="Cosmos DB, events of latest versions",
+    goal=0.9,
+    about=f"With `mode=latest`, the client reads {_CPU}",
+    against=_LATEST,
+)
+def cosmos_latest_events(bench: Bench) -> Iterator[Sides]:
+    """The goal is at most 1.1 times the CPU time of the loop."""
+    with account(_RANGES) as server:
+        token, container = _start(server, "latest"), server.container()
+        continuation = start_by_hand(container, "LatestVersion")
+        server.ask("fill", bench.size(_ITEMS, 2000))
+        yield Sides(lambda: _events(server, token, "latest"), lambda: _by_hand(container, continuation))
+
+
+@row(
+    "cosmos-latest-arrow",
+    title="Cosmos DB, Arrow of latest versions",
+    goal=1.0,
+    about=f"With `mode=latest`, the engine reads as Arrow batches, with items as JSON text: {_CPU}",
+    against=_LATEST,
+)
+def cosmos_latest_arrow(bench: Bench) -> Iterator[Sides]:
+    """The goal is at most the CPU time of the loop."""
+    with account(_RANGES) as server:
+        token, container = _start(server, "latest"), server.container()
+        continuation = start_by_hand(container, "LatestVersion")
+        server.ask("fill", bench.size(_ITEMS, 2000))
+        yield Sides(lambda: _arrow(server, token, "latest"), lambda: _by_hand(container, continuation))
 
 
 # -- Many ranges
