@@ -17,11 +17,7 @@ FOR_EVER = 1 << 30
 
 
 class DynamoService(Service):
-    """One table.
-
-    Each step of the service takes half as long as the one before. So what comes after a removed moment is
-    kept for a day, whatever follows.
-    """
+    """One table."""
 
     kind = Kind.LATE
     roots = 1
