@@ -21,6 +21,7 @@ class DynamoService(Service):
 
     kind = Kind.LATE
     roots = 1
+    chains = False  # what a feed has not read of an ended shard may be gone after an hour
     trims_open = False  # a shard lives for some hours, and its records for a day
     empty_answers = 1
     address = ResourceAddress(collection=TABLE)
