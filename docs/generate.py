@@ -225,7 +225,7 @@ def outage_page() -> str:
 
 def command_line_page(file: Path) -> None:
     """Make the page with the transcript of the command line. The recording takes some seconds."""
-    subprocess.run([sys.executable, str(_ROOT / "cli" / "record.py"), str(file)], check=True)
+    subprocess.run([sys.executable, str(_ROOT / "docs" / "command_line.py"), str(file)], check=True)
 
 
 def main() -> None:

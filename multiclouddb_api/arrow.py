@@ -14,8 +14,6 @@ import pyarrow as pa
 from multiclouddb_api.codec import encode_json
 from multiclouddb_api.event import ChangeEvent
 
-__all__ = ["EVENT_SCHEMA", "events_to_arrow"]
-
 EVENT_SCHEMA: Final = pa.schema(
     [
         pa.field("event_id", pa.string()),

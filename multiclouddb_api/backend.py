@@ -14,25 +14,15 @@ from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.observer import Observer
 from multiclouddb_api.page import ChangeFeedPage
 from multiclouddb_api.plan import PlannedPartition
-from multiclouddb_api.request import (
-    ChangeFeedRequest,
-    OperationOptions,
-    ProviderOptions,
-    ResourceAddress,
-)
+from multiclouddb_api.request import ChangeFeedRequest, OperationOptions, ProviderOptions, ResourceAddress
 from multiclouddb_api.token_report import TokenReport
 
 if TYPE_CHECKING:
     from multiclouddb_api.config import ClientConfig
 
-__all__ = ["Backend", "Plugin"]
-
 
 class Backend(Protocol):
-    """Represents one connected database; a client calls its methods.
-
-    Every method may be called from several threads.
-    """
+    """Represents one connected database; a client calls its methods."""
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
         """Return one page of changes; see `MulticloudDbClient.read_changes`."""

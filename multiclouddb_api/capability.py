@@ -10,8 +10,6 @@ import attrs
 from multiclouddb_api.redaction import html_table
 from multiclouddb_api.validators import check_type, is_a
 
-__all__ = ["Capability", "CapabilityNote", "CapabilitySet", "Support"]
-
 
 class Capability(StrEnum):
     """A feature that only some databases support. The most important capabilities come first."""

@@ -20,8 +20,6 @@ from multiclouddb_api.redaction import shorten
 from multiclouddb_api.steps import Call, Steps
 from multiclouddb_api.validators import check_type, is_a, local_path, not_blank, type_name
 
-__all__ = ["Checkpoint", "CheckpointFile", "CheckpointStore", "Checkpointer", "FileCheckpointStore"]
-
 _FORMAT: Final = "multiclouddb.checkpoint"
 _VERSION: Final = 1
 _SUFFIX: Final = ".checkpoint.json"
@@ -160,11 +158,7 @@ class FileCheckpointStore:
 
 
 class CheckpointFile(FileCheckpointStore):
-    """A store of one checkpoint, in a file of any name; `follow` and the command line use it.
-
-    Args:
-        file: The file. Its name is also the checkpoint's.
-    """
+    """A store of one checkpoint, in a file of any name; `follow` and the command line use it."""
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
         self._file = Path(local_path("checkpoint", file)).absolute()
@@ -314,16 +308,7 @@ def newer(path: Path, version: int, known: int, distribution: str) -> Multicloud
 def broken(
     path: Path, verb: str, error: Exception, text: str, code: str | None, *, busy: bool = False
 ) -> MulticloudDbError:
-    """Make the error for a file that cannot be read or written.
-
-    Args:
-        path: The file.
-        verb: The failed action: `"read"`, `"written"`.
-        error: The reason.
-        text: The operating system's error as text.
-        code: The number or name of the operating system's error.
-        busy: True if the action fails only because another process currently has the file open.
-    """
+    """Make the error for a file that cannot be read or written."""
     advice = "try again" if busy else "fix the disk or the permissions and continue"
     return MulticloudDbError(
         f"checkpoint file {path}: cannot be {verb} ({text}); {advice}: the previous position stays valid",
@@ -357,14 +342,7 @@ def conflict(path: Path, name: str, expected: str | None, found: Checkpoint | No
 
 
 class Checkpointer:
-    """Saves the tokens of pages that the caller has handled; if there is no store, nothing is saved.
-
-    Args:
-        store: The store for the tokens, or None to save nothing.
-        name: The name of the checkpoint in the store.
-        interval_seconds: The shortest time between two saves of the tokens of empty pages.
-        now: The iterator's clock.
-    """
+    """Saves the tokens of pages that the caller has handled; if there is no store, nothing is saved."""
 
     def __init__(
         self, store: CheckpointStore | None, name: str, interval_seconds: float, now: Callable[[], float]
@@ -390,13 +368,7 @@ class Checkpointer:
         return str(checkpoint.token)
 
     def done(self, token: str, *, at_once: bool) -> Steps[None]:
-        """Record that the caller has handled everything up to the token.
-
-        Args:
-            token: The new position.
-            at_once: True to save the token immediately, False if the save may wait until the interval has
-                passed.
-        """
+        """Record that the caller has handled everything up to the token."""
         self._pending = None if token == self._saved else token
         # The first token is saved at once, because a start position such as `Now` is durable only as a token.
         if at_once or self._saved is None or self._now() - self._saved_at >= self._interval:

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     from multiclouddb_api.iterator import IteratorSettings
 
-__all__ = ["MulticloudDbClient", "connect"]
-
 _DEFAULTS = OperationOptions()
 
 
@@ -145,11 +143,7 @@ class MulticloudDbClient:
     """
 
     def __init__(
-        self,
-        config: ClientConfig,
-        *,
-        native_client: object | None = None,
-        observer: Observer | None = None,
+        self, config: ClientConfig, *, native_client: object | None = None, observer: Observer | None = None
     ) -> None:
         check_type("config", config, ClientConfig)
         check_type("observer", observer, Observer, NoneType)

@@ -34,16 +34,6 @@ from multiclouddb_api.errors import MulticloudDbError, invalid_request, type_nam
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_api.validators import is_a
 
-__all__ = [
-    "JsonValue",
-    "Tagged",
-    "canonical_json",
-    "decode_json",
-    "encode_json",
-    "plain_value",
-    "register_type",
-]
-
 JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
 """The values that `json.loads` can return; cursors and tokens are stored in this form."""
 
@@ -213,11 +203,7 @@ def decode_json(text: bytes | str) -> Any:
 
 
 def plain_value(value: Any) -> Any:
-    """Convert a value of a document to JSON's own types: a decimal to a number, bytes to base64 text.
-
-    Args:
-        value: A value that `encode_json` accepts. The way back to the exact value is lost.
-    """
+    """Convert a value of a document to JSON's own types: a decimal to a number, bytes to base64 text."""
     text = encode_json(value)
     found = orjson.loads(text)
     return _untagged(found) if b'"$' in text else found

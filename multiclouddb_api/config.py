@@ -23,8 +23,6 @@ from multiclouddb_api.validators import (
     unknown_name,
 )
 
-__all__ = ["ClientConfig", "SecretText", "outcome", "settled"]
-
 T = TypeVar("T")
 
 
@@ -54,15 +52,7 @@ def outcome(parse: Callable[..., T], *values: Any) -> Any:
 
 
 def settled(parse: Callable[..., T], *values: Any) -> T:
-    """Return the result of a function; if it fails, raise its error without the function's frames.
-
-    Args:
-        parse: The function.
-        values: The arguments of the function. The repr of an argument must not show a secret.
-
-    Raises:
-        MulticloudDbError: The function's error.
-    """
+    """Return the result of a function; if it fails, raise its error without the function's frames."""
     found = outcome(parse, *values)
     if isinstance(found, MulticloudDbError):
         raise found

@@ -27,16 +27,6 @@ import attrs
 
 from multiclouddb_api.redaction import shorten
 
-__all__ = [
-    "DOCS_URL",
-    "ErrorCategory",
-    "ErrorDetail",
-    "MulticloudDbError",
-    "check_type",
-    "invalid_request",
-    "type_name",
-]
-
 DOCS_URL: Final = "https://multiclouddb.readthedocs.io/latest/"
 """The address at which the documentation is published."""
 
@@ -197,17 +187,7 @@ def invalid_request(field: str, problem: str, way_out: str) -> MulticloudDbError
 
 
 def check_type(field: str, value: object, *types: type) -> None:
-    """Refuse a value that is not an instance of one of the types; a bool does not count as a number.
-
-    Args:
-        field: The name of the argument, field or option.
-        value: The value.
-        types: The allowed types.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` with a message that names the field and the types, and says what
-            to do.
-    """
+    """Refuse a value that is not an instance of one of the types; a bool does not count as a number."""
     if isinstance(value, types) and not (isinstance(value, bool) and bool not in types):
         return
     wanted = " or ".join(_NAMES.get(kind, kind.__name__) for kind in types)

@@ -37,8 +37,6 @@ from multiclouddb_api.request import ResourceAddress
 from multiclouddb_api.snapshot import SnapshotOrder, SnapshotProgress
 from multiclouddb_api.validators import check_type, to_utc
 
-__all__ = ["event_from_json", "event_to_json", "page_from_json", "page_to_json"]
-
 _MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 _NOTICES: Final[dict[str, type[Notice]]] = {
     kind.__name__: kind

@@ -28,8 +28,6 @@ from multiclouddb_api.snapshot import Resnapshot, Snapshot
 from multiclouddb_api.steps import Call, Give, Steps, Wait, finished, pages_of
 from multiclouddb_api.validators import at_least, has_methods, is_a, not_blank, one_of
 
-__all__ = ["ChangeFeedIterator", "FeedLoop", "IteratorSettings", "ReadsChanges"]
-
 
 class IteratorSettings(TypedDict, total=False):
     """The keyword settings of `ChangeFeedIterator`, which describes each of them."""
@@ -119,9 +117,7 @@ class ChangeFeedIterator:
     )
     """The time limit of each read in seconds; 30 by default."""
     wait_seconds: float = attrs.field(
-        default=0.0,
-        kw_only=True,
-        validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")],
+        default=0.0, kw_only=True, validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")]
     )
     """How long a read may wait for its first event (long poll), in seconds; 0 by default."""
     until_idle: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
@@ -156,9 +152,7 @@ class ChangeFeedIterator:
     )
     """The name of the checkpoint in the store."""
     checkpoint_interval_seconds: float = attrs.field(
-        default=0.0,
-        kw_only=True,
-        validator=[is_a(int, float), at_least(0, "use 0 to save after each page")],
+        default=0.0, kw_only=True, validator=[is_a(int, float), at_least(0, "use 0 to save after each page")]
     )
     """The shortest time between two saves after empty pages; with 0, the default, the position is saved after
     each empty page. After a page with events, the position is always saved."""

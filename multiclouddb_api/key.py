@@ -14,8 +14,6 @@ from multiclouddb_api.errors import invalid_request
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.validators import Slotted, is_a, to_dict
 
-__all__ = ["MulticloudDbKey"]
-
 
 def _plain(value: Any) -> Any:
     """Normalize decimals, because databases treat 1.50 and 1.5 as the same key."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from multiclouddb_api.page import ChangeFeedPage, Gap, PartitionFoundLate
 from multiclouddb_api.request import ResourceAddress
 
-__all__ = ["Observer"]
-
 
 class Observer:
     """Receives notifications from inside a client; a method does nothing unless it is overridden.

@@ -18,18 +18,6 @@ from multiclouddb_api.request import ResourceAddress
 if TYPE_CHECKING:
     from logging import Logger
 
-__all__ = [
-    "Backoff",
-    "Outage",
-    "PollSchedule",
-    "Stopped",
-    "Timer",
-    "Wakeup",
-    "answered",
-    "check_stopped",
-    "still_waiting",
-]
-
 
 class Wakeup:
     """Wakes the one thread that waits for it. If no thread is waiting, the next wait ends at once.
@@ -114,13 +102,7 @@ class Outage:
         self._silent_from = self._asked_at + self._wait
 
     def waits(self, reason: Callable[[], str | None]) -> None:
-        """Record that the read has not received an answer yet.
-
-        `reason` returns the failure of the last attempt, or None.
-
-        Raises:
-            Stopped: Raised if the read must end.
-        """
+        """Record that the read has not received an answer yet."""
         self.check_stopped()
         now = self._now()
         if now - self._asked_at < _FAILING_SECONDS:
@@ -194,26 +176,14 @@ _current: ContextVar[Outage | None] = ContextVar("multiclouddb_outage", default=
 
 
 def still_waiting(reason: Callable[[], str | None]) -> None:
-    """The engine calls this function in the thread of a read while the service has not answered yet.
-
-    Args:
-        reason: A function that returns the failure of the last attempt, on one line and without a secret;
-            None if no attempt has failed.
-
-    Raises:
-        Stopped: Raised if the read must end, because its iterator was stopped.
-    """
+    """The engine calls this function in the thread of a read while the service has not answered yet."""
     outage = _current.get()
     if outage is not None:
         outage.waits(reason)
 
 
 def check_stopped() -> None:
-    """The engine calls this function while a read pauses.
-
-    Raises:
-        Stopped: Raised if the read must end, because its iterator was stopped.
-    """
+    """The engine calls this function while a read pauses."""
     outage = _current.get()
     if outage is not None:
         outage.check_stopped()
@@ -244,10 +214,7 @@ class Timer:
         return time.monotonic()
 
     def stop(self) -> None:
-        """End the current wait and all later waits.
-
-        Any thread or signal handler may call this method.
-        """
+        """End the current wait and all later waits."""
         self.stopped = True
         self._wakeup.send()
 
@@ -259,14 +226,7 @@ class Timer:
 
 
 class Backoff:
-    """Computes random waits that grow; the upper limit of a wait is at most twice the previous limit.
-
-    Args:
-        first: The upper limit of the first wait, in seconds.
-        most: The upper limit of every wait.
-        least: The lower limit of every wait. If `least` is not 0, a wait is also at least a
-            fiftieth of its upper limit.
-    """
+    """Computes random waits that grow; the upper limit of a wait is at most twice the previous limit."""
 
     def __init__(self, first: float, most: float, least: float = 0.0) -> None:
         self._first, self._most, self._least = first, most, least
@@ -333,10 +293,7 @@ class PollSchedule:
         return True
 
     def succeeded(self, page: ChangeFeedPage, waited: float) -> None:
-        """Record that a read returned a page.
-
-        The read may have waited up to `waited` seconds for new records (long poll).
-        """
+        """Record that a read returned a page."""
         now = self._timer.now()
         errors = page.diagnostics.partition_errors
         self._failing_since = None

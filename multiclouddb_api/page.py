@@ -19,22 +19,6 @@ if TYPE_CHECKING:
     import polars
     import pyarrow
 
-__all__ = [
-    "BackfillDone",
-    "ChangeFeedPage",
-    "ChildPartition",
-    "Dropped",
-    "FeedEnded",
-    "Gap",
-    "Invalidated",
-    "Notice",
-    "OperationDiagnostics",
-    "PartitionFoundLate",
-    "RecordSkipped",
-    "Renamed",
-    "SnapshotStarted",
-]
-
 
 @attrs.frozen
 class Dropped:

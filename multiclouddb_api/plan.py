@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from multiclouddb_api.redaction import html_table, shorten
 
-__all__ = ["PartitionList", "PartitionPlan", "PlannedPartition"]
-
 
 class PartitionList(tuple[str, ...]):
     """The ids of partitions: a tuple that a notebook shows as a table."""

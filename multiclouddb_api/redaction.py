@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-__all__ = ["html_table", "redact_url", "rfc3339", "shorten"]
-
 _VISIBLE = 12
 _HIDDEN = "***"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")

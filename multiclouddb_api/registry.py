@@ -12,8 +12,6 @@ from multiclouddb_api.validators import suggestion
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["installed_providers", "load_plugin"]
-
 GROUP: Final = "multiclouddb.providers"
 _OURS: Final = frozenset({"embedded", "dynamo", "spanner", "mongo", "cosmos"})
 
@@ -31,12 +29,7 @@ def installed_providers() -> tuple[str, ...]:
 
 
 def load_plugin(provider_id: str) -> Plugin:
-    """Load one provider together with the vendor's SDK.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the provider is unknown, not installed, or installed twice, or
-            if its SDK cannot be imported. The message contains the command that fixes the problem.
-    """
+    """Load one provider together with the vendor's SDK."""
     points = list(
         {point.value: point for point in entry_points(group=GROUP) if point.name == provider_id}.values()
     )

@@ -18,29 +18,6 @@ from multiclouddb_api.redaction import shorten
 from multiclouddb_api.snapshot import Resnapshot, Snapshot
 from multiclouddb_api.validators import at_least, check_type, is_a, not_blank, to_utc, utf8
 
-__all__ = [
-    "AtTime",
-    "Beginning",
-    "ChangeFeedRequest",
-    "EntireCluster",
-    "EntireCollection",
-    "EntireDatabase",
-    "Fail",
-    "FeedScope",
-    "FromContinuationToken",
-    "LogicalPartition",
-    "NewItemStateMode",
-    "Now",
-    "OldItemStateMode",
-    "OnExpired",
-    "OperationOptions",
-    "PhysicalPartition",
-    "ProviderOptions",
-    "ResourceAddress",
-    "SkipToOldest",
-    "StartPosition",
-]
-
 
 def _is_utf8(instance: object, attribute: attrs.Attribute[Any], value: str | None) -> None:
     utf8(f"{type(instance).__name__}.{attribute.name}", value or "")

@@ -10,8 +10,6 @@ import attrs
 from multiclouddb_api.errors import invalid_request
 from multiclouddb_api.validators import at_least, is_a
 
-__all__ = ["Resnapshot", "Snapshot", "SnapshotOrder", "SnapshotProgress"]
-
 _LEAST_RATE = 1e-6
 _MOST = 10**15
 

@@ -12,8 +12,6 @@ from multiclouddb_api.errors import invalid_request
 if TYPE_CHECKING:
     from multiclouddb_api.page import ChangeFeedPage
 
-__all__ = ["Call", "Give", "Step", "Steps", "Wait", "advance", "finished", "pages_of"]
-
 _Result = TypeVar("_Result")
 
 

@@ -9,8 +9,6 @@ import attrs
 from multiclouddb_api.errors import ErrorCategory
 from multiclouddb_api.request import ResourceAddress
 
-__all__ = ["TokenPartition", "TokenReport"]
-
 
 @attrs.frozen
 class TokenPartition:

@@ -48,12 +48,16 @@ class Slotted:
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 
+def _field(instance: object, attribute: attrs.Attribute[Any]) -> str:
+    return f"{type(instance).__name__}.{attribute.name}"
+
+
 def is_a(*types: type) -> Validator:
     """Check that the value is an instance of one of the types; a bool does not count as an int."""
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if not isinstance(value, types) or isinstance(value, bool):
-            check_type(f"{type(instance).__name__}.{attribute.name}", value, *types)
+            check_type(_field(instance, attribute), value, *types)
 
     return check
 
@@ -62,7 +66,7 @@ def each_is(*types: type) -> Validator:
     """Check that the value is a tuple whose items are instances of one of the types."""
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        field = f"{type(instance).__name__}.{attribute.name}"
+        field = _field(instance, attribute)
         check_type(field, value, tuple)
         assert isinstance(value, tuple)
         for item in value:
@@ -78,8 +82,8 @@ def has_methods(*names: str, advice: str) -> Validator:
         if value is None and attribute.default is None:
             return
         if isinstance(value, type) or not all(callable(getattr(value, name, None)) for name in names):
-            field, methods = f"{type(instance).__name__}.{attribute.name}", " and ".join(names)
-            raise invalid_request(field, f"must have {methods}, which {type_name(value)} lacks", advice)
+            problem = f"must have {' and '.join(names)}, which {type_name(value)} lacks"
+            raise invalid_request(_field(instance, attribute), problem, advice)
 
     return check
 
@@ -89,9 +93,7 @@ def at_least(low: float, advice: str) -> Validator:
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
         if not value >= low:
-            raise invalid_request(
-                f"{type(instance).__name__}.{attribute.name}", f"must be {low} or more, got {value}", advice
-            )
+            raise invalid_request(_field(instance, attribute), f"must be {low} or more, got {value}", advice)
 
     return check
 
@@ -101,7 +103,7 @@ def not_blank(advice: str) -> Validator:
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: str | None) -> None:
         if value is not None and not value.strip():
-            raise invalid_request(f"{type(instance).__name__}.{attribute.name}", "is empty", advice)
+            raise invalid_request(_field(instance, attribute), "is empty", advice)
 
     return check
 
@@ -111,11 +113,9 @@ def one_of(*texts: str) -> Validator:
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if value not in texts:
-            raise invalid_request(
-                f"{type(instance).__name__}.{attribute.name}",
-                f"is {value!r}, a {type_name(value)}" if not isinstance(value, str) else f"is {value!r}",
-                "write " + " or ".join(f'"{text}"' for text in texts),
-            )
+            kind = "" if isinstance(value, str) else f", a {type_name(value)}"
+            ways = " or ".join(f'"{text}"' for text in texts)
+            raise invalid_request(_field(instance, attribute), f"is {value!r}{kind}", f"write {ways}")
 
     return check
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from multiclouddb_api.iterator import IteratorSettings
 
-__all__ = ["follow"]
-
 
 def follow(
     source: str | os.PathLike[str] | ClientConfig,

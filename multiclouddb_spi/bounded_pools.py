@@ -18,11 +18,7 @@ _LOOK_SECONDS: Final = 0.25
 
 
 def bounded_pools(pools: Mapping[str, Any]) -> dict[str, Any]:
-    """Return classes of connection pools whose answers `Arrival` can give up.
-
-    Args:
-        pools: Maps `http` and `https` to pool classes of urllib3, as in `PoolManager.pool_classes_by_scheme`.
-    """
+    """Return classes of connection pools whose answers `Arrival` can give up."""
     found: dict[str, Any] = {}
     for scheme, pool in pools.items():
         connection = type("BoundedConnection", (pool.ConnectionCls,), {"response_class": _Response})

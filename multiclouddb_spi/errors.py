@@ -17,10 +17,7 @@ _CLASSIFIED: Final = "_multiclouddb_fault"
 
 
 def fault_of(provider: Provider, error: Exception) -> Fault:
-    """Return the fault of a failure.
-
-    It is the one that the provider raised, or the classification of the failure.
-    """
+    """Return the fault of a failure."""
     if isinstance(error, ProviderFault):
         return error.fault
     if isinstance(error, RecordFault):

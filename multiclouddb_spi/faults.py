@@ -187,13 +187,7 @@ def unsupported(what: str, way_out: str) -> ProviderFault:
 
 
 def unwritten(made: type, method: str, what: str) -> ProviderFault:
-    """Make the fault for a provider that does not override a necessary method.
-
-    Args:
-        made: The provider's class.
-        method: The method that the provider must override.
-        what: The missing fact about the service, which the default implementation cannot know.
-    """
+    """Make the fault for a provider that does not override a necessary method."""
     message = f"{made.__name__} does not say {what}; its provider has to implement `{method}`"
     return ProviderFault.of(ErrorCategory.PERMANENT_FAILURE, message)
 
@@ -212,7 +206,7 @@ _TLS_REFUSED: Final = re.compile(
 # The words with which systems report that a name has no address. `Errno -3` is a failure of DNS itself.
 _NO_ADDRESS: Final = re.compile(
     r"\[Errno (?:-2|-5|8|11001)\] |Name or service not known|No address associated with hostname"
-    r"|Domain name not found",
+    r"|Domain name not found"
 )
 
 
@@ -306,10 +300,7 @@ def _texts(error: BaseException) -> Iterator[str]:
 
 
 def row_of_status(status: int) -> Row | None:
-    """Return the row for an HTTP status without an error code, for example from a proxy.
-
-    Return None if the same call would fail again.
-    """
+    """Return the row for an HTTP status without an error code, for example from a proxy."""
     if status == 429:
         return THROTTLED
     return UNAVAILABLE if status >= 500 else None

@@ -162,10 +162,7 @@ def check_planned(position: StartPosition) -> None:
 
 
 def check_plan(plan: Plan | None) -> None:
-    """Refuse to distribute a feed over several processes while its changes wait for the rows of a scan.
-
-    The scan may come from a token, or from `Beginning()` on a service that emulates this start.
-    """
+    """Refuse to distribute a feed over several processes while its changes wait for the rows of a scan."""
     if plan is not None and plan.holds:
         raise _holding(
             "ChangeFeedRequest.start_position", "begins with an ordered scan, or is a token of such a scan"

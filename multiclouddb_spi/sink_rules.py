@@ -21,8 +21,6 @@ import pyarrow.compute as pc
 
 from multiclouddb_api import MulticloudDbError, invalid_request
 
-__all__ = ["DOCUMENT", "LACKS_STATE", "STALE_SINCE", "MissingState", "lacks_state", "missing_state_error"]
-
 MissingState: TypeAlias = Literal["refuse", "keep"]
 """What a sink does with a change without its document."""
 

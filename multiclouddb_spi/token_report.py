@@ -33,20 +33,6 @@ from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.partition import encode_partition_id
 
-__all__ = [
-    "Standing",
-    "before",
-    "check_provider",
-    "ending",
-    "issued_at",
-    "lineage_of",
-    "one_partition",
-    "read_standings",
-    "report",
-    "scope_of",
-    "watermark_of",
-]
-
 
 @attrs.frozen
 class Standing:
@@ -114,9 +100,7 @@ def one_partition(envelope: Envelope, standing: Standing) -> str:
     alone = Lineage([standing.entry], INSPECTED)
     return encode_token(
         attrs.evolve(
-            envelope,
-            scope=scope_text(PhysicalPartition("any"), standing.partition_id),
-            state=alone.to_json(),
+            envelope, scope=scope_text(PhysicalPartition("any"), standing.partition_id), state=alone.to_json()
         )
     )
 
@@ -169,11 +153,7 @@ def check_provider(provider_id: str, envelope: Envelope) -> None:
 
 
 def scope_of(envelope: Envelope, key: MulticloudDbKey | None) -> FeedScope | None:
-    """Return the scope for which the token was made; None if that needs a partition key that is not given.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the token was made for another partition key.
-    """
+    """Return the scope for which the token was made; None if that needs a partition key that is not given."""
     kind, _, value = envelope.scope.partition(":")
     match kind:
         case "database":

@@ -11,11 +11,7 @@ import sys
 
 import pytest
 
-from multiclouddb_api import (
-    ErrorCategory,
-    FileCheckpointStore,
-    MulticloudDbError,
-)
+from multiclouddb_api import ErrorCategory, FileCheckpointStore, MulticloudDbError
 
 TOKEN = "dG9rZW4" * 20
 

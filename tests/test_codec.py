@@ -11,15 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multiclouddb_api import (
-    ErrorCategory,
-    MulticloudDbError,
-    Tagged,
-    canonical_json,
-    codec,
-    decode_json,
-    encode_json,
-)
+import multiclouddb_api as api
 
 offsets = st.integers(-86399, 86399).map(lambda seconds: timezone(timedelta(seconds=seconds)))
 moments = st.datetimes(datetime(3, 1, 1), datetime(9997, 1, 1), timezones=offsets)  # noqa: DTZ001
@@ -60,7 +52,7 @@ def same(one, other):
         case dict():
             return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
         case frozenset():
-            return canonical_json(one) == canonical_json(other) and len(one) == len(other)
+            return api.canonical_json(one) == api.canonical_json(other) and len(one) == len(other)
     return one == other
 
 
@@ -80,11 +72,11 @@ class TestRoundTrip:
     @settings(max_examples=150)
     @given(values)
     def test_of_any_value_is_exact(self, value):
-        assert same(value, decode_json(encode_json(value)))
-        assert same(value, decode_json(encode_json(value).decode()))
+        assert same(value, api.decode_json(api.encode_json(value)))
+        assert same(value, api.decode_json(api.encode_json(value).decode()))
 
     def test_of_each_special_value_is_exact(self):
-        assert [value for value in EXACT if not same(value, decode_json(encode_json(value)))] == []
+        assert [value for value in EXACT if not same(value, api.decode_json(api.encode_json(value)))] == []
 
     def test_other_containers_come_back_as_the_plain_ones(self):
         for value, back in (
@@ -94,7 +86,7 @@ class TestRoundTrip:
             (ChainMap({"a": 1}), {"a": 1}),
             (OrderedDict(a=1), {"a": 1}),
         ):
-            assert same(back, decode_json(encode_json(value)))
+            assert same(back, api.decode_json(api.encode_json(value)))
 
     def test_subclasses_come_back_as_what_they_are_made_of(self):
         class Name(str, Enum):  # noqa: UP042
@@ -110,24 +102,24 @@ class TestRoundTrip:
             pass
 
         value = {Name.BOX: [Name.BOX, Size.BIG, Weight(1.5), Row([1])]}
-        assert encode_json(value) == b'{"box":["box",3,1.5,[1]]}'
+        assert api.encode_json(value) == b'{"box":["box",3,1.5,[1]]}'
 
     def test_a_type_of_a_provider_that_is_not_loaded_is_kept(self):
         text = b'{"_id":{"$elsewhere.id":"65"}}'
-        value = decode_json(text)
-        assert value == {"_id": Tagged("elsewhere.id", "65")}
-        assert encode_json(value) == text
+        value = api.decode_json(text)
+        assert value == {"_id": api.Tagged("elsewhere.id", "65")}
+        assert api.encode_json(value) == text
 
     def test_a_registered_type_is_exact(self, monkeypatch):
         class Point(tuple):
             pass
 
-        monkeypatch.setattr(codec, "_encoders", dict(codec._encoders))
-        monkeypatch.setattr(codec, "_decoders", dict(codec._decoders))
-        codec.register_type("test.point", Point, list, Point)
-        text = encode_json({"at": Point((1, 2))})
+        monkeypatch.setattr(api.codec, "_encoders", dict(api.codec._encoders))
+        monkeypatch.setattr(api.codec, "_decoders", dict(api.codec._decoders))
+        api.codec.register_type("test.point", Point, list, Point)
+        text = api.encode_json({"at": Point((1, 2))})
         assert text == b'{"at":{"$test.point":[1,2]}}'
-        assert type(decode_json(text)["at"]) is Point
+        assert type(api.decode_json(text)["at"]) is Point
 
 
 class TestCanonicalForm:
@@ -140,19 +132,19 @@ class TestCanonicalForm:
         names, items = list(value), list(members)
         random.shuffle(names)
         random.shuffle(items)
-        assert canonical_json(value) == canonical_json({name: value[name] for name in names})
-        assert canonical_json(members) == canonical_json(set(items))
+        assert api.canonical_json(value) == api.canonical_json({name: value[name] for name in names})
+        assert api.canonical_json(members) == api.canonical_json(set(items))
 
     def test_knows_types(self):
-        texts = {canonical_json(value) for value in (True, 1, 1.0, "1", Decimal(1), b"1", None)}
+        texts = {api.canonical_json(value) for value in (True, 1, 1.0, "1", Decimal(1), b"1", None)}
         assert len(texts) == 7
 
     def test_is_short_and_has_integers_of_more_than_64_bits_as_text(self):
         """JSON readers in other languages would round integers of more than 64 bits."""
-        assert canonical_json({"b": 1, "a": [None, True]}) == b'{"a":[null,true],"b":1}'
-        assert encode_json([2**63 - 1, -(2**63)]) == b"[9223372036854775807,-9223372036854775808]"
-        assert encode_json(2**63) == b'{"$int":"9223372036854775808"}'
-        assert encode_json(-(2**63) - 1) == b'{"$int":"-9223372036854775809"}'
+        assert api.canonical_json({"b": 1, "a": [None, True]}) == b'{"a":[null,true],"b":1}'
+        assert api.encode_json([2**63 - 1, -(2**63)]) == b"[9223372036854775807,-9223372036854775808]"
+        assert api.encode_json(2**63) == b'{"$int":"9223372036854775808"}'
+        assert api.encode_json(-(2**63) - 1) == b'{"$int":"-9223372036854775809"}'
 
 
 ENDLESS = []
@@ -184,22 +176,22 @@ class TestRefusal:
         ids=["object", "complex", "key", "naive", "year 0", "text", "name", "huge", "endless"],
     )
     def test_of_what_has_no_json_form_says_what(self, value, message):
-        for write in (encode_json, canonical_json):
-            with pytest.raises(MulticloudDbError, match=message) as caught:
+        for write in (api.encode_json, api.canonical_json):
+            with pytest.raises(api.MulticloudDbError, match=message) as caught:
                 write({"a": [value]})
-            assert caught.value.category == ErrorCategory.INVALID_REQUEST
+            assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
 
     def test_of_damaged_text(self):
         for text in DAMAGED:
-            with pytest.raises(MulticloudDbError, match="encode_json") as caught:
-                decode_json(text)
-            assert caught.value.category == ErrorCategory.INVALID_REQUEST
+            with pytest.raises(api.MulticloudDbError, match="encode_json") as caught:
+                api.decode_json(text)
+            assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
 
     @settings(max_examples=150)
     @given(values, st.data())
     def test_or_a_value_of_any_text_and_any_changed_text(self, value, data):
         self.decode(data.draw(st.binary() | st.text()))
-        text = bytearray(encode_json(value))
+        text = bytearray(api.encode_json(value))
         for _ in range(data.draw(st.integers(1, 3))):
             text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
         self.decode(bytes(text))
@@ -213,10 +205,10 @@ class TestRefusal:
         ),
     )
     def test_or_a_value_of_any_tagged_content(self, tag, content):
-        self.decode(encode_json(Tagged(tag, content if content == content else None)))
+        self.decode(api.encode_json(api.Tagged(tag, content if content == content else None)))
 
     def decode(self, text):
         try:
-            decode_json(text)
-        except MulticloudDbError as error:
-            assert error.category == ErrorCategory.INVALID_REQUEST  # noqa: PT017
+            api.decode_json(text)
+        except api.MulticloudDbError as error:
+            assert error.category == api.ErrorCategory.INVALID_REQUEST  # noqa: PT017

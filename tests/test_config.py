@@ -123,17 +123,6 @@ class TestFromToml:
         assert message.startswith("file client.toml")
         assert problem in message
 
-    @pytest.mark.parametrize(
-        ("text", "field"),
-        [
-            ("provider = 5", "provider"),
-            ('provider = "x"\nmax_concurrency = "3"', "max_concurrency"),
-            ('provider = "x"\nmax_buffered_bytes = 5', "max_buffered_bytes"),
-        ],
-    )
-    def test_a_wrong_value_names_the_field(self, toml, text, field):
-        assert f"ClientConfig.{field}: must be" in refused(ClientConfig.from_toml, toml(text))
-
     def test_a_file_that_cannot_be_read_is_named(self, tmp_path):
         path = tmp_path / "client.toml"
         unreadable = "file client.toml: cannot be read"

@@ -16,10 +16,7 @@ CHANGES = st.lists(
 
 
 def in_order(changes):
-    """Return True if the changes of each transaction are in order.
-
-    The changes of different transactions in one commit may be interleaved.
-    """
+    """Return True if the changes of each transaction are in order."""
     return sorted(changes, key=lambda each: (each[0], each[2], each[3]))
 
 

@@ -235,11 +235,7 @@ class TestRefusal:
             (["timestamp"], "0001-01-01T00:00:00+23:59", "event.timestamp: is not a valid time"),
             (["timestamp"], "yesterday", "event.timestamp: is not RFC 3339"),
             (["by_expiry"], "no", "event.by_expiry: must be bool or null, not str"),
-            (
-                ["new_item_state"],
-                {"$decimal": "1"},
-                "event.new_item_state: must be dict or null",
-            ),
+            (["new_item_state"], {"$decimal": "1"}, "event.new_item_state: must be dict or null"),
             (["address", "table"], "x", "event.address.table: is not a known field"),
             (["address", "database"], ..., "event.address.database: is missing"),
             (["address", "database"], "", "ResourceAddress.database: is empty"),
@@ -257,22 +253,14 @@ class TestRefusal:
         ("path", "value", "message"),
         [
             (["events", 0, "order_key"], 1, "page.events[0].order_key: must be str, not int"),
-            (
-                ["child_partitions", 0, "parents", 1],
-                None,
-                "page.child_partitions[0].parents[1]: must be",
-            ),
+            (["child_partitions", 0, "parents", 1], None, "page.child_partitions[0].parents[1]: must be"),
             (["notices", 0, "type"], "Moved", "page.notices[0].type: must be one of Dropped, Renamed"),
             (["notices", 0, "type"], ..., "page.notices[0].type: must be one of"),
             (["notices", 0], "Dropped", "page.notices[0].type: must be one of"),
             (["notices", 0, "name"], None, "page.notices[0].name: must be str, not null"),
             (["notices", 0, "reason"], "x", "page.notices[0].reason: is not a known field"),
             (["diagnostics", "watermark"], "now", "page.diagnostics.watermark: is not RFC 3339"),
-            (
-                ["diagnostics", "partition_errors"],
-                {"p": 1},
-                "page.diagnostics.partition_errors['p']: must",
-            ),
+            (["diagnostics", "partition_errors"], {"p": 1}, "page.diagnostics.partition_errors['p']: must"),
         ],
     )
     def test_of_a_damaged_page_names_the_field(self, path, value, message):

@@ -10,31 +10,12 @@ from enum import Enum
 
 import pytest
 
-import multiclouddb
+import multiclouddb as api
 import multiclouddb_api
-from multiclouddb import (
-    AtTime,
-    Beginning,
-    ChangeEvent,
-    ChangeFeedRequest,
-    ChangeType,
-    EntireDatabase,
-    ErrorCategory,
-    FromContinuationToken,
-    MulticloudDbError,
-    MulticloudDbKey,
-    Now,
-    PhysicalPartition,
-    ResourceAddress,
-    Snapshot,
-    SnapshotOrder,
-    connect,
-    follow,
-)
 from multiclouddb_embedded import EmbeddedStore
 
-ORDERS = ResourceAddress("main", "orders")
-ENUMS = [each for each in vars(multiclouddb).values() if isinstance(each, type) and issubclass(each, Enum)]
+ORDERS = api.ResourceAddress("main", "orders")
+ENUMS = [each for each in vars(api).values() if isinstance(each, type) and issubclass(each, Enum)]
 
 
 @pytest.fixture
@@ -53,27 +34,27 @@ def url(store, tmp_path):
 
 @pytest.fixture
 def client(url):
-    with connect(url) as made:
+    with api.connect(url) as made:
         yield made
 
 
 @pytest.fixture
 def request_(client):
-    return ChangeFeedRequest("main/orders", Beginning())
+    return api.ChangeFeedRequest("main/orders", api.Beginning())
 
 
 def refused(make, *args, **settings):
-    with pytest.raises(MulticloudDbError) as caught:
+    with pytest.raises(api.MulticloudDbError) as caught:
         make(*args, **settings)
-    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
     return caught.value.message
 
 
 class TestNames:
     def test_the_package_gives_the_same_objects(self):
-        assert multiclouddb.__all__ == multiclouddb_api.__all__
-        for name in multiclouddb.__all__:
-            assert getattr(multiclouddb, name) is getattr(multiclouddb_api, name)
+        assert api.__all__ == multiclouddb_api.__all__
+        for name in api.__all__:
+            assert getattr(api, name) is getattr(multiclouddb_api, name)
 
     @pytest.mark.parametrize("kind", ENUMS, ids=lambda kind: kind.__name__)
     def test_an_enum_compares_with_its_text(self, kind):
@@ -88,9 +69,9 @@ class TestNames:
 class TestEvents:
     def event(self, document):
         moment = datetime(2026, 1, 31, 12, tzinfo=UTC)
-        key = MulticloudDbKey({"id": "o-1", "n": Decimal("1.5")})
-        return ChangeEvent(
-            "e-1", key, ChangeType.DELETE, moment, document, None, "7", False, False, ORDERS, "p"
+        key = api.MulticloudDbKey({"id": "o-1", "n": Decimal("1.5")})
+        return api.ChangeEvent(
+            "e-1", key, api.ChangeType.DELETE, moment, document, None, "7", False, False, ORDERS, "p"
         )
 
     def test_a_key_is_read_like_a_mapping(self):
@@ -148,28 +129,23 @@ class TestTables:
             assert "<b>" not in text
             assert not any(token in text for _, token in plan)
 
-    def test_capabilities_are_one_line_each(self, client):
-        lines = repr(client.capabilities()).splitlines()
-        assert sum("CHANGE_FEED_BEGINNING: native" in line for line in lines) == 1
-        assert len(lines) == len(list(client.capabilities())) + 2
-
 
 class TestRequests:
     def test_after_continues(self, client, request_):
         page = client.read_changes(request_)
         for position in (page, page.continuation_token, page.continuation_token + "\r\n"):
             after = request_.after(position)
-            token = FromContinuationToken(page.continuation_token)
-            assert after == ChangeFeedRequest(ORDERS, token)
+            token = api.FromContinuationToken(page.continuation_token)
+            assert after == api.ChangeFeedRequest(ORDERS, token)
             assert not set(client.read_changes(after).events) & set(page.events)
 
     @pytest.mark.parametrize(
         ("field", "value", "advice"),
         [
             ("start_position", "ey…", "request.after(token) or FromContinuationToken(token)"),
-            ("start_position", multiclouddb.ChangeFeedPage((), "t"), "request.after(token)"),
+            ("start_position", api.ChangeFeedPage((), "t"), "request.after(token)"),
             ("start_position", "now", "write Now()"),
-            ("start_position", Now, "write Now()"),
+            ("start_position", api.Now, "write Now()"),
             ("start_position", datetime(2026, 1, 1, tzinfo=UTC), "write AtTime(datetime)"),
             ("start_position", None, "write Beginning(), Now()"),
             ("scope", "orders", "leave the scope out"),
@@ -179,12 +155,12 @@ class TestRequests:
         ],
     )
     def test_a_refusal_says_what_to_write(self, field, value, advice):
-        fields = {"address": ORDERS, "start_position": Now(), field: value}
-        message = refused(ChangeFeedRequest, **fields)
+        fields = {"address": ORDERS, "start_position": api.Now(), field: value}
+        message = refused(api.ChangeFeedRequest, **fields)
         assert message.startswith(f"ChangeFeedRequest.{field}: ")
         assert advice in message
 
-    @pytest.mark.parametrize("value", [None, 7, multiclouddb.ChangeFeedPage])
+    @pytest.mark.parametrize("value", [None, 7, api.ChangeFeedPage])
     def test_after_takes_a_page_or_a_token(self, request_, value):
         assert "position" in refused(request_.after, value)
 
@@ -193,29 +169,29 @@ class TestAddresses:
     @pytest.mark.parametrize(
         ("text", "address"),
         [
-            ("shop/orders", ResourceAddress("shop", "orders")),
-            ("orders", ResourceAddress(None, "orders")),
-            ("/orders", ResourceAddress(collection="orders")),
-            ("shop/a/b", ResourceAddress("shop", "a/b")),
+            ("shop/orders", api.ResourceAddress("shop", "orders")),
+            ("orders", api.ResourceAddress(None, "orders")),
+            ("/orders", api.ResourceAddress(collection="orders")),
+            ("shop/a/b", api.ResourceAddress("shop", "a/b")),
         ],
     )
     def test_text_is_an_address(self, text, address):
-        assert ResourceAddress.parse(text) == address
-        assert ChangeFeedRequest(text, Now()).address == address
+        assert api.ResourceAddress.parse(text) == address
+        assert api.ChangeFeedRequest(text, api.Now()).address == address
 
     def test_wider_scopes_keep_the_class(self):
-        address = ResourceAddress(database="shop")
-        assert (address.collection, str(address), str(ResourceAddress())) == (None, "shop", "")
-        assert ChangeFeedRequest(address, Now(), EntireDatabase()).address is address
+        address = api.ResourceAddress(database="shop")
+        assert (address.collection, str(address), str(api.ResourceAddress())) == (None, "shop", "")
+        assert api.ChangeFeedRequest(address, api.Now(), api.EntireDatabase()).address is address
         assert pickle.loads(pickle.dumps(address)) == address
 
     @pytest.mark.parametrize("names", [["orders"], ["a", "b", "c"], [None]])
     def test_a_lone_name_says_not_what_it_names(self, names):
-        assert "ResourceAddress.parse" in refused(ResourceAddress, *names)
+        assert "ResourceAddress.parse" in refused(api.ResourceAddress, *names)
 
     @pytest.mark.parametrize("text", ["", "shop/", " ", None, 7])
     def test_text_without_a_collection_is_refused(self, text):
-        assert "address" in refused(ResourceAddress.parse, text)
+        assert "address" in refused(api.ResourceAddress.parse, text)
 
     def test_a_client_takes_text(self, client):
         assert client.list_physical_partitions("main/orders") == client.list_physical_partitions(ORDERS)
@@ -224,11 +200,11 @@ class TestAddresses:
 class TestClient:
     def test_collections(self, client, store):
         store.create_collection("customers")
-        assert client.collections() == (ResourceAddress("main", "customers"), ORDERS)
+        assert client.collections() == (api.ResourceAddress("main", "customers"), ORDERS)
         assert client.collections("main") == client.collections()
 
     def test_a_plan_says_what_is_a_segment(self, client):
-        request = ChangeFeedRequest("orders", Snapshot(SnapshotOrder.INTERLEAVED, segments=3))
+        request = api.ChangeFeedRequest("orders", api.Snapshot(api.SnapshotOrder.INTERLEAVED, segments=3))
         plan = client.plan_partitions(request)
         assert [each.is_segment for each in plan] == [False, False, True, True, True]
         assert len(plan.segments) == 3
@@ -239,10 +215,12 @@ class TestClient:
             assert (each.partition_id, each.continuation_token) == each
             assert each.continuation_token not in repr(plan)
             scope, start = (
-                PhysicalPartition(each.partition_id),
-                FromContinuationToken(each.continuation_token),
+                api.PhysicalPartition(each.partition_id),
+                api.FromContinuationToken(each.continuation_token),
             )
-            with client.iterate_changes(ChangeFeedRequest("orders", start, scope), until_idle=True) as events:
+            with client.iterate_changes(
+                api.ChangeFeedRequest("orders", start, scope), until_idle=True
+            ) as events:
                 rows += len(list(events))
         assert rows == 5
 
@@ -260,7 +238,7 @@ class TestClient:
         assert client.inspect(token).changes_waiting is True
         one = client.plan_partitions(request_)[0]
         store.split("orders", "p0")
-        request = ChangeFeedRequest(ORDERS, Now(), PhysicalPartition(one.partition_id))
+        request = api.ChangeFeedRequest(ORDERS, api.Now(), api.PhysicalPartition(one.partition_id))
         retired = client.read_changes(request.after(one))
         while not retired.partition_retired:
             retired = client.read_changes(request.after(retired))
@@ -270,7 +248,7 @@ class TestClient:
         store.drop_collection("orders")
         gone = client.inspect(token)
         assert gone.resumes is False
-        assert gone.error == ErrorCategory.NOT_FOUND
+        assert gone.error == api.ErrorCategory.NOT_FOUND
         assert "orders" in gone.problem
         assert "damaged" in refused(client.inspect, "nonsense")
 
@@ -281,29 +259,29 @@ class TestFollow:
 
     def test_a_start_is_needed_until_the_file_exists(self, url, store, tmp_path):
         file = tmp_path / "orders.checkpoint"
-        assert "start" in refused(follow, url, "orders")
-        assert str(file) in refused(follow, url, "orders", checkpoint=file)
-        with follow(url, "orders", start=Beginning(), checkpoint=file, until_idle=True) as events:
+        assert "start" in refused(api.follow, url, "orders")
+        assert str(file) in refused(api.follow, url, "orders", checkpoint=file)
+        with api.follow(url, "orders", start=api.Beginning(), checkpoint=file, until_idle=True) as events:
             assert len(self.ids(events)) == 5
         store.put("orders", "o-9", {})
-        with follow(url, "orders", checkpoint=file, until_idle=True) as events:
+        with api.follow(url, "orders", checkpoint=file, until_idle=True) as events:
             assert self.ids(events) == ["o-9"]
-        with follow(url, "orders", start=Beginning(), checkpoint=file, until_idle=True) as events:
+        with api.follow(url, "orders", start=api.Beginning(), checkpoint=file, until_idle=True) as events:
             assert self.ids(events) == []
 
     def test_without_a_file_nothing_is_stored(self, url, tmp_path):
         before = set(tmp_path.iterdir())
-        with follow(url, "orders", start=Beginning(), until_idle=True) as events:
+        with api.follow(url, "orders", start=api.Beginning(), until_idle=True) as events:
             assert len(list(events)) == 5
         assert {each.suffix for each in set(tmp_path.iterdir()) - before} <= {".db-shm", ".db-wal"}
 
     def test_next_goes_on_and_a_crash_repeats(self, url, tmp_path):
         file = tmp_path / "orders.checkpoint"
-        events = follow(url, "orders", start=Beginning(), checkpoint=file)
+        events = api.follow(url, "orders", start=api.Beginning(), checkpoint=file)
         seen = [next(events), next(events), next(iter(events))]
         assert len({event.event_id for event in seen}) == 3
         events.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
-        with follow(url, "orders", start=Beginning(), checkpoint=file, until_idle=True) as events:
+        with api.follow(url, "orders", start=api.Beginning(), checkpoint=file, until_idle=True) as events:
             again = [next(events), *events]
         assert seen[-1] in again
         assert len({event.event_id for event in seen + again}) == 5
@@ -314,16 +292,9 @@ class TestFollow:
 
     def test_it_closes_its_client(self, url):
         for leave in (list, lambda events: events.close(), self.stopped_in_a_loop):
-            events = follow(url, "orders", start=Beginning(), until_idle=True)
+            events = api.follow(url, "orders", start=api.Beginning(), until_idle=True)
             leave(events)
             assert "closed" in refused(events.client.read_changes, events.request)
-
-    def test_next_on_iterate_changes(self, client, request_):
-        changes = client.iterate_changes(request_, until_idle=True)
-        first = next(changes)
-        assert len(list(changes)) == 4
-        assert changes.continuation_token is not None
-        assert first.key["id"] == "o-0" or first.key["id"].startswith("o-")
 
     def test_next_in_a_loop_goes_on_after_the_event_of_the_loop(self, client, request_):
         changes, seen = client.iterate_changes(request_, until_idle=True), []
@@ -337,22 +308,24 @@ class TestFollow:
         assert again == set(seen), "a page that is not done is delivered again"
 
     def test_next_after_a_failure_reads_again(self, client):
-        changes = client.iterate_changes(ChangeFeedRequest("nothing", Now()))
+        changes = client.iterate_changes(api.ChangeFeedRequest("nothing", api.Now()))
         for _ in range(2):
-            with pytest.raises(MulticloudDbError):
+            with pytest.raises(api.MulticloudDbError):
                 next(changes)
 
     def test_a_file_that_cannot_be_written_is_refused_before_a_read(self, url, tmp_path):
         blocked = tmp_path / "blocked"
         blocked.write_text("")
-        with pytest.raises(MulticloudDbError) as caught:
-            follow(url, "orders", start=Now(), checkpoint=blocked / "orders.checkpoint")
+        with pytest.raises(api.MulticloudDbError) as caught:
+            api.follow(url, "orders", start=api.Now(), checkpoint=blocked / "orders.checkpoint")
         assert "orders.checkpoint" in caught.value.message
 
     def test_a_store_and_a_file_are_refused(self, url, tmp_path):
-        store = multiclouddb.FileCheckpointStore(tmp_path)
+        store = api.FileCheckpointStore(tmp_path)
         settings = {"checkpoint": tmp_path / "a", "checkpoint_store": store, "checkpoint_name": "a"}
-        assert "checkpoint" in refused(follow, url, "orders", start=AtTime(datetime.now(UTC)), **settings)
+        assert "checkpoint" in refused(
+            api.follow, url, "orders", start=api.AtTime(datetime.now(UTC)), **settings
+        )
 
 
 @pytest.mark.parametrize(
@@ -364,4 +337,4 @@ class TestFollow:
     ],
 )
 def test_a_web_address_says_which_url_to_write(url, advice):
-    assert advice in refused(connect, url)
+    assert advice in refused(api.connect, url)

@@ -19,20 +19,9 @@ ROOT = Path(__file__).parents[1]
 EMULATORS = sorted(ROOT.glob("tools/emulators/*/pyproject.toml"))
 API = sorted((ROOT / "multiclouddb_api").rglob("*.py"))
 SDKS = {
-    "azure",
-    "boto3",
-    "botocore",
-    "deltalake",
-    "google",
-    "grpc",
-    "numpy",
-    "pandas",
-    "py4j",
-    "pyarrow",
-    "pymongo",
-    "pyspark",
-    "pytest",
-}
+    "azure", "boto3", "botocore", "deltalake", "google", "grpc", "numpy", "pandas", "py4j", "pyarrow",
+    "pymongo", "pyspark", "pytest",
+}  # fmt: skip
 # The gRPC messages come with the vendor's package; its client is not used.
 WIRE = {"spanner": {"google", "grpc"}}
 
@@ -49,12 +38,6 @@ def loaded_by(imports):
 
 
 class TestImports:
-    def test_the_api_and_the_spi_load_no_sdk(self):
-        assert SDKS & loaded_by("multiclouddb_api, multiclouddb_spi") == set()
-
-    def test_the_api_does_not_load_the_spi(self):
-        assert "multiclouddb_spi" not in loaded_by("multiclouddb_api")
-
     def test_the_api_needs_nothing_but_what_the_distribution_names(self):
         allowed = {"attrs", "multiclouddb_api", "orjson", *sys.stdlib_module_names}
         for path in API:

@@ -87,8 +87,8 @@ class Service:
     """A service whose partitions are lists of pages; `"P@2"` is the token after the second page of P.
 
     Each page is either a number of events, or a ChangeFeedPage that supplies the notices and diagnostics.
-    After its last page a partition is idle, or retired if it has children. Beginning, Now and AtTime start
-    at `start`.
+    After its last page a partition is idle, or retired if it has children. Each read first takes one of
+    `faults`: an error, None, or a function of the clock that returns an error or None.
     """
 
     def __init__(self, pages, children=None, *, faults=(), seconds=0.0):
@@ -105,7 +105,10 @@ class Service:
         self.on_read()
         if self.timer is not None:
             self.timer.time += self.seconds
-        if self.faults and (fault := self.faults.pop(0)) is not None:
+        fault = self.faults.pop(0) if self.faults else None
+        if callable(fault):
+            fault = fault(self.timer)
+        if fault is not None:
             raise fault
         start = request.start_position
         token = start.token if isinstance(start, api.FromContinuationToken) else self.start
@@ -276,11 +279,7 @@ class TestIdleBackoff:
 
 
 def interrupt(timer, place, act):
-    """Run an action, and stop a timer when the action reaches a given instruction.
-
-    Returns:
-        The number of seconds until the timer was stopped, or None if the action has fewer instructions.
-    """
+    """Run an action, and stop a timer when the action reaches a given instruction."""
     began = time.monotonic()
     seen = itertools.count()
     stopped = []

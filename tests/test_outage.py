@@ -7,13 +7,12 @@ from contextlib import suppress
 import pytest
 
 import multiclouddb_api as api
-from multiclouddb_api.pacing import Outage, Timer, answered, still_waiting
+from multiclouddb_api.pacing import Outage, answered, still_waiting
 from multiclouddb_conformance.waiting import SOON, wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_spi.contract import Provider
 
-ADDRESS = api.ResourceAddress("shop", "orders")
-PAGE = api.ChangeFeedPage((), "token", idle=True)
+from .test_iterator import ADDRESS, FakeTimer, Service, iterator
 
 
 def failure(text="refused", *, retryable=True):
@@ -32,69 +31,31 @@ class Told(api.Observer):
         self.ends.append(seconds)
 
 
-class Clock(Timer):
-    """A clock that moves only when the iterator waits."""
-
-    time = 100.0
-
-    def now(self):
-        return self.time
-
-    def wait(self, seconds):
-        self.time += max(0.0, seconds)
-        return not self.stopped
-
-
-class Client:
-    """A client that answers each read, after some seconds, with the next page or error from a list."""
-
-    def __init__(self, clock, *answers):
-        self.clock, self.answers, self.observer = clock, list(answers), Told()
-
-    def read_changes(self, request, options=None):
-        answer = self.answers.pop(0) if self.answers else PAGE
-        if callable(answer):
-            answer = answer(self.clock)
-        if isinstance(answer, api.MulticloudDbError):
-            raise answer
-        return answer
-
-
-def run(*answers, observer=None, **settings):
+def run(*faults, pages=(), observer=None, **settings):
     """Return the observer of an iterator that has read until the feed was idle."""
-    clock = Clock()
-    client = Client(clock, *answers)
-    client.observer = observer or client.observer
-    changes = api.ChangeFeedIterator(
-        client, api.ChangeFeedRequest(ADDRESS, api.Now()), until_idle=True, **settings
-    )
-    changes._feed.timer = clock
-    for _ in changes.pages():
-        pass
-    return client.observer
+    service = Service(list(pages), faults=faults)
+    service.observer = observer or Told()
+    list(iterator(service, api.Now(), until_idle=True, **settings).pages())
+    return service.observer
 
 
-def waits(seconds, reason=None, then=PAGE):
-    """Return the answer of a read during which the engine reports every 0.2 s that it is still waiting."""
+def waits(seconds, reason=None, then=None):
+    """Return a read during which the engine reports every 0.2 s that it is still waiting."""
 
-    def answer(clock):
+    def read(clock):
         until = clock.time + seconds
         while clock.time < until:
             clock.time += 0.2
             still_waiting(lambda: reason)
         return then
 
-    return answer
+    return read
 
 
-def slow(seconds, reason=None, then=PAGE):
-    """Return the answer of a read that has answered before, and then waits for news."""
-
-    def answer(clock):
-        answered()
-        return waits(seconds, reason, then)(clock)
-
-    return answer
+def slow(clock):
+    """Answer a read at once, and then wait for news."""
+    answered()
+    return waits(4)(clock)
 
 
 class TestFailedReads:
@@ -128,9 +89,6 @@ class TestFailedReads:
         assert "outage failed" in caplog.text
 
 
-BUSY = api.ChangeFeedPage((), "t")
-
-
 class TestARunningRead:
     @pytest.mark.parametrize(("reason", "told"), [("no host", "no host"), (None, "not answered")])
     def test_is_reported_within_two_seconds(self, reason, told):
@@ -143,19 +101,19 @@ class TestARunningRead:
         assert [reason for _, reason in told.outages][1:] == ["no host"]
 
     @pytest.mark.parametrize(
-        ("answers", "settings", "reports"),
+        ("faults", "settings", "reports"),
         [
             ([waits(0.3, "busy")], {}, 0),  # it fails for a moment
-            ([BUSY, slow(4)], {"wait_seconds": 5}, 0),  # it waits for news
-            ([waits(2, then=BUSY)] * 20, {}, 2),  # a slow service does not fill the log
+            ([None, slow], {"pages": [0], "wait_seconds": 5}, 0),  # it waits for news
+            ([waits(2)] * 20, {"pages": [0] * 20}, 2),  # a slow service does not fill the log
         ],
     )
-    def test_what_passes_is_not_an_outage(self, answers, settings, reports):
-        told = run(*answers, **settings)
+    def test_what_passes_is_not_an_outage(self, faults, settings, reports):
+        told = run(*faults, **settings)
         assert (len(told.outages), len(told.ends)) == (reports, reports)
 
     def test_outside_of_an_iterator_nobody_is_told(self):
-        outage = Outage(ADDRESS, told := Told(), Clock().now)
+        outage = Outage(ADDRESS, told := Told(), FakeTimer().now)
         with outage.watching(0.0):
             pass
         still_waiting(lambda: "no host")

@@ -206,10 +206,7 @@ def expected(element):
 
 
 def described(path):
-    """Return the names that a docstring describes, in a section or (only in the SPI) in plain sentences.
-
-    To stay short, the docstrings of `contract.py` describe arguments in sentences, not in a section.
-    """
+    """Return the names that a docstring describes, in a section or (only in the SPI) in plain sentences."""
     element = ELEMENTS[path]
     names = set().union(*sections(element).values())
     text = element.docstring.value if element.docstring else ""

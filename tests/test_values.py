@@ -17,19 +17,9 @@ SECRET = "hunter2" * 10
 MOMENT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 ADDRESS = api.ResourceAddress("shop", "orders")
 KEY = api.MulticloudDbKey({"customer": "c-1", "order": 7})
+DOCUMENT = {"name": SECRET}
 EVENT = api.ChangeEvent(
-    event_id="e-1",
-    key=KEY,
-    type=api.ChangeType.CREATE,
-    timestamp=MOMENT,
-    new_item_state={"name": SECRET},
-    old_item_state={"name": SECRET},
-    order_key="1",
-    by_expiry=None,
-    backfilled=False,
-    address=ADDRESS,
-    partition_id="p",
-    native={"name": SECRET},
+    "e-1", KEY, api.ChangeType.CREATE, MOMENT, DOCUMENT, DOCUMENT, "1", None, False, ADDRESS, "p", DOCUMENT
 )
 
 
@@ -133,31 +123,15 @@ def test_an_address_reads_as_a_path():
 
 
 class TestRequest:
-    @pytest.mark.parametrize(
-        ("field", "value", "problem"),
-        [
-            ("new_item_state_mode", "require", "must be NewItemStateMode, not str"),
-            ("new_item_state_mode", api.OldItemStateMode.OMIT, "must be NewItemStateMode"),
-            ("max_page_size", -1, "must be 0 or more, got -1; use 0 for the provider's own page size"),
-        ],
-        ids=lambda value: str(value)[:40],
-    )
-    def test_a_wrong_field_is_refused_by_name(self, field, value, problem):
-        fields = {"address": ADDRESS, "start_position": api.Beginning(), field: value}
-        assert f"ChangeFeedRequest.{field}: {problem}" in refused(api.ChangeFeedRequest, **fields)
+    def test_a_negative_page_size_is_refused_by_name(self):
+        problem = "must be 0 or more, got -1; use 0 for the provider's own page size"
+        message = refused(api.ChangeFeedRequest, ADDRESS, api.Beginning(), max_page_size=-1)
+        assert f"ChangeFeedRequest.max_page_size: {problem}" in message
 
     def test_the_defaults_are_the_design(self):
-        assert api.ChangeFeedRequest(ADDRESS, api.Now()) == api.ChangeFeedRequest(
-            ADDRESS,
-            api.Now(),
-            api.EntireCollection(),
-            api.NewItemStateMode.INCLUDE_IF_AVAILABLE,
-            api.OldItemStateMode.OMIT,
-            0,
-            api.Fail(),
-            False,
-            None,
-        )
+        modes = (api.NewItemStateMode.INCLUDE_IF_AVAILABLE, api.OldItemStateMode.OMIT)
+        settings = (ADDRESS, api.Now(), api.EntireCollection(), *modes, 0, api.Fail(), False, None)
+        assert api.ChangeFeedRequest(ADDRESS, api.Now()) == api.ChangeFeedRequest(*settings)
 
 
 class TestOptions:

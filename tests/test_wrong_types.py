@@ -48,20 +48,9 @@ class Duck:
 
 
 WRONG = [
-    Odd(),
-    Odd,
-    17,
-    1.5,
-    True,
-    "text",
-    b"bytes",
-    None,
-    [Odd()],
-    (Odd(),),
-    {"odd": Odd()},
-    {3: 4},
+    Odd(), Odd, 17, 1.5, True, "text", b"bytes", None, [Odd()], (Odd(),), {"odd": Odd()}, {3: 4},
     api.Beginning,
-]
+]  # fmt: skip
 
 
 def takes(hint, value):

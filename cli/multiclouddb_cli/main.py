@@ -130,8 +130,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     debug: Annotated[
-        bool,
-        typer.Option("--debug", help="Show the traceback of an error; may be anywhere on the line."),
+        bool, typer.Option("--debug", help="Show the traceback of an error; may be anywhere on the line.")
     ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
@@ -275,11 +274,7 @@ def inspect(token: Token, as_json: Json = False) -> None:
 
 @token_app.command(short_help="Show whether a token can still be resumed, and for how long.")
 def check(
-    url: Url,
-    token: Token,
-    key: Key = None,
-    options: ProviderOption = None,
-    as_json: Json = False,
+    url: Url, token: Token, key: Key = None, options: ProviderOption = None, as_json: Json = False
 ) -> None:
     """Show whether a token can be resumed, for how long, and whether it covers every partition.
 

@@ -85,9 +85,7 @@ Url: TypeAlias = Annotated[
 Collection: TypeAlias = Annotated[
     str,
     typer.Argument(
-        metavar="COLLECTION",
-        help="DATABASE/COLLECTION, or COLLECTION.",
-        autocompletion=_complete_collection,
+        metavar="COLLECTION", help="DATABASE/COLLECTION, or COLLECTION.", autocompletion=_complete_collection
     ),
 ]
 Target: TypeAlias = Annotated[
@@ -152,8 +150,7 @@ JsonLines: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print one JSON event per line, with plain values.")
 ]
 Exact: TypeAlias = Annotated[
-    bool,
-    typer.Option("--exact", help="Print JSON in the exact form, which event_from_json reads."),
+    bool, typer.Option("--exact", help="Print JSON in the exact form, which event_from_json reads.")
 ]
 Format: TypeAlias = Annotated[
     str | None,

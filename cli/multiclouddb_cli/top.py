@@ -173,12 +173,7 @@ class Board:
 
 
 def top(
-    config: ClientConfig,
-    request: ChangeFeedRequest,
-    interval: float,
-    *,
-    once: bool,
-    wait: bool = False,
+    config: ClientConfig, request: ChangeFeedRequest, interval: float, *, once: bool, wait: bool = False
 ) -> None:
     """Show the feed until it ends or the user stops the command."""
     meter = Meter()

@@ -58,3 +58,9 @@ def in_terminal(*words, columns=200, **environment):
     """Run a command in a terminal until it ends; return its exit code and all its output."""
     terminal = Terminal(*words, columns=columns, **environment)
     return terminal.end(None), terminal.text
+
+
+def follow(*words, command="tail", **settings):
+    """Start a command in another process, whose output is read from pipes."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*PROGRAM, command, *map(str, words)], **pipes, **settings)

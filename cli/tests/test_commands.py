@@ -8,7 +8,6 @@ import sys
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
-from itertools import product
 
 import attrs
 import pytest
@@ -30,9 +29,10 @@ from multiclouddb_cli.top import Board
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spi.continuation.token import decode_token, encode_token
 
-from .terminals import PROGRAM, Terminal, in_terminal
+from .terminals import Terminal, follow, in_terminal
 
 ORDERS = ResourceAddress("main", "orders")
+ONCE = "top URL orders --once --interval 0.1"
 BOX = re.compile("[\u2500-\u257f]")
 
 
@@ -50,6 +50,17 @@ def token(url, store):
     """Return a token after three events."""
     with connect(url) as client:
         return client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), max_page_size=3)).continuation_token
+
+
+def listed(run, url):
+    """Return what `partitions` prints as JSON, by the native ids."""
+    found = json.loads(run("partitions", url, "main/orders", "--json").stdout)
+    return {item["native_id"]: item for item in found}
+
+
+def check_lines(out, *lines):
+    """Check that each of these patterns fits a whole line."""
+    assert [line for line in lines if not re.search(f"^{line}$", out, re.MULTILINE)] == []
 
 
 class TestPartitions:
@@ -73,9 +84,7 @@ class TestPartitions:
         assert "(from p0, no longer listed)" in shown
 
     def test_as_json_have_ids_that_a_scope_takes(self, run, url, shaped):
-        found = {
-            item["native_id"]: item for item in json.loads(run("partitions", url, "orders", "--json").stdout)
-        }
+        found = listed(run, url)
         assert set(found["p4"]["parents"]) == {found["p1"]["partition_id"], found["p3"]["partition_id"]}
         assert found["p0"]["children"] == [found["p2"]["partition_id"], found["p3"]["partition_id"]]
         assert found["p0"]["state"] == "closed"
@@ -157,8 +166,8 @@ class TestInspect:
         outs += [run("token", "inspect", f"@{tmp_path}/{name}").stdout for name in ("token", "pos")]
         lines = ["provider +embedded", "resource +main/orders", "scope +collection", "version +1"]
         lines += [r"issued +\S+Z \(\S+s ago\)", r"p0 +active +\d+ bytes, #\w+"]
-        for line, out in product(lines, outs):
-            assert re.search(f"^{line}$", out, re.MULTILINE)
+        for out in outs:
+            check_lines(out, *lines)
 
     def test_shows_what_waits_for_its_parents(self, run, url, shaped, token):
         with connect(url) as client:
@@ -182,19 +191,12 @@ class TestInspect:
 class TestCheck:
     def test_of_a_good_one_says_for_how_long(self, run, url, token):
         out = run("token", "check", url, token).stdout
-        assert re.search(r"^resumes +yes$", out, re.MULTILINE)
-        assert re.search(r"^changes +waiting$", out, re.MULTILINE)
-        assert re.search(r"^covers +yes$", out, re.MULTILINE)
-        assert re.search(r"^kept for +1h \d+m$", out, re.MULTILINE)
+        check_lines(out, "resumes +yes", "changes +waiting", "covers +yes", r"kept for +1h \d+m")
         assert len(re.findall(r"^p\d +active +sequence", out, re.MULTILINE)) == 2
 
     def test_finds_one_expired_partition_behind_a_good_one(self, run, url, store, token):
-        parts = {
-            item["native_id"]: item
-            for item in json.loads(run("partitions", url, "main/orders", "--json").stdout)
-        }
         with connect(url) as client:
-            scope = PhysicalPartition(parts["p0"]["partition_id"])
+            scope = PhysicalPartition(listed(run, url)["p0"]["partition_id"])
             ahead = client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), scope)).continuation_token
         old, new = decode_token(token), decode_token(ahead)
         mixed_in = [entry for entry in old.state["p"] if entry[0] == "p1"]
@@ -205,9 +207,7 @@ class TestCheck:
         result = run("token", "check", url, mixed)
         assert result.exit_code == 6
         assert result.stderr.startswith("error: [CHECKPOINT_EXPIRED]")
-        assert re.search(r"^resumes +no$", result.stdout, re.MULTILINE)
-        assert re.search(r"^p0 .*(has changes|nothing new)$", result.stdout, re.MULTILINE)
-        assert re.search(r"^p1 .*CHECKPOINT_EXPIRED$", result.stdout, re.MULTILINE)
+        check_lines(result.stdout, "resumes +no", "p0 .*(has changes|nothing new)", "p1 .*CHECKPOINT_EXPIRED")
         assert run("token", "check", url, token).exit_code == 6
 
     def test_that_leaves_a_partition_out_has_an_exit_code_of_its_own(self, run, url, store, token):
@@ -216,8 +216,7 @@ class TestCheck:
         token = encode_token(attrs.evolve(whole, state=part))
         result = run("token", "check", url, token)
         assert result.exit_code == 10
-        assert re.search(r"^resumes +yes$", result.stdout, re.MULTILINE)
-        assert re.search(r"^covers +no, 1 missed: p1$", result.stdout, re.MULTILINE)
+        check_lines(result.stdout, "resumes +yes", "covers +no, 1 missed: p1")
         assert "PartitionFoundLate" in result.stderr
         result = run("token", "check", url, token, "--json")
         assert result.exit_code == 10
@@ -232,7 +231,7 @@ class TestCheck:
             (_, token), *_ = client.plan_partitions(ChangeFeedRequest(ORDERS, Beginning()))
         result = run("token", "check", url, token)
         assert result.exit_code == 0
-        assert re.search(r"^covers +unknown$", result.stdout, re.MULTILINE)
+        check_lines(result.stdout, "covers +unknown")
 
     def test_of_every_scope(self, run, url, store):
         key = MulticloudDbKey({"id": "o-4"})
@@ -261,7 +260,7 @@ class TestOutput:
         "words",
         [
             "tail URL orders --from beginning --until-idle",
-            "top URL orders --once --interval 0.1",
+            ONCE,
             "partitions URL orders",
             "capabilities URL",
             "providers",
@@ -284,18 +283,11 @@ class TestOutput:
         code, out = in_terminal("top", url, "orders", "--once", "--interval", "0.1")
         assert (code, bool(BOX.search(out))) == (0, True)
         assert "\u2514\u2500 " in in_terminal("partitions", url, "orders")[1]
-        assert (
-            "\x1b[32mCREATE" in in_terminal("tail", url, "orders", "--from", "beginning", "--until-idle")[1]
-        )
+        tail = in_terminal("tail", url, "orders", "--from", "beginning", "--until-idle")[1]
+        assert "\x1b[32mCREATE" in tail
 
     @pytest.mark.parametrize(
-        "words",
-        [
-            "top URL orders --once --interval 0.1",
-            "token check URL TOKEN",
-            "token inspect TOKEN",
-            "capabilities URL",
-        ],
+        "words", [ONCE, "token check URL TOKEN", "token inspect TOKEN", "capabilities URL"]
     )
     def test_fits_into_a_narrow_terminal(self, url, shaped, token, words):
         words = words.replace("URL", url).replace("TOKEN", token).split()
@@ -352,11 +344,9 @@ class TestDescendants:
         assert len(re.findall(r"^p\d +active", shown, re.MULTILINE)) == 2
         checked = run("token", "check", url, token)
         assert checked.exit_code == 0
-        for line in (r"resumes +yes", r"covers +unknown"):
-            assert re.search(f"^{line}$", checked.stdout, re.MULTILINE)
-        assert (
-            len(re.findall(r"^p\d +active .*(nothing new|has changes)$", checked.stdout, re.MULTILINE)) == 2
-        )
+        check_lines(checked.stdout, "resumes +yes", "covers +unknown")
+        told = re.findall(r"^p\d +active .*(nothing new|has changes)$", checked.stdout, re.MULTILINE)
+        assert len(told) == 2
 
     def test_token_of_the_other_form_is_refused(self, run, url, root, token, tmp_path):
         (tmp_path / "token").write_text(token)
@@ -417,8 +407,7 @@ class TestInterrupt:
     def test_ends_top_in_silence_in_a_pipe(self, url, store):
         # A shell's background jobs ignore SIGINT, and so do their child processes until they set a handler.
         heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-        words, pipe = [*PROGRAM, "top", url, "orders", "--interval", "0.5"], subprocess.PIPE
-        with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed) as process:
+        with follow(url, "orders", "--interval", "0.5", command="top", preexec_fn=heed) as process:
             assert process.stdout.readline()
             process.send_signal(signal.SIGINT)
             assert (process.wait(timeout=60), process.stderr.read()) == (130, "")

@@ -1,8 +1,9 @@
 """Tests the options of `tail`: times, templates, selection, completion, and the errors for wrong values."""
 
 import json
-import subprocess
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from uuid import UUID
 
 import pytest
 import typer
@@ -14,7 +15,7 @@ from multiclouddb_cli.rendering import Template
 from multiclouddb_conformance.command_line import apart_from_silence
 from multiclouddb_embedded import EmbeddedStore
 
-from .terminals import PROGRAM
+from .terminals import follow
 
 EMPTY = ("--until-idle", "--from", "beginning")
 
@@ -25,20 +26,12 @@ def ids(lines):
 
 class TestTime:
     @pytest.mark.parametrize(
-        ("text", "age"),
-        [
-            ("-1h", timedelta(hours=1)),
-            ("-90s", timedelta(seconds=90)),
-            ("-1h30m", timedelta(minutes=90)),
-            ("-2.5d", timedelta(hours=60)),
-            ("-1w", timedelta(weeks=1)),
-            ("now", timedelta()),
-        ],
+        ("text", "hours"),
+        [("-1h", 1), ("-90s", 0.025), ("-1h30m", 1.5), ("-2.5d", 60), ("-1w", 168), ("now", 0)],
     )
-    def test_an_age_is_taken_from_now(self, text, age):
-        before = datetime.now(UTC)
-        found = to_moment(text, "--from")
-        assert before - age <= found <= datetime.now(UTC) - age
+    def test_an_age_is_taken_from_now(self, text, hours):
+        before, age = datetime.now(UTC), timedelta(hours=hours)
+        assert before - age <= to_moment(text, "--from") <= datetime.now(UTC) - age
 
     @pytest.mark.parametrize("text", ["1h", "-1", "-1y", "-h", "yesterday", "-1h ago", "-99999999999w", ""])
     def test_another_text_is_refused_with_an_example(self, text):
@@ -62,9 +55,8 @@ class TestTime:
         assert "o-new" in ids(run(*kept, "--until-idle").stdout)
 
     def test_without_a_position_before_the_end_it_says_so(self, run, url, store, tmp_path):
-        result = run(
-            "tail", url, "orders", "--checkpoint", tmp_path / "pos", "--from", "beginning", "--to", "-1h"
-        )
+        words = ("--checkpoint", tmp_path / "pos", "--from", "beginning", "--to", "-1h")
+        result = run("tail", url, "orders", *words)
         assert (result.exit_code, result.stdout) == (0, "")
         assert result.stderr.startswith("warning: no checkpoint was saved")
 
@@ -78,17 +70,8 @@ class TestLast:
         assert ids(run(*words, "--last", 2, "--type", "create").stdout) == ["o-8", "o-9"]
 
     def test_a_checkpoint_goes_first(self, run, url, store, tmp_path):
-        words = (
-            "tail",
-            url,
-            "orders",
-            "--until-idle",
-            "--json",
-            "--checkpoint",
-            tmp_path / "pos",
-            "--last",
-            2,
-        )
+        words = ("tail", url, "orders", *["--until-idle", "--json", "--last", "2"])
+        words += ("--checkpoint", tmp_path / "pos")
         assert ids(run(*words).stdout) == ["o-8", "o-9"]
         store.put("orders", "o-new", {})
         assert ids(run(*words).stdout) == ["o-new"]
@@ -98,26 +81,19 @@ class TestLast:
         assert ids(run(*words).stdout) == ["o-8", "o-9"]
 
 
-class TestSelection:
-    def test_they_are_counted_exactly_with_and_without_a_checkpoint(self, run, url, store, tmp_path):
-        for number in range(6):
-            store.delete("orders", f"o-{number}")
-        words = (
-            "tail",
-            url,
-            "orders",
-            "--from",
-            "beginning",
-            "--type",
-            "delete",
-            "--max-events",
-            4,
-            "--json",
-        )
-        assert len(ids(run(*words).stdout)) == 4
-        kept = (*words, "--checkpoint", tmp_path / "pos")
-        seen = ids(run(*kept).stdout) + ids(run(*kept, "--until-idle").stdout)
-        assert sorted(seen) == [f"o-{number}" for number in range(6)]
+def test_selected_events_are_counted_exactly_with_and_without_a_checkpoint(run, url, store, tmp_path):
+    for number in range(6):
+        store.delete("orders", f"o-{number}")
+    words = (
+        "tail",
+        url,
+        "orders",
+        *["--from", "beginning", "--type", "delete", "--max-events", "4", "--json"],
+    )
+    assert len(ids(run(*words).stdout)) == 4
+    kept = (*words, "--checkpoint", tmp_path / "pos")
+    seen = ids(run(*kept).stdout) + ids(run(*kept, "--until-idle").stdout)
+    assert sorted(seen) == [f"o-{number}" for number in range(6)]
 
 
 class TestTemplate:
@@ -141,21 +117,17 @@ class TestTemplate:
             Template(text)
 
 
-class TestPlainJson:
-    def test_keys_are_objects_and_values_have_no_tags(self):
-        from decimal import Decimal
-        from uuid import UUID
-
-        value = {
-            "n": Decimal("1.50"), "i": Decimal("30"), "long": Decimal("0.1234567890123456789"), "b": b"hi",
-            "t": datetime(2026, 1, 31, tzinfo=UTC), "u": UUID(int=1), "big": 2**70, "$ref": 1,
-            "list": [{"x": Decimal("2")}], "nan": float("nan"),
-        }  # fmt: skip
-        assert plain_value(value) == {
-            "n": 1.5, "i": 30, "long": "0.1234567890123456789", "b": "aGk=", "t": "2026-01-31T00:00:00Z",
-            "u": "00000000-0000-0000-0000-000000000001", "big": str(2**70), "$ref": 1, "list": [{"x": 2}],
-            "nan": "NaN",
-        }  # fmt: skip
+def test_plain_json_has_objects_as_keys_and_values_without_tags():
+    value = {
+        "n": Decimal("1.50"), "i": Decimal("30"), "long": Decimal("0.1234567890123456789"), "b": b"hi",
+        "t": datetime(2026, 1, 31, tzinfo=UTC), "u": UUID(int=1), "big": 2**70, "$ref": 1,
+        "list": [{"x": Decimal("2")}], "nan": float("nan"),
+    }  # fmt: skip
+    assert plain_value(value) == {
+        "n": 1.5, "i": 30, "long": "0.1234567890123456789", "b": "aGk=", "t": "2026-01-31T00:00:00Z",
+        "u": "00000000-0000-0000-0000-000000000001", "big": str(2**70), "$ref": 1, "list": [{"x": 2}],
+        "nan": "NaN",
+    }  # fmt: skip
 
 
 class TestRefused:
@@ -199,18 +171,13 @@ class TestRefused:
         assert result.stderr.startswith("notice: Gap: ")
 
 
+def completed(run, line):
+    """Return the completions that bash offers for a line."""
+    env = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    return run(env={**env, "_MULTICLOUDDB_COMPLETE": "complete_bash"}).stdout.split()
+
+
 class TestCompletion:
-    @pytest.fixture
-    def complete(self, run):
-        """Return the completions that bash offers for a line."""
-
-        def offered(line):
-            env = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
-            env["_MULTICLOUDDB_COMPLETE"] = "complete_bash"
-            return run(env=env).stdout.split()
-
-        return offered
-
     @pytest.mark.parametrize(
         ("end", "offered"),
         [
@@ -223,47 +190,31 @@ class TestCompletion:
             ("--option p", {"poll_seconds="}),
         ],
     )
-    def test_offers_values(self, complete, url, store, end, offered):
-        assert set(complete(f"multiclouddb tail {url} orders {end}")) == offered
+    def test_offers_values(self, run, url, store, end, offered):
+        assert set(completed(run, f"multiclouddb tail {url} orders {end}")) == offered
 
-    def test_offers_urls_and_collections(self, complete, url, store):
-        assert "embedded:///" in complete("multiclouddb tail emb")
-        assert complete(f"multiclouddb tail {url} ma") == ["main/orders"]
+    def test_offers_urls_and_collections(self, run, url, store):
+        assert "embedded:///" in completed(run, "multiclouddb tail emb")
+        assert completed(run, f"multiclouddb tail {url} ma") == ["main/orders"]
 
 
-class TestWait:
-    def test_keeps_trying_until_there_is_a_store(self, path, url):
-        words = [
-            *PROGRAM,
-            "tail",
-            url,
-            "orders",
-            "--wait",
-            "--max-events",
-            "1",
-            "--from",
-            "beginning",
-            "--json",
-        ]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            warning = next(line for line in iter(process.stderr.readline, "") if "no store" in line)
-            with EmbeddedStore(path, durable=False) as store:
-                store.create_collection("orders")
-                store.put("orders", "o-1", {})
-                assert ids(process.stdout.readline()) == ["o-1"]
-                assert process.wait(timeout=60) == 0
-        assert warning.startswith("warning: there is no store at ")
+def test_a_waiting_tail_keeps_trying_until_there_is_a_store(path, url):
+    with follow(url, *["orders", "--wait", "--max-events", "1", "--from", "beginning", "--json"]) as process:
+        warning = next(line for line in iter(process.stderr.readline, "") if "no store" in line)
+        with EmbeddedStore(path, durable=False) as store:
+            store.create_collection("orders")
+            store.put("orders", "o-1", {})
+            assert ids(process.stdout.readline()) == ["o-1"]
+            assert process.wait(timeout=60) == 0
+    assert warning.startswith("warning: there is no store at ")
 
 
 class TestDeadHost:
     """Tests a host that refuses connections; the engine keeps trying for three seconds."""
 
     def follow(self, fake, tmp_path, *words, command="tail", kind="DEAD"):
-        return subprocess.Popen(
-            [*PROGRAM, command, f"{fake}/{kind}", "orders", *words],
-            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "site")},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "site")}
+        return follow(f"{fake}/{kind}", "orders", *words, command=command, env=env)
 
     def test_is_reported_before_the_run_ends_with_the_reason(self, fake, tmp_path):
         with self.follow(fake, tmp_path) as process:

@@ -2,7 +2,6 @@
 
 import re
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -12,19 +11,14 @@ from multiclouddb_api import FileCheckpointStore, SnapshotOrder, SnapshotProgres
 from multiclouddb_cli.screen import ScanProgress, progress_line
 from multiclouddb_conformance.command_line import apart_from_silence
 
-from .terminals import PROGRAM
+from .terminals import follow
 
+ORDERS = ("ordered", "interleaved", "auto")
 LINE = re.compile(r'\d{4}-\d\d-\d\dT[\d:.]+Z  CREATE  id="(o-\d)"  \{"total":\d\}')
 
 
 def keys(text):
     return [event_from_json(line).key.components["id"] for line in text.splitlines()]
-
-
-def follow(*words):
-    return subprocess.Popen(
-        [*PROGRAM, "tail", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
 
 
 class TestLines:
@@ -152,9 +146,7 @@ class TestPipe:
 
 
 class TestSnapshot:
-    @pytest.mark.parametrize(
-        "start", ["snapshot", "snapshot:ordered", "snapshot:interleaved", "snapshot:auto"]
-    )
+    @pytest.mark.parametrize("start", ["snapshot", *map("snapshot:{}".format, ORDERS)])
     def test_every_row_is_printed_and_the_notices_are_on_stderr(self, run, url, store, start):
         store.delete("orders", "o-3")
         result = run("tail", url, "orders", "--from", start, "--until-idle", "--exact")

@@ -1,14 +1,13 @@
 """Tests what `tail` and `top` show on a narrow terminal, and that an idle `tail` shows that it is running."""
 
 import re
-import subprocess
 
 import pytest
 
 from multiclouddb_conformance.command_line import apart_from_silence
 from multiclouddb_conformance.waiting import wait_until
 
-from .terminals import PROGRAM, Terminal
+from .terminals import Terminal, follow
 
 
 @pytest.fixture
@@ -40,8 +39,7 @@ def test_it_is_removed_before_an_event(url, long):
 
 
 def test_in_a_pipe_there_is_nothing(url, store):
-    words = [*PROGRAM, "tail", url, "orders", "--max-events", "1"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with follow(url, "orders", "--max-events", "1") as process:
 
         def printed():
             store.put("orders", "o-new", {})

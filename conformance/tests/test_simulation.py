@@ -5,10 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import attrs
 import pytest
 
-from multiclouddb_api import (
-    Beginning,
-    ErrorCategory,
-)
+from multiclouddb_api import Beginning, ErrorCategory
 from multiclouddb_conformance.simulation import (
     CancelledError,
     ConnectionDroppedError,
@@ -22,16 +19,7 @@ from multiclouddb_conformance.simulation import (
     ThrottledError,
 )
 from multiclouddb_conformance.waiting import wait_until
-from multiclouddb_spi import (
-    Awaiting,
-    Continue,
-    Deadline,
-    Drained,
-    Fault,
-    FeedSpec,
-    ProviderFault,
-    Seed,
-)
+from multiclouddb_spi import Awaiting, Continue, Deadline, Drained, Fault, FeedSpec, ProviderFault, Seed
 
 SOON = Deadline.after(3600)
 

@@ -30,11 +30,7 @@ sys.exit({function}())
 
 
 class Wheels:
-    """The project's wheels, by the name of their distribution.
-
-    Args:
-        folder: The folder that contains the wheels.
-    """
+    """The project's wheels, by the name of their distribution."""
 
     def __init__(self, folder):
         self._files = {canonicalize_name(path.name.split("-")[0]): path for path in folder.glob("*.whl")}
@@ -95,10 +91,7 @@ def pins(foreign):
 
 
 def fetched(foreign):
-    """Return a folder with these requirements, in the same versions as in `.venv`.
-
-    The first call by each user fetches the packages.
-    """
+    """Return a folder with these requirements, in the same versions as in `.venv`."""
     lines = pins(foreign)
     key = json.dumps([sys.version_info[:2], sys.platform, os.uname().machine, sorted(foreign), lines])
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "multiclouddb-tests")

@@ -17,13 +17,7 @@ class Front:
     """
 
     def __init__(self, target, folder=None, host="localhost"):
-        """Start listening.
-
-        Args:
-            target: The host and the port of the service, which needs no TLS.
-            folder: A folder for certificates, if clients connect with TLS.
-            host: The name or address on which to listen.
-        """
+        """Start listening."""
         name, _, port = target.rpartition(":")
         self._target = name, int(port)
         self._contexts = []

@@ -85,13 +85,7 @@ def helper():
 
 
 def run_blocks(page, steps, folder="."):
-    """Run code and write files in a process of its own; return the output of each code.
-
-    Args:
-        page: The name of the page or program in tracebacks.
-        steps: Each step is the number of lines above it, the file to write or None, and the code.
-        folder: The folder in which the code runs.
-    """
+    """Run code and write files in a process of its own; return the output of each code."""
     text = "\n".join(code for _, _, code in steps)
     schemes = {"dynamo", "mongo", "cosmos", "embedded"}
     providers = [f"multiclouddb_{each}" for each in schemes if f"{each}://" in text or f"{each}db://" in text]

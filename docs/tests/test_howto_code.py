@@ -16,25 +16,15 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
+import multiclouddb_api as api
 from multiclouddb.otel import OpenTelemetryObserver
 from multiclouddb.prometheus import PrometheusObserver
-from multiclouddb_api import (
-    Beginning,
-    ChangeFeedRequest,
-    ClientConfig,
-    FromContinuationToken,
-    Observer,
-    OperationOptions,
-    PhysicalPartition,
-    ResourceAddress,
-    connect,
-)
 from multiclouddb_conformance.simulation import Simulation, SimulationProvider, ThrottledError
 from multiclouddb_embedded import Delete, EmbeddedStore, Put
 from multiclouddb_spi import Engine
 
 HOW_TO = Path(__file__).resolve().parents[1] / "how-to"
-ORDERS = ResourceAddress("main", "orders")
+ORDERS = api.ResourceAddress("main", "orders")
 
 
 @pytest.fixture
@@ -96,12 +86,12 @@ class TestMetrics:
             if fault is not None:
                 sim.fail_next("p0", fault, times=2)
             engine = Engine(
-                SimulationProvider(sim), ClientConfig("simulation"), observer, pause=lambda seconds: None
+                SimulationProvider(sim), api.ClientConfig("simulation"), observer, pause=lambda seconds: None
             )
-            place, idle = Beginning(), False
+            place, idle = api.Beginning(), False
             while not idle:
-                page = engine.read_changes(ChangeFeedRequest(sim.address, place), OperationOptions())
-                place, idle = FromContinuationToken(page.continuation_token), page.idle
+                page = engine.read_changes(api.ChangeFeedRequest(sim.address, place), api.OperationOptions())
+                place, idle = api.FromContinuationToken(page.continuation_token), page.idle
             engine.close()
 
         return read
@@ -146,7 +136,7 @@ def test_a_scrape_shows_counters_at_zero_before_the_first_page(store):
         server.server_close()
         thread.join()
     assert gaps == 0
-    assert isinstance(observer, Observer)
+    assert isinstance(observer, api.Observer)
 
 
 def test_the_dashboard_names_only_metrics_that_exist():
@@ -163,8 +153,10 @@ class TestSpread:
     @pytest.fixture
     def plan(self, store):
         store.create_collection("orders", partitions=2)
-        with connect(f"embedded://{store.path}") as client:
-            plan = client.plan_partitions(ChangeFeedRequest(ORDERS, Beginning()), with_descendants=True)
+        with api.connect(f"embedded://{store.path}") as client:
+            plan = client.plan_partitions(
+                api.ChangeFeedRequest(ORDERS, api.Beginning()), with_descendants=True
+            )
         Path("plan.json").write_text(json.dumps(plan))
         store.batch("orders", [Put(f"o-{number}", {"status": "new"}) for number in range(40)])
         store.merge("orders", "p0", "p1")
@@ -173,9 +165,9 @@ class TestSpread:
 
     def followed(self, store, plan, number):
         name, token = plan[number]
-        scope = PhysicalPartition(name, with_descendants=True)
-        request = ChangeFeedRequest(ORDERS, FromContinuationToken(token), scope)
-        with connect(f"embedded://{store.path}") as client:
+        scope = api.PhysicalPartition(name, with_descendants=True)
+        request = api.ChangeFeedRequest(ORDERS, api.FromContinuationToken(token), scope)
+        with api.connect(f"embedded://{store.path}") as client:
             changes = client.iterate_changes(request, until_idle=True)
             return list(changes)
 
@@ -218,9 +210,12 @@ class TestPoison:
         store.batch("orders", [Put(f"o-{number}", {"number": number}) for number in range(1, 6)])
         with closing(sqlite3.connect(store.path)) as database, database:
             database.execute("UPDATE log SET doc = '{' WHERE seq = ?", (broken,))
-        with closing(sqlite3.connect("letters.db")) as letters, connect(f"embedded://{store.path}") as client:
+        with (
+            closing(sqlite3.connect("letters.db")) as letters,
+            api.connect(f"embedded://{store.path}") as client,
+        ):
             for _ in range(2):  # the second reader finds the record again, but does not store it again
-                pages = reader(client, ORDERS, Beginning(), letters).pages()
+                pages = reader(client, ORDERS, api.Beginning(), letters).pages()
                 numbers = [event.new_item_state["number"] for page in pages for event in page.events]
                 assert sorted({*numbers, broken}) == [1, 2, 3, 4, 5]
                 assert len(numbers) == 4

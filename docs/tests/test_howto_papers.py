@@ -21,7 +21,6 @@ PROJECTS = sorted(
     if path.parent != ROOT / "tools"  # it is never published
 )
 ENTRY = re.compile(r"^## \[(?P<version>[^\]]+)\] - (?P<date>.+)$", re.MULTILINE)
-QUOTED = re.compile(r"`([^`\n]+)`")
 
 
 def project_of(folder):
@@ -55,23 +54,6 @@ def test_the_first_changelog_points_to_all_others():
     assert rows == {
         name_of(folder): (folder / "CHANGELOG.md").relative_to(ROOT).as_posix() for folder in others
     }
-
-
-@pytest.mark.parametrize("paper", ["CONTRIBUTING.md", "SECURITY.md"])
-def test_files_that_are_named_are_there(paper):
-    quoted = QUOTED.findall((ROOT / paper).read_text(encoding="utf-8"))
-    files = {text for text in quoted if re.fullmatch(r"[\w./-]+(\.md|\.py|\.toml|\.txt|/|/run)", text)}
-    assert len(files - {"dist/"}) > 1
-    built = {"dist/"}
-    homes = (
-        ROOT,
-        ROOT / "multiclouddb_api",
-        ROOT / "multiclouddb_spi",
-        ROOT / "providers/dynamo/multiclouddb_dynamo",
-        ROOT / "providers/mongo/multiclouddb_mongo",
-        ROOT / "spark/pyspark_multiclouddb",
-    )
-    assert [name for name in files - built if not any((home / name).exists() for home in homes)] == []
 
 
 def test_the_site_shows_the_changelog_of_every_distribution():

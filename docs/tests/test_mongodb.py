@@ -6,9 +6,7 @@ import socket
 import subprocess
 import time
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 from pymongo import MongoClient
@@ -16,7 +14,6 @@ from pymongo.errors import ConnectionFailure, OperationFailure
 
 import multiclouddb_api as api
 from multiclouddb_conformance import command_line
-from multiclouddb_conformance.refusals import refused
 from multiclouddb_conformance.waiting import wait_until
 
 from .page import Page, servers
@@ -100,10 +97,6 @@ def page_of(client, address, start, **asked):
     if isinstance(start, str):
         start = api.FromContinuationToken(start)
     return client.read_changes(api.ChangeFeedRequest(address, start, **asked))
-
-
-def told(page):
-    return [type(notice).__name__ for notice in page.notices]
 
 
 class TestPrograms:
@@ -287,34 +280,6 @@ class TestRoles:
 
 
 class TestOplog:
-    @pytest.fixture
-    def small(self, tmp_path):
-        """Provide a deployment with a small oplog."""
-        with started(tmp_path / "small", oplog_mb=1, auth=True) as replica_set:
-            yield replica_set
-
-    def test_expiry_headroom_and_the_way_on(self, small):
-        native = small.client()
-        native["shop"]["orders"].insert_one({"_id": 1})
-        with api.connect(small.uri()) as client:
-            page = page_of(client, ORDERS, api.Beginning())
-            # The oplog has not removed any entry yet.
-            assert page.diagnostics.retention_headroom_seconds is None
-            token = page.continuation_token
-            fill(native)
-        native["admin"].command("createUser", "reader", pwd="x", roles=[{"role": "read", "db": "shop"}])
-        with api.connect(small.uri()) as client:
-            with refused(api.ErrorCategory.CHECKPOINT_EXPIRED, "SkipToOldest"):
-                page_of(client, ORDERS, token)
-            with refused(api.ErrorCategory.CHECKPOINT_EXPIRED, "AtTime"):
-                page_of(client, ORDERS, api.AtTime(datetime.now(UTC) - timedelta(days=30)))
-            page = page_of(client, ORDERS, token, on_expired=api.SkipToOldest())
-            assert told(page) == ["Gap"]
-            assert page.diagnostics.retention_headroom_seconds >= 0
-        only = api.ClientConfig("mongo", TestRoles().connection(small, "reader") | {"password": "x"})
-        with api.connect(only) as client:
-            assert page_of(client, ORDERS, api.Now()).diagnostics.retention_headroom_seconds is None
-
     def test_the_server_takes_what_the_page_sets(self, users):
         admin = users.client()["admin"]
         wanted = adminly("replSetResizeOplog")
@@ -332,17 +297,6 @@ class TestOplog:
         admin.command(wanted)
 
 
-def fill(native):
-    """Write notes into the oplog until its present entries are removed."""
-    log = native["local"]["oplog.rs"]
-    last = log.find_one(sort=[("$natural", -1)])["ts"]
-    while log.find_one()["ts"] <= last:
-        for _ in range(15):
-            native["admin"].command({"appendOplogNote": 1, "data": {"note": "x" * 100_000}})
-        native["admin"].command("fsync")
-        time.sleep(0.1)  # the server removes old entries once a second
-
-
 class TestConnection:
     def test_the_file_of_the_page_is_one(self, tmp_path, monkeypatch):
         (text,) = PAGE.blocks("toml")
@@ -352,10 +306,3 @@ class TestConnection:
         with api.connect(str(path)) as client:
             assert client.config.connection["password"] == "hunter2"
             assert "hunter2" not in repr(client)
-
-    def test_a_password_beside_the_url_may_have_any_character(self, users):
-        config = {"url": f"mongodb://{users.uri().rpartition('@')[2]}"}
-        config |= {"username": mongod().USER, "password": mongod().PASSWORD}
-        assert quote(mongod().PASSWORD, safe="") != mongod().PASSWORD
-        with api.connect(api.ClientConfig("mongo", config)) as client:
-            assert client.run_command("admin", {"ping": 1})["ok"] == 1

@@ -63,13 +63,7 @@ def blocks_of(text):
 
 
 class Machine:
-    """The machine of a person who reads a page.
-
-    Args:
-        wheels: The project's wheels.
-        folder: An empty folder.
-        stack: The exit stack that stops the services at the end.
-    """
+    """The machine of a person who reads a page."""
 
     def __init__(self, wheels, folder, stack):
         self._wheels, self._folder, self._stack = wheels, folder, stack
@@ -165,10 +159,7 @@ def line_with(lines, text):
 
 
 def follow(machine, block, service, number):
-    """Run a block that follows a service.
-
-    The block must print what is written during the run, and what was written since the previous run.
-    """
+    """Run a block that follows a service."""
     checkpoint = machine.work / re.search(r"checkpoint[ =]\"?([\w.]+)", block.code)[1]
     with machine.following(block, service) as (began, lines):
         if number:

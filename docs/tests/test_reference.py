@@ -7,15 +7,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from multiclouddb_api import (
-    Capability,
-    CapabilitySet,
-    ErrorCategory,
-    ErrorDetail,
-    MulticloudDbError,
-    Support,
-    installed_providers,
-)
+import multiclouddb_api as api
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_cli.exits import exit_code
 from multiclouddb_embedded.profile import PROFILES
@@ -63,10 +55,7 @@ class TestGeneratedPages:
         assert read(f"reference/{page}.md") == GENERATE[make](), AGAIN
 
     def test_the_transcript_is_what_the_script_makes(self, tmp_path):
-        """Running the script prints the same commands and the same kinds of lines as the page contains.
-
-        Times, ids and the order between partitions may differ.
-        """
+        """Running the script prints the same commands and the same kinds of lines as the page contains."""
         GENERATE["command_line_page"](tmp_path / "page.md")
         made, kept = (tmp_path / "page.md").read_text(encoding="utf-8"), read("reference/command-line.md")
         assert shape(made) == shape(kept), AGAIN
@@ -82,25 +71,22 @@ class TestCapabilities:
         assert read("reference/capabilities.md") == made, AGAIN
 
     def test_each_is_shown_for_every_provider_and_profile(self):
-        assert list(GENERATE["GATES"]) == list(Capability)
-        assert list(GENERATE["tables"]()["DATABASES"]) == sorted(installed_providers())
+        assert list(GENERATE["GATES"]) == list(api.Capability)
+        assert list(GENERATE["tables"]()["DATABASES"]) == sorted(api.installed_providers())
         page, known = read("reference/capabilities.md"), GENERATE["known_capabilities"]()
-        for title in (*installed_providers(), *(f"as {name}" for name in PROFILES)):
-            assert page.count(f"\n| {title} | ") == len(Capability)
-        for capability in Capability:
+        for title in (*api.installed_providers(), *(f"as {name}" for name in PROFILES)):
+            assert page.count(f"\n| {title} | ") == len(api.Capability)
+        for capability in api.Capability:
             for title, has in known.items():
-                assert has[capability].support is Support.NATIVE or has[capability].note, title
-                lost = CapabilitySet(
+                assert has[capability].support is api.Support.NATIVE or has[capability].note, title
+                lost = api.CapabilitySet(
                     {item: note for item, note in has.notes.items() if item is not capability}
                 )
                 assert GENERATE["capabilities_page"]({**known, title: lost}) != page
 
 
 class TestOptions:
-    """Tests the names and defaults on the page of options.
-
-    The page may still contain an older wording of a docstring.
-    """
+    """Tests the names and defaults on the page of options."""
 
     ROW = re.compile(r"^\| (`\w+`) \| (required|`[^|]*`) \| ", re.MULTILINE)
 
@@ -128,12 +114,12 @@ class TestOptions:
 @pytest.mark.shows("Further 12")
 class TestErrors:
     def test_every_category_has_a_section_and_every_section_a_category(self):
-        assert re.findall(r"^## (\S+)$", ERRORS, re.MULTILINE) == list(ErrorCategory.known())
+        assert re.findall(r"^## (\S+)$", ERRORS, re.MULTILINE) == list(api.ErrorCategory.known())
 
     def test_the_table_has_each_with_its_exit_code(self):
         rows = re.findall(r"^\| \[`(\w+)`\]\(#(\w+)\) \| (yes|no) \| (\d+) \|", ERRORS, re.MULTILINE)
         assert [(name, anchor, int(code)) for name, anchor, _, code in rows] == [
-            (name, name.lower(), exit_code(name)) for name in ErrorCategory.known()
+            (name, name.lower(), exit_code(name)) for name in api.ErrorCategory.known()
         ]
         assert [name for name, _, retryable, _ in rows if retryable == "yes"] == [
             "THROTTLED",
@@ -142,8 +128,8 @@ class TestErrors:
 
     def test_a_section_is_where_errors_link_to(self):
         # MkDocs makes the anchor of a one-word heading by lower-casing the word, and one page for each file.
-        for category in ErrorCategory.known():
-            link = MulticloudDbError("", ErrorDetail(category)).help_url
+        for category in api.ErrorCategory.known():
+            link = api.MulticloudDbError("", api.ErrorDetail(category)).help_url
             assert link == f"{DOCS_URL}reference/errors/#{category.lower()}"
 
 

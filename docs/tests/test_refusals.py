@@ -19,17 +19,7 @@ from azure.cosmos import CosmosClient, PartitionKey
 from google.cloud.spanner import Client
 from google.oauth2.credentials import Credentials
 
-from multiclouddb_api import (
-    ChangeFeedRequest,
-    ClientConfig,
-    ErrorCategory,
-    FromContinuationToken,
-    MulticloudDbError,
-    Now,
-    OperationOptions,
-    ResourceAddress,
-    connect,
-)
+import multiclouddb_api as api
 from multiclouddb_conformance.waiting import assert_prompt, wait_until
 from multiclouddb_cosmos_emulator import CosmosEmulator, Fail
 from multiclouddb_dynamo_emulator import ScriptedStreams
@@ -44,7 +34,7 @@ SECONDS = 2.0
 OUTAGE_SECONDS = 20.0
 NO_HOST = "no-such-host.invalid"
 NOBODY = 65534
-ITEMS = ResourceAddress("main", "items")
+ITEMS = api.ResourceAddress("main", "items")
 
 
 @attrs.frozen
@@ -57,7 +47,7 @@ class Place:
         refusing: Maps each cause to a context in which the service refuses new requests for this reason.
     """
 
-    address: ResourceAddress
+    address: api.ResourceAddress
     config: object
     refusing: dict
 
@@ -65,7 +55,7 @@ class Place:
         made, native = self.config(cause == "TLS", host), None
         if isinstance(made, tuple):
             made, native = made
-        return connect(made, native_client=native)
+        return api.connect(made, native_client=native)
 
 
 @contextlib.contextmanager
@@ -116,7 +106,7 @@ def mongodb(folder):
         def config(with_tls, host):
             front, more = (tls, f"&tls=true&tlsCAFile={tls.certificate}") if with_tls else (plain, "")
             url = f"mongodb://reader:right@{host}:{front.port}/?authSource=shop&directConnection=true{more}"
-            return ClientConfig("mongo", {"url": url})
+            return api.ClientConfig("mongo", {"url": url})
 
         def change(command, back, **changed):
             def begin():
@@ -127,7 +117,7 @@ def mongodb(folder):
             return until_the_end(begin, lambda: shop.command(back, "reader", **restored))
 
         yield place_of(
-            ResourceAddress("shop", "orders"), config, plain, tls,
+            api.ResourceAddress("shop", "orders"), config, plain, tls,
             lambda: change("updateUser", "updateUser", pwd="other"),
             lambda: change("revokeRolesFromUser", "grantRolesToUser", roles=["read"]),
         )  # fmt: skip
@@ -151,7 +141,7 @@ def dynamodb(folder):
 
         def config(with_tls, host):
             scheme, port = ("https", tls.port) if with_tls else ("http", plain.port)
-            return ClientConfig(
+            return api.ClientConfig(
                 "dynamo", {"region": "eu-west-1", "endpoint_url": f"{scheme}://{host}:{port}"}
             )
 
@@ -160,7 +150,7 @@ def dynamodb(folder):
             return until_the_end(lambda: troubles.fail(None, code, times=None), troubles.end)
 
         yield place_of(
-            ResourceAddress(collection="orders"), config, plain, tls,
+            api.ResourceAddress(collection="orders"), config, plain, tls,
             lambda: failing("UnrecognizedClientException"), lambda: failing("AccessDeniedException"),
         )  # fmt: skip
 
@@ -182,18 +172,18 @@ def spanner(folder):
         def config(with_tls, host):
             names = {"project": "shop", "instance": "main"}
             if not with_tls:
-                return ClientConfig("spanner", names | {"emulator_host": f"{host}:{plain.port}"})
+                return api.ClientConfig("spanner", names | {"emulator_host": f"{host}:{plain.port}"})
             # With the credentials of an emulator, the client would not use TLS.
             settings = {"credentials": Credentials("token"), "disable_builtin_metrics": True}
             native = Client("shop", client_options={"api_endpoint": f"127.0.0.1:{tls.port}"}, **settings)
-            return ClientConfig("spanner", names), native
+            return api.ClientConfig("spanner", names), native
 
         def failing(status):
             troubles = made.troubles
             return until_the_end(lambda: troubles.fail(None, status, times=None), troubles.end)
 
         yield place_of(
-            ResourceAddress("shop", "orders"), config, plain, tls,
+            api.ResourceAddress("shop", "orders"), config, plain, tls,
             lambda: failing("UNAUTHENTICATED"), lambda: failing("PERMISSION_DENIED"),
         )  # fmt: skip
 
@@ -213,23 +203,27 @@ def cosmosdb(folder):
 
         def config(with_tls, host):
             place = f"[::1]:{tls.port}" if with_tls else f"{host}:{plain.port}"
-            return ClientConfig("cosmos", {"url": f"cosmos://{place}?tls={str(with_tls).lower()}"})
+            return api.ClientConfig("cosmos", {"url": f"cosmos://{place}?tls={str(with_tls).lower()}"})
 
         def failing(status):
             return until_the_end(lambda: made.faults.add(Fail(status), times=None), made.faults.clear)
 
         yield place_of(
-            ResourceAddress("shop", "orders"), config, plain, tls, lambda: failing(401), lambda: failing(403)
+            api.ResourceAddress("shop", "orders"),
+            config,
+            plain,
+            tls,
+            lambda: failing(401),
+            lambda: failing(403),
         )
 
 
 PLACES = {"MongoDB": mongodb, "DynamoDB": dynamodb, "Spanner": spanner, "Cosmos DB": cosmosdb}
-AUTHENTICATION, AUTHORIZATION = ErrorCategory.AUTHENTICATION_FAILED, ErrorCategory.AUTHORIZATION_FAILED
-CAUSES = {
-    "wrong password or key": AUTHENTICATION,
-    "no permission": AUTHORIZATION,
-    "TLS": AUTHENTICATION,
-}
+AUTHENTICATION, AUTHORIZATION = (
+    api.ErrorCategory.AUTHENTICATION_FAILED,
+    api.ErrorCategory.AUTHORIZATION_FAILED,
+)
+CAUSES = {"wrong password or key": AUTHENTICATION, "no permission": AUTHORIZATION, "TLS": AUTHENTICATION}
 
 
 @pytest.fixture(scope="module", params=PLACES)
@@ -241,7 +235,7 @@ def place(request, tmp_path_factory):
 def timed(read, category):
     """Return the error that a call raises, and how long the call took."""
     began = time.monotonic()
-    with pytest.raises(MulticloudDbError) as caught:
+    with pytest.raises(api.MulticloudDbError) as caught:
         read()
     assert caught.value.category == category, caught.value
     return caught.value, time.monotonic() - began
@@ -253,8 +247,8 @@ def assert_soon(attempt):
 
 
 def request_at(place, page=None):
-    start = Now() if page is None else FromContinuationToken(page.continuation_token)
-    return ChangeFeedRequest(place.address, start)
+    start = api.Now() if page is None else api.FromContinuationToken(page.continuation_token)
+    return api.ChangeFeedRequest(place.address, start)
 
 
 def next_page(client, request):
@@ -265,7 +259,7 @@ def is_read(client, request):
     """Return True if a client can read, False if it tries again and fails."""
     try:
         return client.read_changes(request).events == ()
-    except MulticloudDbError:
+    except api.MulticloudDbError:
         return False
 
 
@@ -276,7 +270,7 @@ def test_a_refusal_is_reported_at_opening_and_in_mid_stream(place, cause):
 
     def at_opening():
         with place.client(cause) as client:
-            first = timed(lambda: client.read_changes(request, OperationOptions(5.0)), category)[1]
+            first = timed(lambda: client.read_changes(request, api.OperationOptions(5.0)), category)[1]
             return first, timed(lambda: next_page(client, request), category)[1]
 
     def in_mid_stream():
@@ -302,7 +296,7 @@ class TestUnknownHost:
         def attempt():
             with place.client("unknown host", NO_HOST) as client:
                 read = functools.partial(next_page, client, request_at(place))
-                error, seconds = timed(read, ErrorCategory.INVALID_REQUEST)
+                error, seconds = timed(read, api.ErrorCategory.INVALID_REQUEST)
                 assert NO_HOST in error.message
                 return (seconds,)
 
@@ -315,8 +309,8 @@ class TestUnknownHost:
             page = client.read_changes(request_at(place))
             with place.refusing["unknown host"]():
                 error, _ = timed(
-                    lambda: client.read_changes(request_at(place, page), OperationOptions(2.0)),
-                    ErrorCategory.TRANSIENT_FAILURE,
+                    lambda: client.read_changes(request_at(place, page), api.OperationOptions(2.0)),
+                    api.ErrorCategory.TRANSIENT_FAILURE,
                 )
             assert error.retryable
             assert next_page(client, request_at(place, page)).events == ()
@@ -347,7 +341,7 @@ def test_the_page_has_the_causes_and_services_of_these_tests():
     head, _, *rows = text[text.index("| cause |") :].partition("\n\n")[0].splitlines()
     assert [cell.strip() for cell in head.split("|")[3:-1]] == list(PLACES)
     cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
-    categories = CAUSES | {"unknown host": ErrorCategory.INVALID_REQUEST}
+    categories = CAUSES | {"unknown host": api.ErrorCategory.INVALID_REQUEST}
     assert {cause: category.strip("`") for cause, category, *_ in cells} == categories
     times = [float(time) for row in cells for time in re.findall(r"[0-9.]+", " ".join(row[2:]))]
     assert max(times) < SECONDS
@@ -355,7 +349,7 @@ def test_the_page_has_the_causes_and_services_of_these_tests():
 
 DISK = {
     no_permission: (AUTHORIZATION, AUTHORIZATION),
-    no_folder: (ErrorCategory.INVALID_REQUEST, ErrorCategory.NOT_FOUND),
+    no_folder: (api.ErrorCategory.INVALID_REQUEST, api.ErrorCategory.NOT_FOUND),
 }
 
 
@@ -378,9 +372,9 @@ class TestEmbedded:
         def attempt():
             with cause(path.parent):
                 _, first = timed(lambda: self.read(path), DISK[cause][0])
-            with connect(f"embedded://{path}") as client:
-                page = client.read_changes(ChangeFeedRequest(ITEMS, Now()))
-                request = ChangeFeedRequest(ITEMS, FromContinuationToken(page.continuation_token))
+            with api.connect(f"embedded://{path}") as client:
+                page = client.read_changes(api.ChangeFeedRequest(ITEMS, api.Now()))
+                request = api.ChangeFeedRequest(ITEMS, api.FromContinuationToken(page.continuation_token))
                 with cause(path.parent):
                     _, second = timed(lambda: next_page(client, request), DISK[cause][1])
                 assert is_read(client, request)
@@ -389,5 +383,5 @@ class TestEmbedded:
         assert_soon(attempt)
 
     def read(self, path):
-        with connect(f"embedded://{path}") as client:
-            next_page(client, ChangeFeedRequest(ITEMS, Now()))
+        with api.connect(f"embedded://{path}") as client:
+            next_page(client, api.ChangeFeedRequest(ITEMS, api.Now()))

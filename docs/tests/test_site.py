@@ -2,7 +2,6 @@
 sites.
 """
 
-import json
 import os
 import re
 import subprocess
@@ -118,15 +117,6 @@ def test_errors_link_to_the_latest_version_of_this_site(settings):
     assert settings["site_url"] + settings["extra"]["version"]["default"] + "/" == DOCS_URL
 
 
-def test_every_page_has_the_switch_of_versions(built, pages):
-    """The theme's script reads `versions.json`, which `mike` writes into the folder above the site."""
-    folder, _ = built
-    for name in pages:
-        text = (folder / name).read_text(encoding="utf-8")
-        (told,) = re.findall(r'<script id="__config" type="application/json">(.*?)</script>', text)
-        assert json.loads(told)["version"] == {"provider": "mike", "default": "latest"}, name
-
-
 def test_a_distribution_links_to_pages_that_are_there(pages):
     for project in PROJECTS:
         urls = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["urls"]
@@ -137,14 +127,6 @@ def test_a_distribution_links_to_pages_that_are_there(pages):
 def test_a_public_name_is_on_one_page_of_the_reference(pages):
     for name in {f"{package.__name__}.{each}" for package in REFERENCE.values() for each in package.__all__}:
         assert sum(name in pages[f"reference/{page}/index.html"].ids for page in REFERENCE) == 1, name
-
-
-def test_portability_is_shown_in_boxes(built):
-    folder, _ = built
-    text = "".join((folder / f"reference/{page}/index.html").read_text(encoding="utf-8") for page in API)
-    assert (
-        text.count('<details class="portability" open>') == text.count("<summary>Portability</summary>") > 10
-    )
 
 
 def test_warnings_that_a_docstring_names_are_links(built, pages):
@@ -173,36 +155,6 @@ def test_the_reference_shows_how_values_are_made(pages):
         assert "attrs.field" not in text
         assert "validator=" not in text
         assert "init=False" not in text
-
-
-@pytest.mark.parametrize(
-    ("words", "page"),
-    [
-        ("plan_partitions", "reference/api/"),
-        ("plan_partitions", "how-to/spread-over-processes/"),
-        ("exactly once", "explanation/faq/"),
-        ("retention", "reference/databases/"),
-    ],
-)
-def test_search_finds(built, words, page):
-    """A search finds each section whose title or text contains every word of the query."""
-    folder, _ = built
-    index = json.loads((folder / "search/search_index.json").read_text(encoding="utf-8"))
-    wanted = set(words.lower().split())
-    found = {
-        entry["location"].partition("#")[0]
-        for entry in index["docs"]
-        if wanted <= set(re.findall(r"\w+", f"{entry['title']} {entry['text']}".lower()))
-    }
-    assert page in found
-
-
-def test_a_page_has_a_card_for_those_who_share_it(built, settings):
-    folder, _ = built
-    text = (folder / "how-to/dynamodb/index.html").read_text(encoding="utf-8")
-    (card,) = re.findall(r'<meta property="og:image" content="([^"]+)">', text)
-    assert (folder / card.removeprefix(settings["site_url"])).read_bytes().startswith(b"\x89PNG")
-    assert '<meta property="og:title" content="Follow a DynamoDB table - multiclouddb">' in text
 
 
 def test_pages_and_style_sheets_load_nothing_from_another_host(built, pages):

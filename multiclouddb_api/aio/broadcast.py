@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from multiclouddb_api.aio.iterator import AsyncChangeFeedIterator
     from multiclouddb_api.event import ChangeEvent
 
-__all__ = ["Broadcast", "Listener"]
-
 _QUEUE: Final = 1000
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from multiclouddb_api.request import ChangeFeedRequest, OperationOptions, ProviderOptions, ResourceAddress
     from multiclouddb_api.token_report import TokenReport
 
-__all__ = ["AsyncCursor", "AsyncMulticloudDbClient", "connect"]
-
 _THREADS: Final = 32
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from multiclouddb_api.aio.threads import Threads
     from multiclouddb_api.page import ChangeFeedPage
 
-__all__ = ["Driver", "LoopTimer"]
-
 
 class LoopTimer(Timer):
     """The clock of an iterator whose pauses hold no thread."""

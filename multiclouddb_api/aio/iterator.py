@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from multiclouddb_api.request import ChangeFeedRequest
     from multiclouddb_api.steps import Steps
 
-__all__ = ["AsyncChangeFeedIterator", "AsyncCheckpointStore"]
-
 
 class AsyncCheckpointStore(Protocol):
     """A `CheckpointStore` with coroutine methods, which are awaited in the event loop."""

@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 from multiclouddb_api.errors import invalid_request
 
-__all__ = ["Threads", "running_loop"]
-
 _Result = TypeVar("_Result")
 
 

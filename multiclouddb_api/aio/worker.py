@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from multiclouddb_api.iterator import IteratorSettings
     from multiclouddb_api.request import ResourceAddress, StartPosition
 
-__all__ = ["Follower", "follow"]
-
 
 def follow(
     source: str | os.PathLike[str] | ClientConfig,

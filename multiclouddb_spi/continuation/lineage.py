@@ -333,8 +333,10 @@ class Lineage:
         losses = self._move(survey, expired)
         if tops is None:
             return losses
+        waited = {parent: (name,) for name, each in gone.items() for parent in each.waits}
         for name in gone:
             self._remove(name)
+            self.release(name)
         added = self._add(tops.seeds, tops.unread)
         # What follows a lost one may be listed later: it stays, so that a look or the search finds it.
         proved = not any(one in survey.gone and one not in gone for seed in added for one in seed.parents)
@@ -344,7 +346,7 @@ class Lineage:
             if self.root is not None:
                 self._put(Entry(name, _END, (), children=children))
             elif not self.listed() or (proved and not any(one in self for one in children)):
-                self._put(Entry(name, _END, ()))
+                self._put(Entry(name, _END, (), children=waited.get(name, ())))
         left = tuple(added)
         return losses + [Loss(each.partition_id, each.cursor, left) for each in gone.values()]
 
@@ -750,7 +752,7 @@ class _Tops:
     hidden: bool = False
 
 
-def _followers(survey: Survey, lost: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def _followers(survey: Survey, lost: Mapping[str, Entry]) -> dict[str, tuple[str, ...]]:
     """Map each lost partition to what exists nearest below it, as far as the service tells."""
     below = dict[str, list[str]]()
     for each in survey.present:
@@ -758,6 +760,9 @@ def _followers(survey: Survey, lost: Iterable[str]) -> dict[str, tuple[str, ...]
             below.setdefault(parent, []).append(each.partition_id)
     for name, parents in survey.gone.items():
         for parent in parents or ():
+            below.setdefault(parent, []).append(name)
+    for name, entry in lost.items():
+        for parent in entry.waits:  # the service may no longer tell them
             below.setdefault(parent, []).append(name)
     found = dict[str, tuple[str, ...]]()
     for name in lost:

@@ -472,10 +472,7 @@ class Planner:
     def _ask(
         self, cursors: dict[str, Cursor], most: int | None, follow: Follow, after: Lineage, deadline: Deadline
     ) -> dict[str, Head]:
-        """Find the head of each partition.
-
-        If the position of a partition is older than the retention, the partition is replaced in the lineage.
-        """
+        """Find the head of each partition."""
         left, skips = dict(cursors), Counter[str]()
         found: dict[str, Head] = {}
         together = isinstance(self._feed, SupportsHeads)

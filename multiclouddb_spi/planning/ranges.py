@@ -12,16 +12,7 @@ import attrs
 
 from multiclouddb_api import ErrorCategory, Fail, OnExpired, SkipToOldest
 from multiclouddb_spi.abilities import Answer, Head
-from multiclouddb_spi.batch import (
-    Awaiting,
-    Batch,
-    Continue,
-    Drained,
-    Ended,
-    Outcome,
-    Reached,
-    Scanned,
-)
+from multiclouddb_spi.batch import Awaiting, Batch, Continue, Drained, Ended, Outcome, Reached, Scanned
 from multiclouddb_spi.contract import Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.errors import cause_of, fault_of, to_error, user_errors

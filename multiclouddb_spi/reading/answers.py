@@ -217,8 +217,7 @@ class Answers:
         except Exception as error:  # noqa: BLE001 - only the search fails, not the page
             fault = self._fetcher.fault(error)
             if fault.category == ErrorCategory.CHECKPOINT_EXPIRED:
-                first = next((entry.partition_id for entry in self._lineage), "")
-                self._result.failure = self._result.failure or (first, error)
+                self._result.failure = next(iter(self._lineage)).partition_id, error
                 return
             self._observing.audit_failed(self._feed.spec.address, fault.message)
             return

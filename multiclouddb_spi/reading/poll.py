@@ -116,7 +116,7 @@ class Poll(Generic[T]):
                 started += self._scanning.refill()
             if started:
                 turns.ask(started)
-            if self._lineage.audited is not None:
+            if self._lineage.audited is not None and not result.stopped():
                 self._answers.audit_when_due(self._context.audit_seconds, self._launch)
             self._read()
             if not result.count:
@@ -124,8 +124,7 @@ class Poll(Generic[T]):
                 while not (result.in_hand() or self._is_full()) and self._answers.has_ended():
                     turns.ask(self._answers.discover())
                     self._read()
-                if not (result.stopped() or result.in_hand()):
-                    self._wait()
+                self._wait()
             self._finish()
         except BaseException:
             self._fetches.abandon()
@@ -426,7 +425,7 @@ class Poll(Generic[T]):
             turns.fail(turn, trouble or turn.error or ProviderFault(late_fault()))
         self._lineage.rotate([*turns.served, *late])
         stuck = result.failure or result.poison
-        if stuck is not None and stuck[0] in self._lineage:
+        if stuck is not None:
             self._lineage.failed_last(stuck[0])
 
 

@@ -15,8 +15,6 @@ from multiclouddb_spi.continuation.token import ReadUntil, to_moment
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 
-__all__ = ["Answered", "Progress", "Standings"]
-
 _MOST_KNOWN: Final = 100_000
 
 

@@ -10,7 +10,6 @@ fractions (`Plan.credit`).
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -26,7 +25,7 @@ from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.fetching.fetcher import ReadContext
 from multiclouddb_spi.fetching.turns import HEAD_SECONDS, PollResult, Turn
 from multiclouddb_spi.scan.contract import SupportsSnapshot
-from multiclouddb_spi.scan.start import stream_headroom
+from multiclouddb_spi.scan.start import stream_wear
 from multiclouddb_spi.time_limits import Deadline
 
 Clock: TypeAlias = Callable[[], datetime | None]
@@ -34,7 +33,6 @@ Clock: TypeAlias = Callable[[], datetime | None]
 
 _ACTIVE: Final = 8
 _CUT_SECONDS: Final = 10.0
-_LONG: Final = 1e12
 _LOOK_SECONDS: Final = 0.1
 _FEW: Final = 4
 _MOST_EMPTY_CUTS: Final = 100
@@ -70,11 +68,7 @@ class Scanning:
 
     def _begin(self, plan: Plan, now: Clock) -> None:
         lineage = self._lineage
-        moment = now()
-        left = math.inf if moment is None else stream_headroom(self._feed, lineage, moment)
-        if plan.retention is None and left < math.inf:
-            lineage.change_plan(retention=max(0, int(min(left, _LONG))))
-        worn = plan.retention is not None and left <= plan.retention / 2
+        left, worn = stream_wear(self._feed, lineage, now())
         if plan.holds and plan.auto and worn:
             lineage.release_stream()
             self._context.observing.snapshot_interleaved(self._feed.spec.address, left)

@@ -122,14 +122,23 @@ def segment_lineages(
     return found
 
 
-def stream_headroom(feed: Feed, lineage: Lineage, now: datetime) -> float:
-    """Return how long the service keeps the stream's positions; infinite if this time is unknown."""
-    least = math.inf
-    for entry in lineage.listed():
-        for cursor in () if entry.stage is Stage.END else entry.said:
-            seconds = feed.headroom(cursor, now)
-            least = least if seconds is None else min(least, seconds)
-    return least
+def stream_wear(feed: Feed, lineage: Lineage, now: datetime | None) -> tuple[float, bool]:
+    """Return how long the service keeps the stream's positions, and whether half of that time has passed.
+
+    The first time that is known is recorded in the plan; infinite and False if none is known.
+    """
+    left, plan = math.inf, lineage.plan
+    if now is not None:
+        for entry in lineage.listed():
+            for cursor in () if entry.stage is Stage.END else entry.said:
+                seconds = feed.headroom(cursor, now)
+                left = left if seconds is None else min(left, seconds)
+    if plan is None or left == math.inf:
+        return left, False
+    if plan.retention is None:
+        lineage.change_plan(retention=max(0, int(min(left, _LONG))))
+        return left, False
+    return left, left <= plan.retention / 2
 
 
 def announced(feed: Feed, lineage: Lineage, *, whole: bool) -> PollResult[Any] | None:

@@ -11,7 +11,6 @@ most three quarters of the step, and less if the stream needs more.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Final
 
@@ -21,13 +20,12 @@ from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.faults import unwritten
 from multiclouddb_spi.retry import Call
 from multiclouddb_spi.scan.contract import SupportsSnapshot
-from multiclouddb_spi.scan.start import stream_headroom
+from multiclouddb_spi.scan.start import stream_wear
 from multiclouddb_spi.time_limits import Deadline
 
 _MOST_SEGMENTS: Final = 64
 _MOST_EMPTY_CUTS: Final = 100
 _SHARE: Final = 4
-_LONG: Final = 1e12
 
 
 def scan_step(
@@ -105,12 +103,4 @@ def _segments(plan: Plan, most: int | None) -> int:
 
 
 def _is_worn(feed: Feed, call: Call, lineage: Lineage, deadline: Deadline) -> bool:
-    """Return whether half of the retention time of a stream position has passed; False if unknown."""
-    now, plan = call(lambda: feed.clock(deadline), deadline), lineage.plan
-    left = math.inf if now is None else stream_headroom(feed, lineage, now)
-    if plan is None or left == math.inf:
-        return False
-    if plan.retention is None:
-        lineage.change_plan(retention=max(0, int(min(left, _LONG))))
-        return False
-    return left <= plan.retention / 2
+    return stream_wear(feed, lineage, call(lambda: feed.clock(deadline), deadline))[1]

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark_multiclouddb.errors import error_from_query
-    from pyspark_multiclouddb.listener import ProgressTable
-    from pyspark_multiclouddb.progress import caught_up
+    from pyspark_multiclouddb.progress import ProgressTable, caught_up
     from pyspark_multiclouddb.rows import pages_to_dataframe
     from pyspark_multiclouddb.session import ensure_java, local_session
     from pyspark_multiclouddb.sinks import drop_tombstones, latest_by_key, live_rows, merge_into_delta
@@ -38,7 +37,7 @@ __all__ = [
 
 _MODULES = {
     "DefaultSource": "source",
-    "ProgressTable": "listener",
+    "ProgressTable": "progress",
     "caught_up": "progress",
     "drop_tombstones": "sinks",
     "ensure_java": "session",

@@ -14,16 +14,7 @@ from datetime import datetime
 from typing import Final, TypeVar
 
 from multiclouddb_api import AtTime, OnExpired, Snapshot
-from multiclouddb_spi import (
-    Deadline,
-    Feed,
-    FeedStart,
-    Planner,
-    Provider,
-    RecordFault,
-    Target,
-    open_provider,
-)
+from multiclouddb_spi import Deadline, Feed, FeedStart, Planner, Provider, RecordFault, Target, open_provider
 from multiclouddb_spi.continuation.follow import Looks
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.errors import fault_of, user_errors

@@ -25,9 +25,7 @@ from multiclouddb_spi import FeedStart, Step, SupportsChangeMark, Target
 from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Plan
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
 from multiclouddb_spi.planning.planner import check_kept
-from pyspark_multiclouddb.connection import Connection, connection_for
-from pyspark_multiclouddb.errors import NEW_QUERY, REPAIR, source_errors
-from pyspark_multiclouddb.offsets import (
+from pyspark_multiclouddb.checkpoint import (
     Offset,
     Pinned,
     Symbolic,
@@ -36,6 +34,8 @@ from pyspark_multiclouddb.offsets import (
     poison_state,
     ranges_of,
 )
+from pyspark_multiclouddb.connection import Connection, connection_for
+from pyspark_multiclouddb.errors import NEW_QUERY, REPAIR, source_errors
 from pyspark_multiclouddb.options import Settings
 from pyspark_multiclouddb.progress import Reports, snapshot_state
 from pyspark_multiclouddb.rows import find_poison, work_of

@@ -1,12 +1,8 @@
-"""Reads and checks the options of the data source.
+"""Reads and checks the options of the data source, which `docs/reference/spark.md` explains.
 
 Names are case-insensitive. Options that begin with `connection.` are passed to the provider's own
-configuration, which defines their names. `OPTIONS` lists all other options.
-
-The default start is `beginning` for streams and for batches, so nothing is left out by default. (Kafka's
-source starts a stream at the end.) A start applies only to a new query: one with a checkpoint resumes there.
-The option names of Kafka's source are also accepted; with them, a time is a number of milliseconds since
-1970.
+configuration, which defines their names. `OPTIONS` lists all other options. The option names of Kafka's
+source are also accepted; with these names, a time is a number of milliseconds since 1970.
 
 The value `env:NAME` is replaced by the value of the environment variable `NAME`. Each process reads it
 separately: the driver when it plans, and each worker when it connects. So a secret appears neither in the
@@ -15,13 +11,6 @@ options nor in the data that Spark sends.
 A secret is accepted only in options that Spark hides: in `url`, and in options whose names contain
 `password`, `secret`, `token` or `access_key`. Spark prints all other options of a stream in plain text, for
 example in `explain(True)`.
-
-`startingPosition=snapshot` reads every existing row, and then every change (see `docs/reference/spark.md`).
-
-The position of an idle feed advances with the service's log, and one that stays in the checkpoint for too
-long expires. So a query saves the new position when it resumes from a checkpoint, and then once per
-`idleCheckpointInterval`, with a micro-batch that has no rows and reads nothing. Durations have a unit: `ms`,
-`seconds`, `minutes`, `hours`; without a unit they are seconds.
 """
 
 from __future__ import annotations
@@ -91,9 +80,7 @@ OPTIONS: Final = (
         "`ordered`; after `failOnDataLoss=resnapshot`, `auto`",
     ),
     Option(
-        "snapshotSegments",
-        "the number of segments of a snapshot; one task reads a segment",
-        "the provider's",
+        "snapshotSegments", "the number of segments of a snapshot; one task reads a segment", "the provider's"
     ),
     Option("endingPosition", "`latest`, or an ISO time with a zone", "`latest`", "batch"),
     Option(

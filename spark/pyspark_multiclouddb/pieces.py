@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
+from types import SimpleNamespace
 from typing import Final
 
-import attrs
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
@@ -55,7 +55,7 @@ def collected_in_pieces(
             raise missing_state_error(str(total.example), total.lacking)
         is_latest = total.plan == LATEST_MARK if PLAN in frame.columns else None
         if is_latest:
-            total = attrs.evolve(total, plan=None)
+            total.plan = None
         cuts = _cuts(kept, total, _bound(frame, max_bytes))
         for number, (first, last) in enumerate(cuts, 1):
             rows = kept.where(F.col(_BUCKET).between(first, last)).select(*columns).toArrow()
@@ -69,17 +69,7 @@ def _column(name: str) -> Column:
     return F.col(in_backticks(name))
 
 
-@attrs.frozen
-class _Total:
-    rows: int
-    size: int
-    incomplete: int
-    lacking: int
-    example: str | None
-    plan: str | None
-
-
-def _total(kept: DataFrame) -> _Total:
+def _total(kept: DataFrame) -> SimpleNamespace:
     known = F.coalesce(F.col("type").isin(*CHANGE_TYPES), F.lit(False))
     incomplete = F.col("key").isNull() | F.col("order_key").isNull() | ~known
     lacks = F.expr(LACKS_STATE) if DOCUMENT in kept.columns else F.lit(False)
@@ -92,10 +82,10 @@ def _total(kept: DataFrame) -> _Total:
         F.max(PLAN).alias("plan"),
     )
     [row] = found.toArrow().to_pylist()
-    return _Total(**row)
+    return SimpleNamespace(**row)
 
 
-def _cuts(kept: DataFrame, total: _Total, bound: int) -> list[tuple[int, int]]:
+def _cuts(kept: DataFrame, total: SimpleNamespace, bound: int) -> list[tuple[int, int]]:
     """Return the numbers of the first and the last bucket of each piece."""
     if not total.rows:
         return []

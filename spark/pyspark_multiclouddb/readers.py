@@ -79,20 +79,33 @@ class ChangeFeedReader(DataSourceReader):
         return read_work(self._settings, partition)
 
 
-class PlainStreamReader(DataSourceStreamReader):
-    """Plans micro-batches from the offsets that it returned earlier, and from the offset of a restart."""
+class StreamReader(DataSourceStreamReader):
+    """What both stream readers do, without `commit` and `stop`, because Spark does not always call them."""
 
     def __init__(self, settings: Settings) -> None:
         self._batches = MicroBatches(settings)
-        self._first: dict[str, Any] | None = None
-        self._position: dict[str, Any] | None = None
 
-    def __reduce__(self) -> tuple[type[PlainStreamReader], tuple[Settings]]:
+    def __reduce__(self) -> tuple[type[StreamReader], tuple[Settings]]:
         return type(self), (self._batches.settings,)
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of a new query."""
         return self._batches.initial()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return the work of a micro-batch."""
+        return self._batches.tasks(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the rows of one task."""
+        return read_work(self._batches.settings, partition)
+
+
+class PlainStreamReader(StreamReader):
+    """Plans micro-batches from the offsets that it returned earlier, and from the offset of a restart."""
+
+    _first: dict[str, Any] | None = None
+    _position: dict[str, Any] | None = None
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override] # as Spark 4.0 and 4.1 call it
         """Return the end of the next micro-batch, or the current position if there is nothing to read."""
@@ -113,8 +126,4 @@ class PlainStreamReader(DataSourceStreamReader):
                     f"set {_WRAPPER} to false, its default, or use Spark 4.2 or newer",
                 )
         self._position = end
-        return self._batches.tasks(start, end)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one task."""
-        return read_work(self._batches.settings, partition)
+        return super().partitions(start, end)

@@ -25,9 +25,9 @@ from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi import Range, RecordFault, collector_paused, read_range
 from multiclouddb_spi.scan.contract import plan_id_of
+from pyspark_multiclouddb.checkpoint import Pinned
 from pyspark_multiclouddb.connection import Connection, connection_for
 from pyspark_multiclouddb.errors import check_has, poisoned, source_errors
-from pyspark_multiclouddb.offsets import Pinned
 from pyspark_multiclouddb.options import Settings
 
 if TYPE_CHECKING:

@@ -19,13 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from multiclouddb_api import (
-    BackfillDone,
-    ChangeFeedPage,
-    RecordSkipped,
-    SnapshotStarted,
-    invalid_request,
-)
+from multiclouddb_api import BackfillDone, ChangeFeedPage, RecordSkipped, SnapshotStarted, invalid_request
 from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_api.validators import check_type, local_path, type_name
 from multiclouddb_spi.scan.contract import LATEST_MARK, plan_id_of
@@ -52,19 +46,8 @@ if TYPE_CHECKING:
 
 _Events = TypeVar("_Events", bound="pa.Table | DataFrame")
 _NEEDED: Final = ("key", "order_key", "type")
-_OF_THE_EVENT: Final = frozenset(
-    [
-        "event_id",
-        "type",
-        "old_item_state",
-        "by_expiry",
-        "backfilled",
-        "database",
-        "collection",
-        "partition_id",
-        "sequence",
-    ]
-)
+_TOLD: Final = ("event_id", "type", "old_item_state", "by_expiry", "backfilled")
+_OF_THE_EVENT: Final = frozenset((*_TOLD, "database", "collection", "partition_id", "sequence"))
 _PAGE_SCHEMA: Final = pa.schema([field for field in EVENT_SCHEMA if field.name not in _OF_THE_EVENT])
 """The columns that the table gets from a page."""
 

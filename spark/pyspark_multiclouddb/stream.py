@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
-import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from pyspark_multiclouddb.micro_batches import MicroBatches
-from pyspark_multiclouddb.options import BACKLOG_RECORDS, Settings
-from pyspark_multiclouddb.rows import read_work
+from pyspark_multiclouddb.options import BACKLOG_RECORDS
+from pyspark_multiclouddb.readers import StreamReader
 
 
-class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches; it has no `commit` and `stop`, because Spark does not always call them."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._batches = MicroBatches(settings)
-
-    def __reduce__(self) -> tuple[type[ChangeFeedStreamReader], tuple[Settings]]:
-        return type(self), (self._batches.settings,)
-
-    def initialOffset(self) -> dict[str, Any]:
-        """Return the start of a new query."""
-        return self._batches.initial()
+class ChangeFeedStreamReader(StreamReader, SupportsTriggerAvailableNow):
+    """Plans each micro-batch from the position and the limit that Spark passes."""
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit on the rows of a micro-batch."""
@@ -44,11 +30,3 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return a summary for the query's progress. The summary is not an offset."""
         return self._batches.report
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the work of a micro-batch."""
-        return self._batches.tasks(start, end)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one task."""
-        return read_work(self._batches.settings, partition)

@@ -15,20 +15,14 @@ from multiclouddb_embedded import EmbeddedStore
 from pyspark_multiclouddb import connection
 from pyspark_multiclouddb.connection import close_connections
 
-from .databases import Cosmos, Dynamo, Embedded, Mongo, credentials
-from .drivers import Queries, end
-from .tables import Killed
+from .drivers import Cosmos, Dynamo, Embedded, Mongo, Queries, credentials, end
+from .micro_batches import Killed
 
 COLLECTION = "orders"
 
 
 class Source:
-    """A collection with its complete history, and the options that Spark needs to read it.
-
-    Attributes:
-        store: The store.
-        truth: Every change made so far: (type, key, document).
-    """
+    """A collection with its complete history, and the options that Spark needs to read it."""
 
     def __init__(self, store):
         self.store = store
@@ -40,7 +34,6 @@ class Source:
         return {"url": f"embedded://{self.store.path}", "collection": COLLECTION, **more}
 
     def write(self, count, seed=0, keys=40):
-        """Write some creates, updates and deletes."""
         dice = random.Random(f"{seed} {len(self.truth)}")
         for _ in range(count):
             key, number = f"k{dice.randrange(keys)}", len(self.truth)
@@ -117,7 +110,6 @@ def simulation(monkeypatch):
 
 @pytest.fixture
 def path(tmp_path):
-    """Provide the path of a Delta table that does not exist yet."""
     return tmp_path / "table"
 
 

@@ -51,14 +51,7 @@ class Follower:
 
 
 def live(folder, options, put, delete):
-    """Kill the program once and run it again; the table and its tombstones must match the collection.
-
-    Args:
-        folder: An empty folder.
-        options: The options of the source.
-        put: Writes a document with an id, from 0 to 39, and a number.
-        delete: Deletes the document with an id.
-    """
+    """Kill the program once and run it again; the table and its tombstones must match the collection."""
     seed = random.randrange(1_000_000)
     print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
     dice, documents, deleted = random.Random(seed), {}, set()

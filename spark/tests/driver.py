@@ -75,10 +75,7 @@ class Place:
         self.armed, self.plans = place / "armed", place / "plans"
 
     def reach(self, moment):
-        """Wait here if `moment` is the moment at which the test stops queries.
-
-        The wait ends when the test lets the query continue, or when the driver has ended.
-        """
+        """Wait here if `moment` is the moment at which the test stops queries."""
         if moment != self.moment or not self.armed.exists():
             return
         draft = self.folder / f"draft-{os.getpid()}-{threading.get_ident()}"
@@ -121,8 +118,6 @@ class Reader(ChangeFeedStreamReader):
 
 
 class Query:
-    """Run one query, from its checkpoint if there is one, until it has received all events."""
-
     def __init__(self, spark, name, options):
         place = self.place = Place(folder / name, given["moment"])
         place.folder.mkdir(exist_ok=True)
@@ -159,11 +154,7 @@ class Query:
         return kept
 
     def start(self):
-        """Start the query, and wait until it has begun to plan.
-
-        Spark waits ten seconds for the process that plans a query. If the machine is too busy for this, Spark
-        starts the process again. Therefore the queries start one after another.
-        """
+        """Start the query, and wait until it has begun to plan."""
         self.running = self.writer.start()
         while not self.place.plans.exists():
             self.wait()
@@ -201,13 +192,7 @@ class Followed(Query):
 
 
 def queries():
-    """Run one query for each of several databases, until each has received all events.
-
-    At the given moment, a query creates the file `reached-MOMENT` and waits until the file `FOLDER/go`
-    exists. The moments are `planning` (before the plan), `planned`, `task`, `sink` (after the sink's commit)
-    and `commit` (also after the sink's commit; the test then lets the sink return to a JVM that is stopped).
-    The query stops in the second batch with rows of a run. The query `followed` stops at none of them.
-    """
+    """Run one query for each of several databases, until each has received all events."""
     spark = session(
         **{
             "spark.master": given["master"],
@@ -282,7 +267,6 @@ class Life:
         return self.spark.read.format("multiclouddb").options(**options).load()
 
     def show(self):
-        """Keep what Spark shows about the query."""
         show(f"{self.name}-explain", printed(lambda: self.stream.explain(True)))
         show(f"{self.name}-explain-query", printed(lambda: self.query.explain(True)))
         show(f"{self.name}-progress", self.query.recentProgress)
@@ -325,12 +309,7 @@ def unknown_position(spark, life):
 
 
 def ended():
-    """Run queries that end by themselves, and replay their last batches; also read another data source.
-
-    The program fixes the start of each query and then creates the file `pinned`. When the file `written`
-    exists, it continues until all events have arrived. With `shows`, everything that Spark shows or writes
-    about the queries is in the folder at the end.
-    """
+    """Run queries that end by themselves, and replay their last batches; also read another data source."""
     shows = {
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": str(folder / "events"),
@@ -363,7 +342,6 @@ def ended():
 
 
 def show_pages(spark):
-    """Keep what Spark's web interface shows."""
     pages = ["jobs", "stages", "storage", "environment", "executors", "SQL", "StreamingQuery"]
     pages += [f"SQL/execution/?id={number}" for number in range(4)]
     api = f"api/v1/applications/{spark.sparkContext.applicationId}"

@@ -7,14 +7,177 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
+import attrs
 import pyspark
 
+from benchmarks.servers import server_module
+from multiclouddb_api import ChangeFeedRequest, FromContinuationToken, Now, ResourceAddress, connect
 from multiclouddb_conformance.waiting import wait_until
+from multiclouddb_embedded import EmbeddedStore
 
-from .databases import EVENTS
 from .environments import environment
 from .jvm_settings import environment_of
+
+EVENTS = 120
+KEYS = 40
+PARTS = 3
+
+
+@attrs.define
+class Feed:
+    """A collection for a single test."""
+
+    name: str
+    url: str
+    address: ResourceAddress
+    write: object
+    secrets: tuple = ()
+    position: str = "beginning"
+    token: object = None
+
+    def mark(self):
+        """Remember the current position of the feed."""
+        with connect(self.url) as client:
+            self.token = client.read_changes(ChangeFeedRequest(self.address, Now())).continuation_token
+
+    def ids(self):
+        """Return the ids of the events after the remembered position."""
+        with connect(self.url) as client:
+            request = ChangeFeedRequest(self.address, FromContinuationToken(self.token))
+            return sorted(event.event_id for event in client.iterate_changes(request, until_idle=True))
+
+    def options(self):
+        database = {"database": self.address.database} if self.address.database else {}
+        place = {"url": self.url, "collection": self.address.collection, **database}
+        return {**place, "startingPosition": self.position}
+
+
+def numbers_of(part):
+    """Return the numbers of the events in a part, or of all events if the part is None."""
+    size = EVENTS // PARTS
+    return range(EVENTS) if part is None else range(part * size, (part + 1) * size)
+
+
+class Embedded:
+    """The embedded store uses files; its splits and merges are real."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def feed(self, name):
+        store = EmbeddedStore(self.folder / f"{name}.db", durable=False)
+        with store:
+            store.create_collection("items", partitions=3)
+
+        def write(part=None):
+            with EmbeddedStore(store.path, durable=False) as opened:
+                for number in numbers_of(part):
+                    opened.put("items", f"k{number % KEYS}", {"n": number})
+                    parts = [part.partition_id for part in opened.partitions("items")]
+                    if number == EVENTS // 3:
+                        opened.split("items", parts[0])
+                    if number == 2 * EVENTS // 3:
+                        opened.merge("items", *parts[:2])
+
+        return Feed("embedded", f"embedded://{store.path}", ResourceAddress(None, "items"), write)
+
+    def close(self):
+        pass
+
+
+class Dynamo:
+    def __init__(self, folder):
+        del folder
+        self.server = server_module("dynamo", "local").LocalDynamo()
+        self.region = server_module("dynamo", "server").REGION
+
+    def feed(self, name):
+        self.server.create_table(name)
+
+        def write(part=None):
+            for number in numbers_of(part):
+                item = {"pk": {"S": f"k{number % KEYS}"}, "n": {"N": str(number)}}
+                self.server.client().put_item(TableName=name, Item=item)
+                if number == EVENTS // 2:
+                    self.server.rollover()
+
+        url = f"dynamo://{self.region}?endpoint_url={self.server.endpoint_url}"
+        secret = credentials()["AWS_SECRET_ACCESS_KEY"]
+        return Feed("dynamo", url, ResourceAddress(None, name), write, (secret,))
+
+    def close(self):
+        self.server.close()
+
+
+class Mongo:
+    """A MongoDB replica set that requires a password."""
+
+    def __init__(self, folder):
+        module = server_module("mongo", "mongod")
+        self.server = module.ReplicaSet(folder / "mongo", auth=True)
+        self.secrets = (module.PASSWORD, quote(module.PASSWORD, safe=""))
+
+    def feed(self, name):
+        items = self.server.client()["shop"][name]
+        items.database.create_collection(name)
+
+        def write(part=None):
+            for number in numbers_of(part):
+                if number < EVENTS - 20:
+                    items.insert_one({"_id": number, "n": number})
+                elif number < EVENTS - 10:
+                    items.update_one({"_id": number - 40}, {"$set": {"n": -1}})
+                else:
+                    items.delete_one({"_id": number - 40})
+
+        assert self.secrets[1] in self.server.uri()
+        return Feed("mongo", self.server.uri(), ResourceAddress("shop", name), write, self.secrets)
+
+    def close(self):
+        self.server.close()
+
+
+class Cosmos:
+    """The project's Cosmos DB emulator, with a partition that splits."""
+
+    def __init__(self, folder):
+        from multiclouddb_cosmos_emulator import CosmosEmulator
+
+        del folder
+        self.server = CosmosEmulator()
+        self.server.__enter__()
+        self.natives = []
+
+    def feed(self, name):
+        from azure.cosmos import CosmosClient, PartitionKey
+
+        native = CosmosClient(self.server.endpoint, self.server.key, enable_endpoint_discovery=False)
+        self.natives.append(native)
+        database = native.create_database_if_not_exists("shop")
+        items = database.create_container(name, PartitionKey("/id"), offer_throughput=12_000)
+
+        def write(part=None):
+            for number in numbers_of(part):
+                items.upsert_item({"id": f"k{number % KEYS}", "n": number})
+                if number == EVENTS // 2:
+                    (first, *_) = self.server.partitions("shop", name)
+                    self.server.split("shop", name, first["id"])
+
+        url = f"cosmos://{self.server.endpoint.split('/')[2]}?tls=false"
+        # The service does not report changes that were made before the query's first batch.
+        return Feed("cosmos", url, ResourceAddress("shop", name), write, (self.server.key,), "now")
+
+    def close(self):
+        for native in self.natives:
+            native.close()
+        self.server.__exit__(None, None, None)
+
+
+def credentials():
+    return server_module("dynamo", "server").CREDENTIALS
+
 
 PROGRAM = Path(__file__).with_name("driver.py")
 SECONDS = 400
@@ -38,13 +201,7 @@ def start_driver(part, folder, log, version=pyspark.__version__, path=(), **give
 
 
 class Queries:
-    """Runs one query for each of several feeds in one driver.
-
-    Attributes:
-        folder: The folder with the files of all queries.
-        feeds: The feeds that the queries read.
-        process: The driver; None before `start`.
-    """
+    """Runs one query for each of several feeds in one driver."""
 
     def __init__(self, folder, feeds, master="local[4,2]", version=pyspark.__version__):
         self.folder, self.feeds, self.master, self.version = folder, feeds, master, version
@@ -54,13 +211,6 @@ class Queries:
             feed.mark()
 
     def start(self, moment="none", names=None, followed=None):
-        """Start the driver.
-
-        Args:
-            moment: The moment at which each query stops.
-            names: The databases that have a query in this run; None for all.
-            followed: The options of one more query, which never stops, or None.
-        """
         self.moment = moment
         self.running = [feed for feed in self.feeds if names is None or feed.name in names]
         given = {feed.name: {**feed.options(), "maxRecordsPerTrigger": str(LIMIT)} for feed in self.running}
@@ -72,7 +222,6 @@ class Queries:
         self.process = start_driver("queries", self.folder, self.log, self.version, **options)
 
     def write(self, part=None, names=None):
-        """When every query has fixed its start, change the databases."""
         self.wait(lambda place: (place / "checkpoint" / "commits" / "0").exists())
         for feed in self.running:
             if names is None or feed.name in names:
@@ -82,8 +231,6 @@ class Queries:
         return [self.folder / feed.name for feed in self.running]
 
     def wait(self, condition):
-        """Wait until the folder of every query fulfils a condition."""
-
         def holds():
             assert self.process.poll() is None, self.log.read_text()[-5000:]
             return all(condition(place) for place in self.places())
@@ -91,18 +238,12 @@ class Queries:
         wait_until(holds, seconds=SECONDS)
 
     def reach(self):
-        """Wait until every query has stopped at the given moment.
-
-        Return the processes in which the queries wait.
-        """
+        """Wait until every query has stopped at the given moment."""
         self.wait(lambda place: (place / f"reached-{self.moment}").exists())
         return [int((place / f"reached-{self.moment}").read_text() or 0) for place in self.places()]
 
     def kill(self):
-        """Kill the driver and its JVM.
-
-        Both processes are stopped first, so that neither of them runs after the other is killed.
-        """
+        """Kill the driver and its JVM."""
         jvm = int((self.folder / "jvm").read_text())
         os.kill(jvm, signal.SIGSTOP)
         if self.moment == "commit":
@@ -115,18 +256,13 @@ class Queries:
         end(self.process)
 
     def wait_for_more(self, than):
-        """Wait until every query has delivered more events."""
         self.wait(lambda place: len(rows_of(place)) > than)
 
     def end(self):
         assert self.process.wait(SECONDS) == 0, self.log.read_text()[-5000:]
 
     def check(self):
-        """Check that each event was delivered once, and that repeated batches are correct.
-
-        A repeated batch must have the same rows and stay within the limit. The last run must include all
-        queries.
-        """
+        """Check that each event was delivered once, and that repeated batches are correct."""
         for feed, place in zip(self.feeds, self.places(), strict=True):
             rows = rows_of(place)
             assert sorted(rows) == feed.ids()

@@ -35,11 +35,7 @@ PLACES = {
 
 
 def environment(version):
-    """Return the folder with the given version of PySpark. The first call by a user downloads the version.
-
-    Raises:
-        ServerUnavailableError: Raised if pip failed, or if the downloaded package is not the expected one.
-    """
+    """Return the folder with the given version of PySpark. The first call by a user downloads the version."""
     return _fetched(DIGESTS[version], ["--no-binary=:all:", f"pyspark=={version}"], _unpack)
 
 

@@ -39,21 +39,13 @@ def environment():
 
 
 def environment_of(place):
-    """Return the environment variable that a process needs to start another version of Spark.
-
-    Args:
-        place: The folder with that version of PySpark. The archive is kept beside it, for later runs.
-    """
+    """Return the environment variable that a process needs to start another version of Spark."""
     path = os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")]))
     return {"SPARK_SUBMIT_OPTS": _java_options(place.parent, place, {"PYTHONPATH": path})}
 
 
 def _python():
-    """Return a program that starts Python faster for Spark, and lets streams connect to the JVM first.
-
-    Spark puts an archive of PySpark first on Python's module path. Each process would compile the modules in
-    this archive again, although this Python's packages contain the same modules.
-    """
+    """Return a program that starts Python faster for Spark, and lets streams connect to the JVM first."""
     program, python = Path(sys.prefix, "bin", "spark-python"), shlex.quote(sys.executable)
     draft = program.with_name(f"{program.name}-{os.getpid()}")
     draft.write_text(
@@ -68,15 +60,7 @@ def _python():
 
 
 def _java_options(folder, packages, variables):
-    """Return the options for the JVM of Spark.
-
-    The first call makes an archive of Spark's classes; other processes wait for this archive.
-
-    Args:
-        folder: The folder in which the archive is kept.
-        packages: A text that identifies the copy of PySpark, which an archive depends on.
-        variables: The environment variables with which a process starts this Spark.
-    """
+    """Return the options for the JVM of Spark."""
     home = ensure_java() or os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else "java"
     version = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr

@@ -5,16 +5,118 @@ import pickle
 import uuid
 
 import pyarrow as pa
+from deltalake import DeltaTable
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from pyspark_multiclouddb import merge_into_delta
+from pyspark_multiclouddb import live_rows, merge_into_delta
 from pyspark_multiclouddb.connection import close_connections
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.readers import PlainStreamReader
 from pyspark_multiclouddb.rows import ROW_SCHEMA
 from pyspark_multiclouddb.stream import ChangeFeedStreamReader
 
-from .tables import make_checkpoint, write_offset
+LOST = "lost"
+"""The document of a change that the service sends without its document."""
+
+
+class Killed(BaseException):
+    """Raised to simulate the death of the process at this point."""
+
+
+def rows(*changes):
+    """Make changes from tuples of key, order and document. For a delete, the document is None."""
+    return pa.Table.from_pylist(
+        [
+            {
+                "event_id": f"{key}@{order}",
+                "type": "DELETE" if document is None else "UPDATE",
+                "key": json.dumps({"id": key}),
+                "new_item_state": None if document in (None, LOST) else json.dumps(document),
+                "order_key": f"{order:06d}",
+                "sequence": number,
+            }
+            for number, (key, order, document) in enumerate(changes)
+        ],
+        schema=ROW_SCHEMA,
+    )
+
+
+def with_columns(table, **values):
+    """Replace columns of a table; a column keeps its type if the values allow it."""
+    for name, each in values.items():
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, pa.array(each))
+    return table
+
+
+def scanned(*keys, plan="p", floor="000010~", value="scan"):
+    found = rows(*((key, 0, {value: key}) for key in keys))
+    names = [f"snapshot:{plan}:{key}" for key in keys]
+    many = len(keys)
+    return with_columns(found, order_key=[floor] * many, event_id=names, backfilled=[True] * many)
+
+
+def random_changes(dice, first, count, keys=20):
+    return [
+        (f"k{dice.randrange(keys)}", order, {"n": order} if dice.random() < 0.75 else None)
+        for order in range(first, first + count)
+    ]
+
+
+def apply(model, changes):
+    for key, _, document in sorted(changes, key=lambda change: change[1]):
+        if document is None:
+            model.pop(key, None)
+        else:
+            model[key] = document
+
+
+def documents(path):
+    table = live_rows(path).read_all()
+    found = {json.loads(row["key"])["id"]: json.loads(row["new_item_state"]) for row in table.to_pylist()}
+    assert len(found) == table.num_rows
+    return found
+
+
+def table_of(path):
+    """Return all rows of a table by the ids of their documents."""
+    found = DeltaTable(path).to_pyarrow_dataset().scanner(use_threads=False).to_table().to_pylist()
+    table = {json.loads(row["key"])["id"]: row for row in found}
+    assert len(table) == len(found)
+    return table
+
+
+def tombstones(path):
+    return {key: row["order_key"] for key, row in table_of(path).items() if row["_deleted_at"] is not None}
+
+
+def check_equal(path, source):
+    """Check that a table contains what its source contains, and that no row waits for a snapshot."""
+    assert documents(path) == source.documents
+    assert all(row["order_key"] for row in table_of(path).values())
+
+
+def make_checkpoint(folder, query=None, batches=0):
+    """Make the folder of a checkpoint, with the id of its query and with offsets without a snapshot."""
+    for part in ("offsets", "commits"):
+        (folder / part).mkdir(parents=True)
+    if query is not None:
+        (folder / "metadata").write_text(json.dumps({"id": query}))
+    for number in range(batches):
+        write_offset(folder, number)
+    return folder
+
+
+def write_offset(folder, number, **fields):
+    offset = {"v": 1, "src": "x", "c": {}, "inc": None, **fields}
+    text = "\n".join(["v1", json.dumps({"batchWatermarkMs": 0}), json.dumps(offset)])
+    (folder / "offsets" / str(number)).write_text(text)
+
+
+def notes_of(path, name):
+    """Return what the commits of a table say under a name, from the oldest commit on."""
+    history = DeltaTable(path).history()
+    return [each[f"multiclouddb.{name}"] for each in reversed(history) if f"multiclouddb.{name}" in each]
 
 
 def through_json(offset):
@@ -26,13 +128,7 @@ def ids(rows):
 
 
 class Query:
-    """A query with its log of offsets; the process that plans and reads may be restarted.
-
-    Attributes:
-        log: The end of each planned micro-batch.
-        done: The number of completed micro-batches.
-        is_plain: True for the reader of Spark 4.0 and 4.1.
-    """
+    """A query with its log of offsets; the process that plans and reads may be restarted."""
 
     def __init__(self, source, *, is_plain=False, **options):
         self.source, self.is_plain = source, is_plain
@@ -55,12 +151,7 @@ class Query:
         return self.log[number - 1] if number else through_json(self.reader.initialOffset())
 
     def plan(self, most=None, *, start=None):
-        """Plan the next micro-batch; return False if there is nothing to read.
-
-        Args:
-            most: The limit that Spark passes: a number, `"all"`, or None for the limit of the reader.
-            start: The start of the batch, if it is not the end of the batch before.
-        """
+        """Plan the next micro-batch; return False if there is nothing to read."""
         start = start or self.start_of(len(self.log))
         if self.is_plain:
             end = self.reader.latestOffset()
@@ -83,7 +174,6 @@ class Query:
         return [batch for task in reversed(self.tasks(number)) for batch in self.reader.read(task)]
 
     def read(self, number=-1):
-        """Return the rows of a micro-batch."""
         return [row for batch in self.batches(number) for row in batch.to_pylist()]
 
     def step(self, most=None):
@@ -107,13 +197,7 @@ class Query:
 
 
 class MergedQuery(Query):
-    """A query with a snapshot, which merges its batches into a Delta table and keeps a checkpoint folder.
-
-    Attributes:
-        table: The Delta table.
-        checkpoint: The folder of the checkpoint.
-        passes_checkpoint: True to pass the checkpoint to the sink.
-    """
+    """A query with a snapshot, which merges its batches into a Delta table and keeps a checkpoint folder."""
 
     def __init__(self, source, folder, name="query", *, passes_checkpoint=True, **options):
         self.table, self.app_id, self.passes_checkpoint = folder / "table", name, passes_checkpoint

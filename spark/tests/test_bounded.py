@@ -12,7 +12,7 @@ from multiclouddb_api import MulticloudDbError
 from pyspark_multiclouddb import latest_by_key, merge_into_delta, pieces
 from pyspark_multiclouddb.pieces import collected_in_pieces
 
-from .tables import apply, documents, random_changes, rows, scanned, with_columns
+from .micro_batches import apply, documents, random_changes, rows, scanned, with_columns
 
 SPARSE = [f"'f{number}', CAST(NULL AS BIGINT)" for number in range(25)]
 """The fields of a struct without values. Arrow needs eight bytes for each of them."""
@@ -40,26 +40,16 @@ def read_counted(frame, file):
 
 
 def is_nothing_kept(spark):
-    """Return True if Spark keeps no rows in memory or on disk."""
     return spark._jsparkSession.sharedState().cacheManager().isEmpty()
 
 
-@pytest.mark.parametrize(
-    ("limit", "max_bytes", "expected"),
-    [
-        ("1g", 64 << 20, 64 << 20),
-        ("1g", 1 << 30, 512 << 20),
-        ("1m", 64 << 20, 512 << 10),
-        ("10KB", 64 << 20, 5 << 10),
-        ("3000", 64 << 20, 1500),
-        ("0", 64 << 20, 64 << 20),
-        ("1m", 7, 7),
-    ],
-)
-def test_piece_takes_at_most_half_of_what_the_driver_accepts(limit, max_bytes, expected):
-    conf = {"spark.driver.maxResultSize": limit}
-    frame = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf))
-    assert pieces._bound(frame, max_bytes) == expected
+def test_piece_takes_at_most_half_of_what_the_driver_accepts():
+    most, limits = 64 << 20, {"1g": 64 << 20, "1m": 512 << 10, "10KB": 5 << 10, "3000": 1500, "0": 64 << 20}
+    cases = [(limit, most, expected) for limit, expected in limits.items()]
+    for limit, max_bytes, expected in [*cases, ("1g", 1 << 30, 512 << 20), ("1m", 7, 7)]:
+        conf = {"spark.driver.maxResultSize": limit}
+        frame = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf))
+        assert pieces._bound(frame, max_bytes) == expected, limit
 
 
 class TestPieces:

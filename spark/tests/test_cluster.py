@@ -6,11 +6,14 @@ and on MongoDB.
 """
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
+from itertools import repeat
 from pathlib import Path
 
 import pyspark
@@ -19,8 +22,9 @@ import pytest
 from multiclouddb_conformance.waiting import wait_until
 from pyspark_multiclouddb import ensure_java
 
-from .databases import EVENTS, PARTS
-from .drivers import SECONDS, end
+from .delta_lives import files
+from .drivers import EVENTS, KEYS, PARTS, SECONDS, end, marks
+from .micro_batches import documents, tombstones
 
 pytestmark = [pytest.mark.soak, pytest.mark.xdist_group("jvm apart")]
 
@@ -57,7 +61,6 @@ def parent_of(pid):
 
 
 def executor_above(pid):
-    """Return the process id of the JVM that runs a task: an ancestor of the task's Python worker."""
     while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{pid}/cmdline").read_bytes():
         pid = parent_of(pid)
     return pid
@@ -103,3 +106,56 @@ def test_standalone_cluster_loses_executors_a_worker_and_the_driver(
     queries.write(2)
     queries.end()
     queries.check()
+
+
+MOMENTS = ("planning", "planned", "task", "sink", "commit")
+# The queries on other databases are killed at only one moment, after which a whole batch is repeated.
+MOMENT_OF_OTHERS = "sink"
+OTHERS = ("dynamo", "mongo")
+
+
+def check_pending(queries, moment):
+    """Check which batches are incomplete after a kill at the given moment."""
+    for place in queries.places():
+        pending = marks(place, "offsets") - marks(place, "commits")
+        # A batch that was planned is incomplete. If the sink has committed the batch, its rows exist.
+        assert len(pending) == (moment != "planning")
+        kept = {number for number in pending if (place / "rows" / str(number)).exists()}
+        assert kept == (pending if moment in ("sink", "commit") else set())
+
+
+@pytest.mark.soak
+def test_kills_at_every_moment_and_at_random_ones_give_the_same_rows(databases, start_queries, source):
+    """One query is killed at each moment; a second one, in the same driver, at an arbitrary point."""
+    seed = random.randrange(1_000_000)
+    print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
+    dice = random.Random(seed)
+    queries = start_queries(list(databases("killed", "embedded", *OTHERS)))
+    followed = source.options(maxRecordsPerTrigger="30")
+    folder = queries.folder / "followed"
+    further = int(os.environ.get("MULTICLOUDDB_KILLS", "20")) - len(MOMENTS)
+    for number, moment in enumerate([*MOMENTS, *repeat(None, further)]):
+        others = OTHERS if moment == MOMENT_OF_OTHERS else ()
+        queries.start(moment or "none", ["embedded", *others] if moment else [], followed)
+        if moment == "planning":
+            queries.write(names=["embedded"])
+        elif others:
+            queries.write(names=others)
+        queries.reach()
+        before, more = files(folder), dice.randint(1, 12)
+        source.write(150, seed=f"{seed} {number}")
+        queries.wait(lambda _: files(folder) >= before + more)  # noqa: B023 - it is called here alone
+        time.sleep(dice.random() / 10)
+        queries.kill()
+        check_pending(queries, moment)
+    (queries.folder / "last").touch()
+    queries.start(followed=followed)
+    queries.end()
+    queries.check()
+    assert documents(queries.folder / "embedded" / "table") == {
+        f"k{number % KEYS}": {"n": number} for number in range(EVENTS - KEYS, EVENTS)
+    }
+    assert documents(folder / "table") == source.documents
+    assert (
+        tombstones(folder / "table").keys() == {key for _, key, _ in source.truth} - source.documents.keys()
+    )

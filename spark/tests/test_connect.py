@@ -18,7 +18,7 @@ from pyspark_multiclouddb import error_from_query
 
 from .environments import environment, zstandard
 from .jvm_settings import environment_of
-from .tables import documents
+from .micro_batches import documents
 from .test_source import through_the_client
 
 pytestmark = pytest.mark.xdist_group("jvm apart")
@@ -33,18 +33,12 @@ def packages():
 
 
 def environ(*folders):
-    """Return a process environment in which the given folders come first on the path."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
 
 
 @contextmanager
 def serving(*folders, **variables):
-    """Start a server on this machine and return its address.
-
-    Args:
-        folders: The folders that come first on the server's path.
-        variables: Further environment variables of the server.
-    """
+    """Start a server on this machine and return its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -92,7 +86,6 @@ def check_client(found, source, written, folder):
 
 @pytest.mark.parametrize("version", [pyspark.__version__, pytest.param("4.0.5", marks=pytest.mark.soak)])
 def test_batch_stream_sink_and_errors(source, tmp_path, version):
-    """Tests batches, streams, the sink and errors if server and client have the same version of Spark."""
     source.write(45)
     source.split()
     source.write(45)

@@ -112,15 +112,6 @@ def test_forked_process_uses_and_closes_its_own_connections_alone(providers, mon
     assert providers.closed() == list(range(2, len(providers.opened)))
 
 
-def test_provider_is_closed_even_if_its_feed_fails_to_close(providers, monkeypatch):
-    def fail():
-        raise RuntimeError("the socket is gone")
-
-    monkeypatch.setattr(opened().feed, "close", fail)
-    close_connections()
-    assert providers.closed() == [0]
-
-
 def test_connection_that_fails_to_close_harms_no_other(providers, monkeypatch, caplog):
     monkeypatch.setattr(connection, "_MOST_OPEN", 2)
 

@@ -38,8 +38,6 @@ def bare_environment(monkeypatch, tmp_path):
 
 @pytest.fixture
 def java(tmp_path):
-    """Return a function that makes a Java home whose `bin/java` is the given shell script."""
-
     def made(script):
         path = tmp_path / "jdk" / "bin" / "java"
         path.parent.mkdir(parents=True)
@@ -89,7 +87,7 @@ class TestJavaOfTheMachine:
         ("version", "found", "serves"),
         [
             ("4.0.2", "21.0.8", True),
-            ("4.1.0", "24.0.1", False),
+            ("4.1.0", "24", False),
             ("4.2.0", "25", True),
             ("4.3.0.dev1", "17", True),
         ],
@@ -188,11 +186,8 @@ def test_spark_runs_on_the_wheel(tmp_path, monkeypatch):
             (tools / tool.name).symlink_to(tool)
     (tools / "java").unlink(missing_ok=True)
     environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
-    environment |= {
-        "PATH": str(tools),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "PYSPARK_PYTHON": sys.executable,
-    }
+    environment |= {"PATH": str(tools), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment["PYSPARK_PYTHON"] = sys.executable
     command = [sys.executable, "-c", SPARK_JOB]
     ran = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "rows: 3" in ran.stdout, ran.stderr

@@ -11,7 +11,7 @@ from multiclouddb_spi import Range
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import Tries
-from pyspark_multiclouddb.offsets import Pinned, Symbolic, offset_from_json, offset_to_json, ranges_of
+from pyspark_multiclouddb.checkpoint import Pinned, Symbolic, offset_from_json, offset_to_json, ranges_of
 from pyspark_multiclouddb.options import parse_options
 
 PLACE = {"url": "embedded:///data/store.db", "collection": "orders"}
@@ -21,7 +21,6 @@ SNAPSHOT = {"plan": "9f", "floor": "f1", "over": False, "whole": True}
 
 
 def at(*entries):
-    """Return a lineage as JSON."""
     return {"p": list(entries)}
 
 

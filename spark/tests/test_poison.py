@@ -23,8 +23,7 @@ from pyspark_multiclouddb.readers import ChangeFeedReader
 from pyspark_multiclouddb.rows import ROW_SCHEMA
 
 from .conftest import COLLECTION
-from .micro_batches import Query
-from .tables import documents, make_checkpoint, notes_of, write_offset
+from .micro_batches import Query, documents, make_checkpoint, notes_of, write_offset
 from .test_source import run_sink
 
 WRITTEN = 12

@@ -30,14 +30,7 @@ def plan(cursor=None, done=3):
 
 @attrs.define
 class Database:
-    """A connection to a feed; a position is the number of seconds after noon, or None for an unknown time.
-
-    Attributes:
-        now: The service's time, or None if the service does not tell it.
-        here: The clock of this process.
-        asked: How often the service's time was requested.
-        kept: The number of seconds for which the service keeps a position.
-    """
+    """A connection to a feed; a position is the number of seconds after noon, or None for an unknown time."""
 
     now: datetime | None = NOON
     here: float = 1000.0
@@ -194,7 +187,6 @@ class TestStateOfASnapshot:
 
 
 def ended(*sources):
-    """Return a query that has ended, from the start and the end of each source in its last progress."""
     pairs = [{"startOffset": start, "endOffset": end} for start, end in sources]
     return SimpleNamespace(lastProgress={"sources": pairs})
 

@@ -4,12 +4,18 @@ An older change may arrive after a newer one in many ways; tombstones keep it aw
 """
 
 import json
+import logging
 import random
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from threading import Barrier
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from deltalake.table import TableAlterer, TableMerger
 
 from multiclouddb_api import (
     Beginning,
@@ -19,10 +25,26 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
-from pyspark_multiclouddb import drop_tombstones, latest_by_key, live_rows, merge_into_delta
+from pyspark_multiclouddb import delta, drop_tombstones, latest_by_key, live_rows, merge_into_delta
+from pyspark_multiclouddb.checkpoint import Scan
+from pyspark_multiclouddb.delta import Target
 from pyspark_multiclouddb.rows import ROW_SCHEMA
 
-from .tables import apply, documents, random_changes, rows, scanned, table_of, tombstones, with_columns
+from .micro_batches import (
+    Killed,
+    apply,
+    documents,
+    make_checkpoint,
+    notes_of,
+    random_changes,
+    rows,
+    scanned,
+    table_of,
+    tombstones,
+    with_columns,
+    write_offset,
+)
+from .test_source import run_sink
 
 
 class TestLatestByKey:
@@ -35,10 +57,7 @@ class TestLatestByKey:
             ([("a", 1, {}), ("a", 1, {})], ["a@1"]),
             ([("b", 3, {}), ("a", 9, None), ("a", 10, {"n": 1}), ("b", 2, {"n": 2})], ["b@3", "a@10"]),
             # Rows keep their order.
-            (
-                [("d", 1, {}), ("b", 4, {}), ("c", 2, {}), ("b", 3, {}), ("a", 5, {})],
-                ["d@1", "b@4", "c@2", "a@5"],
-            ),
+            ([("d", 1, {}), ("b", 4, {}), ("c", 2, {}), ("b", 3, {})], ["d@1", "b@4", "c@2"]),
         ],
     )
     def test_last_changes(self, changes, last):
@@ -156,12 +175,8 @@ class TestOlderChange:
     """`a` is put at 1 and 2, and deleted at 3; `b` is put at 4, deleted at 5, and created again at 6."""
 
     HISTORY = (
-        ("a", 1, {"n": 1}),
-        ("a", 2, {"n": 2}),
-        ("a", 3, None),
-        ("b", 4, {"n": 4}),
-        ("b", 5, None),
-        ("b", 6, {"n": 6}),
+        *(("a", 1, {"n": 1}), ("a", 2, {"n": 2}), ("a", 3, None)),
+        *(("b", 4, {"n": 4}), ("b", 5, None), ("b", 6, {"n": 6})),
     )
 
     def check(self, path):
@@ -264,3 +279,251 @@ def test_pages_of_an_iterator_make_the_same_table(source, path):
         for page in client.iterate_changes(request, until_idle=True).pages():
             assert merge_into_delta(page, None, path, None) == bool(page.events)
     assert documents(path) == source.documents
+
+
+A, B, C = rows(("a", 1, {"n": 1})), rows(("b", 2, {"n": 2})), rows(("c", 3, {"n": 3}))
+
+
+@pytest.fixture
+def first(tmp_path):
+    return make_checkpoint(tmp_path / "first", "query-1", batches=8)
+
+
+@pytest.fixture
+def second(tmp_path):
+    return make_checkpoint(tmp_path / "second", "query-2", batches=8)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_another_query_is_refused_under_the_same_app_id(path, first, second, number):
+    """The numbers of a new checkpoint begin again; 0 and 1 would count as replays."""
+    merge_into_delta(A, 0, path, "app", checkpoint=first)
+    merge_into_delta(B, 1, path, "app", checkpoint=first)
+    version = DeltaTable(path).version()
+    assert version == 2, "number and query are one commit with the rows"
+    with pytest.raises(MulticloudDbError, match=r"app_id: is 'app'.*after-an-outage") as caught:
+        merge_into_delta(C, number, path, "app", checkpoint=second)
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    assert DeltaTable(path).version() == version
+    assert merge_into_delta(C, 0, path, "other", checkpoint=second)
+    assert not merge_into_delta(C, 0, path, "other", checkpoint=second)
+    assert documents(path) == {"a": {"n": 1}, "b": {"n": 2}, "c": {"n": 3}}
+
+
+class TestOlderTable:
+    """A table whose batch numbers were stored without the id of a query."""
+
+    @pytest.mark.parametrize("number", [0, 4, 5])
+    def test_no_batch_is_left_out_and_the_way_out_is_said_once(self, path, first, second, caplog, number):
+        merge_into_delta(A, 4, path, "app")
+        with caplog.at_level(logging.WARNING, "multiclouddb.spark"):
+            assert merge_into_delta(B, number, path, "app", checkpoint=first)
+            assert merge_into_delta(C, number + 1, path, "app", checkpoint=first)
+        [said] = caplog.records
+        assert "after-an-outage" in said.getMessage()
+        assert documents(path) == {"a": {"n": 1}, "b": {"n": 2}, "c": {"n": 3}}
+        assert not merge_into_delta(C, number + 1, path, "app", checkpoint=first)
+        with pytest.raises(MulticloudDbError, match="app_id: is 'app'"):
+            merge_into_delta(C, 0, path, "app", checkpoint=second)
+
+    def test_process_that_dies_between_two_pieces(self, spark, path, first, kills):
+        """The old number must not count for the new query while its batch is incomplete."""
+        merge_into_delta(A, 4, path, "app")
+        changes = rows(*((f"k{number}", number, {"n": number}) for number in range(10, 20)))
+
+        def merge():
+            frame = spark.createDataFrame(changes)
+            return merge_into_delta(frame, 0, path, "app", checkpoint=first, max_bytes=1)
+
+        kills(dice=SimpleNamespace(random=iter([1, 0, 1]).__next__), chance=0.5)  # at the second commit
+        version = DeltaTable(path).version()
+        with pytest.raises(Killed):
+            merge()
+        assert DeltaTable(path).version() > version
+        kills(dice=None)
+        assert merge()
+        assert len(documents(path)) == 11
+
+
+def test_commit_names_what_the_offset_says_is_left_out(path, first):
+    poison = {"count": 2, "first": [["p0", "7"]]}
+    write_offset(first, 1, poison=poison, warning="lost 5 to 7", lost=True)
+    for number, change in enumerate((A, B, C)):
+        merge_into_delta(change, number, path, "app", checkpoint=first)
+    assert [json.loads(each) for each in notes_of(path, "poison")] == [poison]
+    assert notes_of(path, "warning") == ["lost 5 to 7"]
+    assert "multiclouddb.poison" in DeltaTable(path).history()[1]
+
+
+def test_batch_of_which_nothing_can_be_decoded_is_noted_once(path, first):
+    merge_into_delta(A, None, path, None)
+    poison = {"count": 1, "first": [["p0", "sequence 4"]]}
+    write_offset(first, 7, poison=poison)
+    for _ in range(2):
+        assert not merge_into_delta(rows(), 7, path, "app", checkpoint=first)
+    assert [json.loads(each) for each in notes_of(path, "poison")] == [poison]
+
+
+class TestWithoutAQuery:
+    def test_table_or_page_is_left_out_by_its_number_alone(self, path, first):
+        merge_into_delta(A, 4, path, "app")
+        assert not merge_into_delta(B, 4, path, "app")
+        merge_into_delta(B, 1, path, "other", checkpoint=first)
+        assert not merge_into_delta(C, 1, path, "other")
+        assert documents(path) == {"a": {"n": 1}, "b": {"n": 2}}
+
+    def test_frame_that_no_query_runs(self, spark, path):
+        frame = spark.createDataFrame(A)
+        assert merge_into_delta(frame, 0, path, "app")
+        assert not merge_into_delta(frame, 0, path, "app")
+
+    def test_frame_of_connect_needs_the_checkpoint(self, spark, path, tmp_path, monkeypatch):
+        frame = spark.createDataFrame(A)
+        unknown = property(lambda session: (_ for _ in ()).throw(AttributeError("not over Connect")))
+        monkeypatch.setattr(type(spark), "sparkContext", unknown)
+        for checkpoint in (None, make_checkpoint(tmp_path / "no id", batches=1)):
+            with pytest.raises(MulticloudDbError, match=r"app_id: .*pass checkpoint="):
+                merge_into_delta(frame, 0, path, "app", checkpoint=checkpoint)
+        assert merge_into_delta(frame, None, path, None)
+
+
+def test_spark_with_a_new_checkpoint_directory_and_the_same_app_id(spark, source, path, tmp_path):
+    """The refused query has merged nothing."""
+
+    def run(name):
+        def merge(frame, batch_id):
+            if name == "second":
+                with pytest.raises(MulticloudDbError, match="app_id: is 'app'"):
+                    merge_into_delta(frame.toArrow(), batch_id, path, "app")
+            merge_into_delta(frame, batch_id, path, "app")
+
+        return run_sink(spark, source, tmp_path / name, merge)
+
+    source.write(30)
+    run("first")
+    before = documents(path)
+    assert before == source.documents
+    source.write(30)
+    with pytest.raises(Exception, match=r"INVALID_REQUEST.*app_id: is 'app'"):
+        run("second")
+    assert documents(path) == before
+
+
+@pytest.fixture
+def others(monkeypatch):
+    """Return a list of actions of another process."""
+    waiting = []
+
+    def patched(original):
+        def call(*args, **kwargs):
+            if waiting:
+                action, *rest = waiting
+                waiting.clear()
+                action()
+                waiting.extend(rest)
+            return original(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(TableMerger, "execute", patched(TableMerger.execute))
+    monkeypatch.setattr(DeltaTable, "update", patched(DeltaTable.update))
+    return waiting
+
+
+def put(path, key, order):
+    source = rows((key, order, {"n": order})).select(["key", "order_key", "new_item_state"])
+    columns = {name: f"s.{name}" for name in source.column_names}
+    merger = DeltaTable(path).merge(source, "s.key = t.key", source_alias="s", target_alias="t")
+    merger.when_matched_update(columns).when_not_matched_insert(columns).execute()
+
+
+class TestCommitOfAnother:
+    """Another process commits between the preparation of a commit and the commit itself."""
+
+    def test_removes_tombstones(self, path, others):
+        merge_into_delta(rows(("a", 1, {}), ("b", 2, None)), 0, path, "app")
+        others.append(lambda: DeltaTable(path).delete("_deleted_at IS NOT NULL"))
+        assert merge_into_delta(rows(("a", 3, {"n": 3}), ("b", 4, {"n": 4})), 1, path, "app")
+        assert others == []
+        assert documents(path) == {"a": {"n": 3}, "b": {"n": 4}}
+        assert DeltaTable(path).transaction_version("app") == 1
+
+    def test_merges_the_same_new_key(self, path, others):
+        """The other process writes `a` at 5. The older change does not win, and makes no second row."""
+        merge_into_delta(rows(("z", 1, {})), 0, path, "app")
+        others.append(lambda: put(path, "a", 5))
+        assert merge_into_delta(rows(("a", 4, {"n": 4}), ("z", 9, None)), 1, path, "app")
+        assert documents(path) == {"a": {"n": 5}}
+        assert DeltaTable(path).count() == 2
+
+    def test_compacts_the_table(self, path, others):
+        for number in range(3):
+            merge_into_delta(rows((f"k{number}", 1, {"n": 1})), number, path, "app")
+        others.append(lambda: DeltaTable(path).optimize.compact())
+        merge_into_delta(rows(("k0", 2, {"n": 2})), 3, path, "app")
+        assert documents(path) == {"k0": {"n": 2}, "k1": {"n": 1}, "k2": {"n": 1}}
+
+    def test_adds_the_same_column(self, path, monkeypatch):
+        merge_into_delta(rows(("a", 1, {})), 0, path, "app")
+        add_columns = TableAlterer.add_columns
+
+        def call(self, fields):
+            monkeypatch.setattr(TableAlterer, "add_columns", add_columns)
+            DeltaTable(path).alter.add_columns(fields)
+            add_columns(self, fields)
+
+        monkeypatch.setattr(TableAlterer, "add_columns", call)
+        batch = rows(("a", 2, {"n": 2})).append_column("n", pa.array([2]))
+        assert merge_into_delta(batch, 1, path, "app", new_columns="add")
+        assert DeltaTable(path).to_pyarrow_table()["n"].to_pylist() == [2]
+
+    def test_at_the_begin_and_at_the_end_of_a_snapshot(self, path, others):
+        merge_into_delta(rows(("a", 5, {}), ("gone", 6, {})), 0, path, "older")
+        target = Target(str(path), create=True, new_columns="refuse")
+        others.append(lambda: put(path, "b", 7))
+        target.begin(Scan("plan", "000000", is_first=True, was_over=False, is_over=False))
+        merge_into_delta(rows(("a", 0, {"scan": "a"}), ("b", 0, {"scan": "b"})), None, path, None)
+        others.append(lambda: put(path, "later", 9))
+        target.end(Scan("plan", "000000", is_first=False, was_over=False, is_over=True))
+        assert others == []
+        assert documents(path) == {"a": {"scan": "a"}, "b": {"scan": "b"}, "later": {"n": 9}}
+        assert tombstones(path) == {"gone": "000000"}
+
+    def test_at_every_attempt_is_a_conflict(self, path, others):
+        merge_into_delta(rows(("a", 1, {})), 0, path, "app")
+        others.extend(partial(put, path, "a", 100 + number) for number in range(50))
+        with pytest.raises(MulticloudDbError, match="let only one process write the table") as caught:
+            merge_into_delta(rows(("a", 200, {"n": 200})), 1, path, "app")
+        assert caught.value.detail.category == ErrorCategory.CONFLICT
+        assert caught.value.detail.retryable
+        assert DeltaTable(path).transaction_version("app") == 0
+        others.clear()
+        assert merge_into_delta(rows(("a", 200, {"n": 200})), 1, path, "app")
+        assert documents(path) == {"a": {"n": 200}}
+
+
+class TestThreads:
+    def test_two_queries_and_cleaning_in_one_process_never_refuse_each_other(self, path, monkeypatch):
+        """Each commit may fail once, because its thread does not know the latest version of the table."""
+        monkeypatch.setattr(delta, "_TRIES", 2)
+        together = Barrier(3)
+        merge_into_delta(rows(("seed", 1, {"n": 1})), None, path, None)
+
+        def query(name):
+            for number in range(8):
+                together.wait(60)
+                changes = [(f"k{key}", number * 10 + name, {"n": number * 10 + name}) for key in range(5)]
+                own = (f"{name} {number}", number, None)
+                merge_into_delta(rows(*changes, own), number, path, str(name))
+
+        def clean():
+            for _ in range(8):
+                together.wait(60)
+                drop_tombstones(path, timedelta(0))
+
+        with ThreadPoolExecutor(3) as threads:
+            for each in [threads.submit(query, 1), threads.submit(query, 2), threads.submit(clean)]:
+                each.result()
+        last = {"n": 72}
+        assert documents(path) == {"seed": {"n": 1}} | dict.fromkeys((f"k{key}" for key in range(5)), last)
+        assert {DeltaTable(path).transaction_version(name) for name in ("1", "2")} == {7}

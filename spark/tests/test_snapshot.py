@@ -1,18 +1,37 @@
 """Tests `startingPosition=snapshot`: every existing row, then every change, on both stream classes."""
 
 import json
+import os
+import random
+from datetime import timedelta
+from functools import partial
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from multiclouddb_api import MulticloudDbError
-from pyspark_multiclouddb import merge_into_delta, micro_batches, stream
+from pyspark_multiclouddb import drop_tombstones, merge_into_delta, micro_batches, sinks, stream
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.readers import settings_of
 from pyspark_multiclouddb.rows import SPARK_SCHEMA
 
-from .micro_batches import Query, ids
-from .tables import documents, make_checkpoint
+from .micro_batches import (
+    Killed,
+    MergedQuery,
+    Query,
+    check_equal,
+    documents,
+    ids,
+    make_checkpoint,
+    rows,
+    scanned,
+    table_of,
+    tombstones,
+    with_columns,
+    write_offset,
+)
 
 ROWS = 120
 SEGMENTS = {"startingPosition": "snapshot", "snapshotSegments": "12"}
@@ -20,8 +39,6 @@ THIRTY = {**SEGMENTS, "maxRecordsPerTrigger": "30"}
 
 
 class Sink:
-    """Keeps the row with the highest `order_key` for each key, like `merge_into_delta`."""
-
     def __init__(self):
         self.rows, self.kinds = {}, []
 
@@ -111,7 +128,6 @@ def test_first_batch_of_a_spark_with_one_batch_a_run_has_rows(source):
 class TestLimitOfTheFirstBatches:
     @pytest.fixture(autouse=True)
     def backlog(self, monkeypatch):
-        """Limit the first batches to 30 rows, which are three segments."""
         monkeypatch.setattr(stream, "BACKLOG_RECORDS", 30)
 
     def test_holds_for_the_whole_scan(self, source):
@@ -164,10 +180,7 @@ def test_database_without_snapshots_is_refused(source):
 def test_spark_reads_a_snapshot_into_delta_and_a_batch_that_failed_comes_again(
     spark, source, path, tmp_path, order
 ):
-    """The table has older rows. The query's sink fails after its commit.
-
-    A new query then continues from the same checkpoint.
-    """
+    """The table has older rows. The query's sink fails after its commit."""
     source.fill(ROWS)
     stale = pa.table({"key": ['{"id":"stale"}'], "order_key": ["0"], "type": ["UPDATE"]})
     stale = stale.append_column("timestamp", pa.nulls(1, pa.timestamp("us", tz="UTC")))
@@ -204,3 +217,287 @@ def test_spark_reads_a_snapshot_in_one_batch(spark, source):
     found = spark.read.format("multiclouddb").options(**options).load().collect()
     assert {row.backfilled for row in found} == {True}
     assert len(found) == ROWS
+
+
+LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
+SEEDS = [*range(LIVES), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(LIVES, LIVES + 100))]
+ORDERS = ["ordered", "interleaved", "auto"]
+RESNAPSHOT = {"failOnDataLoss": "resnapshot"}
+SMALL = {"maxRecordsPerTrigger": "5", "snapshotSegments": "8"}
+SCAN = {"plan": "p", "floor": "000010~", "over": False, "whole": True}
+
+
+@pytest.mark.parametrize(("order", "is_plain"), [("ordered", False), ("interleaved", True), ("auto", False)])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_equal_after_kills_splits_expired_positions_and_another_query(
+    source, tmp_path, kills, order, is_plain, seed
+):
+    dice = random.Random(f"{seed} {order} {is_plain}")
+    source.write(120, seed=seed)
+    options = {"snapshotOrder": order, "snapshotSegments": dice.choice(["1", "5", "12"]), **RESNAPSHOT}
+    if limit := dice.choice([None, 8, 20]):
+        options["maxRecordsPerTrigger"] = str(limit)
+    start = partial(MergedQuery, source, tmp_path, is_plain=is_plain, **options)
+    query, deaths, losses = start("first"), 0, 0
+    for moment in range(40):
+        kills(dice=dice, chance=dice.choice([0.0, 0.3]))
+        try:
+            query.step()
+        except Killed:
+            deaths += 1
+            query.restart()
+        source.write(dice.choice([0, 2, 5]), seed=f"{seed} {moment}")
+        if dice.random() < 0.1:
+            source.split(dice.randrange(9))
+        if moment in (12, 25) and query.done == len(query.log):
+            source.lose()
+            losses += 1
+            query.restart()
+        if moment == 32:
+            # Another query repairs the same table.
+            query = start("second")
+    kills(dice=None)
+    query.restart().drain()
+    assert query.snapshot["over"]
+    assert deaths + losses > 1
+    check_equal(query.table, source)
+
+
+class TestAnotherSnapshot:
+    @pytest.mark.parametrize("order", ORDERS)
+    def test_expired_position_begins_one_that_also_finds_missed_deletes(self, source, tmp_path, order):
+        source.write(80)
+        query = MergedQuery(source, tmp_path, snapshotOrder=order, **RESNAPSHOT)
+        query.drain()
+        first, gone = query.snapshot["plan"], source.delete_some()
+        source.lose()
+        query.restart().drain()
+        assert query.snapshot["plan"] != first
+        check_equal(query.table, source)
+        # A deleted row stays deleted when an older change arrives.
+        keys = [json.dumps({"id": key}, separators=(",", ":")) for key in gone]
+        older = rows(*((key, 1, {"old": True}) for key in gone))
+        older = with_columns(older, key=keys, order_key=["0" * 18 + "1"] * len(gone))
+        merge_into_delta(older, None, query.table, None)
+        check_equal(query.table, source)
+
+    @pytest.mark.parametrize("start", ["beginning", "snapshot"])
+    @pytest.mark.parametrize("is_new", [False, True], ids=["the same query", "a new query"])
+    def test_repairs_a_table_that_is_stale(self, source, tmp_path, start, is_new):
+        source.write(80)
+        query = MergedQuery(source, tmp_path, startingPosition=start, **RESNAPSHOT)
+        query.drain()
+        source.lose()
+        query.restart()
+        if is_new:
+            query = MergedQuery(source, tmp_path, "new", **{**SMALL, "maxRecordsPerTrigger": "10"})
+        query.drain()
+        assert query.snapshot["over"]
+        check_equal(query.table, source)
+
+    def test_batch_that_was_planned_and_expired_says_what_to_do(self, source, tmp_path):
+        source.write(40)
+        query = MergedQuery(source, tmp_path, maxRecordsPerTrigger="5", **RESNAPSHOT)
+        query.drain()
+        source.write(20, seed="more")
+        assert query.plan()  # the process dies before the sink
+        source.lose()
+        with pytest.raises(SourceError, match=r"CHECKPOINT_EXPIRED.*startingPosition=snapshot"):
+            query.restart().step()
+        second = MergedQuery(source, tmp_path, "second")
+        second.drain()
+        check_equal(second.table, source)
+
+
+class TestRefusals:
+    def test_another_snapshot_without_the_checkpoint(self, source, tmp_path):
+        source.write(30)
+        query = MergedQuery(source, tmp_path, passes_checkpoint=False, **RESNAPSHOT)
+        query.drain()
+        source.lose()
+        with pytest.raises(MulticloudDbError, match=r"checkpoint.*startingPosition=snapshot, this table"):
+            query.restart().drain()
+
+    @pytest.mark.parametrize("has_older_rows", [True, False])
+    def test_checkpoint_that_comes_when_rows_were_merged_without_it(
+        self, source, tmp_path, path, has_older_rows
+    ):
+        """Without the checkpoint, the sink cannot distinguish the snapshot's rows from older rows."""
+        source.write(40)
+        if has_older_rows:
+            merge_into_delta(rows(("old", 1, {})), None, path, None)
+        query = MergedQuery(source, tmp_path, passes_checkpoint=False, **SMALL)
+        for _ in range(1 if has_older_rows else 4):
+            query.step()
+        query.passes_checkpoint = True
+        if has_older_rows:
+            with pytest.raises(MulticloudDbError, match=r"was not given when the snapshot began"):
+                query.drain()
+        else:
+            query.drain()
+            check_equal(path, source)
+
+    def test_app_id_of_another_query(self, source, tmp_path):
+        source.write(10)
+        MergedQuery(source, tmp_path).drain()
+        (tmp_path / "query").rename(tmp_path / "old")
+        with pytest.raises(MulticloudDbError, match=r"app_id: is 'query', under which another query"):
+            MergedQuery(source, tmp_path).drain()
+
+    def test_checkpoint_without_the_batch(self, tmp_path, path):
+        checkpoint = make_checkpoint(tmp_path / "one", "query-1")
+        with pytest.raises(MulticloudDbError, match=r"has no offsets/9"):
+            merge_into_delta(rows(("a", 1, {})), 9, path, "one", checkpoint=checkpoint)
+        with pytest.raises(MulticloudDbError, match="checkpoint: must be given together with batch_id"):
+            merge_into_delta(rows(("a", 1, {})), None, path, None, checkpoint=checkpoint)
+
+
+class Merging:
+    """A query whose checkpoint is written by hand, and its table."""
+
+    def __init__(self, folder, name="query"):
+        self.table, self.name, self.number = folder / "table", name, 0
+        self.checkpoint = make_checkpoint(folder / name)
+        self.passes_checkpoint = True
+
+    def batch(self, changes, **scan):
+        """Merge the next batch, which belongs to the snapshot with these fields in its offset."""
+        write_offset(self.checkpoint, self.number, s={**SCAN, **scan})
+        self.number += 1
+        checkpoint = self.checkpoint if self.passes_checkpoint else None
+        return merge_into_delta(changes, self.number - 1, self.table, self.name, checkpoint=checkpoint)
+
+
+@pytest.fixture
+def query(tmp_path):
+    return Merging(tmp_path)
+
+
+class TestBegin:
+    def test_second_snapshot_with_the_floor_of_the_first(self, query):
+        """On DynamoDB, all snapshots have the same floor, so the rows of the first one must be marked."""
+        query.batch(scanned("a", "gone", floor="00"), floor="00", over=True)
+        again = {"plan": "q", "floor": "00"}
+        query.batch(rows(), **again)
+        query.batch(scanned("a", **again, value="again"), **again, over=True)
+        assert documents(query.table) == {"a": {"again": "a"}}
+        assert tombstones(query.table) == {"gone": "00"}
+
+    def test_floor_below_every_change_as_on_dynamodb(self, query):
+        """All older rows must be marked; changes win over the rows of the scan."""
+        old = (("a", 1, {}), ("b", 2, {}), ("c", 3, {}), ("gone", 4, {}), ("d", 5, None), ("e", 6, None))
+        merge_into_delta(rows(*old), 0, query.table, "first")
+        low = {"floor": "00"}
+        query.batch(rows(), **low)
+        changes = rows(("c", 9, None), ("b", 8, {"n": 8}))
+        query.batch(pa.concat_tables([scanned("a", "d", **low), changes]), **low)
+        query.batch(scanned("c", **low), **low, over=True)
+        query.batch(rows(("d", 10, {"n": 10})), **low, over=True)
+        assert documents(query.table) == {"a": {"scan": "a"}, "b": {"n": 8}, "d": {"n": 10}}
+        assert tombstones(query.table) == {"c": "000009", "e": "00", "gone": "00"}
+        assert table_of(query.table)["gone"]["new_item_state"] is None
+
+    def test_rows_below_the_floor_are_not_rewritten(self, query):
+        merge_into_delta(rows(("a", 1, {}), ("b", 2, {})), 0, query.table, "older")
+        before = DeltaTable(query.table).file_uris()
+        query.batch(rows())
+        assert DeltaTable(query.table).file_uris() == before
+        query.batch(scanned("a", "b", "c"), over=True)
+        before = DeltaTable(query.table).file_uris()
+        query.batch(rows(), plan="later", floor="000020~")
+        assert DeltaTable(query.table).file_uris() == before
+
+    def test_rows_of_another_snapshot_than_that_of_the_checkpoint(self, query):
+        query.batch(scanned("a"))
+        with pytest.raises(MulticloudDbError, match=r"belongs to the snapshot p, but the batch .* of other"):
+            query.batch(scanned("b", plan="other"))
+        assert documents(query.table) == {"a": {"scan": "a"}}
+
+    @pytest.mark.parametrize("is_separate", [True, False], ids=["own line", "same line"])
+    def test_query_that_also_reads_another_source(self, query, is_separate):
+        """The rows of the other source are not in the snapshot, so the sink would delete them."""
+        query.batch(rows())
+        offsets = query.checkpoint / "offsets" / "0"
+        *lines, offset = offsets.read_text().splitlines()
+        both = json.dumps({"one": offset, "other": json.loads(offset)})
+        offsets.write_text("\n".join([*lines, *([offset, offset] if is_separate else [both])]))
+        with pytest.raises(MulticloudDbError, match="a query that reads a snapshot and another source"):
+            merge_into_delta(rows(("a", 1, {})), 0, query.table, "query", checkpoint=query.checkpoint)
+        assert not query.table.exists()
+
+    def test_checkpoint_that_comes_when_a_scan_without_rows_is_over(self, query):
+        """The sink does not know what the table contained before the scan, so it leaves these rows alone."""
+        query.passes_checkpoint = False
+        query.batch(rows(), over=True)
+        query.batch(rows(("early", 1, {"n": 1}), ("a", 11, {"n": 11})), over=True)
+        query.passes_checkpoint = True
+        query.batch(rows(("a", 12, {"n": 12})), over=True)
+        assert documents(query.table) == {"early": {"n": 1}, "a": {"n": 12}}
+
+    def test_death_after_a_first_batch_of_which_no_change_can_be_decoded(self, query):
+        write_offset(query.checkpoint, 0, s=SCAN, poison={"count": 1, "first": []})
+
+        def merge():
+            return merge_into_delta(rows(), 0, query.table, "query", checkpoint=query.checkpoint)
+
+        with patch.object(sinks, "_end", side_effect=Killed), pytest.raises(Killed):
+            merge()
+        assert not merge()
+        assert DeltaTable(query.table).transaction_version("multiclouddb-snapshot:p") == 0
+
+
+class TestEnd:
+    def test_tombstone_that_is_older_than_the_snapshot_keeps_its_time(self, query):
+        merge_into_delta(rows(("a", 1, {}), ("b", 2, None)), 0, query.table, "older")
+        before = table_of(query.table)["b"]["_deleted_at"]
+        query.batch(rows())
+        query.batch(scanned("c"), over=True)
+        assert table_of(query.table)["b"]["_deleted_at"] == before
+        assert set(tombstones(query.table)) == {"a", "b"}
+
+    def test_table_without_tombstones_gets_them(self, query):
+        """An earlier version of the sink created the table, and the snapshot contains no rows."""
+        schema = pa.schema([("key", pa.string()), ("order_key", pa.string()), ("n", pa.int64())])
+        table = pa.Table.from_pylist([{"key": '{"id": "a"}', "order_key": "000001", "n": 1}], schema=schema)
+        write_deltalake(query.table, table)
+        query.batch(rows(), over=True)
+        assert tombstones(query.table) == {"a": "000010~"}
+
+    def test_happens_once(self, query):
+        query.batch(scanned("a"), over=True)
+        version = DeltaTable(query.table).version()
+        assert not query.batch(rows(), over=True)
+        assert DeltaTable(query.table).version() == version
+        query.batch(rows(("a", 11, {"n": 11})), over=True)
+        assert DeltaTable(query.table).version() == version + 1
+        merge_into_delta(rows(("late", 1, {"n": 1})), None, query.table, None)
+        query.batch(rows(("a", 12, {"n": 12})), over=True)
+        assert documents(query.table) == {"a": {"n": 12}, "late": {"n": 1}}
+
+    def test_table_that_is_partitioned(self, query):
+        """A document that the snapshot did not contain keeps its partition, and loses its other columns."""
+        schema = rows().schema
+        kept = [schema.field(name) for name in ("key", "order_key", "timestamp", "new_item_state")]
+        DeltaTable.create(query.table, pa.schema([*kept, ("day", pa.string())]), partition_by="day")
+        batch = rows(("a", 1, {"n": 1}), ("gone", 2, {"n": 2}))
+        merge_into_delta(batch.append_column("day", pa.array(["mo", "tu"])), 0, query.table, "older")
+        query.batch(rows())
+        query.batch(scanned("a").append_column("day", pa.array(["we"])), over=True)
+        assert documents(query.table) == {"a": {"scan": "a"}}
+        found = {key: (row["day"], row["new_item_state"]) for key, row in table_of(query.table).items()}
+        assert found == {"a": ("we", '{"scan": "a"}'), "gone": ("tu", None)}
+
+
+def test_tombstones_stay_until_a_batch_after_the_scan_is_completed(query):
+    def drop():
+        return drop_tombstones(query.table, timedelta(0), checkpoint=query.checkpoint)
+
+    query.batch(rows(("a", 11, None)))
+    assert drop() == 0
+    commits = query.checkpoint / "commits"
+    (commits / "0").touch()
+    assert drop() == 0
+    query.batch(scanned("b"), over=True)
+    assert drop() == 0
+    (commits / "1").touch()
+    assert drop() == 1

@@ -12,10 +12,37 @@ import pytest
 
 from multiclouddb_conformance.waiting import wait_until
 
-from .databases import EVENTS
-from .drivers import SECONDS, end, rows_of, start_driver
+from .drivers import EVENTS, SECONDS, end, rows_of, start_driver
 from .environments import DIGESTS
-from .foreign import install
+
+SOURCE = """
+from pyspark.sql.datasource import DataSource, DataSourceReader
+
+
+class Reader(DataSourceReader):
+    def read(self, partition):
+        yield (42,)
+
+
+class DefaultSource(DataSource):
+    @classmethod
+    def name(cls):
+        return "foreign"
+
+    def schema(self):
+        return "n INT"
+
+    def reader(self, schema):
+        return Reader()
+"""
+
+
+def install(folder):
+    package = folder / "foreign" / "pyspark_foreign"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(SOURCE)
+    return package.parent
+
 
 pytestmark = pytest.mark.xdist_group("jvm apart")
 

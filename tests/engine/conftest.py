@@ -5,20 +5,12 @@ Engines are closed after each test and checked for leaks.
 
 import pytest
 
-from multiclouddb_api import (
-    Beginning,
-    ChangeFeedRequest,
-    ClientConfig,
-    FeedEnded,
-    FromContinuationToken,
-    MulticloudDbError,
-    OperationOptions,
-)
+import multiclouddb_api as api
 from multiclouddb_conformance.simulation import Simulation, SimulationProvider
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spi import Engine, InlineExecutor
 
-BEGINNING = Beginning()
+BEGINNING = api.Beginning()
 MANY_PAGES = 20_000
 
 
@@ -29,7 +21,7 @@ def eventually_true(condition):
 
 def at(place):
     """Return a start position from a `StartPosition` or a token's text."""
-    return FromContinuationToken(place) if isinstance(place, str) else place
+    return api.FromContinuationToken(place) if isinstance(place, str) else place
 
 
 class Bench:
@@ -64,17 +56,14 @@ class Bench:
         pause=None,
         **config,
     ):
-        """Connect another engine, as after a restart.
-
-        Without threads the engine is deterministic and never waits.
-        """
+        """Connect another engine, as after a restart."""
         provider = provider or SimulationProvider(self.sim, page_records=page_records)
         executor = None if threads else InlineExecutor()
         if pause is None and not threads:
             pause = _no_pause
         self._engine = Engine(
             provider,
-            ClientConfig("simulation", **config),
+            api.ClientConfig("simulation", **config),
             observer,
             executor=executor,
             attempts=attempts,
@@ -85,8 +74,8 @@ class Bench:
 
     def page(self, place=BEGINNING, size=0, *, timeout=30.0, wait=0.0, engine=None, **request):
         """Read one page, from a start position or a token."""
-        request = ChangeFeedRequest(self.sim.address, at(place), max_page_size=size, **request)
-        return (engine or self.engine).read_changes(request, OperationOptions(timeout, wait))
+        request = api.ChangeFeedRequest(self.sim.address, at(place), max_page_size=size, **request)
+        return (engine or self.engine).read_changes(request, api.OperationOptions(timeout, wait))
 
     def walk(self, place=BEGINNING, size=0, *, most=MANY_PAGES, **settings):
         """Read pages, one after another, up to the first idle page."""
@@ -108,18 +97,18 @@ class Bench:
     def plan(self, place=BEGINNING, *, with_descendants=False, **request):
         """Return one token for each partition."""
         return self.engine.plan_partitions(
-            ChangeFeedRequest(self.sim.address, at(place), **request),
-            OperationOptions(),
+            api.ChangeFeedRequest(self.sim.address, at(place), **request),
+            api.OperationOptions(),
             with_descendants=with_descendants,
         )
 
     def partitions(self):
         """Return the public ids of the open partitions."""
-        return self.engine.list_physical_partitions(self.sim.address, OperationOptions())
+        return self.engine.list_physical_partitions(self.sim.address, api.OperationOptions())
 
     def refused(self, category, *args, match=None, **settings):
         """Read a page that must fail, and return the error; the test fails if a page is returned."""
-        with pytest.raises(MulticloudDbError, match=match) as caught:
+        with pytest.raises(api.MulticloudDbError, match=match) as caught:
             self.page(*args, **settings)
         assert caught.value.category == category, caught.value
         return caught.value
@@ -167,10 +156,7 @@ def _no_pause(seconds):
 
 @pytest.fixture
 def make_bench():
-    """Return a function that makes benches, for example `make_bench(partitions=2, behaviour=…)`.
-
-    The function takes the same arguments as the simulation.
-    """
+    """Return a function that makes benches, for example `make_bench(partitions=2, behaviour=…)`."""
     benches = []
 
     def make(partitions=1, **settings):
@@ -218,7 +204,7 @@ def ended():
     """Return the reason that a page's notice gives for the end of the feed, or None."""
 
     def find(page):
-        reasons = [notice.reason for notice in page.notices if isinstance(notice, FeedEnded)]
+        reasons = [notice.reason for notice in page.notices if isinstance(notice, api.FeedEnded)]
         return reasons[0] if reasons else None
 
     return find

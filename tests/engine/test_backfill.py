@@ -5,16 +5,7 @@ from datetime import timedelta
 import attrs
 import pytest
 
-from multiclouddb_api import (
-    AtTime,
-    BackfillDone,
-    Beginning,
-    ErrorCategory,
-    Now,
-    PhysicalPartition,
-    Snapshot,
-    SnapshotOrder,
-)
+import multiclouddb_api as api
 from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import ServiceBehaviour, SimulationProvider
 from multiclouddb_conformance.simulation.feed import SimulationFeed
@@ -37,12 +28,12 @@ class BackfillFeed(SimulationFeed):
         self.plan = lambda plan: plan
 
     def start(self, position, partition_id, deadline):
-        assert isinstance(position, Now)
+        assert isinstance(position, api.Now)
         return super().start(position, partition_id, deadline)
 
     def backfill(self, position, partition_id, deadline):
         self.asked.append((position, partition_id))
-        seeds = tuple(self.start(Now(), partition_id, deadline))
+        seeds = tuple(self.start(api.Now(), partition_id, deadline))
         return self.plan(attrs.evolve(self.snapshot(None, deadline), seeds=seeds)) if seeds else None
 
 
@@ -76,7 +67,7 @@ def lineage(page):
 
 
 def starts(bench):
-    return [Beginning(), AtTime(bench.sim.now - timedelta(seconds=5))]
+    return [api.Beginning(), api.AtTime(bench.sim.now - timedelta(seconds=5))]
 
 
 def read(bench, place, **request):
@@ -100,14 +91,14 @@ def test_the_rows_come_before_every_change(bench, feed, number):
     assert {backfilled for _, backfilled in rows} == {True}
     assert len(rows) == 10
     assert events[-1] == (100, False)
-    assert [type(notice) for notice in notices] == [BackfillDone]
+    assert [type(notice) for notice in notices] == [api.BackfillDone]
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_partition_is_started_alone(bench, feed, number):
     bench.fill_partition("p1", 1)
     position = starts(bench)[number]
-    scope = PhysicalPartition(bench.partitions()[1])
+    scope = api.PhysicalPartition(bench.partitions()[1])
     events, _, token = read(bench, position, scope=scope)
     assert feed.asked == [(position, "p1")]
     assert events == [(0, True)]
@@ -119,18 +110,18 @@ def test_a_partition_is_started_alone(bench, feed, number):
 
 def test_an_audit_counts_from_the_start_of_the_scan_and_a_partition_has_none(bench):
     bench.sim.behaviour = ServiceBehaviour(late_children=1)
-    page = bench.page(AtTime(bench.sim.now - timedelta(seconds=5)))
+    page = bench.page(api.AtTime(bench.sim.now - timedelta(seconds=5)))
     assert lineage(page).audited.since == to_micros(bench.sim.now)
-    page = bench.page(Beginning(), scope=PhysicalPartition(bench.partitions()[1]))
+    page = bench.page(api.Beginning(), scope=api.PhysicalPartition(bench.partitions()[1]))
     assert lineage(page).audited is None
 
 
 def test_a_partition_without_a_scan_cannot_be_started(bench, feed):
-    scope = PhysicalPartition(bench.partitions()[1])
+    scope = api.PhysicalPartition(bench.partitions()[1])
     feed.plan = lambda _: None
     for position in starts(bench):
         bench.refused(
-            ErrorCategory.INVALID_REQUEST,
+            api.ErrorCategory.INVALID_REQUEST,
             position,
             scope=scope,
             match=r"PhysicalPartition\.partition_id.*can be read from this.*list_physical_partitions",
@@ -138,32 +129,32 @@ def test_a_partition_without_a_scan_cannot_be_started(bench, feed):
 
 
 def test_a_time_in_the_future_is_refused_before_a_scan_is_planned(bench, feed):
-    late = AtTime(bench.sim.now + timedelta(seconds=61))
-    bench.refused(ErrorCategory.INVALID_REQUEST, late, match=r"AtTime\.utc.*61 s ahead")
+    late = api.AtTime(bench.sim.now + timedelta(seconds=61))
+    bench.refused(api.ErrorCategory.INVALID_REQUEST, late, match=r"AtTime\.utc.*61 s ahead")
     assert feed.asked == []
-    bench.page(AtTime(bench.sim.now + timedelta(seconds=60)))
+    bench.page(api.AtTime(bench.sim.now + timedelta(seconds=60)))
     assert len(feed.asked) == 1
 
 
 def test_only_a_scan_of_every_row_is_whole(bench):
     bench.fill(3)
     beginning, moment = starts(bench)
-    alone = PhysicalPartition(bench.partitions()[1])
+    alone = api.PhysicalPartition(bench.partitions()[1])
     asked = [(beginning, {}), (moment, {}), (beginning, {"scope": alone})]
     started = [bench.page(position, 3, **more).notices[0].whole for position, more in asked]
     assert started == [True, False, False]
 
 
 def test_rows_without_a_common_floor_cannot_be_read_among_changes(bench, feed):
-    wanted = Snapshot(SnapshotOrder.INTERLEAVED)
-    bench.refused(ErrorCategory.UNSUPPORTED_CAPABILITY, wanted, match="ORDERED or AUTO")
+    wanted = api.Snapshot(api.SnapshotOrder.INTERLEAVED)
+    bench.refused(api.ErrorCategory.UNSUPPORTED_CAPABILITY, wanted, match="ORDERED or AUTO")
     planner, soon = Planner(bench.provider, feed), Deadline.after(30)
     with pytest.raises(ProviderFault, match="ORDERED or AUTO"):
         planner.start(wanted, soon)
-    assert planner.start(Snapshot(SnapshotOrder.ORDERED), soon).plan.holds
+    assert planner.start(api.Snapshot(api.SnapshotOrder.ORDERED), soon).plan.holds
 
 
 def test_a_scan_without_a_stream_is_tried_again(bench, feed):
     feed.plan = lambda plan: attrs.evolve(plan, seeds=())
-    error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, match="names no partition to read")
+    error = bench.refused(api.ErrorCategory.TRANSIENT_FAILURE, match="names no partition to read")
     assert error.retryable

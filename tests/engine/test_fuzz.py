@@ -10,14 +10,7 @@ from copy import deepcopy
 import orjson
 import pytest
 
-from multiclouddb_api import (
-    Beginning,
-    ChangeFeedPage,
-    ErrorCategory,
-    MulticloudDbError,
-    Now,
-    PhysicalPartition,
-)
+import multiclouddb_api as api
 from multiclouddb_conformance.simulation import (
     CorruptError,
     ServerError,
@@ -179,7 +172,7 @@ def world(make_bench):
     def read(place, size=2, **settings):
         try:
             page = bench.page(place, size, **settings)
-        except MulticloudDbError as error:
+        except api.MulticloudDbError as error:
             tokens.extend([error.detail.skip_token] if error.detail.skip_token else [])
             return error.detail.skip_token or place
         tokens.append(page.continuation_token)
@@ -187,9 +180,13 @@ def world(make_bench):
         return page.continuation_token
 
     bench.connect()
-    scope = PhysicalPartition(sim.public_id("p2"))
-    below = PhysicalPartition(sim.public_id("p2"), with_descendants=True)
-    place, alone, whole = read(Beginning()), read(Beginning(), scope=scope), read(Beginning(), scope=below)
+    scope = api.PhysicalPartition(sim.public_id("p2"))
+    below = api.PhysicalPartition(sim.public_id("p2"), with_descendants=True)
+    place, alone, whole = (
+        read(api.Beginning()),
+        read(api.Beginning(), scope=scope),
+        read(api.Beginning(), scope=below),
+    )
     bench.fill(10)
     sim.transaction([(f"k{number}", {"n": number}) for number in range(9)])
     sim.write("bad", {"n": 0}, poison=True)
@@ -201,7 +198,7 @@ def world(make_bench):
         sim.fail_next("p1", ServerError("503"), times=3)
         sim.fail_next("p3", CorruptError("broken"))
         place, alone, whole = read(place), read(alone, scope=scope), read(whole, scope=below)
-    read(Now())
+    read(api.Now())
     tokens += [token for _, token in bench.plan()]
     tokens += [token for _, token in bench.plan(with_descendants=True)]
     sim.forgive()
@@ -221,7 +218,9 @@ def test_any_token_gives_a_page_or_invalid_request(world, count):
     assert {len(entry) for state in states for entry in state.get("p", ())} >= {2, 4}
     mutations = Mutations(os.environ.get("MULTICLOUDDB_TOKENS_SEED", "0"), tokens)
     name = bench.sim.public_id("p2")
-    scopes = [{}] * 6 + [{"scope": PhysicalPartition(name, with_descendants=form)} for form in (False, True)]
+    scopes = [{}] * 6 + [
+        {"scope": api.PhysicalPartition(name, with_descendants=form)} for form in (False, True)
+    ]
     outcomes, wrong = {}, []
     for number in range(count):
         if number % 5000 == 4999:
@@ -232,24 +231,24 @@ def test_any_token_gives_a_page_or_invalid_request(world, count):
             continue
         try:
             page = bench.page(token, 3, timeout=60, **scopes[number % 8])
-            assert isinstance(page, ChangeFeedPage)
+            assert isinstance(page, api.ChangeFeedPage)
             outcome = "page"
-        except MulticloudDbError as error:
+        except api.MulticloudDbError as error:
             outcome = error.category
-            right = outcome == ErrorCategory.INVALID_REQUEST
+            right = outcome == api.ErrorCategory.INVALID_REQUEST
             # A forged position or parent cannot be distinguished from one that was lost.
-            right |= outcome == ErrorCategory.CHECKPOINT_EXPIRED
+            right |= outcome == api.ErrorCategory.CHECKPOINT_EXPIRED
             # A forged end of a partition that has merged looks like a provider that names children late.
-            right |= outcome == ErrorCategory.PERMANENT_FAILURE and "(C1)" in error.message
+            right |= outcome == api.ErrorCategory.PERMANENT_FAILURE and "(C1)" in error.message
             # A forged position may be directly before the record that cannot be decoded.
-            right |= outcome == ErrorCategory.PROVIDER_ERROR and "it is poison" in error.message
+            right |= outcome == api.ErrorCategory.PROVIDER_ERROR and "it is poison" in error.message
             if not right:
                 wrong.append((number, token, error))
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
     logging.getLogger("multiclouddb.tests").info("%d tokens: %s", count, dict(sorted(outcomes.items())))
     assert not wrong[:5]
     assert outcomes["page"] > count / 100
-    assert outcomes[ErrorCategory.INVALID_REQUEST] > count / 2
+    assert outcomes[api.ErrorCategory.INVALID_REQUEST] > count / 2
 
 
 def test_every_token_of_the_corpus_is_still_good(world):
@@ -260,8 +259,8 @@ def test_every_token_of_the_corpus_is_still_good(world):
         try:
             bench.page(token)
             good += 1
-        except MulticloudDbError as error:
-            allowed = (ErrorCategory.CHECKPOINT_EXPIRED, ErrorCategory.PROVIDER_ERROR)
+        except api.MulticloudDbError as error:
+            allowed = (api.ErrorCategory.CHECKPOINT_EXPIRED, api.ErrorCategory.PROVIDER_ERROR)
             if error.category not in allowed and "scope" not in error.message:
                 raise
     assert good > 5

@@ -1,7 +1,7 @@
-"""Tests random histories with several faults at once: poison, retention, permanent failures, restarts.
+"""Tests the engine with random histories of a partitioned log.
 
-`test_stateful.py` tests faults that end by themselves. The faults in this file end only if the consumer
-reacts.
+A `HardLife` has several faults at once that end only if the consumer reacts: poison, retention, permanent
+failures. In a `FairLife`, every fault ends by itself, so a simple model can check each page.
 """
 
 import os
@@ -10,9 +10,11 @@ import random
 import attrs
 import pytest
 
-from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, SkipToOldest
+from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, SkipToOldest
 from multiclouddb_conformance.simulation import CorruptError, DeniedError, Listing, ServiceBehaviour
+from multiclouddb_conformance.simulation.ledger import Ledger
 
+BYTES = 65_536
 LIVES = int(os.environ.get("MULTICLOUDDB_HARD_LIVES", "12"))
 
 
@@ -29,7 +31,7 @@ class HardLife:
         self.bench.connect(
             threads=self.threads,
             max_concurrency=self.width,
-            max_buffered_bytes=65_536,
+            max_buffered_bytes=BYTES,
             attempts=self.dice.choice([1, 6]),
             pause=lambda seconds: None,
         )
@@ -132,14 +134,84 @@ class HardLife:
                 assert latest.get(parent, -1) < number, f"{name} came before its parent {parent} was drained"
 
 
-def run(make_bench, seed, *, threads, form=Listing.ALL):
+class FairLife(HardLife):
+    """A life in which every page is checked, and every old token can be read again."""
+
+    def __init__(self, bench, seed, *, threads):
+        super().__init__(bench, seed, threads=threads)
+        self.place = self.dice.choice([Beginning(), Now()])
+        self.ledger, self.tokens = Ledger(self.sim), []
+
+    def live(self, steps):
+        acts = [self.write] * 5 + [self.transaction, self.delete] + [self.page] * 8 + [self.reshape] * 3
+        acts += [self.connect, self.rewind]
+        self.page()
+        for _ in range(steps):
+            self.dice.choice(acts)()
+
+    def transaction(self):
+        keys = self.dice.sample(range(12), self.dice.randrange(2, 9))
+        self.sim.transaction([(f"k{key}", {"n": self.sim.head}) for key in keys])
+
+    def delete(self):
+        self.sim.write(f"k{self.dice.randrange(12)}", None)
+
+    def attempt(self, place, size):
+        try:
+            return self.bench.page(place, size, timeout=20)
+        except MulticloudDbError as error:
+            if not error.retryable:
+                raise
+            return None
+
+    def page(self):
+        size = self.dice.choice([0, 1, 2, 7, 50])
+        if isinstance(self.place, Now):
+            self.ledger.restart(self.sim.head)
+        page = self.attempt(self.place, size)
+        if page is None:
+            return False
+        self.ledger.take(page, size)
+        assert self.bench.engine.buffered_bytes <= BYTES + 4096, "the buffers exceed their bound"
+        self.place = page.continuation_token
+        self.tokens.append((self.place, len(self.ledger.first)))
+        return page.idle
+
+    def rewind(self):
+        """Read from an old token: it must deliver every event that was not delivered before it."""
+        if not self.tokens:
+            return
+        token, delivered = self.dice.choice(self.tokens)
+        before, came = {name for name, order in self.ledger.first.items() if order < delivered}, set()
+        for _ in range(3000 + 3 * len(self.sim.truth)):
+            page = self.attempt(token, self.dice.choice([0, 1, 7]))
+            if page is not None:
+                came |= {event.event_id for event in page.events}
+                token = page.continuation_token
+                if page.idle and self.sim.names_all():
+                    break
+        else:
+            raise AssertionError("the read from an old token does not end")
+        assert self.ledger.expected() - before <= came, "an old token lost events"
+
+    def finish(self):
+        for _ in range(3000):
+            if self.page() and self.sim.names_all():
+                return
+        raise AssertionError("the read does not end")
+
+    def check(self):
+        assert not self.ledger.missing(), "events were lost"
+
+
+def run(make_bench, seed, *, threads, form=Listing.ALL, kind=HardLife):
     dice = random.Random(seed)
     behaviour = ServiceBehaviour.rough(seed) if dice.random() < 0.5 else ServiceBehaviour(seed=seed)
-    if dice.random() < 0.5:
+    if dice.random() < 0.5 and kind is HardLife:
         behaviour = ServiceBehaviour.rough(seed, poison_at_fetch=True, redeliver=0)
     behaviour = attrs.evolve(behaviour, listing=form, late_siblings=dice.choice([0, 0, 2]))
     bench = make_bench(dice.randrange(1, 4), behaviour=behaviour)
-    life = HardLife(bench, seed, threads=threads)
+    life = kind(bench, seed, threads=threads)
     try:
         life.live(120)
         life.finish()
@@ -156,6 +228,13 @@ def test_nothing_is_lost_whatever_happens(make_bench, looks_at_once, lives, thre
     fewer = (1 + threads) * (1 + (form is not Listing.ALL))
     for number in range(lives // fewer):
         run(make_bench, number + 500_000 * threads, threads=threads, form=form)
+
+
+@pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
+@pytest.mark.parametrize("lives", [LIVES // 2, pytest.param(50 * LIVES, marks=pytest.mark.soak)])
+def test_every_page_is_right_and_every_token_stays_good(make_bench, looks_at_once, lives, form):
+    for seed in range(lives):
+        run(make_bench, seed, threads=False, form=form, kind=FairLife)
 
 
 @pytest.mark.parametrize("seed", [424, 1259, 3162])

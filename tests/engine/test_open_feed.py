@@ -2,14 +2,7 @@
 
 import pytest
 
-from multiclouddb_api import (
-    Beginning,
-    ChangeFeedRequest,
-    ErrorCategory,
-    LogicalPartition,
-    MulticloudDbError,
-    Now,
-)
+import multiclouddb_api as api
 from multiclouddb_conformance.simulation import (
     MissingError,
     ServerError,
@@ -33,7 +26,7 @@ def sim():
 
 
 def opened_by(provider, sim, keeper=None):
-    spec = spec_of(provider, ChangeFeedRequest(sim.address, Now()), "open")
+    spec = spec_of(provider, api.ChangeFeedRequest(sim.address, api.Now()), "open")
     return OpenFeed(provider, spec, Tries(provider).call, 5, keeper)
 
 
@@ -66,9 +59,9 @@ class TestUse:
             raise MissingError("gone")
 
         opened.provider.open_feed = recreated
-        with pytest.raises(MulticloudDbError, match="recreated") as caught:
+        with pytest.raises(api.MulticloudDbError, match="recreated") as caught:
             opened.use(begin, made_by=(old.identity.incarnation, "continuation_token", "start again"))
-        assert caught.value.category == ErrorCategory.INVALID_REQUEST
+        assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
 
     def test_not_found_on_a_feed_that_was_just_opened_is_believed_and_forgotten(self, opened):
         def begin(feed):
@@ -124,14 +117,17 @@ class Worker:
     """A worker that reads many keys in turn."""
 
     def __init__(self, bench, count):
-        self.bench, self.tokens = bench, dict.fromkeys((f"k{number}" for number in range(count)), Beginning())
+        self.bench, self.tokens = (
+            bench,
+            dict.fromkeys((f"k{number}" for number in range(count)), api.Beginning()),
+        )
 
     def turn(self, *names):
         """Read a page of some keys, or of every key; return how many feeds were opened."""
         before = self.bench.calls.feeds
         for name in names or self.tokens:
-            scope = LogicalPartition(self.bench.sim.key(name))
-            page = self.bench.page(self.tokens.get(name, Beginning()), scope=scope)
+            scope = api.LogicalPartition(self.bench.sim.key(name))
+            page = self.bench.page(self.tokens.get(name, api.Beginning()), scope=scope)
             self.tokens[name] = page.continuation_token
         return self.bench.calls.feeds - before
 
@@ -181,7 +177,7 @@ class TestInUse:
         return bench.engine._feeds
 
     def acquire(self, bench, cache, name):
-        spec = FeedSpec(bench.sim.address, LogicalPartition(bench.sim.key(name)))
+        spec = FeedSpec(bench.sim.address, api.LogicalPartition(bench.sim.key(name)))
         return cache.acquire(spec, lambda: bench.provider.open_feed(spec, Deadline.after(30)))[0]
 
     def test_it_does_not_age(self, bench, cache, clock, forgotten):
@@ -198,7 +194,7 @@ class TestInUse:
         assert forgotten == ["long"]
 
     def test_one_that_was_being_opened_while_the_client_closed_is_not_kept(self, bench, cache, forgotten):
-        spec = FeedSpec(bench.sim.address, LogicalPartition(bench.sim.key("late")))
+        spec = FeedSpec(bench.sim.address, api.LogicalPartition(bench.sim.key("late")))
 
         def open_late():
             feed = bench.provider.open_feed(spec, Deadline.after(30))

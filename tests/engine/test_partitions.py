@@ -3,25 +3,17 @@
 import attrs
 import pytest
 
-from multiclouddb_api import (
-    Beginning,
-    ErrorCategory,
-    Gap,
-    MulticloudDbError,
-    Now,
-    PhysicalPartition,
-    SkipToOldest,
-)
+import multiclouddb_api as api
 from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour, SimulationFeed
 from multiclouddb_spi import Child
 from multiclouddb_spi.continuation.state import Retired, end_to_json, state_from_json
 
-BEGINNING = Beginning()
+BEGINNING = api.Beginning()
 
 
 def scope(bench, name):
-    return PhysicalPartition(bench.sim.public_id(name))
+    return api.PhysicalPartition(bench.sim.public_id(name))
 
 
 def follow(bench, tokens, size=3, most=500):
@@ -32,7 +24,7 @@ def follow(bench, tokens, size=3, most=500):
         if not todo:
             break
         name, token = todo.pop(0)
-        page = bench.page(token, size, scope=PhysicalPartition(name))
+        page = bench.page(token, size, scope=api.PhysicalPartition(name))
         came.setdefault(name, []).extend(event.event_id for event in page.events)
         assert all(event.partition_id == name for event in page.events)
         if page.partition_retired:
@@ -110,7 +102,7 @@ class TestPlan:
 
     def test_child_that_waits_is_named_by_its_parents_and_not_planned(self, make_bench):
         bench = make_bench(partitions=2)
-        token = bench.page(Now()).continuation_token
+        token = bench.page(api.Now()).continuation_token
         bench.sim.merge("p0", "p1")
         bench.sim.fail_next("p1", ServerError("503"), times=None)
         token = bench.page(token).continuation_token
@@ -122,13 +114,13 @@ class TestPlan:
         assert {name: events for name, events in found.items() if events} == truth(bench)
 
     def test_other_scopes_are_refused(self, bench):
-        with pytest.raises(MulticloudDbError, match=r"ChangeFeedRequest\.scope") as caught:
+        with pytest.raises(api.MulticloudDbError, match=r"ChangeFeedRequest\.scope") as caught:
             bench.plan(scope=scope(bench, "p0"))
-        assert caught.value.category == ErrorCategory.INVALID_REQUEST
+        assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
 
     def test_feed_that_is_over_plans_nothing(self, bench):
         bench.sim.behaviour = ServiceBehaviour(drop_notice=True)
-        token = bench.page(Now()).continuation_token
+        token = bench.page(api.Now()).continuation_token
         bench.sim.drop()
         assert bench.plan(bench.page(token).continuation_token) == ()
 
@@ -143,8 +135,8 @@ def test_parents_come_back_in_their_order(parents):
 def worker(make_bench):
     """Read one partition of a service that lists late up to its last record, and then split it."""
     bench = make_bench(behaviour=ServiceBehaviour(late_listing=1))
-    settings = {"scope": PhysicalPartition(bench.sim.public_id("p0")), "on_expired": SkipToOldest()}
-    token = bench.page(Now(), **settings).continuation_token
+    settings = {"scope": api.PhysicalPartition(bench.sim.public_id("p0")), "on_expired": api.SkipToOldest()}
+    token = bench.page(api.Now(), **settings).continuation_token
     bench.fill_partition("p0")
 
     def read(times):
@@ -180,7 +172,7 @@ def test_every_child_is_named_if_the_partition_is_lost_before_that(worker, ids):
     bench.sim.trim("p0")
     bench.sim.split(children[0])  # only the first one ends
     first, *_, last = read(4)
-    assert [type(notice) for notice in first.notices] == [Gap]
+    assert [type(notice) for notice in first.notices] == [api.Gap]
     assert [child.partition_id for child in last.child_partitions] == list(map(bench.sim.public_id, children))
     assert (first.partition_retired, ids(last)) == (True, [])
 

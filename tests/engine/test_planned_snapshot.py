@@ -2,14 +2,7 @@
 
 import pytest
 
-from multiclouddb_api import (
-    Beginning,
-    ErrorCategory,
-    MulticloudDbError,
-    SkipToOldest,
-    Snapshot,
-    SnapshotOrder,
-)
+import multiclouddb_api as api
 from multiclouddb_conformance.simulation import (
     ServerError,
     ServiceBehaviour,
@@ -36,7 +29,7 @@ class Plan:
         self.provider = SimulationProvider(self.sim)
         self.feed = self.provider.open_feed(FeedSpec(self.sim.address), Deadline.after(SOON))
         self.planner = Planner(self.provider, self.feed, audit_seconds=1e9)
-        self.lineage = self.planner.start(Snapshot(**wanted), Deadline.after(SOON))
+        self.lineage = self.planner.start(api.Snapshot(**wanted), Deadline.after(SOON))
 
     def step(self, most=None):
         step = self.planner.advance(self.lineage, most, Deadline.after(SOON), allow_empty=True)
@@ -76,10 +69,10 @@ def test_an_expired_segment_is_never_skipped():
     plan.step()
     (part,) = plan.step().ranges()
     plan.sim.fail_next(part.partition_id, TrimmedError("too old"))
-    with pytest.raises(MulticloudDbError) as caught:
-        list(read_range(plan.provider, plan.feed, part, SkipToOldest()))
-    assert caught.value.category is ErrorCategory.CHECKPOINT_EXPIRED
-    assert sum(map(len, read_range(plan.provider, plan.feed, part, SkipToOldest()))) == 10
+    with pytest.raises(api.MulticloudDbError) as caught:
+        list(read_range(plan.provider, plan.feed, part, api.SkipToOldest()))
+    assert caught.value.category is api.ErrorCategory.CHECKPOINT_EXPIRED
+    assert sum(map(len, read_range(plan.provider, plan.feed, part, api.SkipToOldest()))) == 10
 
 
 def test_a_limit_counts_estimated_rows_in_whole_segments():
@@ -89,7 +82,7 @@ def test_a_limit_counts_estimated_rows_in_whole_segments():
     assert set(sizes[1:-1]) == {5}
 
 
-INTERLEAVED, AUTO = SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
+INTERLEAVED, AUTO = api.SnapshotOrder.INTERLEAVED, api.SnapshotOrder.AUTO
 
 
 def writing(plan, number):
@@ -188,7 +181,7 @@ def test_a_position_that_expired_is_found_before_a_range_is_planned():
     ((most, nbytes, wait, _),) = feed.asked
     assert (most, wait) == (1, 0.0)
     assert 1 << 16 <= nbytes <= 1 << 26
-    assert fault_of(plan.provider, caught.value).category == ErrorCategory.CHECKPOINT_EXPIRED
+    assert fault_of(plan.provider, caught.value).category == api.ErrorCategory.CHECKPOINT_EXPIRED
 
 
 REQUESTS = ["clock", "start", "survey", "heads", "snapshot", "segments"]
@@ -232,7 +225,7 @@ def _consume(provider, feed, planner, failing, at, deadline):
         step = planner.advance(at, None, deadline)
         failing.reading = True
         for part in step.ranges():
-            for batch in read_range(provider, feed, part, SkipToOldest()):
+            for batch in read_range(provider, feed, part, api.SkipToOldest()):
                 came += [event.event_id for event in batch.events(0, len(batch))]
         failing.reading, at = False, step.after
     return came, at
@@ -245,8 +238,8 @@ def test_each_request_is_repeated_alone(monkeypatch):
     failing, deadline = Failing(monkeypatch), Deadline.after(60)
     provider = SimulationProvider(sim)
     feed = provider.open_feed(FeedSpec(sim.address), deadline)
-    planner = Planner(provider, feed, SkipToOldest(), call=failing, audit_seconds=1e-9)
-    for position in [Beginning(), Snapshot(order=SnapshotOrder.AUTO)]:
+    planner = Planner(provider, feed, api.SkipToOldest(), call=failing, audit_seconds=1e-9)
+    for position in [api.Beginning(), api.Snapshot(order=api.SnapshotOrder.AUTO)]:
         at = planner.start(position, deadline)
         came, at = _consume(provider, feed, planner, failing, at, deadline)
         assert len(came) == 12

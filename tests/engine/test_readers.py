@@ -11,7 +11,6 @@ import pytest
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now
 from multiclouddb_conformance.simulation import (
     ServerError,
-    ServiceBehaviour,
     SimulationProvider,
     SimulationReader,
 )
@@ -45,40 +44,6 @@ def together(*calls):
 
 
 class TestConcurrentCalls:
-    def test_reading_while_the_log_grows_and_its_partitions_split_and_merge(self, threaded, ids):
-        bench = threaded(2, behaviour=ServiceBehaviour.rough(7, silent=0.0, slow=0.0))
-        stop = threading.Event()
-
-        def write():
-            for number in range(150):
-                bench.fill(4, keys=30)
-                names = bench.sim.open_partitions
-                if number % 10 == 3:
-                    bench.sim.split(names[number % len(names)])
-                if number % 10 == 8 and len(names) > 2:
-                    bench.sim.merge(*names[:2])
-                time.sleep(0.001)
-            stop.set()
-
-        def read(size):
-            came, place = set(), BEGINNING
-            for _ in range(20_000):
-                try:
-                    page = bench.page(place, size, wait=0.05)
-                except MulticloudDbError as error:
-                    if not error.retryable:
-                        raise
-                    continue
-                came |= set(ids(page))
-                place = page.continuation_token
-                if page.idle and stop.is_set() and came >= set(bench.written()):
-                    return came
-            return came
-
-        results = together(write, *[lambda size=size: read(size) for size in (1, 3, 0, 50)])
-        assert all(came == set(bench.written()) for came in results[1:])
-        assert not bench.calls.violations
-
     def test_feed_is_opened_once_and_what_was_opened_besides_is_forgotten(self, threaded, monkeypatch):
         bench = threaded()
         open_feed = bench.provider.open_feed

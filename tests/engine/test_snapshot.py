@@ -6,26 +6,7 @@ import time
 import attrs
 import pytest
 
-from multiclouddb_api import (
-    BackfillDone,
-    ChangeFeedIterator,
-    ChangeFeedRequest,
-    ClientConfig,
-    Dropped,
-    ErrorCategory,
-    FromContinuationToken,
-    Gap,
-    MulticloudDbError,
-    Observer,
-    OperationOptions,
-    PartitionFoundLate,
-    PhysicalPartition,
-    Resnapshot,
-    SkipToOldest,
-    Snapshot,
-    SnapshotOrder,
-    SnapshotStarted,
-)
+import multiclouddb_api as api
 from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import (
     Listing,
@@ -60,8 +41,8 @@ from multiclouddb_spi.cursor import InvalidCursor
 from multiclouddb_spi.faults import Fault
 from multiclouddb_spi.fetching.turns import HEAD_SECONDS
 
-ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
-GONE = Fault(ErrorCategory.CHECKPOINT_EXPIRED, "gone")
+ORDERED, INTERLEAVED, AUTO = api.SnapshotOrder.ORDERED, api.SnapshotOrder.INTERLEAVED, api.SnapshotOrder.AUTO
+GONE = Fault(api.ErrorCategory.CHECKPOINT_EXPIRED, "gone")
 
 
 class Consumer:
@@ -70,15 +51,15 @@ class Consumer:
     def __init__(
         self, sim, order=INTERLEAVED, size=8, *, threads=False, observer=None, config=None, **wanted
     ):
-        self.sim, self.size, self.position = sim, size, Snapshot(order, **wanted)
-        config = ClientConfig("simulation", {}, coverage_audit_seconds=0.0, **(config or {}))
+        self.sim, self.size, self.position = sim, size, api.Snapshot(order, **wanted)
+        config = api.ClientConfig("simulation", {}, coverage_audit_seconds=0.0, **(config or {}))
         settings = {} if threads else {"executor": InlineExecutor()}
         self.engine = Engine(SimulationProvider(sim), config, observer, pause=lambda _: None, **settings)
 
     def page(self, timeout=30.0, **settings):
-        request = ChangeFeedRequest(self.sim.address, self.position, max_page_size=self.size, **settings)
-        page = self.engine.read_changes(request, OperationOptions(timeout))
-        self.position = FromContinuationToken(page.continuation_token)
+        request = api.ChangeFeedRequest(self.sim.address, self.position, max_page_size=self.size, **settings)
+        page = self.engine.read_changes(request, api.OperationOptions(timeout))
+        self.position = api.FromContinuationToken(page.continuation_token)
         return page
 
     def pages(self, **settings):
@@ -89,13 +70,13 @@ class Consumer:
                 return
 
     def plan(self, **settings):
-        request = ChangeFeedRequest(self.sim.address, self.position)
-        return self.engine.plan_partitions(request, OperationOptions(), **settings)
+        request = api.ChangeFeedRequest(self.sim.address, self.position)
+        return self.engine.plan_partitions(request, api.OperationOptions(), **settings)
 
     def part(self, name, token, **settings):
         """Read one planned partition or segment to its end."""
-        self.position = FromContinuationToken(token)
-        return list(self.pages(scope=PhysicalPartition(name, **settings)))
+        self.position = api.FromContinuationToken(token)
+        return list(self.pages(scope=api.PhysicalPartition(name, **settings)))
 
     @property
     def lineage(self):
@@ -119,7 +100,7 @@ def kinds(*pages):
 
 
 def refused(consumer, match, category=None, **settings):
-    with pytest.raises(MulticloudDbError, match=match) as caught:
+    with pytest.raises(api.MulticloudDbError, match=match) as caught:
         list(consumer.pages(**settings))
     assert category in (None, caught.value.category)
     return caught.value
@@ -167,11 +148,11 @@ class TestPlaces:
         end_segments(monkeypatch)
         busy(consumer.sim, 20)
         page = consumer.page()
-        assert [type(notice) for notice in page.notices] == [Dropped]
+        assert [type(notice) for notice in page.notices] == [api.Dropped]
         assert kinds(page) == [False] * 8
 
 
-class Seen(Observer):
+class Seen(api.Observer):
     def __init__(self):
         self.interleaved = []
 
@@ -217,7 +198,7 @@ def test_what_an_audit_finds_waits_for_the_scan():
     consumer.page()
     busy(sim, 30, "new")
     pages = list(consumer.pages())
-    assert any(isinstance(notice, PartitionFoundLate) for page in pages for notice in page.notices)
+    assert any(isinstance(notice, api.PartitionFoundLate) for page in pages for notice in page.notices)
     assert kinds(*pages) == sorted(kinds(*pages), reverse=True)
     assert kinds(*pages).count(False) >= 30
 
@@ -227,7 +208,7 @@ def end_segments(monkeypatch):
 
     def fetch(self, most, nbytes):
         here = self._cursor()
-        return Batch([], self._mapper, here, here, Ended(Dropped(self._id)), 0, caught_up=True)
+        return Batch([], self._mapper, here, here, Ended(api.Dropped(self._id)), 0, caught_up=True)
 
     monkeypatch.setattr(SegmentReader, "_fetch", fetch)
 
@@ -238,7 +219,7 @@ class TestTrouble:
         consumer = Consumer(sim, ORDERED)
         consumer.page()
         sim.fail_next(None, ServerError("503"), times=10, operation="segments")
-        with pytest.raises(MulticloudDbError) as caught:
+        with pytest.raises(api.MulticloudDbError) as caught:
             consumer.page()
         assert caught.value.retryable
         assert len(kinds(*consumer.pages())) == 10
@@ -246,7 +227,7 @@ class TestTrouble:
     @pytest.mark.parametrize("operation", ["segments", "snapshot"])
     def test_a_failure_for_good_is_raised(self, operation):
         sim = filled(10)
-        fault = Fault(ErrorCategory.AUTHORIZATION_FAILED, "may not scan; ask for the right")
+        fault = Fault(api.ErrorCategory.AUTHORIZATION_FAILED, "may not scan; ask for the right")
         sim.fail_next(None, fault, operation=operation)
         refused(Consumer(sim, ORDERED), "may not scan")
 
@@ -256,7 +237,7 @@ class TestTrouble:
         consumer.page()
         consumer.page()
         sim.drop()
-        refused(consumer, "dropped", ErrorCategory.NOT_FOUND)
+        refused(consumer, "dropped", api.ErrorCategory.NOT_FOUND)
 
     @pytest.mark.parametrize("outcome", [Drained((Child("c", ("p0",), 1),)), Drained(()), Awaiting()])
     def test_a_provider_that_ends_a_segment_like_a_partition_is_refused(self, monkeypatch, outcome):
@@ -269,7 +250,7 @@ class TestTrouble:
 
         monkeypatch.setattr(SegmentReader, "_fetch", fetch)
         consumer = Consumer(filled(40), ORDERED)
-        refused(consumer, "violates the contract", ErrorCategory.PERMANENT_FAILURE)
+        refused(consumer, "violates the contract", api.ErrorCategory.PERMANENT_FAILURE)
 
     def test_a_provider_that_cuts_twice_is_refused(self, monkeypatch):
         consumer = Consumer(filled(20), ORDERED)
@@ -289,7 +270,7 @@ class TestTrouble:
             consumer.page()
         end_segments(monkeypatch)
         notices = [type(notice) for page in consumer.pages() for notice in page.notices]
-        assert notices == [Dropped]
+        assert notices == [api.Dropped]
 
     def test_an_older_provider_refuses_the_token_of_a_snapshot(self, monkeypatch):
         consumer = Consumer(filled(40))
@@ -299,7 +280,7 @@ class TestTrouble:
         monkeypatch.setattr(simulated, "SimulationFeed", type("PlainFeed", (Feed,), kept))
         older = Consumer(consumer.sim)
         older.position = consumer.position
-        refused(older, "does not support snapshots", ErrorCategory.INVALID_REQUEST)
+        refused(older, "does not support snapshots", api.ErrorCategory.INVALID_REQUEST)
 
     def test_changes_do_not_wait_for_a_scan_that_fails(self, monkeypatch):
         sim = filled(200, 2)
@@ -384,7 +365,7 @@ class TestNoPartition:
         sim = filled(10)
         sim.hide("p0", 1)
         consumer = Consumer(sim, order)
-        with pytest.raises(MulticloudDbError, match="names no partition") as caught:
+        with pytest.raises(api.MulticloudDbError, match="names no partition") as caught:
             consumer.page()
         assert caught.value.retryable
         assert kinds(*consumer.pages()) == [True] * 10
@@ -392,17 +373,17 @@ class TestNoPartition:
         assert [event.new_item_state for event in consumer.page().events] == [{"n": "later"}]
 
     def test_an_expired_position_is_not_replaced(self):
-        sim, again = filled(10), Resnapshot(Snapshot(ORDERED))
+        sim, again = filled(10), api.Resnapshot(api.Snapshot(ORDERED))
         consumer = Consumer(sim, ORDERED)
         list(consumer.pages())
         sim.write("k1", {"n": "lost"})
         sim.trim()
         sim.hide("p0", 1)  # from the snapshot of the first page
         expired = consumer.position
-        with pytest.raises(MulticloudDbError, match="names no partition") as caught:
+        with pytest.raises(api.MulticloudDbError, match="names no partition") as caught:
             consumer.page(on_expired=again)
         assert (caught.value.retryable, consumer.position) == (True, expired)
-        assert SnapshotStarted in map(type, consumer.page(on_expired=again).notices)
+        assert api.SnapshotStarted in map(type, consumer.page(on_expired=again).notices)
 
 
 class TestExpired:
@@ -412,12 +393,12 @@ class TestExpired:
         consumer = Consumer(sim, ORDERED, 2)
         consumer.page()
         sim.fail_next(None, GONE)
-        with pytest.raises(MulticloudDbError) as caught:
-            consumer.page(on_expired=SkipToOldest())
-        assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
+        with pytest.raises(api.MulticloudDbError) as caught:
+            consumer.page(on_expired=api.SkipToOldest())
+        assert caught.value.category == api.ErrorCategory.CHECKPOINT_EXPIRED
         sim.fail_next(None, GONE)
-        page = consumer.page(on_expired=Resnapshot(Snapshot(ORDERED)))
-        assert [type(notice) for notice in page.notices] == [Gap, SnapshotStarted]
+        page = consumer.page(on_expired=api.Resnapshot(api.Snapshot(ORDERED)))
+        assert [type(notice) for notice in page.notices] == [api.Gap, api.SnapshotStarted]
         assert page.events == ()
 
     @pytest.mark.parametrize("order", [ORDERED, INTERLEAVED, AUTO])
@@ -428,8 +409,8 @@ class TestExpired:
         sim.split(next(iter(sim.open_partitions)))
         consumer.page()
         sim.fail_next(None, GONE, times=10, operation="survey")
-        page = consumer.page(on_expired=Resnapshot(Snapshot(order)))
-        assert [type(notice) for notice in page.notices] == [Gap, SnapshotStarted]
+        page = consumer.page(on_expired=api.Resnapshot(api.Snapshot(order)))
+        assert [type(notice) for notice in page.notices] == [api.Gap, api.SnapshotStarted]
 
     def test_a_gap_during_the_scan_does_not_stop_the_feed(self):
         """Segments are not partitions: if a loss applied to them, others would wait for a segment."""
@@ -444,8 +425,8 @@ class TestExpired:
                     sim.write(f"k{key}", {"n": number})
                 sim.trim()
                 sim.write("last", {"n": number})
-                consumer.page(on_expired=SkipToOldest())
-            pages = (consumer.page(on_expired=SkipToOldest()) for _ in range(200))
+                consumer.page(on_expired=api.SkipToOldest())
+            pages = (consumer.page(on_expired=api.SkipToOldest()) for _ in range(200))
             assert any(page.idle for page in pages), seed
 
 
@@ -503,17 +484,17 @@ class TestRate:
     )
     def test_a_value_that_no_token_can_hold_is_refused(self, field, values):
         for value in values:
-            with pytest.raises(MulticloudDbError, match=field):
-                Snapshot(**{field: value})
+            with pytest.raises(api.MulticloudDbError, match=field):
+                api.Snapshot(**{field: value})
 
     @pytest.mark.parametrize("rate", [1e-6, 0.5, 1, 10**9])
     def test_one_that_is_taken_is_kept_by_every_token(self, rate):
         consumer = Consumer(filled(20, 2), max_scan_rate=rate, segments=1000)
         name, token = consumer.plan()[-1]
-        consumer.position = FromContinuationToken(token)
-        page = consumer.page(scope=PhysicalPartition(name))
-        assert [type(notice) for notice in page.notices] == [SnapshotStarted]
-        consumer.page(scope=PhysicalPartition(name))
+        consumer.position = api.FromContinuationToken(token)
+        page = consumer.page(scope=api.PhysicalPartition(name))
+        assert [type(notice) for notice in page.notices] == [api.SnapshotStarted]
+        consumer.page(scope=api.PhysicalPartition(name))
 
 
 class TestRowsAlone:
@@ -521,22 +502,22 @@ class TestRowsAlone:
         consumer = Consumer(filled(10), size=2, changes=False)
         consumer.page()
         consumer.sim.fail_next(None, GONE)
-        refused(consumer, ".", ErrorCategory.CHECKPOINT_EXPIRED, on_expired=Resnapshot())
+        refused(consumer, ".", api.ErrorCategory.CHECKPOINT_EXPIRED, on_expired=api.Resnapshot())
         rows = kinds(*consumer.pages())
         assert rows == [True] * 10
 
     def test_what_would_read_changes_is_refused(self):
-        with pytest.raises(MulticloudDbError, match=r"Resnapshot\.snapshot"):
-            Resnapshot(Snapshot(changes=False))
+        with pytest.raises(api.MulticloudDbError, match=r"Resnapshot\.snapshot"):
+            api.Resnapshot(api.Snapshot(changes=False))
         refused(
-            Consumer(filled(1), changes=False), "on_expired", ErrorCategory.INVALID_REQUEST,
-            on_expired=Resnapshot(),
+            Consumer(filled(1), changes=False), "on_expired", api.ErrorCategory.INVALID_REQUEST,
+            on_expired=api.Resnapshot(),
         )  # fmt: skip
         sim = filled(1)
         provider = SimulationProvider(sim)
         feed = provider.open_feed(FeedSpec(sim.address), Deadline.after(30))
-        with pytest.raises(MulticloudDbError, match=r"Snapshot\.changes"):
-            Planner(provider, feed).start(Snapshot(changes=False), Deadline.after(30))
+        with pytest.raises(api.MulticloudDbError, match=r"Snapshot\.changes"):
+            Planner(provider, feed).start(api.Snapshot(changes=False), Deadline.after(30))
 
     def test_the_rate_is_divided_among_the_segments(self):
         consumer = Consumer(filled(20), max_scan_rate=8.0, segments=4, changes=False)
@@ -608,9 +589,9 @@ class TestPlanned:
         consumer = Consumer(filled(40, 2), order, 4)
         for _ in range(pages):
             consumer.page()
-        with pytest.raises(MulticloudDbError, match="INTERLEAVED") as caught:
+        with pytest.raises(api.MulticloudDbError, match="INTERLEAVED") as caught:
             consumer.plan()
-        assert caught.value.category == ErrorCategory.INVALID_REQUEST
+        assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
 
     @pytest.mark.parametrize("with_descendants", [False, True])
     @pytest.mark.parametrize("pages", [0, 2, 5])
@@ -634,7 +615,7 @@ class TestPlanned:
         for name, token in consumer.plan()[1:]:
             pages = consumer.part(name, token)
             found += len(kinds(*pages))
-            again = consumer.page(scope=PhysicalPartition(name))
+            again = consumer.page(scope=api.PhysicalPartition(name))
             assert (pages[-1].partition_retired, again.partition_retired) == (True, True)
             assert pages[-1].child_partitions == ()
             assert not any(page.idle for page in pages)
@@ -646,21 +627,21 @@ class Client:
         self._engine = consumer.engine
 
     def read_changes(self, request, options=None):
-        return self._engine.read_changes(request, options or OperationOptions())
+        return self._engine.read_changes(request, options or api.OperationOptions())
 
 
 class TestIterator:
     def changes(self, **settings):
         consumer = Consumer(filled(3))
-        request = ChangeFeedRequest(consumer.sim.address, Snapshot(), **settings)
-        return ChangeFeedIterator(Client(consumer), request, until_idle=True)
+        request = api.ChangeFeedRequest(consumer.sim.address, api.Snapshot(), **settings)
+        return api.ChangeFeedIterator(Client(consumer), request, until_idle=True)
 
     def test_a_loop_over_single_events_is_refused_with_resnapshot(self):
-        changes = self.changes(on_expired=Resnapshot())
-        with pytest.raises(MulticloudDbError, match=r"pages\(\)"):
+        changes = self.changes(on_expired=api.Resnapshot())
+        with pytest.raises(api.MulticloudDbError, match=r"pages\(\)"):
             iter(changes)
         notices = [notice for page in changes.pages() for notice in page.notices]
-        assert [type(notice) for notice in notices] == [SnapshotStarted, BackfillDone]
+        assert [type(notice) for notice in notices] == [api.SnapshotStarted, api.BackfillDone]
 
     def test_an_interrupted_first_page_comes_again_and_begins_no_other_snapshot(self):
         changes = self.changes()

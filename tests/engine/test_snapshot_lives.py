@@ -11,19 +11,7 @@ import random
 
 import pytest
 
-from multiclouddb_api import (
-    BackfillDone,
-    ChangeFeedRequest,
-    ClientConfig,
-    ErrorCategory,
-    FromContinuationToken,
-    MulticloudDbError,
-    OperationOptions,
-    Resnapshot,
-    Snapshot,
-    SnapshotOrder,
-    SnapshotStarted,
-)
+import multiclouddb_api as api
 from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_spi import Engine, InlineExecutor
@@ -32,8 +20,8 @@ pytestmark = pytest.mark.slow
 
 LIVES = 4 * int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
 lives = pytest.mark.parametrize("count", [LIVES, pytest.param(100 * LIVES, marks=pytest.mark.soak)])
-ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
-OPTIONS = OperationOptions()
+ORDERED, INTERLEAVED, AUTO = api.SnapshotOrder.ORDERED, api.SnapshotOrder.INTERLEAVED, api.SnapshotOrder.AUTO
+OPTIONS = api.OperationOptions()
 KEYS = 40
 
 
@@ -64,7 +52,7 @@ class Life:
         if self.engine is not None:
             self.engine.close()
         provider = SimulationProvider(self.sim)
-        config = ClientConfig("simulation", {}, coverage_audit_seconds=0.0)
+        config = api.ClientConfig("simulation", {}, coverage_audit_seconds=0.0)
         self.engine = Engine(provider, config, executor=InlineExecutor(), pause=lambda _: None)
 
     def change(self):
@@ -83,13 +71,13 @@ class Life:
 
     def read(self, position, on_expired=None):
         settings = {} if on_expired is None else {"on_expired": on_expired}
-        request = ChangeFeedRequest(self.sim.address, position, max_page_size=self.size, **settings)
+        request = api.ChangeFeedRequest(self.sim.address, position, max_page_size=self.size, **settings)
         return self.engine.read_changes(request, OPTIONS)
 
     def run(self, on_expired=None, quiet_after=400):
         """Read to the end of the snapshot, then until no more changes arrive."""
         self.restart()
-        self.stored = Snapshot(self.order)
+        self.stored = api.Snapshot(self.order)
         self.done = False
         return self.go_on(on_expired, quiet_after)
 
@@ -106,11 +94,11 @@ class Life:
                 if self.retention is not None:
                     self.sim.advance(self.retention / 12)
                     self.sim.trim_older_than(self.retention)
-            position = FromContinuationToken(page.continuation_token)
+            position = api.FromContinuationToken(page.continuation_token)
             if self.dice.random() < 0.3 and self.pages < quiet_after:
                 self.restart()  # the process is killed, before or after it has stored the token
                 self.kills += 1
-                if self.dice.random() < 0.5 and not isinstance(self.stored, Snapshot):
+                if self.dice.random() < 0.5 and not isinstance(self.stored, api.Snapshot):
                     position = self.stored
                     self.losses += 1
             if position is not self.stored:
@@ -118,16 +106,16 @@ class Life:
                     self.sink.drop_tombstones()
                     dropping = False
                 self.stored = position
-                dropping = any(isinstance(each, BackfillDone) for each in page.notices)
+                dropping = any(isinstance(each, api.BackfillDone) for each in page.notices)
             if page.idle and self.pages >= quiet_after:
                 return self
 
     def apply(self, page):
         for notice in page.notices:
-            if isinstance(notice, SnapshotStarted):
+            if isinstance(notice, api.SnapshotStarted):
                 self.sink.begin_again()
         self.sink.apply(page.events)
-        if any(isinstance(notice, BackfillDone) for notice in page.notices):
+        if any(isinstance(notice, api.BackfillDone) for notice in page.notices):
             self.done = True
             self.sink.end_backfill()
 
@@ -162,9 +150,9 @@ class TestLongScan:
 
     def test_ordered_expires_and_says_so(self, count):
         for seed in range(count):
-            with pytest.raises(MulticloudDbError) as caught:
+            with pytest.raises(api.MulticloudDbError) as caught:
                 Life(seed, ORDERED, retention=60.0).run()
-            assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
+            assert caught.value.category == api.ErrorCategory.CHECKPOINT_EXPIRED
 
     @pytest.mark.parametrize("order", [INTERLEAVED, AUTO], ids=["interleaved", "auto"])
     def test_any_other_order_ends_equal_and_a_snapshot_heals_an_expired_position(self, order, count):
@@ -178,5 +166,5 @@ class TestLongScan:
             life.sim.trim_older_than(60.0)
             life.change()
             life.pages, life.done = 0, False
-            life.go_on(Resnapshot(Snapshot(order)), quiet_after=60)
+            life.go_on(api.Resnapshot(api.Snapshot(order)), quiet_after=60)
             assert life.is_equal(), seed

@@ -14,19 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multiclouddb_api import (
-    EntireCluster,
-    EntireCollection,
-    EntireDatabase,
-    ErrorCategory,
-    FromContinuationToken,
-    LogicalPartition,
-    MulticloudDbError,
-    MulticloudDbKey,
-    Now,
-    PhysicalPartition,
-    ResourceAddress,
-)
+import multiclouddb_api as api
 from multiclouddb_conformance.delegating import WrappedProvider
 from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import SimulationProvider
@@ -54,7 +42,7 @@ FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
 
 FULL = Envelope(
     "simulation",
-    ResourceAddress("sim", "items"),
+    api.ResourceAddress("sim", "items"),
     "i1",
     "collection",
     "",
@@ -65,14 +53,14 @@ FULL = Envelope(
 )
 LARGE = Envelope(
     "dynamo",
-    ResourceAddress(None, "t"),
+    api.ResourceAddress(None, "t"),
     "arn",
     "collection",
     "d1",
     [[f"shard-{number}", f"49{number}"] for number in range(20)],
     issued_at=1767225600,
 )
-SHORT = Envelope("s", ResourceAddress(None, "t"), None, "collection", "", [], issued_at=0)
+SHORT = Envelope("s", api.ResourceAddress(None, "t"), None, "collection", "", [], issued_at=0)
 
 # Tokens of version 1 as they were returned. Add tokens here, but never change one.
 GOLDEN = {
@@ -109,9 +97,9 @@ def token_of(**changes):
 
 
 def refused(token):
-    with pytest.raises(MulticloudDbError) as caught:
+    with pytest.raises(api.MulticloudDbError) as caught:
         decode_token(token)
-    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
     assert caught.value.message.startswith("continuation_token: ")
     return caught.value.message
 
@@ -134,7 +122,7 @@ class TestRoundTrip:
     def test_any_state_comes_back(self, state, texts, watermark, skipped):
         provider, scope, digest = texts
         state = json.loads(json.dumps(state).replace("Infinity", "0"))
-        address = ResourceAddress("d", "c")
+        address = api.ResourceAddress("d", "c")
         envelope = Envelope(provider, address, None, scope, digest, state, 7, watermark, tuple(skipped))
         token = encode_token(envelope)
         assert decode_token(token) == envelope
@@ -152,21 +140,21 @@ class TestRoundTrip:
             {"_id": {"a": 1, "b": 2}}, {"_id": {"b": 2, "a": 1}},
         ]  # fmt: skip
         texts = [
-            scope_text(EntireCollection()),
-            scope_text(EntireDatabase()),
-            scope_text(EntireCluster()),
-            scope_text(PhysicalPartition("any"), "p1"),
-            scope_text(PhysicalPartition("any"), "p2"),
-            *[scope_text(LogicalPartition(MulticloudDbKey(key))) for key in keys],
+            scope_text(api.EntireCollection()),
+            scope_text(api.EntireDatabase()),
+            scope_text(api.EntireCluster()),
+            scope_text(api.PhysicalPartition("any"), "p1"),
+            scope_text(api.PhysicalPartition("any"), "p2"),
+            *[scope_text(api.LogicalPartition(api.MulticloudDbKey(key))) for key in keys],
         ]
         assert len(set(texts)) == len(texts)
         assert not any("secret" in text for text in texts)
-        whole = MulticloudDbKey({"customer": "secret name", "order": 8})
-        assert scope_text(LogicalPartition(whole)) in texts, "only the partition key counts"
+        whole = api.MulticloudDbKey({"customer": "secret name", "order": 8})
+        assert scope_text(api.LogicalPartition(whole)) in texts, "only the partition key counts"
 
     def test_repr_does_not_show_a_whole_token(self):
         token = next(iter(GOLDEN))
-        assert token not in repr(FromContinuationToken(token))
+        assert token not in repr(api.FromContinuationToken(token))
 
 
 class TestSize:
@@ -186,11 +174,11 @@ class TestSize:
         assert whole - theirs <= 24 * len(pairs)
 
     def test_one_of_exactly_the_bound_is_read(self, bench, monkeypatch):
-        text = bench.page(Now()).continuation_token
+        text = bench.page(api.Now()).continuation_token
         monkeypatch.setattr(module, "_MOST_CHARACTERS", len(text))
         assert bench.page(text).idle
         monkeypatch.setattr(module, "_MOST_CHARACTERS", len(text) - 1)
-        bench.refused(ErrorCategory.INVALID_REQUEST, text, match="too large")
+        bench.refused(api.ErrorCategory.INVALID_REQUEST, text, match="too large")
 
     def test_none_is_too_long_whose_json_is_within_the_bound(self):
         raw = len(b"j") + 4 + MAX_BYTES
@@ -290,7 +278,7 @@ class TestFields:
 
 
 HEAD = b'{"v":1,"p":"s","r":["d","c",null],"s":"collection","o":"","t":0,"c":'
-EMPTY = Envelope("s", ResourceAddress("d", "c"), None, "collection", "", [], issued_at=0)
+EMPTY = Envelope("s", api.ResourceAddress("d", "c"), None, "collection", "", [], issued_at=0)
 # The texts that take the most memory relative to their length, each as a repeated part and a closing part.
 FORGERIES = {
     "lists": (b"[],", b"[]"),
@@ -445,9 +433,9 @@ class TestForged:
         found = None
         try:
             decode_token(sealed(text + b"]}" * closed))
-        except MulticloudDbError as error:
+        except api.MulticloudDbError as error:
             found = error.category
-        assert found in (None, ErrorCategory.INVALID_REQUEST)
+        assert found in (None, api.ErrorCategory.INVALID_REQUEST)
 
     def test_a_process_with_little_memory_survives_it(self):
         assert told([most(b'{"a":0},')], (100, 1300)) == ["INVALID_REQUEST", "read"]
@@ -486,9 +474,9 @@ class TestMaking:
         ids=["deep", "deeper", "long", "many"],
     )
     def test_one_that_could_not_be_read_again_is_not_handed_out(self, state, match):
-        with pytest.raises(MulticloudDbError, match=match) as caught:
+        with pytest.raises(api.MulticloudDbError, match=match) as caught:
             encode_token(attrs.evolve(EMPTY, state=state))
-        assert caught.value.category == ErrorCategory.PERMANENT_FAILURE
+        assert caught.value.category == api.ErrorCategory.PERMANENT_FAILURE
 
     def test_a_position_that_nests_less_comes_back(self):
         state = [["p", nested(13)], ["c", [nested(12)], ["p"]]]
@@ -498,14 +486,14 @@ class TestMaking:
         token = bench.page().continuation_token
         bench.fill(3)
         bench.connect(provider=Deep(SimulationProvider(bench.sim)))
-        bench.refused(ErrorCategory.PERMANENT_FAILURE, token, match="16 levels")
+        bench.refused(api.ErrorCategory.PERMANENT_FAILURE, token, match="16 levels")
         bench.connect()
         assert len(bench.drain(token)[0]) == 3
 
     def test_one_without_a_partition_is_not_handed_out(self, bench):
         """It would never return a change, so the application must repeat the start."""
         bench.connect(provider=Vague(SimulationProvider(bench.sim)), attempts=1)
-        assert bench.refused(ErrorCategory.TRANSIENT_FAILURE, match="names no partition").retryable
+        assert bench.refused(api.ErrorCategory.TRANSIENT_FAILURE, match="names no partition").retryable
 
 
 def waiting(name, *parents):
@@ -529,7 +517,7 @@ class TestWaits:
             state_from_json({"p": value}, RULES)
         token = bench.page().continuation_token
         made = encode_token(attrs.evolve(decode_token(token), state={"p": value}))
-        error = bench.refused(ErrorCategory.INVALID_REQUEST, made)
+        error = bench.refused(api.ErrorCategory.INVALID_REQUEST, made)
         assert error.message.startswith("continuation_token: ")
 
     @given(st.dictionaries(st.integers(0, 12), st.sets(st.integers(0, 15)), max_size=12))

@@ -2,20 +2,10 @@
 
 import sys
 import threading
-from collections import Counter
 
 import pytest
 
-from multiclouddb_api import (
-    Beginning,
-    ChangeFeedRequest,
-    ErrorCategory,
-    MulticloudDbError,
-    Now,
-    Observer,
-    Renamed,
-    SkipToOldest,
-)
+import multiclouddb_api as api
 from multiclouddb_conformance.simulation import (
     ConnectionDroppedError,
     CorruptError,
@@ -28,6 +18,7 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
     SimulationReader,
     ThrottledError,
+    TrimmedError,
 )
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Survey
 from multiclouddb_spi.errors import fault_of, user_errors
@@ -36,7 +27,7 @@ from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import ATTEMPTS, Tries
 from multiclouddb_spi.time_limits import AnswerSizes, Arrival
 
-BEGINNING = Beginning()
+BEGINNING = api.Beginning()
 FOREVER = None
 
 
@@ -49,7 +40,7 @@ def stopped(bench, pages, *, restart):
             bench.connect()
         try:
             place = bench.page(place, size=3).continuation_token
-        except MulticloudDbError as error:
+        except api.MulticloudDbError as error:
             return error
     pytest.fail(f"no error within {pages} pages")
 
@@ -66,18 +57,11 @@ class TestRetry:
         assert page.diagnostics.retries == 3
         assert page.diagnostics.partition_errors == {}
 
-    def test_answer_that_was_lost_on_its_way_is_read_again(self, bench, ids):
-        """The service's iterator had advanced, but the next reader starts at the engine's own position."""
-        bench.fill(5)
-        bench.page(size=2)
-        bench.sim.fail_next("p0", ConnectionDroppedError("in mid answer"))
-        assert ids(bench.drain(size=2)[0]) == bench.written()
-
     def test_no_pause_goes_beyond_the_deadline(self, bench):
         pauses = []
         bench.connect(pause=pauses.append)
         bench.sim.fail_next("p0", ThrottledError("slow down", retry_after=60), times=FOREVER)
-        error = bench.refused(ErrorCategory.THROTTLED, timeout=5)
+        error = bench.refused(api.ErrorCategory.THROTTLED, timeout=5)
         assert error.retryable
         assert error.detail.retry_after_seconds == 60
         assert pauses == []
@@ -92,7 +76,7 @@ class TestRetry:
             "p0" if operation == "fetch" else None, ThrottledError("slow"), operation=operation
         )
         try:
-            error = bench.refused(ErrorCategory.THROTTLED, timeout=1)
+            error = bench.refused(api.ErrorCategory.THROTTLED, timeout=1)
             assert error.retryable
         finally:
             over.set()
@@ -106,16 +90,16 @@ class TestRetry:
 
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", start)
-            bench.refused(ErrorCategory.PERMANENT_FAILURE, match="can't start new thread")
+            bench.refused(api.ErrorCategory.PERMANENT_FAILURE, match="can't start new thread")
 
     @pytest.mark.parametrize("partitions", [1, 3])
     def test_nor_is_it_while_a_call_waits_for_news(self, make_bench, partitions):
         bench = make_bench(partitions=partitions)
-        token = bench.page(Now()).continuation_token
+        token = bench.page(api.Now()).continuation_token
         bench.sim.fail_next("p0", ServerError("503", vendor_retried=True), times=FOREVER)
         before = bench.calls.fetches["p0"]
         if partitions == 1:
-            bench.refused(ErrorCategory.TRANSIENT_FAILURE, token, wait=1.0)
+            bench.refused(api.ErrorCategory.TRANSIENT_FAILURE, token, wait=1.0)
         else:
             page = bench.page(token, wait=0.3)
             assert (page.idle, len(page.diagnostics.partition_errors)) == (False, 1)
@@ -133,15 +117,15 @@ class TestRetry:
     @pytest.mark.parametrize("operation", ["open_feed", "start", "survey"])
     def test_call_on_the_feed_that_fails_for_good_is_raised(self, bench, operation):
         bench.sim.fail_next(None, DeniedError("not yours"), times=FOREVER, operation=operation)
-        with pytest.raises(MulticloudDbError, match="not yours") as caught:
+        with pytest.raises(api.MulticloudDbError, match="not yours") as caught:
             bench.partitions() if operation == "survey" else bench.page()
-        assert caught.value.category == ErrorCategory.AUTHORIZATION_FAILED
+        assert caught.value.category == api.ErrorCategory.AUTHORIZATION_FAILED
 
 
 class TestPartialTrouble:
     def test_failure_of_a_call_for_children_does_not_fail_the_page(self, make_bench, ids):
         bench = make_bench(partitions=2)
-        token = bench.page(Now()).continuation_token
+        token = bench.page(api.Now()).continuation_token
         bench.sim.delay_children("p0", 1)
         bench.sim.split("p0")
         token = bench.page(token).continuation_token
@@ -156,7 +140,7 @@ class TestPartialTrouble:
     def test_partition_that_recovers_while_the_call_waits_is_no_longer_an_error(self, make_bench):
         bench = make_bench(partitions=2)
         bench.connect(attempts=1)
-        token = bench.page(Now()).continuation_token
+        token = bench.page(api.Now()).continuation_token
         bench.sim.fail_next("p1", ServerError("503"), times=1)
         page = bench.page(token, wait=0.1)
         assert page.idle
@@ -170,7 +154,9 @@ class TestPartialTrouble:
         page = bench.page(size=50)
         assert ids(page) == others
         assert not page.idle
-        error = bench.refused(ErrorCategory.PERMANENT_FAILURE, page.continuation_token, match="p1 is broken")
+        error = bench.refused(
+            api.ErrorCategory.PERMANENT_FAILURE, page.continuation_token, match="p1 is broken"
+        )
         assert bench.sim.public_id("p1") in error.message
         assert not error.retryable
 
@@ -183,11 +169,11 @@ class TestPartialTrouble:
 
     def test_notices_are_handed_out_before_what_stops_the_feed(self, make_bench):
         bench = make_bench(partitions=2)
-        bench.sim.announce("p0", Renamed("a", "b"))
+        bench.sim.announce("p0", api.Renamed("a", "b"))
         bench.sim.fail_next("p1", CorruptError("broken"), times=FOREVER)
         page = bench.page()
-        assert page.notices == (Renamed("a", "b"),)
-        bench.refused(ErrorCategory.PERMANENT_FAILURE, page.continuation_token)
+        assert page.notices == (api.Renamed("a", "b"),)
+        bench.refused(api.ErrorCategory.PERMANENT_FAILURE, page.continuation_token)
 
 
 @pytest.fixture(params=[False, True], ids=["found when mapped", "found when fetched"])
@@ -210,7 +196,7 @@ class TestPoison:
         bench.fill(2)
         place, positions = BEGINNING, []
         for _ in range(3):
-            error = bench.refused(ErrorCategory.PROVIDER_ERROR, place)
+            error = bench.refused(api.ErrorCategory.PROVIDER_ERROR, place)
             page = bench.page(error.detail.skip_token)
             place = page.continuation_token
             positions += [notice.position for notice in page.notices]
@@ -231,13 +217,13 @@ class TestExpiry:
     def test_skipping_names_the_gap_to_the_observer(self, make_bench):
         told = []
 
-        class Gaps(Observer):
+        class Gaps(api.Observer):
             def gap(self, address, gap):
                 told.append((address, gap))
 
         bench, token = self.expired(make_bench)
         bench.connect(observer=Gaps())
-        page = bench.page(token, on_expired=SkipToOldest())
+        page = bench.page(token, on_expired=api.SkipToOldest())
         assert told == [(bench.sim.address, page.notices[0])]
 
     def test_everything_lost_is_the_end(self, bench, ended, monkeypatch):
@@ -246,9 +232,36 @@ class TestExpiry:
         bench.sim.trim()
         gone = Survey(gone={"p0": None})
         monkeypatch.setattr(SimulationFeed, "survey", lambda *_, **__: gone)
-        page = bench.page(token, on_expired=SkipToOldest())
+        page = bench.page(token, on_expired=api.SkipToOldest())
         assert "lost" in ended(page)
         assert page.notices[0].resumed_at == "nothing left"
+
+    def test_one_partition_that_is_lost_with_all_that_follows_it_retires_and_is_not_idle(
+        self, bench, monkeypatch
+    ):
+        bench.fill(5)
+        settings = {"scope": api.PhysicalPartition(bench.partitions()[0]), "on_expired": api.SkipToOldest()}
+        token = bench.page(size=1, **settings).continuation_token
+        bench.sim.trim()
+        monkeypatch.setattr(SimulationFeed, "survey", lambda *_, **__: Survey(gone={"p0": ()}))
+        page = bench.page(token, **settings)
+        assert (page.partition_retired, page.child_partitions, page.idle) == (True, (), False)
+
+    def test_a_feed_that_is_over_is_not_audited(self, make_bench, ended, monkeypatch):
+        bench = make_bench(behaviour=ServiceBehaviour(proves_children=False))
+        bench.connect(coverage_audit_seconds=1e-9)
+        token = bench.page(api.Now()).continuation_token
+        bench.sim.delay_children("p0", 10**6)
+        bench.sim.roll("p0")
+        token = bench.page(token).continuation_token
+
+        def survey(feed, asked, deadline, *, whole=True, **rest):
+            if whole:
+                raise TrimmedError("gone")
+            return Survey(final={"p0": api.FeedEnded("switched off")})
+
+        monkeypatch.setattr(SimulationFeed, "survey", survey)
+        assert ended(bench.page(token)) == "switched off"
 
     @pytest.mark.parametrize("fault", [ServerError("503"), DeniedError("not yours")], ids=repr)
     def test_trouble_with_finding_the_oldest_does_not_cost_what_others_delivered(
@@ -256,11 +269,11 @@ class TestExpiry:
     ):
         bench = make_bench(partitions=2)
         bench.fill_partition("p1", 5)
-        token = bench.page(Beginning(), size=1).continuation_token
+        token = bench.page(api.Beginning(), size=1).continuation_token
         bench.sim.trim("p1")
         events = bench.fill_partition("p0", 3)
         bench.sim.fail_next(None, fault, times=FOREVER, operation="survey")
-        page = bench.page(token, on_expired=SkipToOldest())
+        page = bench.page(token, on_expired=api.SkipToOldest())
         assert ids(page) == events
         assert bench.sim.public_id("p1") in page.diagnostics.partition_errors
 
@@ -269,7 +282,7 @@ class TestErrors:
     def test_native_cause_and_its_facts_are_there(self, bench):
         native = ServerError("the vendor's own words")
         bench.sim.fail_next("p0", native, times=FOREVER)
-        error = bench.refused(ErrorCategory.TRANSIENT_FAILURE)
+        error = bench.refused(api.ErrorCategory.TRANSIENT_FAILURE)
         assert error.__cause__ is native
         detail = error.detail
         assert detail.native_class == "multiclouddb_conformance.simulation.errors.ServerError"
@@ -315,7 +328,7 @@ class TestProviderBugs:
             monkeypatch.setattr(owner, method, broken)
             try:
                 page = bench.page(place, size=5)
-            except MulticloudDbError as error:
+            except api.MulticloudDbError as error:
                 errors.append(error)
             else:
                 came += ids(page)
@@ -326,7 +339,7 @@ class TestProviderBugs:
             place = page.continuation_token
         came += ids(bench.drain(place, size=5)[0])
         assert sorted(came) == sorted(bench.written())
-        assert {error.category for error in errors} <= {ErrorCategory.PERMANENT_FAILURE}
+        assert {error.category for error in errors} <= {api.ErrorCategory.PERMANENT_FAILURE}
         assert all("a bug in the provider" in error.message for error in errors)
 
     def test_bug_in_mapping_one_partition_does_not_cost_the_others(self, make_bench, ids, monkeypatch):
@@ -341,7 +354,7 @@ class TestProviderBugs:
         monkeypatch.setattr(SimulationMapper, "events", picky)
         page = bench.page()
         assert ids(page) == good
-        bench.refused(ErrorCategory.PERMANENT_FAILURE, page.continuation_token)
+        bench.refused(api.ErrorCategory.PERMANENT_FAILURE, page.continuation_token)
         monkeypatch.undo()
         assert ids(bench.page(page.continuation_token)) == bad
 
@@ -363,14 +376,14 @@ class TestProviderBugs:
         bench.fill(3)
         bench.page(size=1)
         monkeypatch.setattr(SimulationProvider, "close", broken)
-        with pytest.raises(MulticloudDbError, match="a bug in the provider"):
+        with pytest.raises(api.MulticloudDbError, match="a bug in the provider"):
             bench.engine.close()
         monkeypatch.undo()
         assert bench.calls.open_readers == 0
         bench.engine.close()
 
 
-class Angry(Observer):
+class Angry(api.Observer):
     """An observer that raises an error in every method."""
 
     page = retry = reader_opened = reader_closed = partition_retired = gap = retention_headroom_low = broken
@@ -391,7 +404,7 @@ class TestObserver:
     def test_partitions_have_their_public_ids_everywhere(self, make_bench):
         told = []
 
-        class Names(Observer):
+        class Names(api.Observer):
             def reader_opened(self, address, partition_id):
                 told.append(partition_id)
 
@@ -423,9 +436,9 @@ def test_a_throttle_is_raised_before_an_answer_that_is_late(make_bench):
     bench.fill(10)
     bench.sim.hold("p0")
     bench.sim.fail_next("p1", ThrottledError("too fast", 7.0), None)
-    with pytest.raises(MulticloudDbError) as caught:
-        bench.page(Beginning(), timeout=0.5)
-    assert caught.value.category == ErrorCategory.THROTTLED
+    with pytest.raises(api.MulticloudDbError) as caught:
+        bench.page(api.Beginning(), timeout=0.5)
+    assert caught.value.category == api.ErrorCategory.THROTTLED
 
 
 class TestRetryAfter:
@@ -439,7 +452,7 @@ class TestRetryAfter:
         bench.fill_partition("p0", 20)
         bench.fill_partition("p1", 5)
         bench.sim.fail_next("p1", ThrottledError("too fast", 2.0))
-        page = bench.page(Beginning(), 5)
+        page = bench.page(api.Beginning(), 5)
         assert len(page.events) == 5
         assert bench.calls.fetches["p1"] == 1
         return bench, page.continuation_token
@@ -475,31 +488,12 @@ class TestRetryAfter:
         bench.fill(5)
         bench.sim.fail_next("p0", ThrottledError("too fast", 60.0))
         for _ in range(3):
-            error = bench.refused(ErrorCategory.THROTTLED, Beginning())
+            error = bench.refused(api.ErrorCategory.THROTTLED, api.Beginning())
             assert error.detail.retry_after_seconds == 60.0
         assert bench.calls.fetches["p0"] == 1
 
 
 SOON = 60
-
-
-class Discreet(SimulationProvider):
-    """A provider whose vendor's error text may quote a secret."""
-
-    def classify(self, error):
-        return Fault(ErrorCategory.PERMANENT_FAILURE, "it did not work; try another way", confidential=True)
-
-
-class Counting(SimulationProvider):
-    """A provider that keeps every error that it was asked to classify."""
-
-    def __init__(self, sim, **settings):
-        super().__init__(sim, **settings)
-        self.classified = []
-
-    def classify(self, error):
-        self.classified.append(error)
-        return super().classify(error)
 
 
 @pytest.fixture
@@ -508,10 +502,6 @@ def pauses(monkeypatch):
     waited = []
     monkeypatch.setattr("multiclouddb_spi.retry.time.sleep", waited.append)
     return waited
-
-
-def opened(provider, sim, tries):
-    return OpenFeed(provider, spec_of(provider, ChangeFeedRequest(sim.address, Now()), "open"), tries.call, 5)
 
 
 def failing(error, times=None):
@@ -535,9 +525,10 @@ class TestTries:
         told = []
         with pytest.raises(ServerError):
             self.call(bench.sim, failing(ServerError("503")), on_retry=lambda *facts: told.append(facts))
-        assert [number for number, *_ in told] == list(range(1, ATTEMPTS))
+        assert [(number, type(error)) for number, _, error in told] == [
+            (number, ServerError) for number in range(1, ATTEMPTS)
+        ]
         assert [seconds for _, seconds, _ in told] == pauses
-        assert all(isinstance(error, ServerError) for *_, error in told)
 
     def test_the_waits_grow_with_full_jitter(self, bench, monkeypatch):
         waited = []
@@ -552,8 +543,8 @@ class TestTries:
 
     @pytest.mark.parametrize(
         "error",
-        [DeniedError("no"), ServerError("503", None, True)],
-        ids=["for good", "retried by the vendor"],
+        [DeniedError("no"), ServerError("503", None, True), KeyboardInterrupt()],
+        ids=["for good", "retried by the vendor", "an interrupt"],
     )
     def test_what_is_not_to_be_tried_again_is_not(self, bench, pauses, error):
         ask = failing(error, 1)
@@ -561,78 +552,42 @@ class TestTries:
             self.call(bench.sim, ask)
         assert (ask(), pauses) == (2, [])
 
-    def test_no_try_begins_behind_the_deadline(self, bench, pauses):
-        ask = failing(ThrottledError("slow", 3.0), 1)
-        with pytest.raises(ThrottledError):
-            self.call(bench.sim, ask, seconds=2.0)
-        assert (ask(), pauses) == (2, [])
-
-    def test_an_interrupt_is_no_failure(self, bench, pauses):
-        with pytest.raises(KeyboardInterrupt):
-            self.call(bench.sim, failing(KeyboardInterrupt()))
-        assert pauses == []
-
+    def test_an_interrupt_of_a_later_try_is_raised(self, bench, pauses):
         def then_interrupted():
-            if not pauses:
-                raise ServerError("503")
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt if pauses else ServerError("503")
 
         with pytest.raises(KeyboardInterrupt):
             self.call(bench.sim, then_interrupted)
         assert len(pauses) == 1
 
-
-class TestWithoutEngine:
-    """Tests the retries of Spark and the command line: each call has its own time limit, and raises the error
-    that the user sees.
-    """
-
     def test_a_confidential_failure_leaves_nothing_of_the_vendor_s_text(self, bench):
-        provider = Discreet(bench.sim)
-        with pytest.raises(MulticloudDbError) as caught:
-            opened(provider, bench.sim, Tries(provider)).call(
-                "plan", failing(ServerError("password=hunter2"))
-            )
+        """Spark and the command line call the service without the engine."""
+        provider = SimulationProvider(bench.sim)
+        found = Fault(api.ErrorCategory.PERMANENT_FAILURE, "it did not work; try again", confidential=True)
+        provider.classify = lambda error: found
+        spec = spec_of(provider, api.ChangeFeedRequest(bench.sim.address, api.Now()), "open")
+        with pytest.raises(api.MulticloudDbError) as caught:
+            OpenFeed(provider, spec, Tries(provider).call, 5).call("plan", failing(ServerError("hunter2")))
         error = caught.value
-        assert (error.category, error.detail.operation) == (ErrorCategory.PERMANENT_FAILURE, "plan")
+        assert (error.category, error.detail.operation) == (found.category, "plan")
         assert error.__cause__ is None
         assert error.__suppress_context__
         assert "hunter2" not in f"{error} {error!r} {error.detail!r}"
 
-
-class TestClassifiedOnce:
-    """Tests that the provider classifies each error only once, even if several callers need the result."""
-
-    def trouble(self, bench, operation="fetch"):
-        """Return a new exception for every failure, as a vendor's client does."""
-        for number in range(50):
-            bench.sim.fail_next(None, ServerError(f"503, number {number}"), 1, operation)
-
-    def check(self, provider, least):
-        assert max(Counter(map(id, provider.classified)).values()) == 1
-        assert len(provider.classified) >= least
-
-    def test_the_same_error_again_is_not_asked_about(self, bench):
-        provider, error = Counting(bench.sim), ServerError("503")
+    def test_an_error_is_classified_once(self, bench):
+        provider, error, asked = SimulationProvider(bench.sim), ServerError("503"), []
+        classify = provider.classify
+        provider.classify = lambda error: asked.append(error) or classify(error)
         assert fault_of(provider, error) is fault_of(provider, error)
-        with pytest.raises(MulticloudDbError), user_errors(provider, "read"):
+        with pytest.raises(api.MulticloudDbError), user_errors(provider, "read"):
             raise error
-        assert provider.classified == [error]
+        assert asked == [error]
 
-
-def test_a_failure_is_raised_if_the_retries_cannot_be_loaded(make_bench, monkeypatch):
-    """The retry code is loaded at the first failure; without free file handles, loading fails."""
-    monkeypatch.setitem(sys.modules, "tenacity", None)
-    bench = make_bench(1)
-    tries = Tries(SimulationProvider(bench.sim))
-    error = ThrottledError("slow down")
-
-    def fails():
-        raise error
-
-    with pytest.raises(ThrottledError) as caught:
-        tries.call(fails, Deadline.after(SOON))
-    assert caught.value is error
+    def test_a_failure_is_raised_if_the_retries_cannot_be_loaded(self, bench, monkeypatch):
+        """The retry code is loaded at the first failure; without free file handles, loading fails."""
+        monkeypatch.setitem(sys.modules, "tenacity", None)
+        with pytest.raises(ThrottledError):
+            self.call(bench.sim, failing(ThrottledError("slow down")))
 
 
 LARGE = 100_000

@@ -6,6 +6,7 @@ from multiclouddb_api import Now, ResourceAddress
 from multiclouddb_conformance.explore.service import Service
 from multiclouddb_conformance.explore.world import Kind
 from multiclouddb_cosmos.client import Calls
+from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.position import range_of
 from multiclouddb_cosmos.provider import CosmosProvider
 from multiclouddb_cosmos_emulator import CosmosEmulator
@@ -19,7 +20,7 @@ class CosmosService(Service):
     kind = Kind.LATE
     address = ResourceAddress(DATABASE, NAME)
     position = Now()
-    rolls = False
+    rolls = chains = False
     copies = True
 
     def __init__(self):
@@ -55,7 +56,7 @@ class CosmosService(Service):
         self._server.restore(state)
 
     def provider(self):
-        return CosmosProvider(Calls(None, self._native), vendor_retried=False)
+        return CosmosProvider(Calls(None, self._native), CosmosOptions(), vendor_retried=False)
 
     def reshape(self, parents, children):
         before = self._open()

@@ -17,14 +17,11 @@ FOR_EVER = 1 << 30
 
 
 class DynamoService(Service):
-    """One table.
-
-    Each step of the service takes half as long as the one before. So what comes after a removed moment is
-    kept for a day, whatever follows.
-    """
+    """One table."""
 
     kind = Kind.LATE
     roots = 1
+    chains = False  # what a feed has not read of an ended shard may be gone after an hour
     trims_open = False  # a shard lives for some hours, and its records for a day
     empty_answers = 1
     address = ResourceAddress(collection=TABLE)

@@ -68,7 +68,7 @@ class EmbeddedService(Service):
             case _:
                 return [self._store.merge(NAME, *parents)]
 
-    rolls = False
+    rolls = chains = False
 
     def can_merge(self, names):
         there = self._open_names()

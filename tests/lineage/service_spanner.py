@@ -19,11 +19,7 @@ SECOND = 10**9
 
 
 class SpannerService(Service):
-    """One table with a change stream that keeps a day.
-
-    Each step of the service takes half as long as the one before. So what comes after a removed moment is
-    kept for a day, whatever follows.
-    """
+    """One table with a change stream that keeps a day."""
 
     kind = Kind.ALIVE
     empty_answers = 40  # one for each window of time

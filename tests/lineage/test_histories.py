@@ -32,6 +32,10 @@ KEPT = [
         Bounds(Kind.LATE, Scope.DESCENDANTS, told=True, empty=True),
         "roll 1 twice | split 0 hide | roll 5 hide | trim | read 0 | roll 6 | show 6 | show 5 | trim",
     ),
+    # A child of a lost partition waited for it for ever.
+    (Bounds(Kind.LATE, chained=True), "trim"),
+    # A feed was never idle again after a partition and its waiting child were lost.
+    (Bounds(Kind.LATE, chained=True), "roll 2 hide | trim | read 1"),
     # A token from before a loss was used again while the middle of a chain was hidden.
     (
         Bounds(Kind.LATE, crash=True, cut=True, empty=True),

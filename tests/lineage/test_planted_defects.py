@@ -33,6 +33,8 @@ DEFECTS = {
     "a lost position moves in silence": (LISTED, "base", "_move", "losses.append(", "str("),
     "heirs start in a scope of one partition": (ALIVE, "descendants", "lost", "raise NotProvableError  # an heir", "pass  # an heir"),
     "a lost partition stays": (LISTED, "base", "lost", "self._remove(name)", "pass"),
+    "a wait for a lost partition stays": (LATE, "chained", "lost", "self.release(name)", "pass"),
+    "a lost child that waited is unknown": (LATE, "chained", "lost", "waited.get(name, ())", "()"),
     "nothing follows a loss": (LISTED, "base", "lost", "self._add(tops.seeds, tops.unread)", "[]"),
     "a lost end does not stay": (LATE, "base", "lost", "elif not self.listed() or", "elif False and not"),
     "a lost end stays only if it is the last": (LATE, "base", "lost", " or (proved and not any(one in self for one in children))", ""),

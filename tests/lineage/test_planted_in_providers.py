@@ -9,7 +9,7 @@ import pytest
 from multiclouddb_conformance.explore.levels import Level
 from multiclouddb_conformance.explore.readers import READERS
 from multiclouddb_conformance.explore.world import Bounds, BrokenError
-from multiclouddb_dynamo import partitions as dynamo_partitions
+from multiclouddb_dynamo import survey as dynamo_survey
 from multiclouddb_dynamo.feed import DynamoFeed
 from multiclouddb_dynamo.shards import ShardMap
 from multiclouddb_spanner.feed import SpannerFeed
@@ -33,8 +33,8 @@ def stating(feed, *, whole=None, **changes):
 
 
 def of_dynamo(name, change):
-    right = getattr(dynamo_partitions, name)
-    return dynamo_partitions, name, lambda *given: change(right, *given)
+    right = getattr(dynamo_survey, name)
+    return dynamo_survey, name, lambda *given: change(right, *given)
 
 
 def begins_beside_what_is_read(self, gone, heirs):
@@ -54,87 +54,62 @@ def without_positions(stated):
     return tuple(attrs.evolve(each, oldest=None) for each in stated.present)
 
 
-LOST = "roll 0 | trim | roll 2 | read 0"
+LOST, TWO, ONE = "roll 0 | trim | roll 2 | read 0", "roll 0 | roll 1 | trim", "roll 0 | roll 1 | trim one"
 SPANNER = {
-    "nothing follows what is gone": (LOST, "answers", stating(SpannerFeed, heirs=lambda stated: None)),
-    "what follows is empty": (
-        LOST,
-        "answers",
-        stating(SpannerFeed, heirs=lambda stated: () if stated.gone else None),
-    ),
+    "nothing follows what is gone": (LOST, stating(SpannerFeed, heirs=lambda stated: None)),
+    "what follows is empty": (LOST, stating(SpannerFeed, heirs=lambda stated: () if stated.gone else None)),
     "one partition does not follow": (
         LOST,
-        "answers",
         stating(SpannerFeed, heirs=lambda stated: stated.heirs and stated.heirs[:-1]),
     ),
     "nothing is gone": (
         "roll 0 | trim",
-        "answers",
         stating(SpannerFeed, gone=lambda stated: {}, heirs=lambda stated: None),
     ),
-    "a lost position stays": ("trim", "answers", stating(SpannerFeed, present=without_positions)),
-    "nothing exists": ("trim", "answers", stating(SpannerFeed, present=lambda stated: ())),
+    "a lost position stays": ("trim", stating(SpannerFeed, present=without_positions)),
+    "nothing exists": ("trim", stating(SpannerFeed, present=lambda stated: ())),
     # Spark's planner brought a child's rows before its parent's, both in one batch.
     "a loss adds what follows": (
         "roll 0 | plan only 1 | trim one | split 1 | plan only 1 | plan only 0 | plan",
-        "planner",
         (Lineage, "_cut", begins_beside_what_is_read),
+        "planner",
     ),
 }
 DYNAMO = {
     "what a listing lacks is gone": (
         "split 0 hide | roll 1 | roll 2 | next",
-        "answers",
         (ShardMap, "gone", lambda self, names, deadline: set(names)),
     ),
-    "nothing is gone": (
-        "roll 0 | roll 1 | trim",
-        "answers",
-        (ShardMap, "gone", lambda self, names, deadline: set()),
-    ),
-    "everything is covered": (
-        "roll 0 | roll 1 | trim",
-        "answers",
-        of_dynamo("_uncovered", lambda right, shards, held: {}),
-    ),
+    "nothing is gone": (TWO, (ShardMap, "gone", lambda self, names, deadline: set())),
+    "everything is covered": (TWO, of_dynamo("_uncovered", lambda right, shards, held: {})),
     "nothing is covered": (
-        "roll 0 | roll 1 | trim",
-        "answers",
+        TWO,
         of_dynamo("_uncovered", lambda right, shards, held: dict.fromkeys(shards, 0)),
     ),
-    "nothing has an oldest record": (
-        "roll 0 | roll 1 | trim",
-        "answers",
-        of_dynamo("_oldest", lambda right, *given: {}),
-    ),
+    "nothing has an oldest record": (TWO, of_dynamo("_oldest", lambda right, *given: {})),
     "no shard has a parent": (
-        "roll 0 | roll 1 | trim one",
-        "answers",
-        of_dynamo("_parents", lambda right, shard: ()),
+        ONE,
+        of_dynamo("_partition", lambda right, *given: attrs.evolve(right(*given), parents=())),
     ),
     "open shards are closed": (
-        "roll 0 | roll 1 | trim",
-        "answers",
+        TWO,
         of_dynamo(
-            "_partition",
-            lambda right, *given: attrs.evolve(right(*given), state=PartitionState.CLOSED),
+            "_partition", lambda right, *given: attrs.evolve(right(*given), state=PartitionState.CLOSED)
         ),
     ),
     "a child is not named": (
-        "roll 0 | roll 1 | trim one",
-        "answers",
+        ONE,
         stating(DynamoFeed, whole=False, present=lambda stated: stated.present[1:]),
     ),
     "closed shards are not listed": (
         "split 0 hide | read 0 | roll 1 | trim",
-        "answers",
         stating(DynamoFeed, whole=True, present=without_closed),
     ),
 }
 PLANTED = [
-    pytest.param(service, *planted, id=f"{service}-{name}")
+    pytest.param(service, history, planted, *(reader or ["answers"]), id=f"{service}-{name}")
     for service, table in (("spanner", SPANNER), ("dynamo", DYNAMO))
-    for name, planted in table.items()
+    for name, (history, planted, *reader) in table.items()
 ]
 
 
@@ -153,8 +128,8 @@ def levels():
         each.close()
 
 
-@pytest.mark.parametrize(("service", "history", "reader", "planted"), PLANTED)
-def test_a_planted_defect_is_found(levels, service, history, reader, planted, monkeypatch):
+@pytest.mark.parametrize(("service", "history", "planted", "reader"), PLANTED)
+def test_a_planted_defect_is_found(levels, service, history, planted, reader, monkeypatch):
     level, steps = levels(service, reader), history.split(" | ")
     level.replay(steps)
     monkeypatch.setattr(*planted)

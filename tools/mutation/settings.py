@@ -50,11 +50,14 @@ class Settings:
             root: The folder to which the file's paths are relative.
 
         Raises:
-            ValueError: Raised if a path in the file does not exist, or if an entry is unknown or missing.
+            ValueError: Raised if a path in the file does not exist, if a module is listed twice, or if an
+                entry is unknown or missing.
         """
         found = tomllib.loads(path.read_text())
         left_out = {name for item in found.pop("leave_out", []) for name in _files(root, item, "test_*.py")}
         modules = [name for item in found.pop("modules") for name in _files(root, item, "*.py")]
+        if twice := sorted({name for name in modules if modules.count(name) > 1 and "__init__" not in name}):
+            raise ValueError(f"{path.name} lists {', '.join(twice)} twice; remove one of the entries")
         tests = [name for item in found.pop("tests") for name in _files(root, item, "test_*.py")]
         return _built(
             found,

@@ -7,10 +7,10 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
+from itertools import count, product
 from typing import Final
 
-from multiclouddb_conformance.explore.levels import Level
+from multiclouddb_conformance.explore.levels import LEVEL_GROUPS, Level, can_explore
 from multiclouddb_conformance.explore.readers import READERS
 from multiclouddb_conformance.explore.search import (
     GROUPS,
@@ -26,7 +26,7 @@ from multiclouddb_conformance.explore.search import (
 )
 from multiclouddb_conformance.explore.service import Service
 from multiclouddb_conformance.explore.simulated import SIMULATED
-from multiclouddb_conformance.explore.world import Bounds, Kind
+from multiclouddb_conformance.explore.world import Kind
 
 __all__ = ["main"]
 
@@ -75,17 +75,21 @@ def main(
         action="append",
         default=[],
         choices=[*services, "all"],
-        help="this service behind the SPI instead, or all; two minutes for each reader without --depth",
+        help="this service behind the SPI instead, or all; without --depth two minutes for each reader and "
+        "group",
     )
     parser.add_argument(
         "--reader", action="append", default=[], choices=list(READERS), help="only this reader of a level"
     )
     options = parser.parse_args(arguments)
     if options.level:
+        if further := set(options.group) - set(LEVEL_GROUPS):
+            parser.error(f"--level knows only the groups {', '.join(LEVEL_GROUPS)}, not {min(further)}")
         wanted = services if "all" in options.level else options.level
         return _explore_levels(
             {name: services[name] for name in wanted},
             options.reader or list(READERS),
+            options.group or ["base", "descendants", "chained"],
             options.depth or _MOST_DEPTH,
             options.seconds or (None if options.depth else _LEVEL_SECONDS),
         )
@@ -107,22 +111,26 @@ def main(
 
 
 def _explore_levels(
-    services: Mapping[str, Callable[[], Service]], readers: Sequence[str], depth: int, seconds: float | None
+    services: Mapping[str, Callable[[], Service]],
+    readers: Sequence[str],
+    groups: Sequence[str],
+    depth: int,
+    seconds: float | None,
 ) -> int:
     broken = 0
-    for name, make in services.items():
-        for reader in readers:
-            service = make()
-            try:
-                result = Level(service, READERS[reader](), Bounds(service.kind)).explore(
-                    depth, seconds=seconds
-                )
-            finally:
-                service.close()
-            _print(said(f"{name} {reader}", result))
-            for violation in result.violations:
-                broken += 1
-                _print(f"    {violation.problem}", "    " + " | ".join(violation.history))
+    for name, (reader, group) in product(services, product(readers, groups)):
+        service = services[name]()
+        try:
+            if not can_explore(service, reader, group):
+                continue
+            level = Level(service, READERS[reader](), bounds_of(service.kind, group))
+            result = level.explore(depth, seconds=seconds)
+        finally:
+            service.close()
+        _print(said(f"{name} {reader}" + f" {group}" * (group != "base"), result))
+        for violation in result.violations:
+            broken += 1
+            _print(f"    {violation.problem}", "    " + " | ".join(violation.history))
     return int(broken > 0)
 
 

@@ -60,6 +60,10 @@ def begin(bounds: Bounds, roots: int = 2) -> World:
             Seed(str(n + 1), (str(n),), 1),
         ]
         got = (*(1 for _ in range(roots + 1)), -1)
+    if bounds.chained:
+        n, now = len(parts), 2
+        parts = (*parts[:-1], Part((), 0, 1), Part((n - 1,), 1))
+        seeds, got = [*seeds, Seed(str(n), (str(n - 1),), 1)], (*got, -1)
     lineage = Lineage.from_seeds(seeds, RULES_OF[bounds.kind], root=_root(bounds))
     if bounds.scan:
         lineage.begin_scan(attrs.evolve(_PLAN, holds=True))

@@ -23,16 +23,27 @@ from multiclouddb_conformance.explore.world import (
     Bounds,
     BrokenError,
     Consumer,
+    Scope,
     World,
     ancestors,
+    end_of,
     is_gone,
     moves,
     widened,
 )
 
-__all__ = ["Level", "State"]
+__all__ = ["LEVEL_GROUPS", "Level", "State", "can_explore"]
 
+LEVEL_GROUPS: Final = ("base", "fails", "descendants", "chained")
+"""The groups that a level can explore."""
 _MOST_STEPS: Final = 400
+
+
+def can_explore(service: Service, reader: str, group: str) -> bool:
+    """Return whether a reader can explore a group on a service."""
+    if group == "descendants":
+        return reader != "planner"  # a plan reads the whole collection
+    return group != "chained" or (service.chains and reader != "pages")  # the first page reads the chain
 
 
 @attrs.frozen
@@ -61,13 +72,19 @@ class Level:
 
     def begin(self) -> State:
         """Return a service with its first records, and a consumer that started before them."""
-        roots = self._service.roots
+        # Somebody else reads the partitions beside the one whose descendants are read.
+        bounds = attrs.evolve(self._bounds, ahead=False)
+        roots = max(self._service.roots, 1 + (bounds.scope is not Scope.ALL or bounds.chained))
         names = tuple(self._service.begin(roots))
-        world = begin(attrs.evolve(self._bounds, ahead=False), roots)
+        if bounds.chained:
+            before = begin(attrs.evolve(bounds, chained=False), roots)
+            self._write(Node(before, names, None), before)
+            names = (*names, *self._service.reshape(names[-1:], 1))
+        world = begin(bounds, roots)
         world = _with(world, Consumer((), world.consumer.got))
-        empty = Node(world, names, None)
-        token = self._reader.open(At(self._service, empty, "", self._bounds.fails))
-        self._write(empty, world)
+        first = Node(world, names, None)
+        token = self._reader.open(At(self._service, first, "", bounds))
+        self._write(first, world)
         node = self._here = Node(world, names, self._service.save())
         return self._state(node, token, world.consumer)
 
@@ -148,10 +165,10 @@ class Level:
             self._here = node
 
     def _at(self, state: State) -> At:
-        return At(self._service, state.node, state.token, self._bounds.fails)
+        return At(self._service, state.node, state.token, self._bounds)
 
     def _state(self, node: Node, token: str, consumer: Consumer) -> State:
-        at = At(self._service, node, token, self._bounds.fails)
+        at = At(self._service, node, token, self._bounds)
         mark = None if consumer.over else self._reader.mark(at)
         return State(node, token, consumer, mark)
 
@@ -276,6 +293,10 @@ def _applied(world: World, told: Got, names: Sequence[str], kept: Collection[str
     lost = {names.index(name) for name in told.gap if name in names}
     if (lost or told.again) and not world.kept:
         raise BrokenError("something was lost before anything was removed")
+    for i in lost if not copies else ():
+        # A child of a partition that was read to its end may be lost before it is named.
+        if world.kept < max(consumer.got[i], world.parts[i].born) < end_of(world, i):
+            raise BrokenError(f"the loss of {i} is told, and nothing of it was removed")
     gap = {*consumer.gap, *lost} | {j for j in every if not lost.isdisjoint(ancestors(world, j))}
     for i in (names.index(name) for name in told.left):
         gap |= {i} | {j for j in ancestors(world, i) if is_gone(world, j)}

@@ -11,6 +11,7 @@ from typing import Any, Final
 from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
+    EntireCollection,
     ErrorCategory,
     Fail,
     FromContinuationToken,
@@ -19,14 +20,15 @@ from multiclouddb_api import (
     OnExpired,
     OperationOptions,
     PartitionFoundLate,
+    PhysicalPartition,
     SkipToOldest,
 )
 from multiclouddb_conformance.explore.service import At, Got, moment_of
-from multiclouddb_conformance.explore.world import BrokenError, World
+from multiclouddb_conformance.explore.world import BrokenError, Kind, World, ancestors, hides
 from multiclouddb_spi import Continue, Deadline, Engine, Feed, FeedSpec, Provider
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.follow import Follow, Found, Looks, apply_end
-from multiclouddb_spi.continuation.lineage import Lineage, Loss
+from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.fetching.fetcher import InlineExecutor
@@ -98,6 +100,7 @@ class Reader(ABC):
     def _lineage(self, at: At, feed: Feed) -> Lineage:
         value = self.state(at.token)
         lineage = Lineage.from_json(value, feed)
+        lineage.root = at.root
         if Lineage.from_json(lineage.to_json(), feed).to_json() != value:
             raise BrokenError("a token is read as something else")
         return lineage
@@ -108,7 +111,10 @@ class Answers(Reader):
 
     def begin(self, at: At) -> str:
         with opened(at) as (provider, feed):
-            return json.dumps(Planner(provider, feed).start(at.service.position, _deadline()).to_json())
+            lineage = Planner(provider, feed).start(at.service.position, _deadline())
+            if at.root is not None:
+                lineage = Lineage([each for each in lineage if each.partition_id == at.root], feed)
+            return json.dumps(lineage.to_json())
 
     def state(self, token: str) -> Any:
         return json.loads(token)
@@ -133,6 +139,7 @@ class Answers(Reader):
             follow = Follow(feed, lineage, directly, _deadline(), _policy(at), Looks(), 600.0)
             if lineage.waiting():
                 lineage.start_passed()
+            stood = {each.partition_id: each.cursor for each in lineage.active()}
             try:
                 match name.split():
                     case ["read", "one", "of", i]:
@@ -146,9 +153,13 @@ class Answers(Reader):
                     case _:
                         got = Got()
             except Exception as error:
-                if not at.fails or _category(provider, error) != ErrorCategory.CHECKPOINT_EXPIRED:
+                if not _may_end(at, _category(provider, error)):
                     raise
                 return at.token, Got(over=True)
+            for each in lineage.active():
+                name, was = each.partition_id, stood.get(each.partition_id)
+                if was is not None and feed.compare(was, each.cursor) == -1 and not _tells_of(at, got, name):
+                    raise BrokenError(f"{name} moves forward without a notice of its own")
             return json.dumps(lineage.to_json()), got
 
     def _read(
@@ -165,12 +176,12 @@ class Answers(Reader):
                     if len(batch) or batch.caught_up is not False or not isinstance(batch.outcome, Continue):
                         break
             except Exception as error:
-                if at.fails or _category(provider, error) != ErrorCategory.CHECKPOINT_EXPIRED:
+                if at.bounds.fails or _category(provider, error) != ErrorCategory.CHECKPOINT_EXPIRED:
                     raise
-                return _lost(follow.lost((name,)))
+                return _found(at, Found(gaps=follow.told(follow.lost((name,)))))
             events = [moment_of(event) for event in batch.events(0, len(batch))]
             apply_end(lineage, name, batch.outcome, names_late=feed.names_late)
-            return Got(events=events)
+            return Got(events=events, read=i)
 
 
 class Pages(Reader):
@@ -178,8 +189,13 @@ class Pages(Reader):
 
     def begin(self, at: At) -> str:
         with closing(_engine(at)) as engine:
-            page = engine.read_changes(ChangeFeedRequest(at.service.address, at.service.position), _options())
-            return str(page.continuation_token)
+            request = ChangeFeedRequest(at.service.address, at.service.position, scope=self._scope(at))
+            return str(engine.read_changes(request, _options()).continuation_token)
+
+    def _scope(self, at: At) -> EntireCollection | PhysicalPartition:
+        if at.root is None:
+            return EntireCollection()
+        return PhysicalPartition(self.rules.public_id(at.root), with_descendants=True)
 
     def state(self, token: str) -> Any:
         return decode_token(token).state
@@ -195,6 +211,7 @@ class Pages(Reader):
         request = ChangeFeedRequest(
             at.service.address,
             FromContinuationToken(at.token),
+            scope=self._scope(at),
             on_expired=_policy(at),
             max_page_size=1 if name == "page of one" else 0,
         )
@@ -202,17 +219,21 @@ class Pages(Reader):
             try:
                 page = engine.read_changes(request, _options())
             except MulticloudDbError as error:
-                if not at.fails or error.detail.category != ErrorCategory.CHECKPOINT_EXPIRED:
+                if error.retryable and at.root is not None and hides(at.node.world):
+                    return at.token, Got()  # what follows a lost partition may be listed soon
+                if not _may_end(at, error.category):
                     raise BrokenError(f"a page fails: {error}") from error
                 return at.token, Got(over=True)
-        where, gap, left = str(at.service.address), list[str](), list[str]()
-        for notice in page.notices:
-            if isinstance(notice, Gap) and notice.partition_id != where:
-                gap.append(_native(at, notice.partition_id))
-            elif isinstance(notice, PartitionFoundLate):
-                left.append(_native(at, notice.partition_id))
-        again = any(isinstance(notice, Gap) and notice.partition_id == where for notice in page.notices)
+        gap, again = _gaps(at, [each.partition_id for each in page.notices if isinstance(each, Gap)])
+        late = [each.partition_id for each in page.notices if isinstance(each, PartitionFoundLate)]
+        left = [_native(at, one) for one in late]
         events = [moment_of(event) for event in page.events]
+        told = {at.index(name) for name in (*gap, *left)}
+        for i in {i for i, _ in events}:
+            if not told.isdisjoint({i, *ancestors(at.node.world, i)}):
+                raise BrokenError(f"{i} is read on the page that has a notice of {sorted(told)}")
+        if at.root is None and not (events or page.notices or page.idle or hides(at.node.world)):
+            raise BrokenError("a page has nothing, and is not idle")
         return page.continuation_token, Got(gap, left, again=again, events=events, idle=page.idle)
 
 
@@ -258,17 +279,17 @@ class Planned(Reader):
                     allow_empty=True,
                 )
             except Exception as error:
-                if not at.fails or _category(provider, error) != ErrorCategory.CHECKPOINT_EXPIRED:
+                if not _may_end(at, _category(provider, error)):
                     raise
                 return at.token, Got(over=True)
             parts = [(each, self._rows(at, provider, feed, each)) for each in step.ranges()]
             rows = [row for _, found in parts for row in found]
-            where, gap = str(at.service.address), [place.split(" after ")[0] for place in step.skipped]
+            gap, again = _gaps(at, [place.split(" after ")[0] for place in step.skipped])
             batch = [[each.partition_id, each.start, each.until, found] for each, found in parts]
             told = Got(
-                [_native(at, one) for one in gap if one != where],
+                gap,
                 [_native(at, late.partition_id) for late in step.found_late],
-                again=where in gap,
+                again=again,
                 events=rows,
                 together={i for i, _ in rows},
             )
@@ -289,7 +310,7 @@ class Planned(Reader):
             try:
                 found = self._rows(at, provider, feed, Range(name, start, until))
             except MulticloudDbError as error:
-                if error.detail.category == ErrorCategory.CHECKPOINT_EXPIRED and world.kept and at.fails:
+                if world.kept and _may_end(at, error.category):
                     continue
                 raise BrokenError(f"a batch cannot be read again: {error}") from error
             kept = [row for row in wanted if row[1] > world.kept]
@@ -326,20 +347,23 @@ def _only(at: At, lineage: Lineage, step: str) -> Target | None:
     return Target(stands, frozenset({name}))
 
 
-def _lost(losses: Sequence[Loss]) -> Got:
-    return Got(
-        [loss.partition_id for loss in losses],
-        [seed.partition_id for loss in losses for seed in loss.left],
-        again=any(loss.everything for loss in losses),
-    )
-
-
 def _found(at: At, found: Found) -> Got:
-    where = str(at.service.address)
-    gaps = [gap.partition_id for gap, _ in found.gaps]
+    gap, again = _gaps(at, [each.partition_id for each, _ in found.gaps])
     left = [name for _, started in found.gaps for name in started]
     left += [_native(at, late.partition_id) for late in found.late]
-    return Got([_native(at, one) for one in gaps if one != where], left, again=where in gaps)
+    return Got(gap, left, again=again)
+
+
+def _gaps(at: At, told: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the partitions of which notices tell a loss, and whether one names the collection."""
+    where = str(at.service.address)
+    if len(set(told)) < len(told):
+        raise BrokenError(f"a loss is told twice: {told}")
+    return [_native(at, one) for one in told if one != where], where in told
+
+
+def _tells_of(at: At, got: Got, name: str) -> bool:
+    return name in got.gap or at.index(name) == got.read
 
 
 def _engine(at: At, audit: float = _NEVER) -> Engine:
@@ -348,7 +372,13 @@ def _engine(at: At, audit: float = _NEVER) -> Engine:
 
 
 def _policy(at: At) -> OnExpired:
-    return Fail() if at.fails else SkipToOldest()
+    return Fail() if at.bounds.fails else SkipToOldest()
+
+
+def _may_end(at: At, category: ErrorCategory) -> bool:
+    """Return whether the feed may end with an error: not if it skips, and can prove what descends from it."""
+    unclear = at.root is not None and at.service.kind is not Kind.LISTED
+    return category == ErrorCategory.CHECKPOINT_EXPIRED and (at.bounds.fails or unclear)
 
 
 def _category(provider: Provider, error: Exception) -> ErrorCategory:

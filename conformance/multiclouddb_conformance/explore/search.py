@@ -214,6 +214,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Any]]] = {
     "empty": {"empty": True},
     "told": {"told": True, "scope": Scope.DESCENDANTS},
     "watched": {"watched": True},
+    "chained": {"chained": True},
     "reduced": {"open": 2, "ahead": False, "symmetric": True},
 }
 """The bounds of each group; the steps of `base` belong to all of them."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import attrs
 
 from multiclouddb_api import Beginning, ChangeEvent, ResourceAddress
-from multiclouddb_conformance.explore.world import Kind, World
+from multiclouddb_conformance.explore.world import Bounds, Kind, Scope, World
 from multiclouddb_spi import Cursor, Feed, FeedStart, Provider
 
 __all__ = ["At", "Got", "Node", "Service", "moment_of"]
@@ -22,6 +22,7 @@ class Service(ABC):
     address: ResourceAddress
     position: ClassVar[FeedStart] = Beginning()
     rolls: ClassVar[bool] = True
+    chains: ClassVar[bool] = True
     roots: ClassVar[int] = 2
     trims_open: ClassVar[bool] = True
     copies: ClassVar[bool] = False
@@ -87,6 +88,7 @@ class Got:
     together: Collection[int] = ()
     over: bool = False
     idle: bool = False
+    read: int | None = None
 
 
 @attrs.define(eq=False)
@@ -107,7 +109,12 @@ class At:
     service: Service
     node: Node
     token: str
-    fails: bool
+    bounds: Bounds
+
+    @property
+    def root(self) -> str | None:
+        """The only partition whose descendants are read, or None."""
+        return self.node.names[0] if self.bounds.scope is Scope.DESCENDANTS else None
 
     def index(self, name: str) -> int:
         """Return the number of a partition in the model."""

@@ -86,6 +86,7 @@ class Bounds:
         empty: True if a partition may end without a record.
         told: True if a late listing tells the parents of what is gone.
         watched: True if the feed begins after the end of a partition that may have more children.
+        chained: True if the feed begins when its last partition has ended, whose child waits for it.
         symmetric: True if histories that differ only in the numbers of the partitions are explored once.
     """
 
@@ -102,6 +103,7 @@ class Bounds:
     empty: bool = False
     told: bool = False
     watched: bool = False
+    chained: bool = False
     symmetric: bool = False
 
 

@@ -61,11 +61,6 @@ class Ledger:
         self._note()
         return {item.event_id for item in self._truth.values() if item.commit > self.since}
 
-    def undelivered(self, partition_id: str) -> int:
-        """Return the number of events of a partition that have not been delivered yet."""
-        self._note()
-        return self._open.get(partition_id, 0)
-
     def restart(self, since: int) -> None:
         """Move the start of the feed to a later commit."""
         assert not self.first

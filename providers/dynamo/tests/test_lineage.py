@@ -448,6 +448,21 @@ class TestLostShards:
             assert consumer.kinds.count(Gap) == len(old)
             assert world.journal.count("DescribeStream") <= calls
 
+    def test_a_shard_that_waits_for_a_lost_one_is_read(self):
+        """A → B, beside C: a feed that has begun with all of them has not read A when A expires."""
+        with World(shards=2) as world:
+            a, c = world.open()
+            lost = world.put_in(a, 3)
+            b = world.script.roll_over(a)
+            kept = world.put_in(b, 2) + world.put_in(c, 2)
+            consumer = world.consumer(max_page_size=1, **SKIPS)
+            consumer.read()
+            world.script.drop_shards([a])
+            consumer.restart()
+            consumer.until_found(kept)
+            assert set(kept) <= set(consumer.markers) < {*lost, *kept}
+            assert consumer.kinds.count(Gap) == 1
+
     @pytest.mark.parametrize("settings", [{}, SKIPS], ids=["fail", "skip"])
     def test_a_worker_with_descendants_is_planned_again_after_a_loss(self, settings):
         """What remains may descend from the partition of another worker."""

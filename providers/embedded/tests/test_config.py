@@ -2,28 +2,21 @@
 
 import pytest
 
-from multiclouddb_api import (
-    Beginning,
-    ChangeFeedRequest,
-    ClientConfig,
-    ErrorCategory,
-    ResourceAddress,
-    connect,
-)
+import multiclouddb_api as api
 from multiclouddb_conformance import refusals
 from multiclouddb_embedded import EmbeddedOptions, EmbeddedStore
 
 
-def refused(*words, category=ErrorCategory.INVALID_REQUEST):
+def refused(*words, category=api.ErrorCategory.INVALID_REQUEST):
     return refusals.refused(category, *words)
 
 
 def config(**connection):
-    return ClientConfig("embedded", connection)
+    return api.ClientConfig("embedded", connection)
 
 
 def request(collection="items"):
-    return ChangeFeedRequest(ResourceAddress("main", collection), Beginning())
+    return api.ChangeFeedRequest(api.ResourceAddress("main", collection), api.Beginning())
 
 
 def test_a_store_is_named_by_a_url_or_a_path(store, tmp_path, monkeypatch):
@@ -37,7 +30,7 @@ def test_a_store_is_named_by_a_url_or_a_path(store, tmp_path, monkeypatch):
         config(url=f"embedded://{tmp_path}/a%20b%3Fc.db"),
         config(path=store.path), config(path=tmp_path / "store.db"), config(path="store.db"),
     ):  # fmt: skip
-        with connect(settings) as client:
+        with api.connect(settings) as client:
             assert client.read_changes(request()).idle
 
 
@@ -66,11 +59,11 @@ class TestWrongNames:
     )
     def test_they_name_the_option_and_the_way_out(self, connection, words):
         with refused(*words):
-            connect(config(**connection))
+            api.connect(config(**connection))
 
     def test_a_store_that_does_not_exist_is_not_found_and_not_made(self, tmp_path):
-        with refused("there is no store", "EmbeddedStore(path)", category=ErrorCategory.NOT_FOUND):
-            connect(config(path=tmp_path / "x.db"))
+        with refused("there is no store", "EmbeddedStore(path)", category=api.ErrorCategory.NOT_FOUND):
+            api.connect(config(path=tmp_path / "x.db"))
         assert list(tmp_path.iterdir()) == []
 
     def test_options_have_their_range(self):
@@ -82,17 +75,17 @@ class TestWrongNames:
 class TestNativeClient:
     def test_a_store_is_used_and_never_closed(self, store):
         store.create_collection("items")
-        with connect(config(), native_client=store) as client:
+        with api.connect(config(), native_client=store) as client:
             assert client.read_changes(request()).idle
         store.put("items", "a", {})
 
     def test_it_has_to_be_an_open_store_of_that_path(self, store, tmp_path):
         with refused("native_client", "str"):
-            connect(config(), native_client="store.db")
+            api.connect(config(), native_client="store.db")
         with refused("native_client", "another"):
-            connect(config(path=tmp_path / "other.db"), native_client=store)
-        with connect(config(path=store.path), native_client=store):
+            api.connect(config(path=tmp_path / "other.db"), native_client=store)
+        with api.connect(config(path=store.path), native_client=store):
             pass
         store.close()
         with refused("native_client", "closed"):
-            connect(config(), native_client=store)
+            api.connect(config(), native_client=store)

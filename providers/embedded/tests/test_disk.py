@@ -9,21 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from multiclouddb_api import (
-    Beginning,
-    ChangeFeedRequest,
-    ErrorCategory,
-    MulticloudDbError,
-    ResourceAddress,
-    connect,
-)
+import multiclouddb_api as api
 from multiclouddb_embedded import EmbeddedStore, Put
 from multiclouddb_embedded.errors import classify
 
 NOBODY = 65534
-ADDRESS = ResourceAddress("main", "items")
-DENIED = ErrorCategory.AUTHORIZATION_FAILED
-INVALID = ErrorCategory.INVALID_REQUEST
+ADDRESS = api.ResourceAddress("main", "items")
+DENIED = api.ErrorCategory.AUTHORIZATION_FAILED
+INVALID = api.ErrorCategory.INVALID_REQUEST
 
 
 @contextmanager
@@ -61,10 +54,10 @@ def path(folder):
 
 def read(path):
     """Return the keys of all changes."""
-    with connect(f"embedded://{path}") as client:
+    with api.connect(f"embedded://{path}") as client:
         return [
             event.key.components["id"]
-            for event in client.read_changes(ChangeFeedRequest(ADDRESS, Beginning())).events
+            for event in client.read_changes(api.ChangeFeedRequest(ADDRESS, api.Beginning())).events
         ]
 
 
@@ -75,7 +68,7 @@ def open_store(path):
 
 def refusal(call, *arguments):
     """Return the error of a call. The error's message must have one line and name the file."""
-    with pytest.raises(MulticloudDbError) as caught:
+    with pytest.raises(api.MulticloudDbError) as caught:
         call(*arguments)
     error = caught.value
     assert "\n" not in str(error)
@@ -88,6 +81,12 @@ def told(error, category, *words):
     assert not error.retryable
     for word in words:
         assert str(word) in error.message
+
+
+def both_told(place, category, *words):
+    """Check the refusals of a reader and of a writer."""
+    for call in (read, open_store):
+        told(refusal(call, place), category, *words)
 
 
 def test_on_a_full_disk_nothing_is_written_until_there_is_room(path):
@@ -104,7 +103,7 @@ def test_on_a_full_disk_nothing_is_written_until_there_is_room(path):
             lambda: store.create_collection("more", partitions=10_000),
         ):
             error = refusal(call)
-            told(error, ErrorCategory.PERMANENT_FAILURE, path, "full", "free space")
+            told(error, api.ErrorCategory.PERMANENT_FAILURE, path, "full", "free space")
             assert error.detail.native_code == "SQLITE_FULL"
             assert read(path) == ["a"]
         assert [key.components["id"] for key, _ in store.scan("items")] == ["a"]
@@ -133,9 +132,7 @@ class TestReadOnly:
     def test_a_read_only_folder_is_told_apart(self, path, folder):
         folder.chmod(0o555)
         with unprivileged():
-            for call in (read, open_store):
-                error = refusal(call, path)
-                told(error, DENIED, path, "folder is read-only", "read a copy")
+            both_told(path, DENIED, path, "folder is read-only", "read a copy")
         assert [file.name for file in folder.iterdir()] == ["store.db"]
 
     def test_no_store_is_made_in_a_read_only_folder(self, folder):
@@ -147,8 +144,7 @@ class TestReadOnly:
     def test_a_file_that_may_not_be_read_is_not_called_missing(self, path):
         path.chmod(0o000)
         with unprivileged():
-            for call in (read, open_store):
-                told(refusal(call, path), DENIED, path, "right to read")
+            both_told(path, DENIED, path, "right to read")
 
 
 class TestNoStore:
@@ -159,8 +155,7 @@ class TestNoStore:
             b"PK\3\4" + bytes(5000),
         ):  # fmt: skip
             place.write_bytes(content)
-            for call in (read, open_store):
-                told(refusal(call, place), INVALID, place, "store", "name another")
+            both_told(place, INVALID, place, "store", "name another")
             assert place.read_bytes() == content
             assert list(folder.iterdir()) == [place]
 
@@ -170,37 +165,35 @@ class TestNoStore:
             connection.execute("PRAGMA application_id = 17")
             connection.execute("CREATE TABLE log (x)")
         before = place.read_bytes()
-        for call in (read, open_store):
-            told(refusal(call, place), INVALID, place, "not an embedded store", "name another file")
+        both_told(place, INVALID, place, "not an embedded store", "name another file")
         assert place.read_bytes() == before
 
     def test_a_newer_schema_says_to_upgrade(self, path):
         with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute("UPDATE store SET version = 9")
         upgrade = "pip install --upgrade multiclouddb-embedded"
-        for call in (read, open_store):
-            told(refusal(call, path), INVALID, path, "schema version 9", upgrade)
+        both_told(path, INVALID, path, "schema version 9", upgrade)
 
     def test_an_empty_file_is_no_store_for_a_reader_and_becomes_one_for_a_writer(self, folder):
         place = folder / "empty.db"
         place.touch()
-        told(refusal(read, place), ErrorCategory.NOT_FOUND, place, "is empty", "EmbeddedStore(path)")
+        told(refusal(read, place), api.ErrorCategory.NOT_FOUND, place, "is empty", "EmbeddedStore(path)")
         assert place.stat().st_size == 0
         open_store(place)
-        told(refusal(read, place), ErrorCategory.NOT_FOUND, "no collection main/items")
+        told(refusal(read, place), api.ErrorCategory.NOT_FOUND, "no collection main/items")
 
     def test_a_folder_is_called_one_and_a_missing_file_is_not_made(self, folder):
-        for call in (read, open_store):
-            told(refusal(call, folder), INVALID, folder, "is a folder", "name a file in it")
-        told(refusal(read, folder / "none.db"), ErrorCategory.NOT_FOUND, "no store", "EmbeddedStore(path)")
+        both_told(folder, INVALID, folder, "is a folder", "name a file in it")
+        told(
+            refusal(read, folder / "none.db"), api.ErrorCategory.NOT_FOUND, "no store", "EmbeddedStore(path)"
+        )
         assert list(folder.iterdir()) == []
 
     def test_a_damaged_store_is_called_damaged(self, path):
         whole = path.read_bytes()
         for content in (whole[: len(whole) // 2], whole[:16384] + os.urandom(len(whole) - 16384)):
             path.write_bytes(content)
-            for call in (read, open_store):
-                told(refusal(call, path), ErrorCategory.PERMANENT_FAILURE, path, "damaged", "from a copy")
+            both_told(path, api.ErrorCategory.PERMANENT_FAILURE, path, "damaged", "from a copy")
             assert path.read_bytes() == content
 
 
@@ -213,9 +206,9 @@ class TestCannotOpen:
         return classify(error, str(path))
 
     def test_it_is_not_there_or_handles_ran_out(self, path, folder):
-        assert self.fault(folder / "none.db").category == ErrorCategory.NOT_FOUND
+        assert self.fault(folder / "none.db").category == api.ErrorCategory.NOT_FOUND
         fault = self.fault(path)
-        assert (fault.category, fault.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
+        assert (fault.category, fault.retryable) == (api.ErrorCategory.TRANSIENT_FAILURE, True)
         assert "ulimit -n" in fault.message
 
     def test_its_folder_is_on_a_disk_that_is_mounted_read_only(self, path, monkeypatch):

@@ -8,15 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multiclouddb_api import (
-    ChangeEvent,
-    ChangeType,
-    MulticloudDbKey,
-    ResourceAddress,
-    canonical_json,
-    decode_json,
-    encode_json,
-)
+import multiclouddb_api as api
 from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_embedded.mapping import (
     Records,
@@ -31,7 +23,7 @@ from multiclouddb_embedded.mapping import (
 
 patiently = settings(deadline=None, max_examples=50)  # a slow machine must not fail the test
 
-ADDRESS = ResourceAddress("main", "items")
+ADDRESS = api.ResourceAddress("main", "items")
 VIEW = View(ADDRESS, "embedded:1.2:p0", 1, native=False)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
@@ -73,7 +65,7 @@ def records(table, *, old=True):
     """Return rows as SQLite returns them."""
 
     def column(index):
-        return b"\x1e".join(encode_json(row[index]) for row in table)
+        return b"\x1e".join(api.encode_json(row[index]) for row in table)
 
     def numbers(index):
         return ",".join(str(row[index]) for row in table)
@@ -84,7 +76,7 @@ def records(table, *, old=True):
 
 def same(a, b):
     """Return True if two values are equal and have the same types; NaN equals NaN."""
-    return canonical_json(a) == canonical_json(b)
+    return api.canonical_json(a) == api.canonical_json(b)
 
 
 class TestEvents:
@@ -99,22 +91,13 @@ class TestEvents:
             assert same(event.new_item_state, new)
             assert same(event.old_item_state, old)
             event = attrs.evolve(event, new_item_state=None, old_item_state=None)
-            built = ChangeEvent(
-                event.event_id,
-                MulticloudDbKey(key),
-                list(ChangeType)[kind],
-                datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ts),
-                new_item_state=None,
-                old_item_state=None,
-                order_key=event.order_key,
-                by_expiry=False,
-                backfilled=False,
-                address=ADDRESS,
-                partition_id="embedded:1.2:p0",
-            )
+            kind, key = list(api.ChangeType)[kind], api.MulticloudDbKey(key)
+            moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ts)
+            fields = (event.order_key, False, False, ADDRESS, "embedded:1.2:p0")
+            built = api.ChangeEvent(event.event_id, key, kind, moment, None, None, *fields)
             assert event == built
             assert hash(event) == hash(built)
-            assert type(event.key) is MulticloudDbKey
+            assert type(event.key) is api.MulticloudDbKey
         start = data.draw(st.integers(0, len(table)))
         stop = data.draw(st.integers(start, len(table)))
         part = to_events(records(table), start, stop, VIEW)
@@ -145,7 +128,7 @@ class TestArrow:
             ours, theirs = made.column(name).to_pylist(), expected.column(name).to_pylist()
             if name in ("key", "new_item_state", "old_item_state"):
                 ours, theirs = (
-                    [text if text is None else canonical_json(decode_json(text)) for text in texts]
+                    [text if text is None else api.canonical_json(api.decode_json(text)) for text in texts]
                     for texts in (ours, theirs)
                 )
             assert ours == theirs, name
@@ -158,7 +141,7 @@ class TestArrow:
     def test_a_batch_may_be_empty_and_an_address_without_database(self):
         made = to_arrow(Records(0, "", "", "", b"", None, None), 0, 0, VIEW)
         assert (made.num_rows, made.schema) == (0, EVENT_SCHEMA)
-        view = attrs.evolve(VIEW, address=ResourceAddress(None, "items"))
+        view = attrs.evolve(VIEW, address=api.ResourceAddress(None, "items"))
         made = to_arrow(records([({"id": 1}, {}, None, 0, 0)]), 0, 1, view)
         assert [made.column(name).to_pylist() for name in ("database", "collection")] == [[None], ["items"]]
 
@@ -181,8 +164,8 @@ def as_text(event):
     return (
         event.event_id,
         event.key,
-        canonical_json(event.new_item_state),
-        canonical_json(event.old_item_state),
+        api.canonical_json(event.new_item_state),
+        api.canonical_json(event.old_item_state),
         event.timestamp,
     )
 

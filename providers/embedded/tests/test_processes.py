@@ -11,19 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from multiclouddb_api import (
-    Beginning,
-    ChangeFeedRequest,
-    FromContinuationToken,
-    OperationOptions,
-    ResourceAddress,
-    connect,
-)
+import multiclouddb_api as api
 from multiclouddb_embedded import EmbeddedStore, Put
 
 pytestmark = pytest.mark.slow
 
-ADDRESS = ResourceAddress("main", "items")
+ADDRESS = api.ResourceAddress("main", "items")
 WRITERS, BATCHES, KEYS = 2, 30, 5
 
 WRITER = f"""
@@ -91,15 +84,15 @@ def finish(*processes):
 
 def follow(path, done):
     """Read every event of the collection during writes, until `done` is set and no event is left."""
-    events, position = [], Beginning()
-    with connect(f"embedded://{path}") as client:
+    events, position = [], api.Beginning()
+    with api.connect(f"embedded://{path}") as client:
         while True:
             over = done()
             page = client.read_changes(
-                ChangeFeedRequest(ADDRESS, position), OperationOptions(wait_seconds=0.05)
+                api.ChangeFeedRequest(ADDRESS, position), api.OperationOptions(wait_seconds=0.05)
             )
             events += page.events
-            position = FromContinuationToken(page.continuation_token)
+            position = api.FromContinuationToken(page.continuation_token)
             if over and page.idle:
                 return events
 

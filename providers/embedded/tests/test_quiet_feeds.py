@@ -10,19 +10,8 @@ from typing import Any
 
 import pytest
 
-from multiclouddb_api import (
-    Beginning,
-    ChangeFeedPage,
-    ChangeFeedRequest,
-    ClientConfig,
-    ErrorCategory,
-    FromContinuationToken,
-    MulticloudDbClient,
-    MulticloudDbKey,
-    OperationOptions,
-    ResourceAddress,
-    connect,
-)
+import multiclouddb_api as api
+from multiclouddb_conformance.waiting import SOON, assert_prompt
 from multiclouddb_embedded import EmbeddedStore, Put
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_embedded.reader import EmbeddedReader
@@ -31,10 +20,9 @@ from multiclouddb_spi import Deadline, Fault, ProviderFault
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import WrittenTokens
 from multiclouddb_spi.continuation.token import Envelope
-from multiclouddb_spi.reading.quiet_feeds import Check, QuietFeeds
 
 PARTITIONS = 8
-ADDRESS = ResourceAddress("main", "orders")
+ADDRESS = api.ResourceAddress("main", "orders")
 
 
 @pytest.fixture
@@ -48,19 +36,25 @@ def store(tmp_path: Any) -> Iterator[EmbeddedStore]:
 class Consumer:
     """Reads page after page, each from the token of the previous page."""
 
-    def __init__(self, client: MulticloudDbClient) -> None:
+    def __init__(self, client: api.MulticloudDbClient) -> None:
         self.client = client
-        self.page = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning()))
+        self.page = client.read_changes(api.ChangeFeedRequest(ADDRESS, api.Beginning()))
         self.seen = [event.event_id for event in self.page.events]
 
-    def next(self, wait: float = 0.0, **request: Any) -> ChangeFeedPage:
-        position = FromContinuationToken(self.page.continuation_token)
-        options = OperationOptions(wait_seconds=wait)
-        self.page = self.client.read_changes(ChangeFeedRequest(ADDRESS, position, **request), options)
+    def next(self, wait: float = 0.0, timeout: float = 30.0) -> api.ChangeFeedPage:
+        position = api.FromContinuationToken(self.page.continuation_token)
+        options = api.OperationOptions(timeout, wait)
+        self.page = self.client.read_changes(api.ChangeFeedRequest(ADDRESS, position), options)
         self.seen += [event.event_id for event in self.page.events]
         return self.page
 
-    def until_quiet(self) -> ChangeFeedPage:
+    def timed(self, wait: float = 0.0, timeout: float = 30.0) -> tuple[api.ChangeFeedPage, float]:
+        """Read the next page; return it with the duration of the call."""
+        began = time.monotonic()
+        page = self.next(wait, timeout)
+        return page, time.monotonic() - began
+
+    def until_quiet(self) -> api.ChangeFeedPage:
         """Read until the partitions are no longer polled."""
         for _ in range(20):
             page = self.next()
@@ -71,7 +65,7 @@ class Consumer:
 
 @pytest.fixture
 def consumer(store: EmbeddedStore) -> Iterator[Consumer]:
-    with connect(ClientConfig("embedded", {"path": store.path}, max_concurrency=2)) as client:
+    with api.connect(api.ClientConfig("embedded", {"path": store.path}, max_concurrency=2)) as client:
         yield Consumer(client)
 
 
@@ -130,7 +124,7 @@ def test_a_write_during_the_read_is_read_next(store: EmbeddedStore, consumer: Co
 def key_in(store: EmbeddedStore, low: int, high: int) -> str:
     """Return a key whose hash is in the range."""
     names = (f"late-{number}" for number in range(10_000))
-    keys = ((name, partition_identity(MulticloudDbKey({"id": name}))) for name in names)
+    keys = ((name, partition_identity(api.MulticloudDbKey({"id": name}))) for name in names)
     return next(name for name, identity in keys if low <= partition_hash(identity) < high)
 
 
@@ -161,36 +155,45 @@ def test_a_mark_that_fails_does_not_fail_the_page(consumer: Consumer, monkeypatc
     assert page.diagnostics.requests == PARTITIONS
 
 
+@pytest.mark.parametrize(("timeout", "most"), [(10, 2.0), (1.6, 0.9)])
 def test_a_mark_that_never_comes_does_not_block_the_feed(
-    store: EmbeddedStore, consumer: Consumer, monkeypatch: Any
+    store: EmbeddedStore, consumer: Consumer, monkeypatch: Any, timeout: float, most: float
 ):
-    """If the request for the mark gets no answer, the call still has most of its time left for reading."""
-    token = consumer.until_quiet().continuation_token
+    """The call waits a second for the mark, and at most a quarter of its time; the rest is for reading."""
 
     def hangs(self: EmbeddedFeed, deadline: Deadline) -> object:
         time.sleep(max(0.0, deadline.remaining()) + 0.1)
         return None
 
-    monkeypatch.setattr(EmbeddedFeed, "change_mark", hangs)
-    store.put("orders", "o-1", {"n": -1})
-    request = ChangeFeedRequest(ADDRESS, FromContinuationToken(token))
-    page = consumer.client.read_changes(request, OperationOptions(timeout_seconds=10))
-    assert [event.new_item_state for event in page.events] == [{"n": -1}]
+    def attempt() -> float:
+        consumer.until_quiet()
+        store.put("orders", "o-1", {"n": -1})
+        with monkeypatch.context() as patch:
+            patch.setattr(EmbeddedFeed, "change_mark", hangs)
+            page, took = consumer.timed(timeout=timeout)
+        assert [event.new_item_state for event in page.events] == [{"n": -1}]
+        return took
+
+    assert_prompt(most, attempt, at_most=timeout + SOON)
 
 
 def test_a_mark_that_fails_late_does_not_prolong_the_wait(consumer: Consumer, monkeypatch: Any):
-    consumer.until_quiet()
-    checks: list[Check] = []
-    check = QuietFeeds.check
+    """The time until the mark has failed is a part of the time that the caller wants to wait."""
 
     def fails(self: EmbeddedFeed, deadline: Deadline) -> object:
-        time.sleep(0.3)
-        raise ProviderFault(Fault(ErrorCategory.PERMANENT_FAILURE, "no mark; read the partitions"))
+        time.sleep(0.7)
+        raise ProviderFault(Fault(api.ErrorCategory.PERMANENT_FAILURE, "no mark; read the partitions"))
 
-    monkeypatch.setattr(EmbeddedFeed, "change_mark", fails)
-    monkeypatch.setattr(QuietFeeds, "check", lambda *given: (checks.append(check(*given)), checks[-1])[1])
-    assert consumer.next(wait=0.5).idle
-    assert checks[0].wait <= 0.2
+    def attempt() -> float:
+        consumer.until_quiet()
+        with monkeypatch.context() as patch:
+            patch.setattr(EmbeddedFeed, "change_mark", fails)
+            page, took = consumer.timed(wait=1.0)
+        assert (page.idle, page.diagnostics.requests > 1) == (True, True)
+        assert took > 0.9
+        return took
+
+    assert_prompt(1.5, attempt, at_most=SOON)
 
 
 def test_a_call_waits_for_the_first_change(store: EmbeddedStore, consumer: Consumer, monkeypatch: Any):

@@ -9,31 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from multiclouddb_api import (
-    AtTime,
-    Beginning,
-    ChangeFeedRequest,
-    ClientConfig,
-    ErrorCategory,
-    FromContinuationToken,
-    LogicalPartition,
-    MulticloudDbError,
-    MulticloudDbKey,
-    NewItemStateMode,
-    Now,
-    OldItemStateMode,
-    ResourceAddress,
-    Snapshot,
-    connect,
-    decode_json,
-)
-from multiclouddb_embedded import Delete, EmbeddedOptions, EmbeddedStore, Put
+import multiclouddb_api as api
+from multiclouddb_embedded import EmbeddedStore, Put
 from multiclouddb_embedded.mapping import to_micros
 from multiclouddb_embedded.partitions import standing
-from multiclouddb_embedded.provider import PLUGIN
 from multiclouddb_spi import (
     Continue,
-    Deadline,
     Drained,
     FeedSpec,
     InvalidCursor,
@@ -92,7 +73,7 @@ class TestFetch:
 
     def test_documents_that_nobody_wants_are_not_read(self, items):
         items.sql("UPDATE log SET doc = 'damaged'")
-        feed = items.feed(new_item_state_mode=NewItemStateMode.OMIT)
+        feed = items.feed(new_item_state_mode=api.NewItemStateMode.OMIT)
         assert [event.new_item_state for event in items.read_all(feed)["p0"]] == [None] * 10
 
     def test_a_range_is_reached_and_the_same_whatever_happens_later(self, items):
@@ -126,13 +107,13 @@ class TestLineage:
     def test_a_far_behind_reader_meets_every_partition_once(self, world):
         """It may find a merged child before one of its parents, because empty partitions split and merge."""
         world.store.create_collection("items", partitions=2)
-        address = ResourceAddress("main", "items")
-        with connect(ClientConfig("embedded"), native_client=world.store) as client:
-            token = client.read_changes(ChangeFeedRequest(address, Beginning())).continuation_token
+        address = api.ResourceAddress("main", "items")
+        with api.connect(api.ClientConfig("embedded"), native_client=world.store) as client:
+            token = client.read_changes(api.ChangeFeedRequest(address, api.Beginning())).continuation_token
             _reshape(world.store, random.Random(7))
             world.store.batch("items", [Put(n, {"n": n}) for n in range(100)])
             _reshape(world.store, random.Random(-7))
-            request = ChangeFeedRequest(address, FromContinuationToken(token))
+            request = api.ChangeFeedRequest(address, api.FromContinuationToken(token))
             events = list(client.iterate_changes(request, until_idle=True))
         assert len(events) == len({event.event_id for event in events}) == 100
 
@@ -147,10 +128,10 @@ class TestStarts:
             for number in range(20):
                 items.store.put("items", number, {"n": number})
         feed = items.feed()
-        alive = [ids(items.start(feed, AtTime(moment))) for moment in moments]
+        alive = [ids(items.start(feed, api.AtTime(moment))) for moment in moments]
         assert alive == [["p0"], ["p1", "p2"], ["p2", "p3", "p4"], ["p2", "p3", "p5", "p6"]]
         for moment in moments:
-            events = [e for part in items.read_all(feed, AtTime(moment)).values() for e in part]
+            events = [e for part in items.read_all(feed, api.AtTime(moment)).values() for e in part]
             wanted = items.sql("SELECT count(*) FROM log WHERE ts >= ?", to_micros(moment))[0][0]
             assert len(events) == wanted
             assert min(event.timestamp for event in events) >= moment
@@ -158,7 +139,7 @@ class TestStarts:
     def test_at_time_in_the_near_future_skips_what_comes_before(self, items):
         feed = items.feed()
         soon = items.clock() + timedelta(seconds=3)
-        (seed,) = items.start(feed, AtTime(soon))
+        (seed,) = items.start(feed, api.AtTime(soon))
         reader = feed.open(seed.partition_id, seed.cursor)
         for number in (11, 12, 13, 14):
             items.store.put("items", number, {"n": number})
@@ -191,9 +172,9 @@ class TestExpiry:
             if count >= 6:
                 assert numbers(items.drain(feed.open("p0", cursor))[0]) == list(range(count + 1, 11))
                 continue
-            with faulty(ErrorCategory.CHECKPOINT_EXPIRED, "SkipToOldest"):
+            with faulty(api.ErrorCategory.CHECKPOINT_EXPIRED, "SkipToOldest"):
                 items.fetch(feed.open("p0", cursor))
-            with faulty(ErrorCategory.CHECKPOINT_EXPIRED):
+            with faulty(api.ErrorCategory.CHECKPOINT_EXPIRED):
                 feed.heads({"p0": cursor}, None, items.deadline())
 
     def test_a_trim_in_the_middle_of_a_fetch_takes_nothing_from_it(self, items, monkeypatch):
@@ -208,7 +189,7 @@ class TestExpiry:
         monkeypatch.setattr("multiclouddb_embedded.reader.standing", trimmed_right_after)
         assert numbers(items.drain(feed.open("p0", [0, 0]))[0]) == list(range(1, 11))
         monkeypatch.undo()
-        with faulty(ErrorCategory.CHECKPOINT_EXPIRED):
+        with faulty(api.ErrorCategory.CHECKPOINT_EXPIRED):
             items.fetch(feed.open("p0", [0, 0]))
 
     def test_at_time_older_than_retention_is_not_clamped(self, items):
@@ -217,13 +198,13 @@ class TestExpiry:
         items.store.create_collection("others")
         items.store.put("others", "a", {})
         items.store.trim("others", max_count=0)
-        assert numbers(items.read_all(feed, AtTime(stamps[3]))["p0"]) == list(range(4, 11))
+        assert numbers(items.read_all(feed, api.AtTime(stamps[3]))["p0"]) == list(range(4, 11))
         items.store.trim("items", max_count=4)
         for stamp in (stamps[0], stamps[5]):
-            with faulty(ErrorCategory.CHECKPOINT_EXPIRED, stamp.isoformat()):
-                items.start(feed, AtTime(stamp))
+            with faulty(api.ErrorCategory.CHECKPOINT_EXPIRED, stamp.isoformat()):
+                items.start(feed, api.AtTime(stamp))
         for stamp in (stamps[6], stamps[5] + timedelta(microseconds=1)):
-            assert len(items.read_all(feed, AtTime(stamp))["p0"]) == 4
+            assert len(items.read_all(feed, api.AtTime(stamp))["p0"]) == 4
 
 
 class TestSurvey:
@@ -332,7 +313,7 @@ class TestCursors:
 
 class TestLogicalPartition:
     def logical(self, world, tenant):
-        return world.feed(scope=LogicalPartition(MulticloudDbKey({"tenant": tenant, "id": 9}, 1)))
+        return world.feed(scope=api.LogicalPartition(api.MulticloudDbKey({"tenant": tenant, "id": 9}, 1)))
 
     @pytest.fixture
     def tenants(self, world):
@@ -360,7 +341,7 @@ class TestLogicalPartition:
             assert [n for part in events.values() for n in numbers(part)] == list(range(15))
             seeds = tenants.start(feed)
             assert {parent for seed in seeds for parent in seed.parents} <= set(ids(seeds))
-            assert len(tenants.start(feed, Now())) == 1
+            assert len(tenants.start(feed, api.Now())) == 1
             for name in ("p3", "p1"):
                 if alone := tenants.start(feed, partition_id=name):
                     _, last = tenants.drain(feed.open(name, alone[0].cursor))
@@ -388,25 +369,25 @@ class TestLogicalPartition:
         assert [event.new_item_state["t"] for event in events] == [7] * 15
 
     def test_a_key_that_does_not_fit_the_collection_is_refused(self, tenants):
-        with pytest.raises(MulticloudDbError, match="tenant"):
-            tenants.feed(scope=LogicalPartition(MulticloudDbKey({"user": 1})))
+        with pytest.raises(api.MulticloudDbError, match="tenant"):
+            tenants.feed(scope=api.LogicalPartition(api.MulticloudDbKey({"user": 1})))
 
-    @pytest.mark.parametrize("start", [Beginning(), Now(), Snapshot()])
+    @pytest.mark.parametrize("start", [api.Beginning(), api.Now(), api.Snapshot()])
     def test_a_key_like_none_that_is_there_is_refused(self, world, start):
         """Without an error, the feed of a key whose name or type no document has would just be empty."""
         wrong = {"'idx' with a value of type str": {"idx": "o-1"}, "'id' with a value of type int": {"id": 1}}
         world.store.create_collection("orders")
         world.store.put("orders", "o-1", {})
         world.store.put("orders", {"number": -3}, {})
-        with connect(f"embedded://{world.store.path}") as client:
-            address = ResourceAddress("main", "orders")
+        with api.connect(f"embedded://{world.store.path}") as client:
+            address = api.ResourceAddress("main", "orders")
 
             def read(key, start=start):
-                scope = LogicalPartition(MulticloudDbKey(key))
-                return client.read_changes(ChangeFeedRequest(address, start, scope=scope))
+                scope = api.LogicalPartition(api.MulticloudDbKey(key))
+                return client.read_changes(api.ChangeFeedRequest(address, start, scope=scope))
 
             for words, key in wrong.items():
-                with pytest.raises(MulticloudDbError, match=words) as caught:
+                with pytest.raises(api.MulticloudDbError, match=words) as caught:
                     read(key)
                 assert "'id' with a value of type str" in caught.value.message.partition("; ")[2]
             # A value that no document has yet is not a mistake.
@@ -415,7 +396,7 @@ class TestLogicalPartition:
             # A position stays valid, even if documents have been deleted since then.
             token = read({"number": -3}).continuation_token
             world.store.delete("orders", {"number": -3})
-            read({"number": -3}, FromContinuationToken(token))
+            read({"number": -3}, api.FromContinuationToken(token))
 
 
 class TestHeads:
@@ -449,7 +430,7 @@ class TestWaiting:
     def test_a_change_elsewhere_does_not_end_it_but_a_split_does(self, items):
         items.store.create_collection("others")
         feed = items.feed()
-        (seed,) = items.start(feed, Now())
+        (seed,) = items.start(feed, api.Now())
         reader = feed.open("p0", seed.cursor)
 
         def write():
@@ -492,12 +473,12 @@ class TestWaiting:
             asked += 1
         thread.join(1)
         assert not thread.is_alive()
-        assert raised[0].category == ErrorCategory.TRANSIENT_FAILURE
+        assert raised[0].category == api.ErrorCategory.TRANSIENT_FAILURE
         assert raised[0].code == "SQLITE_INTERRUPT"
 
     def test_a_write_is_seen_by_the_very_next_fetch(self, items):
         feed = items.feed()
-        (seed,) = items.start(feed, Now())
+        (seed,) = items.start(feed, api.Now())
         reader = feed.open("p0", seed.cursor)
         for number in range(11, 31):
             assert len(items.fetch(reader)) == 0
@@ -532,13 +513,13 @@ class TestConnections:
             path.unlink()
         with pytest.raises(FileNotFoundError) as caught:
             items.fetch(reader)
-        assert items.provider.classify(caught.value).category == ErrorCategory.NOT_FOUND
-        with faulty(ErrorCategory.NOT_FOUND, "EmbeddedStore(path)"):
+        assert items.provider.classify(caught.value).category == api.ErrorCategory.NOT_FOUND
+        with faulty(api.ErrorCategory.NOT_FOUND, "EmbeddedStore(path)"):
             items.feed()
         with EmbeddedStore(items.path) as anew:
             anew.create_collection("items", partitions=1)
             anew.put("items", "a", {"n": 1})
-            with faulty(ErrorCategory.NOT_FOUND, "dropped"):
+            with faulty(api.ErrorCategory.NOT_FOUND, "dropped"):
                 items.fetch(reader)
             assert numbers(items.read_all(items.feed())["p0"]) == [1]
             reader = items.feed().open("p0", [1, 0])
@@ -550,21 +531,21 @@ class TestConnections:
 
 class TestProvisioning:
     def test_the_database_is_main_by_default(self, items):
-        feed = items.provider.open_feed(FeedSpec(ResourceAddress(collection="items")), items.deadline())
-        assert feed.identity.address == ResourceAddress(collection="items")
+        feed = items.provider.open_feed(FeedSpec(api.ResourceAddress(collection="items")), items.deadline())
+        assert feed.identity.address == api.ResourceAddress(collection="items")
         assert len(items.read_all(feed)["p0"]) == 10
 
     @pytest.mark.parametrize(("images", "there"), [("keys", 0), ("new", 1), ("new_and_old", 2)])
     def test_required_documents_have_to_be_logged(self, world, images, there):
         world.store.create_collection("items", images=images)
         for place, (modes, setting) in enumerate((
-            ({"new_item_state_mode": NewItemStateMode.REQUIRE}, "images='new'"),
-            ({"old_item_state_mode": OldItemStateMode.REQUIRE}, "images='new_and_old'"),
+            ({"new_item_state_mode": api.NewItemStateMode.REQUIRE}, "images='new'"),
+            ({"old_item_state_mode": api.OldItemStateMode.REQUIRE}, "images='new_and_old'"),
         )):  # fmt: skip
             if place < there:
                 world.feed(**modes)
                 continue
-            with faulty(ErrorCategory.UNSUPPORTED_CAPABILITY, setting):
+            with faulty(api.ErrorCategory.UNSUPPORTED_CAPABILITY, setting):
                 world.feed(**modes)
 
 
@@ -572,7 +553,7 @@ class TestPoison:
     def test_a_damaged_key_is_not_left_out_of_a_partition_key(self, items):
         ((key,),) = items.sql("SELECT key FROM log WHERE seq = 4")
         items.sql("UPDATE log SET key = '{' WHERE seq = 4")
-        feed = items.feed(scope=LogicalPartition(MulticloudDbKey(decode_json(key))))
+        feed = items.feed(scope=api.LogicalPartition(api.MulticloudDbKey(api.decode_json(key))))
         batch = items.fetch(feed.open("p0", [0, 0]))
         with pytest.raises(RecordFault, match="sequence 4"):
             batch.events(0, len(batch))
@@ -612,31 +593,6 @@ class TestPoison:
             items.sql(f"INSERT INTO log VALUES ({', '.join('?' * len(rows[3]))})", *rows[3])
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 202), marks=pytest.mark.soak)], ids=len)
-def test_nothing_is_lost_in_random_lives(tmp_path, clock, seeds):
-    """Readers stop and continue at any position; the changes of each key stay in order."""
-    for seed in seeds:
-        chance, soon = random.Random(seed), Deadline.after(60)
-        with EmbeddedStore(tmp_path / f"{seed}.db", clock=clock, durable=False) as store:
-            store.create_collection("items", partitions=chance.randint(1, 3))
-            provider = PLUGIN.connect(ClientConfig("embedded"), store)
-            spec = FeedSpec(ResourceAddress("main", "items"), options=EmbeddedOptions())
-            feed = provider.open_feed(spec, soon)
-            active = {each.partition_id: ((), each.cursor) for each in feed.start(Beginning(), None, soon)}
-            drained, seen, written = set(), [], 0
-            for step in range(150):
-                written += _live(store, clock, chance)
-                if step % 5 == 0 or step > 140:
-                    seen += _read(feed, active, drained, chance, all_of_it=step > 140)
-            assert written == len(seen) == len({event.event_id for event in seen})
-            by_key = {}
-            for event in seen:
-                by_key.setdefault(event.key, []).append(event.order_key)
-            assert all(orders == sorted(orders) for orders in by_key.values())
-            assert len(by_key) > 10
-            provider.close()
-
-
 def _reshape(store, chance):
     for _ in range(40):
         parts = [part.partition_id for part in store.partitions("items")]
@@ -645,40 +601,3 @@ def _reshape(store, chance):
             store.merge("items", parts[index], parts[index + 1])
         else:
             store.split("items", parts[index])
-
-
-def _live(store, clock, chance):
-    clock.tick(microseconds=chance.randint(0, 2))
-    parts = store.partitions("items")
-    match chance.randint(0, 9):
-        case 0:
-            store.split("items", chance.choice(parts).partition_id)
-        case 1 if len(parts) > 1:
-            index = chance.randrange(len(parts) - 1)
-            store.merge("items", parts[index].partition_id, parts[index + 1].partition_id)
-    operations = [
-        Put(chance.randint(0, 30), {"n": n}) if chance.random() < 0.8 else Delete(chance.randint(0, 30))
-        for n in range(chance.randint(0, 6))
-    ]
-    return store.batch("items", operations)
-
-
-def _read(feed, active, drained, chance, *, all_of_it):
-    """Continue some partitions, each with a new reader; a child only after its parents."""
-    seen, again = [], True
-    while again:
-        again = False
-        for name, (parents, cursor) in list(active.items()):
-            if set(parents) - drained or not (all_of_it or chance.random() < 0.5):
-                continue
-            batch = feed.open(name, cursor).fetch(chance.randint(1, 9), 1 << 20, 0.0, Deadline.after(9))
-            count = len(batch) if all_of_it else chance.randint(0, len(batch))
-            seen += batch.events(0, count)
-            active[name] = (parents, batch.cursor_after(count))
-            again = again or (all_of_it and (count > 0 or isinstance(batch.outcome, Drained)))
-            if count == len(batch) and isinstance(batch.outcome, Drained):
-                del active[name]
-                drained.add(name)
-                for child in batch.outcome.children:
-                    active.setdefault(child.partition_id, (child.parents, child.cursor))
-    return seen

@@ -8,26 +8,14 @@ import sqlite3
 
 import pytest
 
-from multiclouddb_api import (
-    BackfillDone,
-    ChangeFeedRequest,
-    ErrorCategory,
-    FromContinuationToken,
-    LogicalPartition,
-    MulticloudDbError,
-    MulticloudDbKey,
-    OperationOptions,
-    Snapshot,
-    SnapshotOrder,
-    connect,
-)
+import multiclouddb_api as api
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_embedded import EmbeddedStore
 
 pytestmark = pytest.mark.slow
 
-ORDERS = (SnapshotOrder.AUTO, SnapshotOrder.INTERLEAVED, SnapshotOrder.ORDERED)
-ORDERED = Snapshot(SnapshotOrder.ORDERED)
+ORDERS = (api.SnapshotOrder.AUTO, api.SnapshotOrder.INTERLEAVED, api.SnapshotOrder.ORDERED)
+ORDERED = api.Snapshot(api.SnapshotOrder.ORDERED)
 KEYS = 200
 LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
 SOAKED = [pytest.param(seed, marks=pytest.mark.soak) for seed in range(1000, 1100)]
@@ -68,9 +56,9 @@ def rows(store):
 
 
 def read(client, address, start, size=0, **settings):
-    position = FromContinuationToken(start) if isinstance(start, str) else start
-    request = ChangeFeedRequest(address, position, max_page_size=size, **settings)
-    return client.read_changes(request, OperationOptions())
+    position = api.FromContinuationToken(start) if isinstance(start, str) else start
+    request = api.ChangeFeedRequest(address, position, max_page_size=size, **settings)
+    return client.read_changes(request, api.OperationOptions())
 
 
 def pages(client, address, start, size=0, **settings):
@@ -91,17 +79,17 @@ class TestSeveralProcesses:
         for writer in writers:
             writer.start()
         dice, sink = random.Random(seed), Sink()
-        start = stored = Snapshot(order, segments=dice.choice([None, 1, 9]))
+        start = stored = api.Snapshot(order, segments=dice.choice([None, 1, 9]))
         done = False
-        client = connect(f"embedded://{path}")
+        client = api.connect(f"embedded://{path}")
         while True:
             page = read(client, address, start, dice.choice([7, 20]))
-            done |= any(isinstance(notice, BackfillDone) for notice in page.notices)
+            done |= any(isinstance(notice, api.BackfillDone) for notice in page.notices)
             sink.apply(page.events)
             start = page.continuation_token
             if dice.random() < 0.2:
                 client.close()
-                client = connect(f"embedded://{path}")
+                client = api.connect(f"embedded://{path}")
                 start = stored if isinstance(stored, str) and dice.random() < 0.5 else start
             stored = start
             if dice.random() < 0.1:
@@ -122,10 +110,10 @@ class TestScan:
     def test_a_collection_that_grows_at_its_end_is_read_to_its_end(self, path, store):
         address = fill(store, 40)
         found, number = [], 0
-        with connect(f"embedded://{path}") as client:
-            for page in pages(client, address, Snapshot(SnapshotOrder.ORDERED, segments=2), 4):
+        with api.connect(f"embedded://{path}") as client:
+            for page in pages(client, address, api.Snapshot(api.SnapshotOrder.ORDERED, segments=2), 4):
                 found += [event.backfilled for event in page.events]
-                if any(isinstance(notice, BackfillDone) for notice in page.notices):
+                if any(isinstance(notice, api.BackfillDone) for notice in page.notices):
                     break
                 for _ in range(8):
                     number += 1
@@ -136,12 +124,12 @@ class TestScan:
         address = store.create_collection("orders", 2, partition_key=["customer"])
         customers = ("a", "a]", 'a"', "b", "ab")
         for customer, number in itertools.product(customers, range(3)):
-            store.put("orders", MulticloudDbKey({"customer": customer, "n": number}), {"x": number})
+            store.put("orders", api.MulticloudDbKey({"customer": customer, "n": number}), {"x": number})
         for customer in customers:
-            scope = LogicalPartition(MulticloudDbKey({"customer": customer}))
-            with connect(f"embedded://{path}") as client:
+            scope = api.LogicalPartition(api.MulticloudDbKey({"customer": customer}))
+            with api.connect(f"embedded://{path}") as client:
                 events = [
-                    e for page in pages(client, address, Snapshot(), 2, scope=scope) for e in page.events
+                    e for page in pages(client, address, api.Snapshot(), 2, scope=scope) for e in page.events
                 ]
             assert [dict(event.key.components) for event in events] == [
                 {"customer": customer, "n": number} for number in range(3)
@@ -149,25 +137,25 @@ class TestScan:
 
     def test_a_dropped_collection_is_never_done(self, path, store):
         address = fill(store, 50)
-        with connect(f"embedded://{path}") as client:
+        with api.connect(f"embedded://{path}") as client:
             token = read(client, address, ORDERED).continuation_token
             token = read(client, address, token, 5).continuation_token
             store.create_collection("items", recreate=True)
-            with pytest.raises(MulticloudDbError) as caught:
+            with pytest.raises(api.MulticloudDbError) as caught:
                 next(page for page in pages(client, address, token, 5) if page.notices)
-        assert caught.value.category in (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST)
+        assert caught.value.category in (api.ErrorCategory.NOT_FOUND, api.ErrorCategory.INVALID_REQUEST)
 
     def test_a_damaged_row_is_reported_and_can_be_skipped(self, path, store):
         address = fill(store, 6)
         with sqlite3.connect(path) as connection:
             connection.execute("UPDATE documents SET doc = '{broken' WHERE key LIKE '%\"k3\"%'")
         connection.close()
-        with connect(f"embedded://{path}") as client:
+        with api.connect(f"embedded://{path}") as client:
             start, found, raised = ORDERED, [], []
             while True:
                 try:
                     page = read(client, address, start, 2)
-                except MulticloudDbError as error:
+                except api.MulticloudDbError as error:
                     raised.append(error)
                     start = error.detail.skip_token
                     continue
@@ -175,13 +163,13 @@ class TestScan:
                 start = page.continuation_token
                 if page.idle:
                     break
-        assert [error.category for error in raised] == [ErrorCategory.PROVIDER_ERROR]
+        assert [error.category for error in raised] == [api.ErrorCategory.PROVIDER_ERROR]
         assert "k3" not in str(raised[0])
         assert sorted(found) == ["k0", "k1", "k2", "k4", "k5"]
 
     def test_documents_are_there_also_where_the_log_keeps_only_keys(self, path, store):
         address = store.create_collection("items", images="keys")
         store.put("items", "k", {"n": 1})
-        with connect(f"embedded://{path}") as client:
+        with api.connect(f"embedded://{path}") as client:
             events = [event for page in pages(client, address, ORDERED) for event in page.events]
         assert [event.new_item_state for event in events] == [{"n": 1}]

@@ -1,14 +1,10 @@
 """Sends MongoDB's own commands to the server, unchanged and only once.
 
 The rules come from MongoDB's "Run Command" and "Client Side Operations Timeout" specifications. pymongo
-implements most of these rules. This module implements the other rules: it supports `timeout_ms` and
-`timeout_mode`, keeps the command document unchanged, refuses options that exclude each other, and decodes all
-replies of a cursor in the same way.
-
-This module does *not* examine the command itself: it does not check, add, correct or remove any field.
-pymongo adds what every command contains (`$db`, `lsid`, `$clusterTime`, `$readPreference`, the fields of a
-transaction and of the Stable API). If a command itself contains one of these fields, the behaviour is
-undefined; currently pymongo's value replaces it.
+implements most of them, and adds what every command contains (`$db`, `lsid`, `$clusterTime`,
+`$readPreference`, the fields of a transaction and of the Stable API); if a command itself contains one of
+these fields, the behaviour is undefined. This module does *not* examine the command itself: it does not
+check, add, correct or remove any field.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ from pymongo.database import Database
 from pymongo.errors import InvalidOperation, PyMongoError
 from pymongo.read_preferences import Nearest, Primary, PrimaryPreferred, Secondary, SecondaryPreferred
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, invalid_request
+from multiclouddb_api import ErrorCategory, invalid_request
 from multiclouddb_api.validators import one_of, unknown_name
 from multiclouddb_mongo.errors import PROVIDER_ID, classify
 from multiclouddb_spi import Fault, ProviderFault
@@ -45,43 +41,42 @@ _Options = TypeVar("_Options", bound="RunCommandOptions")
 _MOST: Final = 2**31 - 1
 
 
-def _refused(
-    instance: object, attribute: attrs.Attribute[Any], problem: str, way_out: str
-) -> MulticloudDbError:
-    return invalid_request(f"{type(instance).__name__}.{attribute.name}", problem, way_out)
+_Check: TypeAlias = "Callable[[Any, attrs.Attribute[Any], Any], None]"
 
 
-def _of_pymongo(kind: Any, way_out: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+def _checked(fits: Callable[[Any], bool], way_out: str) -> _Check:
+    """Check that the value fits, or is None."""
+
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if value is not None and not isinstance(value, kind):
-            raise _refused(instance, attribute, f"is a {type(value).__name__}", way_out)
+        if value is not None and not fits(value):
+            shown = (
+                value
+                if isinstance(value, int) and not isinstance(value, bool)
+                else f"a {type(value).__name__}"
+            )
+            raise invalid_request(f"{type(instance).__name__}.{attribute.name}", f"is {shown}", way_out)
 
     return check
 
 
-_PREFERENCE: Final = _of_pymongo(
-    ReadPreference, "pass a read preference of PyMongo, like pymongo.ReadPreference.SECONDARY"
+_PREFERENCE: Final = _checked(
+    lambda value: isinstance(value, ReadPreference),
+    "pass a read preference of PyMongo, like pymongo.ReadPreference.SECONDARY",
 )
-_SESSION: Final = _of_pymongo(
-    ClientSession, "pass a session of your native_client: native_client.start_session()"
+_SESSION: Final = _checked(
+    lambda value: isinstance(value, ClientSession),
+    "pass a session of your native_client: native_client.start_session()",
 )
 
 
-def _whole(low: int) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+def _whole(low: int) -> _Check:
     """Check that the value is a whole number of at least `low` that MongoDB can store, or None."""
+    way_out = f"pass a whole number from {low} to {_MOST}"
 
-    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if value is None:
-            return
-        if not isinstance(value, int) or isinstance(value, bool):
-            problem = f"is a {type(value).__name__}"
-        elif low <= value <= _MOST:
-            return
-        else:
-            problem = f"is {value}"
-        raise _refused(instance, attribute, problem, f"pass a whole number from {low} to {_MOST}")
+    def fits(value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= _MOST
 
-    return check
+    return _checked(fits, way_out)
 
 
 @attrs.frozen

@@ -29,6 +29,9 @@ from multiclouddb_spi import Fault, faults
 from multiclouddb_spi.faults import REPORT as DEFECT
 from multiclouddb_spi.faults import START_AGAIN, one_line, row_of_connection, unexpected
 
+_INVALID, _TRANSIENT = ErrorCategory.INVALID_REQUEST, ErrorCategory.TRANSIENT_FAILURE
+_PERMANENT, _UNSUPPORTED = ErrorCategory.PERMANENT_FAILURE, ErrorCategory.UNSUPPORTED_CAPABILITY
+
 NOT_AUTHORIZED: Final = 13
 IMAGE_MISSING: Final = 47
 TIME_LIMIT: Final = 50
@@ -82,44 +85,39 @@ _AUTHORIZATION: Final = Row(
     # The server's text quotes the command, including its resume token.
     confidential=True,
 )
-UNAVAILABLE: Final = Row(
-    ErrorCategory.TRANSIENT_FAILURE, "the server is not available at this moment; try again", quoted=True
-)
-_CURSOR: Final = Row(
-    ErrorCategory.TRANSIENT_FAILURE, "the server has closed the cursor; read again from the same token"
-)
+UNAVAILABLE: Final = Row(_TRANSIENT, "the server is not available at this moment; try again", quoted=True)
+_CURSOR: Final = Row(_TRANSIENT, "the server has closed the cursor; read again from the same token")
 OUT_OF_TIME: Final = Row(
-    ErrorCategory.TRANSIENT_FAILURE,
-    "the time of the call was not enough for the server; try again with a longer timeout",
+    _TRANSIENT, "the time of the call was not enough for the server; try again with a longer timeout"
 )
 THROTTLED: Final = Row(
     ErrorCategory.THROTTLED, "the server is overloaded; read with fewer processes, or later"
 )
 BAD_TOKEN: Final = Row(
-    ErrorCategory.INVALID_REQUEST,
+    _INVALID,
     "the server cannot read this resume token; pass one that it returned, unchanged",
     confidential=True,
 )
 NO_TOKEN: Final = Row(
-    ErrorCategory.INVALID_REQUEST,
+    _INVALID,
     "the pipeline removes or alters the events' _id, which is their resume token; keep _id as it is",
     confidential=True,
 )
 BAD_COMMAND: Final = Row(
-    ErrorCategory.INVALID_REQUEST,
+    _INVALID,
     "the server does not accept the pipeline, the command or one of its options; change the part that the "
     "server's message names",
     quoted=True,
 )
 _BAD_NAMESPACE: Final = Row(
-    ErrorCategory.INVALID_REQUEST,
+    _INVALID,
     "the server has no change stream for this namespace; name an ordinary collection, not a view, a time "
     "series, a system collection or a collection in admin, local or config",
 )
 _MISSING: Final = Row(
     ErrorCategory.NOT_FOUND, "there is no such database or collection; check both names of the address"
 )
-UNKNOWN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT, quoted=True)
+UNKNOWN: Final = Row(_PERMANENT, REPORT, quoted=True)
 
 # Maps each of the server's codes to its meaning.
 CODES: Final[Mapping[int, Row]] = {
@@ -129,24 +127,24 @@ CODES: Final[Mapping[int, Row]] = {
         f"{START_AGAIN}",
     ),
     OVERTAKEN: Row(
-        ErrorCategory.TRANSIENT_FAILURE,
+        _TRANSIENT,
         "the oplog removed entries before the reader reached them; read again from the same token: that read "
         "fails if the token has expired",
     ),
     TOKEN_NOT_FOUND: Row(
-        ErrorCategory.INVALID_REQUEST,
+        _INVALID,
         "the server cannot resume from this token: the pipeline leaves out the event that it names, or the "
         "token is of another collection or database; resume with the pipeline and the address that the token "
         "came from",
         confidential=True,
     ),
     INVALIDATED_TOKEN: Row(
-        ErrorCategory.INVALID_REQUEST,
+        _INVALID,
         "the stream ended with an invalidate event at this token; resume after it with start_after, or with "
         'after_invalidate="follow"',
     ),
     IMAGE_MISSING: Row(
-        ErrorCategory.UNSUPPORTED_CAPABILITY,
+        _UNSUPPORTED,
         "the required image is missing: the collection does not keep images, it kept none when the change "
         "was made, or the images have expired; turn changeStreamPreAndPostImages on and keep the images "
         "longer, or read with INCLUDE_IF_AVAILABLE",
@@ -158,7 +156,7 @@ CODES: Final[Mapping[int, Row]] = {
         confidential=True,
     ),
     40573: Row(
-        ErrorCategory.UNSUPPORTED_CAPABILITY,
+        _UNSUPPORTED,
         "change streams need a replica set, but this server is a standalone server; start it with --replSet "
         f"and call replSetInitiate once, as {_PAGE} shows",
     ),
@@ -199,7 +197,7 @@ CODES: Final[Mapping[int, Row]] = {
         (2, 9, 14, 15, 16, 20, 59, 72, 115, 168, 263, 322, 323, 40324, 40415, 40602), BAD_COMMAND
     ),
     121: Row(
-        ErrorCategory.INVALID_REQUEST,
+        _INVALID,
         "the document does not pass the collection's validation; change the document or the validation",
         confidential=True,
     ),
@@ -225,7 +223,7 @@ _AT_WORK: Final = re.compile(r"executor error", re.IGNORECASE)
 
 # The messages of these exceptions quote the value.
 _NO_BSON: Final = Fault(
-    ErrorCategory.INVALID_REQUEST,
+    _INVALID,
     "a value cannot be written as BSON; use BSON's types, valid Unicode, and integers of at most 64 bits",
     confidential=True,
 )
@@ -248,7 +246,7 @@ def login_lost(error: BaseException) -> Fault:
     """Return the fault for a connection that did log in, but whose user was dropped since."""
     # Someone may have made the user again, so the engine tries again with a new login.
     message = "the user of this connection was dropped after its login; log in again"
-    return Fault(ErrorCategory.TRANSIENT_FAILURE, message, str(code_of(error)), retryable=True)
+    return Fault(_TRANSIENT, message, str(code_of(error)), retryable=True)
 
 
 def classify(error: Exception) -> Fault:
@@ -258,7 +256,7 @@ def classify(error: Exception) -> Fault:
     try:
         found = _classified(error)
     except Exception:  # noqa: BLE001 - an exception whose own attributes raise is also a failure to report
-        found = Fault(ErrorCategory.PERMANENT_FAILURE, f"{type(error).__name__}; {DEFECT}", confidential=True)
+        found = Fault(_PERMANENT, f"{type(error).__name__}; {DEFECT}", confidential=True)
     return attrs.evolve(found, vendor_retried=True)
 
 
@@ -282,7 +280,7 @@ def _of_driver(error: Exception, code: int | None) -> Fault | None:
     match error:
         case ServerSelectionTimeoutError():
             return _plain(
-                ErrorCategory.TRANSIENT_FAILURE,
+                _TRANSIENT,
                 f"no server answers ({_brief(error)}); check the hosts, the network, TLS and replicaSet "
                 "of the connection",
                 code,
@@ -290,7 +288,7 @@ def _of_driver(error: Exception, code: int | None) -> Fault | None:
             )
         case WaitQueueTimeoutError():
             return _plain(
-                ErrorCategory.TRANSIENT_FAILURE,
+                _TRANSIENT,
                 "no connection of the pool became free in time; raise maxPoolSize or waitQueueTimeoutMS",
                 code,
                 retryable=True,
@@ -306,7 +304,7 @@ def _of_driver(error: Exception, code: int | None) -> Fault | None:
             )
         case DocumentTooLarge():
             return Fault(
-                ErrorCategory.INVALID_REQUEST,
+                _INVALID,
                 "a document or the command is larger than the server accepts; send less data in one command",
                 confidential=True,
             )
@@ -315,18 +313,14 @@ def _of_driver(error: Exception, code: int | None) -> Fault | None:
         case OverflowError() if "8-byte" in str(error):
             return _NO_BSON
         case InvalidName():
-            return _plain(
-                ErrorCategory.INVALID_REQUEST, f"{one_line(str(error))}; check the names of the address"
-            )
+            return _plain(_INVALID, f"{one_line(str(error))}; check the names of the address")
         case InvalidOperation() if "resume token" in str(error):
             return _said(NO_TOKEN, error, code)
         case InvalidOperation():
-            return _plain(
-                ErrorCategory.INVALID_REQUEST, f"{one_line(str(error))}; open a new client or stream"
-            )
+            return _plain(_INVALID, f"{one_line(str(error))}; open a new client or stream")
         case EncryptionError():
             return Fault(
-                ErrorCategory.PERMANENT_FAILURE,
+                _PERMANENT,
                 "a field cannot be encrypted or decrypted; check auto_encryption_opts and the key vault",
                 confidential=True,
             )
@@ -372,17 +366,17 @@ def _configuration(error: ConfigurationError) -> Fault:
     if cause is not None and type(cause).__module__.startswith("dns."):
         if type(cause).__name__ in ("NXDOMAIN", "NoAnswer"):
             message = "DNS has no SRV record for the host of this mongodb+srv:// connection; check its name"
-            return Fault(ErrorCategory.INVALID_REQUEST, message, confidential=True)
+            return Fault(_INVALID, message, confidential=True)
         message = "DNS does not name the hosts of this mongodb+srv:// connection; try again"
-        return Fault(ErrorCategory.TRANSIENT_FAILURE, message, retryable=True, confidential=True)
+        return Fault(_TRANSIENT, message, retryable=True, confidential=True)
     if "wire version" in str(error):
         return _plain(
-            ErrorCategory.UNSUPPORTED_CAPABILITY,
+            _UNSUPPORTED,
             "the server is too old or too new for this PyMongo; use MongoDB 4.4 or later, and a PyMongo that "
             "supports its version",
         )
     return Fault(
-        ErrorCategory.INVALID_REQUEST,
+        _INVALID,
         "PyMongo does not accept the settings of the connection; check the options of the connection, and "
         "check that the server supports them",
         confidential=True,

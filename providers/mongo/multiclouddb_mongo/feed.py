@@ -31,7 +31,11 @@ from multiclouddb_mongo.position import (
     compare,
     cursor_of,
     describe,
+    describe_scan,
+    is_scan_cursor,
     place_of,
+    range_of,
+    rest_of,
     seconds_at,
     start_of,
     ticks_at,
@@ -39,7 +43,6 @@ from multiclouddb_mongo.position import (
 )
 from multiclouddb_mongo.pymongo_internals import retried
 from multiclouddb_mongo.reader import MongoReader
-from multiclouddb_mongo.scan_position import describe_scan, is_scan_cursor, range_of, rest_of
 from multiclouddb_mongo.snapshots import ScanSource, SegmentReader, check_snapshot, cut, plan_scan
 from multiclouddb_mongo.source import Entry, Log, Source
 from multiclouddb_mongo.values import CODEC

@@ -70,26 +70,6 @@ class View:
     start: int | None = None
 
 
-def to_events(changes: Sequence[Raw], start: int, stop: int, view: View) -> list[ChangeEvent]:
-    """Map change documents to events."""
-    try:
-        return _events(_decoded(changes[start:stop]), view)
-    except DAMAGED:
-        raise _first_fault(changes, start, stop, view, _events) from None
-
-
-def to_arrow(changes: Sequence[Raw], start: int, stop: int, view: View) -> pa.RecordBatch:
-    """Map change documents to Arrow."""
-    try:
-        return _arrow(_decoded(changes[start:stop], TEXT_CODEC), view)
-    except (*DAMAGED, MulticloudDbError):
-        pass  # a failure, or a time without a zone in a value that rarely has times: check each change
-    try:
-        return _arrow(_decoded(changes[start:stop]), view)
-    except DAMAGED:
-        raise _first_fault(changes, start, stop, view, _arrow) from None
-
-
 def _decoded(changes: Sequence[Raw], codec: CodecOptions[dict[str, Any]] = CODEC) -> list[dict[str, Any]]:
     # One call converts all changes, so no Python code runs for the individual changes.
     return bson.decode_all(b"".join(changes), codec)
@@ -248,16 +228,6 @@ def first_fault(
     return fault(start, "it is not clear which one is damaged")
 
 
-def _first_fault(
-    changes: Sequence[Raw], start: int, stop: int, view: View, mapped: Callable[[Sequence[Change], View], Any]
-) -> RecordFault:
-    def fault(index: int, reason: str) -> RecordFault:
-        place = place_of_change(changes[index])
-        return RecordFault(index, time_text(place), reason, cursor_of(place, view.start))
-
-    return first_fault(start, stop, lambda index: mapped(_decoded(changes[index : index + 1]), view), fault)
-
-
 @attrs.frozen
 class MongoMapper(Mapper):
     """Maps the changes of one stream to events and to Arrow."""
@@ -270,8 +240,30 @@ class MongoMapper(Mapper):
 
     def events(self, records: Sequence[Raw], start: int, stop: int) -> list[ChangeEvent]:
         """Map changes to events."""
-        return to_events(records, start, stop, self.view)
+        try:
+            return _events(_decoded(records[start:stop]), self.view)
+        except DAMAGED:
+            raise self._first_fault(records, start, stop, _events) from None
 
     def arrow(self, records: Sequence[Raw], start: int, stop: int) -> pa.RecordBatch:
         """Map changes to Arrow."""
-        return to_arrow(records, start, stop, self.view)
+        try:
+            return _arrow(_decoded(records[start:stop], TEXT_CODEC), self.view)
+        except (*DAMAGED, MulticloudDbError):
+            pass  # a failure, or a time without a zone in a value that rarely has times: check each change
+        try:
+            return _arrow(_decoded(records[start:stop]), self.view)
+        except DAMAGED:
+            raise self._first_fault(records, start, stop, _arrow) from None
+
+    def _first_fault(
+        self, records: Sequence[Raw], start: int, stop: int, mapped: Callable[[Sequence[Change], View], Any]
+    ) -> RecordFault:
+        def fault(index: int, reason: str) -> RecordFault:
+            place = place_of_change(records[index])
+            return RecordFault(index, time_text(place), reason, cursor_of(place, self.view.start))
+
+        def one(index: int) -> object:
+            return mapped(_decoded(records[index : index + 1]), self.view)
+
+        return first_fault(start, stop, one, fault)

@@ -196,18 +196,6 @@ class _Collated:
         return options if collation is None else {**options, "collation": collation}
 
 
-class _CollectionStream(_Collated, CollectionChangeStream[RawChange]):
-    pass
-
-
-class _DatabaseStream(_Collated, DatabaseChangeStream[RawChange]):
-    pass
-
-
-class _ClusterStream(_Collated, ClusterChangeStream[RawChange]):
-    pass
-
-
 def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
     """Run a command of the library."""
     # As with PyMongo's own reads, the command is retried once, unless `retryReads` is false.
@@ -302,17 +290,13 @@ def watch_otherwise(
     stages: Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],
 ) -> Stream:
-    """Open a stream like `watch`, but with the library's own stream classes."""
-    kind: type[ChangeStream[RawChange]]
-    match scope:
-        case EntireCluster():
-            kind = _ClusterStream
-        case EntireDatabase():
-            kind = _DatabaseStream
-        case _:
-            kind = _CollectionStream
+    """Open a stream like `watch`, which also sends its `collation`."""
+    base: type[ChangeStream[RawChange]] = CollectionChangeStream
+    if isinstance(scope, EntireCluster | EntireDatabase):
+        base = ClusterChangeStream if isinstance(scope, EntireCluster) else DatabaseChangeStream
+    kind: Any = type("CollatedStream", (_Collated, base), {})
     given = {"resume_after": None, "start_after": None, "start_at_operation_time": None, **settings}
-    stream = kind(target, list(stages), session=None, **given)
+    stream: Stream = kind(target, list(stages), session=None, **given)
     stream._initialize_cursor()
     return stream
 

@@ -20,8 +20,8 @@ from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
 from multiclouddb_mongo.mapping import DAMAGED, View, first_fault
+from multiclouddb_mongo.position import Range, id_of
 from multiclouddb_mongo.raw_change import RawDocument
-from multiclouddb_mongo.scan_position import Range, id_of
 from multiclouddb_mongo.values import CODEC, portable
 from multiclouddb_spi import Cursor, Mapper, RecordFault, snapshot_event_id, snapshot_id_of
 

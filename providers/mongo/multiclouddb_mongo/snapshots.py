@@ -31,10 +31,19 @@ from multiclouddb_api import (
 from multiclouddb_mongo.catalog import Found, check_provisioned, find
 from multiclouddb_mongo.mapping import View
 from multiclouddb_mongo.options import MongoOptions
-from multiclouddb_mongo.position import After, place_of
+from multiclouddb_mongo.position import (
+    MAX_KEY,
+    After,
+    Range,
+    Rest,
+    as_field,
+    floor_of,
+    id_of,
+    moment_of,
+    place_of,
+)
 from multiclouddb_mongo.pymongo_internals import GivenUp, Rows, next_answer
 from multiclouddb_mongo.rows import ROW_CODEC, RowMapper, bytes_of, rows_of
-from multiclouddb_mongo.scan_position import MAX_KEY, Range, Rest, as_field, floor_of, id_of, moment_of
 from multiclouddb_mongo.source import Source
 from multiclouddb_mongo.values import CODEC, to_bson
 from multiclouddb_spi import (

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from datetime import datetime
 from decimal import Decimal
@@ -229,35 +229,23 @@ def portable(document: dict[str, Any] | DBRef) -> dict[str, Any]:
     if type(document) is DBRef:
         document = dict(document.as_doc())
     assert type(document) is dict
-    _portable_fields(document)
+    _make_portable(document, document.items())
     return document
 
 
 _REPLACED: Final = frozenset({dict, list, Decimal128})
 
 
-def _portable_fields(document: dict[str, Any]) -> None:
-    for name, value in document.items():
+def _make_portable(container: Any, items: Iterable[tuple[Any, Any]]) -> None:
+    for place, value in items:
         kind = type(value)
         if kind in _REPLACED:
             if kind is dict:
-                _portable_fields(value)
+                _make_portable(value, value.items())
             elif kind is list:
-                _portable_items(value)
+                _make_portable(value, enumerate(value))
             else:
-                document[name] = portable_decimal(value)
-
-
-def _portable_items(values: list[Any]) -> None:
-    for index, value in enumerate(values):
-        kind = type(value)
-        if kind in _REPLACED:
-            if kind is dict:
-                _portable_fields(value)
-            elif kind is list:
-                _portable_items(value)
-            else:
-                values[index] = portable_decimal(value)
+                container[place] = portable_decimal(value)
 
 
 # -- BSON

@@ -6,12 +6,11 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect
 
-from multiclouddb_api import ResourceAddress
+from multiclouddb_api import ResourceAddress, connect
 from multiclouddb_conformance.waiting import wait_until
 
 from .monitor import Commands, Feed, watched
-from .servers.mongod import QUICK_ELECTION_MS
-from .servers.shared import running, shared, stop
+from .servers.mongod import QUICK_ELECTION_MS, running, shared, stop
 
 COUNTER = itertools.count()
 
@@ -24,13 +23,11 @@ def _servers():
 
 @pytest.fixture(scope="session")
 def one():
-    """Provide a replica set of one node."""
     return shared("one")
 
 
 @pytest.fixture(scope="session")
 def three():
-    """Provide a replica set of three nodes."""
     # A test that disturbs a node must leave the set in a healthy state.
     return shared("three", 3)
 
@@ -45,7 +42,6 @@ def proxied():
 
 @pytest.fixture(scope="session")
 def small():
-    """Provide a server whose oplog contains one megabyte."""
     return shared("small", oplog_mb=1)
 
 
@@ -82,8 +78,13 @@ def here(one, database):
 
 @pytest.fixture
 def written(one, here):
-    """Return the collection, for native writes."""
     return one.client()[here.database]["c"]
+
+
+@pytest.fixture
+def reader(one, app):
+    with connect(one.uri(appName=app)) as made:
+        yield made
 
 
 @pytest.fixture

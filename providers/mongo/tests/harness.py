@@ -16,9 +16,7 @@ from multiclouddb_conformance.values import KEYS, VALUES
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.provider import CAPABILITIES, PLUGIN
 
-from .servers.mongod import PASSWORD
-from .servers.oplog import wait_uncut
-from .servers.shared import shared
+from .servers.mongod import PASSWORD, shared, wait_uncut
 
 COUNTER = itertools.count()
 # The oplog has 1 MB and is filled only by `trim`. The hashes of passwords can be checked quickly.
@@ -31,7 +29,6 @@ NOTE = "x" * 100_000
 
 
 def native(value):
-    """Return a Python value in the form in which the driver writes it."""
     match value:
         case Decimal():
             return Decimal128(value)
@@ -163,7 +160,6 @@ class MongoHarness(Harness):
         return len(self.cursors() - self.left)
 
     def cursors(self):
-        """Return the change streams that are open on the primary."""
         now = {"$currentOp": {"allUsers": True, "idleCursors": True}}
         streams = {"$match": {"cursor.originatingCommand.pipeline.0.$changeStream": {"$exists": True}}}
         return {each["cursor"]["cursorId"] for each in self.native.admin.aggregate([now, streams])}

@@ -4,23 +4,31 @@ import functools
 import threading
 import time
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import attrs
+import pytest
 from pymongo import MongoClient
 from pymongo.monitoring import CommandListener
 
 from multiclouddb_api import (
+    Beginning,
     ChangeFeedRequest,
+    EntireCluster,
+    EntireDatabase,
     FromContinuationToken,
+    MulticloudDbClient,
     MulticloudDbError,
     Now,
     OperationOptions,
+    ResourceAddress,
     connect,
 )
 from multiclouddb_mongo import config
 
 PATIENCE = 60.0
+IMAGES = {"changeStreamPreAndPostImages": {"enabled": True}}
 STARTS = {"resumeAfter", "startAfter", "startAtOperationTime"}
 
 
@@ -32,7 +40,6 @@ class Commands(CommandListener):
         self._log = []
 
     def clear(self):
-        """Forget all commands recorded so far."""
         with self._lock:
             self._log.clear()
 
@@ -56,11 +63,9 @@ class Commands(CommandListener):
         return [event for kind, event in log if kind == word and (not only or event.command_name in only)]
 
     def sent(self, *only):
-        """Return the events of commands that were sent."""
         return self.events("started", *only)
 
     def names(self, *only):
-        """Return the names of commands that were sent."""
         return [event.command_name for event in self.sent(*only)]
 
     def ends(self, *only):
@@ -89,7 +94,6 @@ class Commands(CommandListener):
         return [word for word, event in log if word != "started" and event.request_id in opening]
 
     def streams(self):
-        """Return the `$changeStream` stage of each command that opens a change stream."""
         return [event.command["pipeline"][0]["$changeStream"] for event in self.opening()]
 
     def starts(self):
@@ -100,11 +104,18 @@ class Commands(CommandListener):
 
 
 @contextmanager
-def watched(uri, *more, **named):
-    """Open a client as an application does; provide the client and the commands that it sends."""
+def listening():
+    """Provide the commands of the clients that the library makes inside the block."""
     commands = Commands()
-    listening = functools.partial(MongoClient, event_listeners=[commands, *more])
-    with mock.patch.object(config, "MongoClient", listening), connect(uri, **named) as client:
+    made = functools.partial(MongoClient, event_listeners=[commands])
+    with mock.patch.object(config, "MongoClient", made):
+        yield commands
+
+
+@contextmanager
+def watched(uri, **named):
+    """Open a client as an application does; provide the client and the commands that it sends."""
+    with listening() as commands, connect(uri, **named) as client:
         yield client, commands
 
 
@@ -116,7 +127,6 @@ class Feed:
         self.request = ChangeFeedRequest(address, start or Now(), **asked)
 
     def read(self, seconds=20.0, wait=0.0):
-        """Read the next page."""
         page = self.client.read_changes(self.request, OperationOptions(seconds, wait))
         options = self.request.provider_options
         if options is not None:  # a native start is allowed only for the first page
@@ -146,6 +156,29 @@ class Feed:
 AT_ONCE = 0.2  # in seconds; the shortest time limit in these tests is twice as long
 
 
+def in_scope(scope, here):
+    """Return the address and the scope of a request for a collection, its database, or the cluster."""
+    wide = {EntireDatabase(): ResourceAddress(database=here.database), EntireCluster(): ResourceAddress()}
+    return {"address": wide.get(scope, here)} | ({"scope": scope} if scope else {})
+
+
+def read(client, address, place=None, size=0, *, timeout=30.0, wait=0.0, **asked):
+    """Read one page; a text is used as a token."""
+    start = FromContinuationToken(place) if isinstance(place, str) else place or Beginning()
+    request = ChangeFeedRequest(address, start, max_page_size=size, **asked)
+    return client.read_changes(request, OperationOptions(timeout, wait))
+
+
+def walk(client, address, place=None, size=0, **asked):
+    for _ in range(3000):
+        page = read(client, address, place, size, **asked)
+        yield page
+        if page.idle:
+            return
+        place = page.continuation_token
+    raise AssertionError("not idle")
+
+
 def patient(call, tries=10):
     """Return the result of a call with a short time limit, after several attempts if necessary."""
     # On a busy machine, a call may exceed the limit sometimes, but not in every attempt. A call that fails
@@ -161,5 +194,64 @@ def patient(call, tries=10):
 
 
 def keys(events):
-    """Return the `_id` of each event's document."""
     return [event.key.components["_id"] for event in events]
+
+
+def ids(*pages):
+    return [key for page in pages for key in keys(page.events)]
+
+
+def told(*pages):
+    return [type(notice) for page in pages for notice in page.notices]
+
+
+@attrs.frozen
+class Native:
+    """The library's client, the native client that it uses, and the commands that were sent."""
+
+    client: MulticloudDbClient
+    own: MongoClient[dict[str, Any]]
+    commands: Commands
+
+    def run(self, database, command, **options):
+        return self.client.run_command(database, command, **options)
+
+    def cursor(self, database, command, **options):
+        return self.client.run_cursor_command(database, command, **options)
+
+    def body(self, name):
+        """Return the only command with this name that was sent."""
+        (body,) = self.commands.bodies(name)
+        return body
+
+    def nodes(self, name):
+        return ["{}:{}".format(*event.connection_id) for event in self.commands.sent(name)]
+
+
+@contextmanager
+def native(uri, **options):
+    """Open PyMongo's client and the library's client; `options` are options of PyMongo."""
+    commands = Commands()
+    with (
+        MongoClient(uri, event_listeners=[commands], **options) as own,
+        connect(uri, native_client=own) as client,
+    ):
+        yield Native(client, own, commands)
+
+
+def refused(call, *arguments, **options):
+    """Return the error that a call raises. The call must fail."""
+    with pytest.raises(MulticloudDbError) as caught:
+        call(*arguments, **options)
+    return caught.value
+
+
+@contextmanager
+def hanging(servers):
+    """Pause the primary inside the block: its connections stay open, but it does not answer."""
+    member = servers.wait_primary()
+    servers.pause(member)
+    try:
+        yield
+    finally:
+        servers.resume(member)

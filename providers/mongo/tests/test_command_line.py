@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from multiclouddb_conformance.command_line import Tail, Writer, assert_refused, follow, run, said
+from multiclouddb_conformance.command_options import CommandOptions, Shown
 
 SECRET = "a-hidden-key"
 
@@ -17,7 +18,6 @@ def orders(one, database):
 
 @pytest.fixture
 def where(one, orders):
-    """Return the two command-line arguments that name the server and the collection."""
     return one.uri(), f"{orders.database.name}/orders"
 
 
@@ -90,3 +90,16 @@ class TestFailures:
         url = one.uri() if url == "URL" else url.replace("HOST", one.members[0])
         words = ("tail", url, address.replace("DATABASE", orders.database.name), "--until-idle")
         self.check(run(*words), *expected)
+
+
+class TestOptions(CommandOptions):
+    @pytest.fixture
+    def shown(self, one, database):
+        orders = one.client()[database].create_collection("orders")
+        return Shown(
+            one.uri(), f"{database}/orders",
+            lambda key: orders.insert_one({"_id": key}),
+            lambda key: orders.delete_one({"_id": key}),
+            lambda key: {"_id": key},
+            option="allow_missing=true",
+        )  # fmt: skip

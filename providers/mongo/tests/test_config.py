@@ -4,11 +4,14 @@ import functools
 import socket
 import traceback
 
+import attrs
 import pytest
 from bson import CodecOptions
+from bson.timestamp import Timestamp
 
 from multiclouddb_api import ClientConfig, ErrorCategory, MulticloudDbError, OperationOptions
 from multiclouddb_conformance import refusals
+from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.config import MongoConfig
 from multiclouddb_mongo.values import CODEC
 
@@ -25,7 +28,6 @@ def checked(url=HOST, **more):
 
 @pytest.fixture
 def made():
-    """Provide a function that makes clients, and close these clients at the end."""
     clients = []
 
     def make(url=HOST, concurrency=4, **more):
@@ -78,12 +80,10 @@ class TestNaming:
         credentials = made(url, **more).options.pool_options._credentials
         assert (credentials.username, credentials.password) == ("user", "p@:/?#%")
 
-    @pytest.mark.parametrize(
-        ("query", "milliseconds"),
-        [("", None), ("?timeoutMS=1500", 1500), ("?TIMEOUTms=1", 1), ("?timeoutMS=0", None)],
-    )
-    def test_the_bound_of_each_call(self, query, milliseconds):
-        assert checked(f"{HOST}/{query}").timeout_ms == milliseconds
+    def test_the_bound_of_each_call(self):
+        for query, milliseconds in {"": None, "?timeoutMS=1500": 1500, "?TIMEOUTms=1": 1}.items():
+            assert checked(f"{HOST}/{query}").timeout_ms == milliseconds
+        assert checked(f"{HOST}/?timeoutMS=0").timeout_ms is None
 
 
 class TestWrongNames:
@@ -115,10 +115,7 @@ class TestWrongNames:
             ({"url": f"{HOST}/?w=1&W=2"}, ["'W'", "second time", "once"]),
             ({"url": f"{HOST}/?tlsCAFile=/no/such/file"}, ["'tlsCAFile'", "file that can be read"]),
             ({"url": HOST, "usename": "me"}, ["'usename'", "did you mean 'username'?"]),
-            (
-                {"url": HOST, "database": "shop"},
-                ["'database'", "known are: app_name, password, url, username"],
-            ),
+            ({"url": HOST, "database": "shop"}, ["'database'", "known are: app_name, password, url, user"]),
             ({"url": HOST, "username": 7}, ["connection.username", "text"]),
             ({"url": HOST, "username": ""}, ["connection.username", "is empty"]),
             ({"url": HOST, "password": SECRET}, ["connection.password", "no user", "username"]),
@@ -212,10 +209,7 @@ class TestSecrets:
             {"url": f"mongodb+srv://me:{SECRET}@a.b.c/shop"},
             {"url": f"{HOST}/?tlsCertificateKeyFilePassword={SECRET}"},
             {"url": f"{HOST}/?replicaSet=rs;tlsCertificateKeyFilePassword={SECRET}"},
-            {
-                "url": f"mongodb://me:{SECRET}@a,b/?authMechanism=MONGODB-AWS&"
-                f"authMechanismProperties=AWS_SESSION_TOKEN:{SECRET}"
-            },
+            {"url": f"{HOST}/?authMechanism=MONGODB-AWS&authMechanismProperties=AWS_SESSION_TOKEN:{SECRET}"},
             {"url": HOST, "username": "me", "password": SECRET},
         ],
         ids=str,
@@ -238,14 +232,9 @@ class TestClient:
         made("mongodb+srv://cluster.example.net/")
 
     def test_it_decodes_as_mapping_needs_it_whatever_the_url_says(self, made):
-        for query in (
-            "",
-            "?tz_aware=false",
-            "?uuidRepresentation=pythonLegacy",
-            "?datetime_conversion=DATETIME_MS",
-            "?unicode_decode_error_handler=ignore",
-        ):
-            assert made(f"{HOST}/{query}").codec_options == CODEC
+        options = "tz_aware=false uuidRepresentation=pythonLegacy datetime_conversion=DATETIME_MS "
+        for option in ["", *(options + "unicode_decode_error_handler=ignore").split()]:
+            assert made(f"{HOST}/?{option}" if option else HOST).codec_options == CODEC
         assert CodecOptions() != CODEC
 
     def test_everything_else_in_the_url_wins(self, made):
@@ -264,23 +253,107 @@ class TestClient:
         assert pool._credentials.source == "other"
         assert client.get_default_database().name == checked(url).database == "shop"
 
-    @pytest.mark.parametrize(("concurrency", "least"), [(1, 100), (32, 100), (500, 501)])
-    def test_each_concurrent_call_has_a_connection(self, made, concurrency, least):
-        assert made(concurrency=concurrency).options.pool_options.max_pool_size >= least
+    def test_each_concurrent_call_has_a_connection(self, made):
+        for concurrency, least in {1: 100, 32: 100, 500: 501}.items():
+            assert made(concurrency=concurrency).options.pool_options.max_pool_size >= least
 
-    @pytest.mark.parametrize(
-        ("query", "seconds"),
-        [
-            ("", 15),
-            ("?replicaSet=rs", 15),
-            ("?serverSelectionTimeoutMS=40000", 40),
-            ("?SERVERSELECTIONTIMEOUTMS=200", 0.2),
-            ("?serverSelectionTimeoutMS=30000", 30),
-        ],
-    )
-    def test_a_server_is_awaited_for_longer_than_a_fail_over_and_shorter_than_a_call(
-        self, made, query, seconds
-    ):
-        client = made(f"{HOST}/{query}")
-        assert client.options.server_selection_timeout == seconds
+    def test_a_server_is_awaited_for_longer_than_a_fail_over_and_shorter_than_a_call(self, made):
+        given = {"": 15, "serverSelectionTimeoutMS=40000": 40, "SERVERSELECTIONTIMEOUTMS=200": 0.2}
+        for query, seconds in {**given, "serverSelectionTimeoutMS=30000": 30}.items():
+            client = made(f"{HOST}/?{query}" if query else HOST)
+            assert client.options.server_selection_timeout == seconds
         assert 12 < made().options.server_selection_timeout < OperationOptions().timeout_seconds
+
+
+FIELDS = [field.name for field in attrs.fields(MongoOptions)]
+GOOD = {
+    "full_document": "whenAvailable",
+    "full_document_before_change": "off",
+    "resume_after": {"_data": "82AB"},
+    "start_after": {"_data": "82AB"},
+    "start_at_operation_time": Timestamp(1_763_634_171, 1),
+    "max_await_time_ms": 1,
+    "batch_size": 1,
+    "collation": {"locale": "de"},
+    "comment": {"any": ["thing"]},
+    "show_expanded_events": True,
+    "pipeline": ({"$match": {"operationType": "insert"}},),
+    "after_invalidate": "follow",
+    "allow_missing": True,
+}
+# The options for which a token that was made with one value must not be used with another value.
+POSITIONS = {"pipeline", "show_expanded_events", "collation"}
+
+refused = functools.partial(refusals.refused, ErrorCategory.INVALID_REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, 7.5) for name in FIELDS if name != "comment"),
+        *((name, object()) for name in FIELDS if name != "comment"),
+        ("full_document", True),
+        ("resume_after", "82AB"),
+        ("start_after", [("_data", "82AB")]),
+        ("start_at_operation_time", 1_763_634_171),
+        ("max_await_time_ms", True),
+        ("max_await_time_ms", 0),
+        ("batch_size", "10"),
+        ("batch_size", -1),
+        ("collation", "de"),
+        ("show_expanded_events", 1),
+        ("pipeline", "[]"),
+        ("pipeline", {"$match": {}}),
+        ("pipeline", None),
+        ("after_invalidate", None),
+        ("after_invalidate", "stay"),
+        ("allow_missing", None),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(name, value):
+    with refused(f"MongoOptions.{name}"):
+        MongoOptions(**{name: value})
+
+
+@pytest.mark.parametrize("stage", ["$match", None, ["$match"]])
+def test_a_stage_is_a_mapping_and_the_error_says_which_is_not(stage):
+    with refused("MongoOptions.pipeline[1]", type(stage).__name__):
+        MongoOptions(pipeline=[{"$match": {}}, stage])
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_options_are_values_and_some_are_of_a_token(name):
+    one, other = (MongoOptions(**{name: GOOD[name]}) for _ in range(2))
+    assert one == other != MongoOptions()
+    assert hash(one) == hash(other)
+    assert one.position_digest() == other.position_digest()
+    assert bool(one.position_digest()) is (name in POSITIONS)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(1, True), (1, 1.0), (0, False), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ([1], [True])],
+    ids=["truth", "float", "falsehood", "order", "inside"],
+)
+def test_what_the_server_tells_apart_is_not_equal(one, other):
+    """A client uses one stream for equal requests, so a request could get the filter of another request."""
+    assert one == other
+    assert MongoOptions(pipeline=[{"$match": {"a": one}}]) != MongoOptions(
+        pipeline=[{"$match": {"a": other}}]
+    )
+
+
+@pytest.mark.parametrize("name", ["resume_after", "start_after", "collation", "pipeline"])
+def test_a_mapping_is_a_copy_and_no_token_is_shown(name):
+    value = {"a": {"b": [1], "c": "82AB"}}
+    options = MongoOptions(**{name: [value] if name == "pipeline" else value})
+    value["a"]["b"].append(2)
+    kept = getattr(options, name)
+    assert (kept[0] if name == "pipeline" else kept) == {"a": {"b": [1], "c": "82AB"}}
+    assert not name.endswith("after") or "82AB" not in repr(options)
+
+
+def test_the_order_of_stages_counts():
+    one, other = {"$match": {"a": 1}}, {"$match": {"b": 1}}
+    digests = {MongoOptions(pipeline=stages).position_digest() for stages in ([one, other], [other, one])}
+    assert len(digests) == 2

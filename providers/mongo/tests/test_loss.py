@@ -1,7 +1,8 @@
 """Tests that no event is lost, wherever a consumer is killed and whatever the servers do."""
 
 import itertools
-from contextlib import contextmanager
+import time
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from pymongo import WriteConcern
@@ -11,6 +12,7 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     EntireCollection,
     EntireDatabase,
+    ErrorCategory,
     Now,
     OperationOptions,
     ResourceAddress,
@@ -26,6 +28,10 @@ from multiclouddb_conformance.loss import (
     page_consumer,
     page_consumer_with,
 )
+from multiclouddb_conformance.refusals import refusal
+from multiclouddb_conformance.waiting import assert_prompt
+
+from .monitor import ids, read
 
 APPLICATION = "a-consumer"
 KEYS = 9
@@ -35,8 +41,6 @@ WORLDS = itertools.count()
 
 
 class World:
-    """One collection in its own database."""
-
     def __init__(self, server, scope):
         self.server, self.scope, self.name = server, scope, f"life-{next(WORLDS)}"
         self.client = server.client()
@@ -209,3 +213,66 @@ def test_a_failover_loses_nothing(proxied, consumer, size, kills):
         consumer=consumer,
     ).run(max_kills=kills)
     report.assert_all_kept()
+
+
+CALL = 15.0
+
+
+@pytest.mark.parametrize("trouble", ["cut", "drop"])
+def test_a_call_without_servers_fails_at_the_deadline_and_can_be_tried_again(proxied, database, trouble):
+    """All members are out of reach: connections are reset, or stay open and lose all bytes."""
+    items, address = proxied.client()[database].create_collection("c"), ResourceAddress(database, "c")
+    with connect(proxied.uri()) as client, ExitStack() as stack:
+        token = read(client, address, Now()).continuation_token
+        items.insert_one({})
+        token = read(client, address, token).continuation_token
+        for proxy in proxied.proxies.values():
+            stack.callback(proxy.heal)
+            getattr(proxy, trouble)()
+        items.insert_one({"_id": 2})
+
+        def attempt():
+            began, act = time.monotonic(), lambda: read(client, address, token, timeout=1.0, wait=0.5)
+            assert refusal(ErrorCategory.TRANSIENT_FAILURE, act).retryable
+            return time.monotonic() - began
+
+        for _ in range(2):
+            assert_prompt(3.0, attempt, at_most=11.0)
+        stack.close()
+        assert ids(read(client, address, token, timeout=CALL, wait=CALL)) == [2]
+
+
+@contextmanager
+def deaf(member):
+    """Provide a secondary that votes but does not replicate for some time."""
+    command = {"configureFailPoint": "stopReplProducer"}
+    member.admin.command({**command, "mode": "alwaysOn"})
+    try:
+        yield
+    finally:
+        member.admin.command({**command, "mode": "off"})
+
+
+def test_a_change_that_is_rolled_back_is_never_seen(proxied, database):
+    """The change is never delivered, because only a primary that is cut off from the other members has it."""
+    items = proxied.client()[database].create_collection("c", write_concern=WriteConcern("majority"))
+    address = ResourceAddress(database, "c")
+    with connect(proxied.uri(connectTimeoutMS=1000)) as client:
+        token = read(client, address, Now()).continuation_token
+        primary = proxied.wait_primary()
+        alone = proxied.direct(primary)[database].get_collection("c", write_concern=WriteConcern(w=1))
+        with ExitStack() as stack:
+            for member in proxied.members:
+                if member != primary:
+                    stack.enter_context(deaf(proxied.direct(member)))
+            alone.insert_one({"_id": "lost"})
+            assert alone.find_one({"_id": "lost"})
+            page = read(client, address, token, timeout=CALL, wait=0.5)
+            assert ids(page) == []
+            proxied.kill(primary)
+        proxied.wait_primary()
+        items.insert_one({"_id": "kept"})
+        proxied.restart(primary)
+        proxied.wait_healthy()
+        assert ids(read(client, address, page.continuation_token, timeout=CALL, wait=CALL)) == ["kept"]
+        assert [document["_id"] for document in items.find()] == ["kept"]

@@ -1,158 +1,126 @@
-"""Tests on a real server that a notice keeps its place between earlier and later events."""
+"""Tests on a real server that a notice keeps its place, and that many consumers share one client."""
+
+from contextlib import ExitStack
 
 import pytest
 
 from multiclouddb_api import (
-    ChangeFeedRequest,
     ClientConfig,
     Dropped,
     EntireCluster,
     EntireDatabase,
-    FromContinuationToken,
     Invalidated,
     Now,
-    OperationOptions,
     Renamed,
     ResourceAddress,
     connect,
 )
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_mongo.provider import PLUGIN
-from multiclouddb_spi import Deadline, FeedSpec, Planner, read_range
+
+from .monitor import in_scope, keys, read, watched
 
 FOLLOW = MongoOptions(after_invalidate="follow")
+PAGE = 5
+ROUNDS = 4
 
 
-class Reading:
-    """Reads one feed page by page."""
-
-    # The reader returns each page as a list of ids and notices, in the order that the documentation
-    # guarantees.
-
-    def __init__(self, uri, address, size=0, **asked):
-        self.uri, self.address, self.size, self.asked = uri, address, size, asked
-
-    def page(self, client, start):
-        position = FromContinuationToken(start) if isinstance(start, str) else start
-        request = ChangeFeedRequest(self.address, position, max_page_size=self.size, **self.asked)
-        page = client.read_changes(request, OperationOptions(30.0, 0.0))
-        return [event.key.components["_id"] for event in page.events], list(page.notices), page
-
-    def begin(self):
-        """Return a token that was made before the first write."""
-        with connect(self.uri) as client:
-            return self.page(client, Now())[2].continuation_token
-
-    def pages(self, token, *, restart=False):
-        """Read up to the first idle page."""
-        # Return the pages that are not empty, each with the token before it.
-        found, client = [], connect(self.uri)
-        try:
-            for _ in range(200):
-                ids, notices, page = self.page(client, token)
-                if ids or notices:
-                    found.append((token, ids, notices))
-                if page.idle:
-                    return found
-                token = page.continuation_token
-                if restart:
-                    client.close()
-                    client = connect(self.uri)
-        finally:
-            client.close()
-        raise AssertionError("not idle")
+def pages_of(uri, token, *, restart=False, **asked):
+    """Return the pages that are not empty, each with the token before it, up to the first idle page."""
+    found = []
+    with ExitStack() as stack:
+        reader = stack.enter_context(connect(uri))
+        for _ in range(200):
+            page = read(reader, place=token, **asked)
+            if page.events or page.notices:
+                found.append((token, [*keys(page.events), *page.notices]))
+            if page.idle:
+                return found
+            token = page.continuation_token
+            if restart:
+                stack.close()
+                reader = stack.enter_context(connect(uri))
+    raise AssertionError("not idle")
 
 
 def in_order(pages):
-    return [each for _, ids, notices in pages for each in (*ids, *notices)]
+    return [each for _, told in pages for each in told]
 
 
-def check_every_token(reading, pages):
+def check_every_token(uri, pages, **asked):
     """Check that a new process can start from any token and gets the rest in the same order."""
-    for number, (token, *_) in enumerate(pages):
-        assert in_order(reading.pages(token)) == in_order(pages[number:])
+    for number, (token, _) in enumerate(pages):
+        assert in_order(pages_of(uri, token, **asked)) == in_order(pages[number:])
 
 
 @pytest.mark.parametrize(
     ("size", "restart", "scope"), [(0, False, EntireDatabase()), (1, True, EntireCluster())], ids=str
 )
-class TestDatabase:
-    def reading(self, one, database, size, scope):
-        address = (
-            ResourceAddress(database=database) if isinstance(scope, EntireDatabase) else ResourceAddress()
-        )
-        return Reading(one.uri(), address, size, scope=scope)
-
-    def test_each_of_several_facts_keeps_its_place(self, one, database, size, restart, scope):
-        native = one.client()[database]
-        native.create_collection("c")
-        native.create_collection("stays")  # a database without a collection does not exist
-        reading = self.reading(one, database, size, scope)
-        begin = reading.begin()
-        native["c"].insert_many([{"_id": 1}, {"_id": 2}])
-        native["c"].rename("d")
-        native["d"].insert_one({"_id": 3})
-        native["d"].drop()
-        native["c"].insert_one({"_id": 4})
-        native["c"].drop()
-        pages = reading.pages(begin, restart=restart)
-        told = [Renamed(f"{database}/c", f"{database}/d"), Dropped(f"{database}/d"), Dropped(f"{database}/c")]
-        assert in_order(pages) == [1, 2, told[0], 3, told[1], 4, told[2]]
-        check_every_token(reading, pages)
+def test_each_of_several_facts_keeps_its_place(one, reader, database, size, restart, scope):
+    native = one.client()[database]
+    native.create_collection("c")
+    native.create_collection("stays")  # a database without a collection does not exist
+    asked = in_scope(scope, ResourceAddress(database, "c")) | {"size": size}
+    begin = read(reader, place=Now(), **asked).continuation_token
+    native["c"].insert_many([{"_id": 1}, {"_id": 2}])
+    native["c"].rename("d")
+    native["d"].insert_one({"_id": 3})
+    native["d"].drop()
+    native["c"].insert_one({"_id": 4})
+    native["c"].drop()
+    pages = pages_of(one.uri(), begin, restart=restart, **asked)
+    told = [Renamed(f"{database}/c", f"{database}/d"), Dropped(f"{database}/d"), Dropped(f"{database}/c")]
+    assert in_order(pages) == [1, 2, told[0], 3, told[1], 4, told[2]]
+    check_every_token(one.uri(), pages, **asked)
 
 
-class TestPlanned:
-    """Tests ranges that are planned and read as Spark does: they contain all events, each exactly once."""
-
-    @pytest.mark.parametrize("most", [1])
-    def test_events_on_both_sides_of_a_notice_are_read(self, one, database, most):
-        native = one.client()[database]
-        native.create_collection("c")
-        provider = PLUGIN.connect(ClientConfig("mongo", {"url": one.uri()}), None)
-        try:
-            spec = FeedSpec(ResourceAddress(database=database), EntireDatabase(), options=MongoOptions())
-            feed = provider.open_feed(spec, Deadline.after(60))
-            planner = Planner(provider, feed)
-            at = planner.start(Now(), Deadline.after(60))
-            native["c"].insert_many([{"_id": 1}, {"_id": 2}])
+@pytest.mark.parametrize("size", [1, 0])
+def test_a_process_a_page_has_every_notice_in_its_place(one, reader, database, size):
+    """Three collections have one name, one after another."""
+    native = one.client()[database]
+    native.create_collection("c")
+    asked = {"address": ResourceAddress(database, "c"), "size": size, "provider_options": FOLLOW}
+    begin = read(reader, place=Now(), **asked).continuation_token
+    for life in range(3):
+        native["c"].insert_many([{"_id": f"{life}.{number}"} for number in range(2)])
+        if life < 2:
             native["c"].drop()
-            native["c"].insert_one({"_id": 3})
-            native["c"].drop()
-            native["c"].insert_one({"_id": 4})
-            read = []
-            while (step := planner.advance(at, most, Deadline.after(60))).moved:
-                found = [
-                    event.key.components["_id"]
-                    for part in step.ranges()
-                    for batch in read_range(provider, feed, part)
-                    for event in batch.events(0, len(batch))
-                ]
-                assert len(found) <= (most or 4)
-                read += found
-                at = step.after
-            assert read == [1, 2, 3, 4]
-        finally:
-            provider.close()
+            native.create_collection("c")
+    pages = pages_of(one.uri(), begin, restart=True, **asked)
+    gone = [Dropped(f"{database}/c"), Invalidated("the server invalidated the stream")]
+    assert in_order(pages) == ["0.0", "0.1", *gone, "1.0", "1.1", *gone, "2.0", "2.1"]
+    check_every_token(one.uri(), pages, **asked)
 
 
-class TestFollow:
-    def lives(self, one, database, reading):
-        """Make three collections with one name, one after another."""
-        native = one.client()[database]
-        native.create_collection("c")
-        begin = reading.begin()
-        for life in range(3):
-            native["c"].insert_many([{"_id": f"{life}.{number}"} for number in range(2)])
-            if life < 2:
-                native["c"].drop()
-                native.create_collection("c")
-        return begin
+class Consumers:
+    """Several consumers at different positions. The consumers take turns; each reads one page per turn."""
 
-    @pytest.mark.parametrize("size", [1, 0])
-    def test_a_process_a_page_has_every_notice_in_its_place(self, one, database, size):
-        reading = Reading(one.uri(), ResourceAddress(database, "c"), size, provider_options=FOLLOW)
-        begin = self.lives(one, database, reading)
-        pages = reading.pages(begin, restart=True)
-        gone = [Dropped(f"{database}/c"), Invalidated("the server invalidated the stream")]
-        assert in_order(pages) == ["0.0", "0.1", *gone, "1.0", "1.1", *gone, "2.0", "2.1"]
-        check_every_token(reading, pages)
+    def __init__(self, reader, address, collection, count):
+        self._client, self._address = reader, address
+        start = read(reader, address, Now()).continuation_token
+        collection.insert_many([{"n": number} for number in range(7 * count + 2 * ROUNDS * PAGE)])
+        self._tokens = [self._read(start, 7 * number + 1) for number in range(count)]
+
+    def _read(self, token, size):
+        page = read(self._client, self._address, token, size)
+        assert page.events
+        return page.continuation_token
+
+    def turns(self):
+        for _ in range(ROUNDS):
+            self._tokens = [self._read(token, PAGE) for token in self._tokens]
+
+
+def test_no_consumer_opens_a_cursor_a_page(ours, here, written):
+    reader, commands = ours
+    consumers = Consumers(reader, here, written, 17)
+    commands.clear()
+    consumers.turns()
+    assert len(commands.opening()) == 0
+    assert commands.names("killCursors") == []
+
+
+def test_no_more_cursors_are_kept_than_the_option_says(one, app, here, written):
+    config = ClientConfig("mongo", {"url": one.uri(appName=app)}, max_readers_per_partition=2)
+    with watched(config) as (reader, commands):
+        Consumers(reader, here, written, 4).turns()
+        assert len(commands.opening()) - len(commands.names("killCursors")) == 2

@@ -1,6 +1,6 @@
 """Tests the provider on a real server: starts, ends, positions, native clients, and closing."""
 
-import itertools
+import functools
 import time
 from contextlib import closing
 from datetime import UTC, datetime
@@ -33,7 +33,6 @@ from multiclouddb_api import (
     NewItemStateMode,
     Now,
     OldItemStateMode,
-    OperationOptions,
     ResourceAddress,
     connect,
 )
@@ -44,18 +43,10 @@ from multiclouddb_mongo.provider import PLUGIN
 from multiclouddb_mongo.source import Entry, Log
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault
 
-from .monitor import Commands, Feed, keys, patient, watched
-from .native import hanging, native
-from .servers.failpoint import fail_command
+from .monitor import IMAGES, Feed, hanging, ids, in_scope, keys, native, patient, read, told, walk, watched
+from .servers.mongod import fail_command
 
-NAMES = itertools.count()
-MANY_PAGES = 500
 FOLLOW = MongoOptions(after_invalidate="follow")
-
-
-@pytest.fixture
-def app():
-    return f"provider-{next(NAMES)}"
 
 
 class Room:
@@ -84,14 +75,10 @@ class Room:
             client.close()
 
     def cursors(self):
-        """Return the change streams that clients of this test have open on the server."""
         now = {"$currentOp": {"allUsers": True, "idleCursors": True}}
-        found = self.server.client().admin.aggregate(
-            [now, {"$match": {"ns": {"$regex": f"^{self.database}\\."}}}]
-        )
-        return [
-            each for each in found if "$changeStream" in str(each.get("cursor", {}).get("originatingCommand"))
-        ]
+        ours = {"$match": {"ns": {"$regex": f"^{self.database}\\."}}}
+        found = [each.get("cursor", {}) for each in self.server.client().admin.aggregate([now, ours])]
+        return [each for each in found if "$changeStream" in str(each.get("originatingCommand"))]
 
 
 @pytest.fixture
@@ -101,34 +88,8 @@ def room(one, database, app):
     made.close()
 
 
-def read(client, address, place=None, size=0, *, timeout=30.0, wait=0.0, **asked):
-    """Read one page; a text is used as a token."""
-    start = FromContinuationToken(place) if isinstance(place, str) else place or Beginning()
-    request = ChangeFeedRequest(address, start, max_page_size=size, **asked)
-    return client.read_changes(request, OperationOptions(timeout, wait))
-
-
-def walk(client, address, place=None, size=0, **asked):
-    """Return the pages up to the first idle page."""
-    for _ in range(MANY_PAGES):
-        page = read(client, address, place, size, **asked)
-        yield page
-        if page.idle:
-            return
-        place = page.continuation_token
-    pytest.fail("not idle")
-
-
-def ids(*pages):
-    return [event.key.components["_id"] for page in pages for event in page.events]
-
-
 def all_ids(client, address, place=None, size=0, **asked):
     return ids(*walk(client, address, place, size, **asked))
-
-
-def told(*pages):
-    return [type(notice) for page in pages for notice in page.notices]
 
 
 # -- Where a feed starts
@@ -146,19 +107,14 @@ class TestStarts:
         act = lambda: read(room.client(), room.address())  # noqa: E731
         assert refused(ErrorCategory.TRANSIENT_FAILURE, act, "removes entries faster").retryable
 
-    @pytest.mark.parametrize(
-        ("value", "start"),
-        [
-            (Timestamp(1, 1), Beginning()),
-            (Timestamp(1, 1), AtTime(datetime(2026, 1, 1, tzinfo=UTC))),
-            (Timestamp(2**32 - 1, 1), Now()),  # it would be silent for ever
-        ],
-    )
-    def test_a_native_start_replaces_only_now_and_is_not_far_ahead(self, room, value, start):
+    def test_a_native_start_replaces_only_now_and_is_not_far_ahead(self, room):
         room.collection()
-        asked = {"provider_options": MongoOptions(start_at_operation_time=value)}
-        act = lambda: read(room.client(), room.address(), start, **asked)  # noqa: E731
-        refused(ErrorCategory.INVALID_REQUEST, act, "MongoOptions.start_at_operation_time")
+        client = room.client()
+        time_2026, for_ever = AtTime(datetime(2026, 1, 1, tzinfo=UTC)), Timestamp(2**32 - 1, 1)
+        for value, start in [(Timestamp(1, 1), Beginning()), (Timestamp(1, 1), time_2026), (for_ever, Now())]:
+            asked = {"provider_options": MongoOptions(start_at_operation_time=value)}
+            act = functools.partial(read, client, room.address(), start, **asked)
+            refused(ErrorCategory.INVALID_REQUEST, act, "MongoOptions.start_at_operation_time")
 
 
 def test_a_start_at_a_full_second_begins_in_the_second_before(room):
@@ -176,43 +132,36 @@ def test_a_start_at_a_full_second_begins_in_the_second_before(room):
 
 class TestRecreated:
     @pytest.mark.parametrize(
-        ("start", "asked"),
+        ("start", "scope", "options"),
         [
-            ("Beginning", {}),
-            ("AtTime", {"provider_options": MongoOptions(allow_missing=True)}),
-            ("Beginning", None),
+            (Beginning, None, MongoOptions()),
+            (AtTime, None, MongoOptions(allow_missing=True)),
+            (Beginning, EntireDatabase(), MongoOptions()),
         ],
-        ids=str,
     )
-    def test_what_had_the_name_before_the_start_is_no_end(self, room, start, asked):
-        moment = datetime.now(UTC)
-        asked = {"scope": EntireDatabase()} if asked is None else asked
-        address = ResourceAddress(database=room.database) if "scope" in asked else room.address()
+    def test_what_had_the_name_before_the_start_is_no_end(self, room, start, scope, options):
+        begin = Beginning() if start is Beginning else AtTime(datetime.now(UTC))
+        asked = in_scope(scope, room.address()) | {"provider_options": options}
         room.collection().insert_one({"_id": 1})
         room.server.client().drop_database(room.database)
         room.collection().insert_one({"_id": 2})
         room.native["c"].drop()
         room.collection().insert_one({"_id": 3})
-        place = Beginning() if start == "Beginning" else AtTime(moment)
-        pages = list(walk(room.client(), address, place, **asked))
-        assert ids(*pages) == [1, 2, 3]
-        assert FeedEnded not in told(*pages)
-        # Another process can continue from any page.
-        token, seen = place, []
-        for _ in range(20):
-            page = read(room.client(), address, token, 1, **asked)
-            seen += ids(page)
-            token = page.continuation_token
-            if page.idle:
-                break
-        assert seen == [1, 2, 3]
+        for size in (0, 1):  # with a page a change, another process can continue from any page
+            page, place, seen = None, begin, []
+            while page is None or not page.idle:
+                page = read(room.client(), place=place, size=size, **asked)
+                assert FeedEnded not in told(page)
+                seen += ids(page)
+                place = page.continuation_token
+            assert (size, seen) == (size, [1, 2, 3])
 
     def test_the_next_collection_may_keep_images(self, room):
         collection = room.collection()
         client = room.client()
         token = read(client, room.address(), Now(), provider_options=FOLLOW).continuation_token
         collection.drop()
-        collection = room.collection(changeStreamPreAndPostImages={"enabled": True})
+        collection = room.collection(**IMAGES)
         collection.insert_one({"_id": 0, "n": 1})
         for number in (2, 3):
             collection.update_one({"_id": 0}, {"$set": {"n": number}})
@@ -266,25 +215,22 @@ class TestPositions:
 
     def test_order_keys_sort_whatever_the_keys_are(self, room):
         """For keys of some types, a resume token contains a second field."""
-        collection = room.collection()
-        client = room.client()
+        collection, client = room.collection(), room.client()
         token = read(client, room.address(), Now()).continuation_token
         for key in self.KEYS:
             collection.insert_one({"_id": key})
         found = [event for page in walk(client, room.address(), token, 3) for event in page.events]
-        assert [event.key.components["_id"] for event in found] == list(self.KEYS)
+        assert keys(found) == list(self.KEYS)
         names = [event.order_key for event in found]
         assert names == sorted(names)
         assert len({event.event_id for event in found}) == len(found)
 
-    @pytest.mark.parametrize("length", [300_000])
-    def test_a_key_may_be_long(self, room, length):
+    def test_a_key_may_be_long(self, room):
         collection = room.collection()
         token = read(room.client(), room.address(), Now()).continuation_token
-        collection.insert_one({"_id": "k" * length})
-        collection.insert_one({"_id": 2})
+        collection.insert_many([{"_id": "k" * 300_000}, {"_id": 2}])
         page = read(room.client(), room.address(), token, 1)
-        assert [len(key) for key in ids(page)] == [length]
+        assert [len(key) for key in ids(page)] == [300_000]
         assert all_ids(room.client(), room.address(), page.continuation_token) == [2]
 
 
@@ -407,7 +353,6 @@ class TestStreams:
             assert not commands.opening()
 
     def test_nothing_is_opened_any_more_once_it_is_closed(self, room):
-        """After `close`, no more streams are opened."""
         # The application's client stays open, so a late stream would stay open too.
         room.collection()
         deadline = Deadline.after(30)
@@ -416,18 +361,14 @@ class TestStreams:
             feed = provider.open_feed(FeedSpec(room.address(), options=MongoOptions()), deadline)
             (seed,) = feed.start(Now(), None, deadline)
             provider.close()
-            reader = feed.open(seed.partition_id, seed.cursor)
-            for late in (
-                lambda: reader.fetch(1, 1, 0.0, deadline),
-                lambda: feed.start(Now(), None, deadline),
-                lambda: feed.start(AtTime(datetime.now(UTC)), None, deadline),
-            ):
+            with pytest.raises(ProviderFault, match="closed"):
+                feed.open(seed.partition_id, seed.cursor).fetch(1, 1, 0.0, deadline)
+            for start in (Now(), AtTime(datetime.now(UTC))):
                 with pytest.raises(ProviderFault, match="closed"):
-                    late()
+                    feed.start(start, None, deadline)
             assert not room.cursors()
 
     def test_closing_beside_a_server_that_hangs_says_nothing(self, room, caplog):
-        """No traceback is logged."""
         # Without the provider, PyMongo would print a traceback for each cursor if logging is not set up.
         client = room.client()
         for number in range(3):
@@ -477,23 +418,14 @@ class TestNativeClient:
         noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
         with native(room.uri, **options) as found:
             for scope in (None, EntireDatabase(), EntireCluster()):
-                asked = {"scope": scope} if scope else {}
-                address = {
-                    EntireDatabase: ResourceAddress(database=room.database),
-                    EntireCluster: ResourceAddress(),
-                }.get(type(scope), room.address())
-                asked |= {"client": found.client, "address": address}
+                asked = {"client": found.client, **in_scope(scope, room.address())}
                 token = patient(lambda asked=asked: read(place=Now(), **asked)).continuation_token
                 key = uuid4()
                 collection.insert_one({"_id": key, "at": noon, "text": "text"})
                 asked |= {"place": token, "wait": 0 if scope else 0.6}
-                events = [
-                    event
-                    for page in patient(lambda asked=asked: list(walk(**asked)))
-                    for event in page.events
-                    if event.address == room.address()
-                ]
-                (event,) = events
+                pages = patient(lambda asked=asked: list(walk(**asked)))
+                seen = [event for page in pages for event in page.events]
+                (event,) = [each for each in seen if each.address == room.address()]
                 assert event.key == MulticloudDbKey({"_id": key})
                 assert event.new_item_state == {"_id": key, "at": noon, "text": "text"}
             # The application owns the client, so the library does not close it.
@@ -534,7 +466,7 @@ class TestImages:
         token = read(room.client(), room.address(), Now()).continuation_token
         collection.insert_one({"_id": 1})
         collection.update_one({"_id": 1}, {"$set": {"n": 1}})
-        room.native.command({"collMod": "c", "changeStreamPreAndPostImages": {"enabled": True}})
+        room.native.command({"collMod": "c", **IMAGES})
         collection.update_one({"_id": 1}, {"$set": {"n": 2}})
         client = room.client()
         require = {"new_item_state_mode": NewItemStateMode.REQUIRE}
@@ -543,19 +475,14 @@ class TestImages:
         for _ in range(2):
             act = lambda: read(client, room.address(), page.continuation_token, **require)  # noqa: E731
             refused(ErrorCategory.UNSUPPORTED_CAPABILITY, act, "INCLUDE_IF_AVAILABLE")
-        assert all_ids(client, room.address(), page.continuation_token) == [1, 1]
-        assert all_ids(client, room.address(), page.continuation_token, **require | {
-            "new_item_state_mode": NewItemStateMode.OMIT}) == [1, 1]  # fmt: skip
+        for without in ({}, {"new_item_state_mode": NewItemStateMode.OMIT}):
+            assert all_ids(client, room.address(), page.continuation_token, **without) == [1, 1]
 
 
 def test_commands_of_a_feed_are_few(room):
     """Opening a feed opens a stream and asks for the collection, the kind of server and the oplog's end."""
     room.collection()
-    commands = Commands()
-    with (
-        MongoClient(room.uri, event_listeners=[commands]) as own,
-        connect(room.uri, native_client=own) as client,
-    ):
+    with watched(room.uri) as (client, commands):
         read(client, room.address(), Now())
     names = [name for name in commands.names() if name not in ("killCursors", "endSessions", "find")]
     assert len(names) <= 9, names

@@ -8,6 +8,7 @@ import copy
 import itertools
 import threading
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import attrs
@@ -35,10 +36,6 @@ OVERTAKEN, TOO_LARGE, NO_IMAGE, EXPIRED, BUSY = 136, 10334, 47, 286, 262
 INVALIDATED_TOKEN = 260
 
 
-def soon():
-    return Deadline.after(30)
-
-
 def change_text(number, fragment=0):
     return f"82{SECONDS:08X}{number:08X}2B022C01{fragment:02X}04"
 
@@ -49,6 +46,11 @@ def mark_text(number):
 
 def place_after(number, fragment=0):
     return After("e", change_text(number, fragment))
+
+
+def facts(operation, number):
+    stamp = Timestamp(SECONDS, number)
+    return {"operationType": operation, "clusterTime": stamp, "ns": {"db": "shop", "coll": "orders"}}
 
 
 # -- A scripted server
@@ -79,11 +81,7 @@ class Log:
     def add(self, operation="insert", *, shown=True, parts=1, refused=None, closes=False, **more):
         """Add one operation in the given number of parts, and return its number."""
         number = next(self.numbers)
-        whole = {
-            "operationType": operation,
-            "clusterTime": Timestamp(SECONDS, number),
-            "ns": {"db": "shop", "coll": "orders"},
-        }
+        whole = facts(operation, number)
         if operation in ITEMS:
             whole |= {"documentKey": {"_id": number}, "fullDocument": {"_id": number, "n": "x" * 8}}
         whole |= more
@@ -93,25 +91,21 @@ class Log:
             change |= {name: whole[name] for place, name in enumerate(names) if place % parts == part}
             if parts > 1:
                 change["splitEvent"] = {"fragment": part + 1, "of": parts}
-            last = part == parts - 1
-            self.entries.append(
-                Entry(change_text(number, part), change if shown else None, refused, closes and last)
-            )
+            ends = closes and part == parts - 1
+            self.entries.append(Entry(change_text(number, part), change if shown else None, refused, ends))
         return number
+
+    def fill(self, count):
+        for _ in range(count):
+            self.add()
+        return self
 
     def transact(self, keys):
         """Add one transaction. All its changes have the same cluster time."""
         number = next(self.numbers)
         for part, key in enumerate(keys):
-            text = change_text(number, part)
-            change = {
-                "_id": {"_data": text},
-                "operationType": "insert",
-                "clusterTime": Timestamp(SECONDS, number),
-                "ns": {"db": "shop", "coll": "orders"},
-                "documentKey": {"_id": key},
-            }
-            self.entries.append(Entry(text, change))
+            change = {"_id": {"_data": change_text(number, part)}, **facts("insert", number)}
+            self.entries.append(Entry(change_text(number, part), change | {"documentKey": {"_id": key}}))
 
     def keys(self, place=None):
         """Return the keys of all document changes after a position."""
@@ -128,18 +122,16 @@ class Log:
         return sum(entry.text <= place.data for entry in self.entries)
 
     def count(self):
-        """Return the number of operations."""
         return len({entry.text[:18] for entry in self.entries})
 
 
 class Cursor:
     """Simulates the part of the driver's cursor that a reader uses."""
 
-    address = None
+    address, ended = None, False
 
     def __init__(self):
         self._data = deque()
-        self.ended = False
 
     @property
     def alive(self):
@@ -225,11 +217,22 @@ class Secretive:
 class Server:
     """Simulates the part of a feed that a reader uses: it opens streams on an oplog and remembers them."""
 
-    def __init__(self, log, *, splits=False, sharded=False, stream=Stream, sizes=(), eager=False, **options):
+    def __init__(
+        self,
+        log,
+        *,
+        splits=False,
+        sharded=False,
+        stream=Stream,
+        sizes=(),
+        eager=False,
+        failures=(),
+        **options,
+    ):
         self.log, self.splits, self.sharded, self.stream = log, splits, sharded, stream
         self.closed_at, self.oversized = None, lambda _: None
         self.options = MongoOptions(**options)
-        self.sizes, self.eager, self.failures = iter(sizes), eager, deque()
+        self.sizes, self.eager, self.failures = iter(sizes), eager, deque(failures)
         self.opened, self.places, self.asked, self.slim, self.hides = [], [], 0, False, None
         self.before_answer = self.at_open = lambda: None
 
@@ -264,13 +267,8 @@ class Server:
     def living(self):
         return [stream for stream in self.opened if not stream.closed]
 
-
-def whole_of(entries):
-    """Join the parts of a change."""
-    whole = {}
-    for entry in entries:
-        whole |= entry.change
-    return {name: value for name, value in whole.items() if name != "splitEvent"}
+    def waits(self):
+        return [stream.await_ms for stream in self.opened]
 
 
 def reader_of(server, place=None, *, until=None, start=None, goes_on=False, headroom=None, check=None):
@@ -287,7 +285,7 @@ def reader_of(server, place=None, *, until=None, start=None, goes_on=False, head
 
 
 def fetch(reader, records=1000, wait=0.0):
-    return reader.fetch(records, 1 << 20, wait, soon())
+    return reader.fetch(records, 1 << 20, wait, Deadline.after(30))
 
 
 def keys_of(batch):
@@ -295,7 +293,6 @@ def keys_of(batch):
 
 
 def batches(reader, records=1000):
-    """Return all changes, batch by batch."""
     pages = itertools.chain(records, itertools.repeat(records[-1])) if isinstance(records, list) else None
     while True:
         batch = fetch(reader, next(pages) if pages else records)
@@ -320,12 +317,11 @@ def log():
 def logs(draw):
     """Generate an oplog that contains everything that a stream may send before its end."""
     log = Log()
-    for kind in draw(
-        st.lists(st.sampled_from(["change", "parts", "other", "drop", "rename", "unknown"]), max_size=9)
-    ):
+    kinds = ["change", "parts", "other", "drop", "rename", "unknown"]
+    for kind in draw(st.lists(st.sampled_from(kinds), max_size=9)):
         match kind:
             case "change":
-                log.add(draw(st.sampled_from(["insert", "update", "replace", "delete"])))
+                log.add(draw(st.sampled_from(ITEMS)))
             case "parts":
                 log.add("update", parts=draw(st.integers(2, 4)))
             case "other":
@@ -389,35 +385,25 @@ class TestNothingLost:
         assert isinstance(found[-1].outcome, Reached)
         # A reader of a range has not finished until it reaches the end of the range.
         assert compare(place_of(found[-1].cursor_after(len(found[-1]))), until) != -1
-        for _ in range(3):
-            log.add()
+        log.fill(3)
         assert drained(reader_of(Server(log, splits=True, sizes=pages), until=until), pages) == expected
 
     def test_an_empty_answer_is_no_end_after_later_changes(self, log):
         """A member that lags first has nothing, and then a transaction directly before the bound."""
         log.add(shown=False)
         server = Server(log)
-
-        def arrive():
-            if server.asked > 1 and log.count() == 1:
-                log.transact(range(3))
-
-        server.before_answer = arrive
+        server.before_answer = lambda: server.asked > 1 and log.count() == 1 and log.transact(range(3))
         reader = reader_of(server, until=After("h", mark_text(3)))
-        found = [fetch(reader, 1, wait=10.0) for _ in range(3)]
-        assert [keys_of(batch) for batch in found] == [[0], [1], [2]]
+        assert [keys_of(fetch(reader, 1, wait=10.0)) for _ in range(3)] == [[0], [1], [2]]
         assert isinstance(fetch(reader).outcome, Reached)
 
     def test_a_range_without_changes_asks_for_nothing(self, log):
-        log.add()
-        server = Server(log)
+        server = Server(log.fill(1))
         assert isinstance(fetch(reader_of(server, place_after(1), until=place_after(1))).outcome, Reached)
         assert not server.opened
 
     def test_a_range_ends_at_a_token_without_a_time(self, log):
-        for _ in range(3):
-            log.add()
-        for entry in log.entries:
+        for entry in log.fill(3).entries:
             entry.text = f"83{entry.text[2:]}"
             entry.change["_id"] = {"_data": entry.text}
         until = After("e", log.entries[1].text)
@@ -447,20 +433,19 @@ class TestParts:
         log.add("update", parts=3, fullDocumentBeforeChange={"_id": 2, "n": "old"})
         log.add()
         server = Server(log, splits=True, sizes=[size] * 20)
-        found = list(batches(reader_of(server), page))
-        assert [key for batch in found for key in keys_of(batch)] == [1, 2, 3]
-        events = [event for batch in found for event in batch.events(0, len(batch))]
+        events = [
+            event for batch in batches(reader_of(server), page) for event in batch.events(0, len(batch))
+        ]
+        assert [event.key.components["_id"] for event in events] == [1, 2, 3]
         assert events[1].new_item_state == {"_id": 2, "n": "x" * 8}
         assert events[1].event_id == change_text(2, 2)
 
     def test_a_page_that_ends_between_two_parts_has_the_position_in_front_of_them(self, log):
         log.add()
         log.add(parts=2)
-        server = Server(log, splits=True, sizes=[2, 1])
-        reader = reader_of(server)
+        reader = reader_of(Server(log, splits=True, sizes=[2, 1]))
         batch = fetch(reader)
-        assert keys_of(batch) == [1]
-        assert place_of(batch.cursor_after(1)) == place_after(1)
+        assert (keys_of(batch), place_of(batch.cursor_after(1))) == ([1], place_after(1))
         assert keys_of(fetch(reader)) == [2]
 
     def test_a_fetch_that_ends_after_the_first_part_does_not_move(self, log):
@@ -473,20 +458,19 @@ class TestParts:
         log.entries.extend(later)
         assert keys_of(fetch(reader)) == [1]
 
-    def test_and_what_it_had_of_it_is_forgotten(self, log):
+    def test_parts_before_a_failure_are_forgotten(self, log):
         """If the document was made smaller in the meantime, the change comes in one part."""
         log.add(parts=3, fullDocumentBeforeChange={"_id": 1, "n": "old"})
-        server = Server(log, splits=True, sizes=[2, 1, 1, 1])
-        server.failures.extend([None, None, AutoReconnect("away")])
+        server = Server(log, splits=True, sizes=[2, 1, 1, 1], failures=[None, None, AutoReconnect("away")])
         reader = reader_of(server)
         with pytest.raises(AutoReconnect):
             fetch(reader)
-        *_, last = log.entries
-        log.entries[:] = [attrs.evolve(last, change=whole_of(log.entries))]
+        whole = {name: value for entry in log.entries for name, value in entry.change.items()}
+        del whole["splitEvent"]
+        log.entries[:] = [attrs.evolve(log.entries[-1], change=whole)]
         second = log.add(parts=3)
         batch = fetch(reader)
-        assert keys_of(batch) == [1]
-        assert place_of(batch.cursor_after(1)) == place_after(1, 2)
+        assert (keys_of(batch), place_of(batch.cursor_after(1))) == ([1], place_after(1, 2))
         batch = fetch(reader)
         assert keys_of(batch) == [second]
         assert [event.old_item_state for event in batch.events(0, 1)] == [None]
@@ -503,13 +487,13 @@ class TestOtherOperations:
         log.add("rename", to=None, ns=None)
         reader = reader_of(Server(log))
         told = [fetch(reader) for _ in range(4)]
-        assert [batch.notices for batch in told] == [
-            (Dropped("shop/orders"),),
-            (Renamed("shop/orders", "shop/new"),),
-            (Dropped("shop"),),
-            (Renamed("?/?", "?/?"),),
+        assert [notice for batch in told for notice in batch.notices] == [
+            Dropped("shop/orders"),
+            Renamed("shop/orders", "shop/new"),
+            Dropped("shop"),
+            Renamed("?/?", "?/?"),
         ]
-        assert all(batch.caught_up is False for batch in told)
+        assert all((batch.caught_up, len(batch.notices)) == (False, 1) for batch in told)
         assert place_of(told[-1].cursor_after(0)).data >= change_text(4)
 
     @pytest.mark.parametrize("kind", ["zzz", "create", ""])
@@ -522,11 +506,19 @@ class TestOtherOperations:
         for _ in range(120):
             log.add("zzz")
         number = log.add()
-        server = Server(log, sizes=[1] * 200)
-        first = fetch(reader_of(server))
+        first = fetch(reader_of(Server(log, sizes=[1] * 200)))
         assert (len(first), first.caught_up) == (0, False)
         assert place_of(first.cursor_after(0)) == place_after(50)
         assert drained(reader_of(Server(log, sizes=[1] * 200))) == [number]
+
+
+class Resuming(Stream):
+    """PyMongo resumes a stream without a cursor, but the server refuses the token of an invalidate."""
+
+    def try_next(self):
+        if not self._cursor.alive:
+            raise OperationFailure("this token is from an invalidate", INVALIDATED_TOKEN)
+        return super().try_next()
 
 
 class TestEnd:
@@ -540,8 +532,7 @@ class TestEnd:
         server = self.ended(log)
         reader = reader_of(server)
         batch = fetch(reader)
-        assert keys_of(batch) == [1]
-        assert batch.notices == (Dropped("shop/orders"),)
+        assert (keys_of(batch), batch.notices) == ([1], (Dropped("shop/orders"),))
         batch = fetch(reader)
         assert isinstance(batch.outcome, Ended)
         assert isinstance(batch.outcome.notice, Invalidated)
@@ -550,7 +541,7 @@ class TestEnd:
         assert (len(again), again.outcome) == (0, batch.outcome)
         assert not server.living()
 
-    def test_or_goes_on_there_and_says_so(self, log):
+    def test_a_feed_that_follows_goes_on_there_and_says_so(self, log):
         server = self.ended(log)
         number = log.add()
         reader = reader_of(server, goes_on=True)
@@ -565,8 +556,8 @@ class TestEnd:
     def test_what_ended_before_the_start_was_another(self, log):
         server = self.ended(log)
         number = log.add()
-        before, behind_ = ((SECONDS << 32) + 3, (SECONDS << 32) + 4)
-        assert drained(reader_of(server, start=behind_)) == [1, number]
+        before, behind = ((SECONDS << 32) + 3, (SECONDS << 32) + 4)
+        assert drained(reader_of(server, start=behind)) == [1, number]
         assert drained(reader_of(Server(log), start=before)) == [1]
 
     @pytest.mark.parametrize("eager", [False, True])
@@ -579,19 +570,11 @@ class TestEnd:
         assert "pipeline" in found[-1].outcome.notice.reason
 
     def test_a_stream_that_its_first_answer_closes_is_not_resumed(self, log):
-        """PyMongo resumes a stream without a cursor, but the server refuses the token of an invalidate."""
-
-        class Resuming(Stream):
-            def try_next(self):
-                if not self._cursor.alive:
-                    raise OperationFailure("this token is from an invalidate", INVALIDATED_TOKEN)
-                return super().try_next()
-
         log.add("invalidate", shown=False, closes=True)
         (batch,) = batches(reader_of(Server(log, stream=Resuming, eager=True)))
         assert isinstance(batch.outcome, Ended)
 
-    def test_nor_is_one_left_open_that_the_driver_resumes_then(self, log):
+    def test_a_cancelled_stream_that_the_driver_resumes_is_closed(self, log):
         server = Server(log)
         reader = reader_of(server)
 
@@ -617,12 +600,9 @@ class Resumed(Stream):
         return super().try_next()
 
 
-class TestResumed:
-    """Tests streams that PyMongo resumes. The answer to a resume does not show the end of the log."""
-
-    def test_an_empty_answer_after_a_resume_is_not_the_end(self, log):
-        log.add()
-        assert keys_of(fetch(reader_of(Server(log, stream=Resumed)))) == [1]
+def test_an_empty_answer_after_a_resume_is_not_the_end(log):
+    """The answer to a resume does not show the end of the log."""
+    assert keys_of(fetch(reader_of(Server(log.fill(1), stream=Resumed)))) == [1]
 
 
 class TestAltered:
@@ -640,11 +620,15 @@ class TestAltered:
         del change["clusterTime"], change["fullDocument"]
         log.add("rename")
         batch = fetch(reader_of(Server(log, pipeline=[{"$project": {}}])))
-        assert keys_of(batch) == [1]
-        assert batch.notices == (Renamed("shop/orders", "?/?"),)
+        assert (keys_of(batch), batch.notices) == ([1], (Renamed("shop/orders", "?/?"),))
 
 
 # -- Changes that a server cannot send
+
+
+def failing(*codes):
+    """Return what a server answers: a failure with this code, or for None what it has."""
+    return [code and OperationFailure(str(code), code) for code in codes]
 
 
 class TestRefused:
@@ -652,19 +636,16 @@ class TestRefused:
         ("before", "eager", "size"), [(0, True, 1), (1, False, 2), (3, True, 2), (3, False, 100)]
     )
     def test_a_change_that_is_too_large_is_named_and_may_be_stepped_over(self, log, before, eager, size):
-        for _ in range(before):
-            log.add()
-        large = log.add(refused=TOO_LARGE)
+        large = log.fill(before).add(refused=TOO_LARGE)
         behind_it = log.add()
         server = Server(log, sizes=[size] * 30, eager=eager)
         reader, taken = reader_of(server), []
         while len(taken) < before:
             taken += keys_of(fetch(reader, 2))
-        with pytest.raises(RecordFault) as caught:
+        with pytest.raises(RecordFault, match="16 MB") as caught:
             fetch(reader, 2)
         assert taken == list(range(1, before + 1))
         assert caught.value.index == 0
-        assert "16 MB" in str(caught.value)
         assert "shop/orders" in caught.value.position
         assert place_of(caught.value.skip_cursor) == place_after(large)
         reader.close()
@@ -673,8 +654,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("eager", [False, True])
     def test_a_change_without_the_image_that_is_required(self, log, eager):
-        log.add()
-        log.add(refused=NO_IMAGE)
+        log.fill(1).add(refused=NO_IMAGE)
         reader = reader_of(Server(log, eager=eager))
         assert keys_of(fetch(reader)) == [1]
         for _ in range(2):
@@ -682,52 +662,39 @@ class TestRefused:
                 fetch(reader)
             assert caught.value.fault.category == ErrorCategory.UNSUPPORTED_CAPABILITY
 
-    def test_a_server_that_then_has_nothing_is_believed_the_first_time(self, log):
-        server = Server(log)
-        server.failures.append(OperationFailure("large", TOO_LARGE))
-        with pytest.raises(OperationFailure, match="large"):
+    @pytest.mark.parametrize(
+        ("codes", "raised"),
+        [
+            ([TOO_LARGE], TOO_LARGE),  # a server that then has nothing is believed the first time
+            ([None, OVERTAKEN, EXPIRED], EXPIRED),  # the log that has overtaken a reader is asked once more
+            ([None, OVERTAKEN], None),
+            ([None, OVERTAKEN, None, OVERTAKEN], OVERTAKEN),
+        ],
+    )
+    def test_a_failure_is_believed_or_asked_about_once(self, log, codes, raised):
+        server = Server(log if raised != EXPIRED and raised else log.fill(1), failures=failing(*codes))
+        if raised is None:
+            assert keys_of(fetch(reader_of(server))) == [1]
+            return
+        with pytest.raises(OperationFailure, match=str(raised)):
             fetch(reader_of(server))
-        assert not server.living()
-
-    def test_a_log_that_has_overtaken_the_reader_is_asked_once_more(self, log):
-        log.add()
-        server = Server(log)
-        reader = reader_of(server)
-        overtaken, lost = (OperationFailure(str(code), code) for code in (OVERTAKEN, EXPIRED))
-        server.failures.extend([None, overtaken, lost])
-        with pytest.raises(OperationFailure, match=str(EXPIRED)):
-            fetch(reader)
-        server.failures.extend([None, overtaken])
-        assert keys_of(fetch(reader_of(server))) == [1]
-
-    def test_but_not_for_ever(self, log):
-        server = Server(log)
-        server.failures.extend(
-            [None, OperationFailure("one", OVERTAKEN), None, OperationFailure("two", OVERTAKEN)]
-        )
-        with pytest.raises(OperationFailure, match="two"):
-            fetch(reader_of(server))
+        assert raised != TOO_LARGE or not server.living()
 
     def test_a_notice_still_ends_the_batch(self, log):
         log.add()
         log.add("drop")
-        log.add()
-        log.add(refused=TOO_LARGE)
+        log.fill(1).add(refused=TOO_LARGE)
         reader = reader_of(Server(log))
         first = fetch(reader)
         assert (keys_of(first), first.notices) == ([1], (Dropped("shop/orders"),))
         assert keys_of(fetch(reader)) == [3]
 
-    @pytest.mark.parametrize("failure", [AutoReconnect("away"), OperationFailure("busy", BUSY)])
+    @pytest.mark.parametrize("failure", [AutoReconnect("away"), *failing(BUSY)])
     def test_what_was_taken_before_a_failure_is_delivered(self, log, failure):
-        for _ in range(3):
-            log.add()
-        server = Server(log, sizes=[2], stream=Secretive)
-        server.failures.extend([None, None, failure])
+        server = Server(log.fill(3), sizes=[2], stream=Secretive, failures=[None, None, failure])
         reader = reader_of(server)
         batch = fetch(reader)
-        assert keys_of(batch) == [1, 2]
-        assert place_of(batch.cursor_after(2)) == place_after(2)
+        assert (keys_of(batch), place_of(batch.cursor_after(2))) == ([1, 2], place_after(2))
         assert keys_of(fetch(reader)) == [3]
 
 
@@ -736,9 +703,7 @@ class TestRefused:
 
 class TestOneStream:
     def test_it_stays_open_from_page_to_page(self, log):
-        for _ in range(50):
-            log.add()
-        server = Server(log)
+        server = Server(log.fill(50))
         assert drained(reader_of(server), 3) == log.keys()
         assert len(server.opened) == 1
 
@@ -749,25 +714,19 @@ class TestOneStream:
         assert server.opened[0].batch_size == batch_size
 
     def test_a_page_of_what_is_left_asks_for_nothing(self, log):
-        for _ in range(10):
-            log.add()
-        server = Server(log)
+        server = Server(log.fill(10))
         reader = reader_of(server)
-        first = fetch(reader, 4)
-        asked = server.asked
+        first, asked = fetch(reader, 4), server.asked
         second = fetch(reader, 4)
         assert server.asked == asked
         assert (first.requests, second.requests) == (2, 0)
 
-    def test_an_answer_that_was_short_is_all_there_is(self, log):
-        for _ in range(3):
-            log.add()
+    def test_an_answer_that_was_short_is_all_there_is_unless_it_may_have_been_full(self, log):
+        log.fill(3)
         assert fetch(reader_of(Server(log))).caught_up is True
         assert fetch(reader_of(Server(log, sharded=True))).caught_up is None
         assert fetch(reader_of(Server(log, batch_size=3))).caught_up is None
         assert fetch(reader_of(Server(log)), 2).caught_up is None
-
-    def test_unless_it_may_have_been_full_of_large_ones(self, log):
         log.add(fullDocument={"_id": 1, "n": "x" * (9 << 20)})
         assert fetch(reader_of(Server(log))).caught_up is None
 
@@ -775,29 +734,24 @@ class TestOneStream:
         server = Server(log)
         reader = reader_of(server)
         fetch(reader)
-        assert [stream.await_ms for stream in server.opened] == [10]
-        server.before_answer = lambda: (
-            server.opened[-1].await_ms == 500 and len(log.entries) < 1 and log.add()
-        )
+        assert server.waits() == [10]
+        server.before_answer = lambda: server.waits()[-1] == 500 and not log.entries and log.add()
         assert keys_of(fetch(reader, wait=5.0)) == [1]
-        assert [stream.await_ms for stream in server.opened] == [10, 500]
-        assert len(server.living()) == 1
+        assert (server.waits(), len(server.living())) == ([10, 500], 1)
 
-    def test_and_a_caller_in_a_hurry_gets_the_other_one_back(self, log):
+    def test_a_caller_in_a_hurry_gets_the_other_one_back(self, log):
         server = Server(log)
         reader = reader_of(server)
         fetch(reader, wait=0.5)
         for _ in range(6):
             fetch(reader)
-        assert [stream.await_ms for stream in server.opened] == [10, 500, 10]
-        assert len(server.living()) == 1
+        assert (server.waits(), len(server.living())) == ([10, 500, 10], 1)
 
-    def test_but_not_with_changes_in_it(self, log):
+    def test_a_stream_with_changes_in_it_is_kept(self, log):
         server = Server(log)
         reader = reader_of(server)
         fetch(reader, wait=0.5)
-        for _ in range(5):
-            log.add()
+        log.fill(5)
         assert [keys_of(fetch(reader, 1)) for _ in range(5)] == [[1], [2], [3], [4], [5]]
         assert len(server.opened) == 2
 
@@ -821,87 +775,59 @@ class TestOneStream:
         server = Server(log)
         reader = reader_of(server)
         waiting, go_on = threading.Event(), threading.Event()
-
-        def wait():
-            waiting.set()
-            go_on.wait(30)
-
-        server.before_answer = wait
-        failed = []
-
-        def act():
-            try:
-                fetch(reader, wait=20.0)
-            except ProviderFault as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=act)
-        thread.start()
-        assert waiting.wait(30)
-        reader.cancel()
-        go_on.set()
-        thread.join(30)
-        assert len(failed) == 1
-        assert failed[0].fault.retryable
+        server.before_answer = lambda: waiting.set() or go_on.wait(30)
+        with ThreadPoolExecutor() as pool:
+            call = pool.submit(fetch, reader, wait=20.0)
+            assert waiting.wait(30)
+            reader.cancel()
+            go_on.set()
+            assert call.exception(30).fault.retryable
         reader.close()
         assert not server.living()
 
 
-class TestMongos:
-    def test_an_empty_answer_is_the_end_only_after_the_end_that_the_log_had(self, log):
-        server = Server(log, sharded=True)
-        server.now = lambda: After("h", mark_text(5))
-        reader = reader_of(server)
-        log.add()
-        assert keys_of(fetch(reader)) == [1]
-        # The time of the call is over, and a shard may have an earlier change.
-        batch = reader.fetch(10, 1 << 20, 0.0, Deadline.after(0.6))
-        assert (len(batch), batch.caught_up) == (0, False)
-        for _ in range(6):
-            log.add(shown=False)
-        assert fetch(reader).caught_up is None
+def test_an_empty_answer_of_a_mongos_is_the_end_only_after_the_end_that_the_log_had(log):
+    server = Server(log, sharded=True)
+    server.now = lambda: After("h", mark_text(5))
+    reader = reader_of(server)
+    log.add()
+    assert keys_of(fetch(reader)) == [1]
+    # The time of the call is over, and a shard may have an earlier change.
+    batch = reader.fetch(10, 1 << 20, 0.0, Deadline.after(0.6))
+    assert (len(batch), batch.caught_up) == (0, False)
+    for _ in range(6):
+        log.add(shown=False)
+    assert fetch(reader).caught_up is None
 
 
 class TestPosition:
     def test_it_moves_without_a_change(self, log):
-        log.add(shown=False)
-        server = Server(log)
-        reader = reader_of(server)
-        first = place_of(fetch(reader).cursor_after(0))
-        assert first.kind == "h"
-        log.add(shown=False)
-        second = place_of(fetch(reader).cursor_after(0))
-        assert second.data > first.data
+        reader, found = reader_of(Server(log)), []
+        for _ in range(2):
+            log.add(shown=False)
+            found.append(place_of(fetch(reader).cursor_after(0)))
+        assert found[0].kind == "h"
+        assert found[1].data > found[0].data
 
     def test_it_is_that_of_the_last_change_within_an_answer(self, log):
-        for _ in range(5):
-            log.add()
-        reader = reader_of(Server(log))
-        batch = fetch(reader, 3)
-        assert [place_of(batch.cursor_after(count)) for count in range(4)] == [
-            At(0),
-            place_after(1),
-            place_after(2),
-            place_after(3),
-        ]
+        batch = fetch(reader_of(Server(log.fill(5))), 3)
+        expected = [At(0), place_after(1), place_after(2), place_after(3)]
+        assert [place_of(batch.cursor_after(count)) for count in range(4)] == expected
 
     def test_no_record_behind_it_is_older_than_the_watermark(self, log):
-        log.add()
-        assert fetch(reader_of(Server(log))).watermark == datetime.fromtimestamp(SECONDS - 1, UTC)
+        batch = fetch(reader_of(Server(log.fill(1))))
+        assert batch.watermark == datetime.fromtimestamp(SECONDS - 1, UTC)
 
     def test_of_a_foreign_token_nothing_is_told(self, log):
         place = After("r", token_text({"token": 1}))
-        server = Server(log)
-        server.failures.append(AutoReconnect("away"))
-        reader = reader_of(server, place)
+        server = Server(log, failures=[AutoReconnect("away")])
         with pytest.raises(AutoReconnect):
-            fetch(reader)
+            fetch(reader_of(server, place))
         assert server.places == [place]
 
     def test_where_there_is_nothing_it_is_looked_why(self, log):
         looked = []
-        log.add()
-        reader = reader_of(Server(log), check=lambda: looked.append(1))
+        reader = reader_of(Server(log.fill(1)), check=lambda: looked.append(1))
         fetch(reader)
         assert not looked
         fetch(reader)

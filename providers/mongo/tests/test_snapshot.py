@@ -1,23 +1,28 @@
 """Tests snapshots of real collections. Every row is returned, with any type of key and in any process."""
 
+import contextlib
+import datetime
+import itertools
 import threading
+import uuid
+from collections import deque
+from types import SimpleNamespace
 
+import attrs
 import bson
 import pytest
-from bson import ObjectId, Timestamp
+from bson import Binary, Code, DBRef, Decimal128, Int64, MaxKey, MinKey, ObjectId, Timestamp
 from bson.raw_bson import RawBSONDocument
+from pymongo.errors import AutoReconnect
 
 from multiclouddb_api import (
-    ChangeFeedRequest,
-    ClientConfig,
+    BackfillDone,
     Dropped,
     ErrorCategory,
-    FromContinuationToken,
     LogicalPartition,
     MulticloudDbError,
     MulticloudDbKey,
     NewItemStateMode,
-    OperationOptions,
     Renamed,
     ResourceAddress,
     Snapshot,
@@ -25,24 +30,62 @@ from multiclouddb_api import (
     connect,
     encode_json,
 )
-from multiclouddb_api.event import ChangeEvent
+from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_mongo.position import At
+from multiclouddb_mongo.mapping import View
+from multiclouddb_mongo.position import At, Range, range_of
 from multiclouddb_mongo.provider import MongoProvider
+from multiclouddb_mongo.rows import RawRow, RowMapper
+from multiclouddb_mongo.snapshots import SegmentReader
 from multiclouddb_mongo.source import Entry, Log
+from multiclouddb_spi import Continue, Deadline, ProviderFault, Scanned
 
-from .monitor import watched
-from .scanning import IDS, is_done, keys, pages, rows
+from .monitor import ids, keys, read, told, walk
+
+# Every BSON type that the server accepts as an _id, with several values for some types.
+IDS = (
+    MinKey(),
+    None,
+    float("nan"),
+    float("-inf"),
+    1,
+    2.5,
+    Int64(2**53 + 1),
+    Decimal128("4.50"),
+    "",
+    "$a",
+    "b" * 50,
+    {},
+    {"a": 1},
+    {"a": {"b": [1, 2]}},
+    b"x",
+    Binary(b"y", 5),
+    Binary.from_uuid(uuid.UUID(int=7)),
+    ObjectId("6b019d9fd29d1122ca89d32f"),
+    False,
+    True,
+    datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC),
+    Timestamp(1, 1),
+    Code("f()"),
+    Code("f()", {"x": 1}),
+    DBRef("c", 1),
+    MaxKey(),
+)
+
+
+def rows(found):
+    return [event for page in found for event in page.events if event.backfilled]
+
 
 ORDERED = Snapshot(SnapshotOrder.ORDERED)
+COLLATION = {"locale": "en", "strength": 2, "numericOrdering": True}
 
 
 @pytest.fixture
-def client(one):
-    """Open one of the library's clients."""
-    with connect(ClientConfig("mongo", {"url": one.uri()})) as made:
-        yield made
+def _small_batches(monkeypatch):
+    for name in ("_LEAST_BATCH", "_MOST_BATCH"):
+        monkeypatch.setattr(f"multiclouddb_mongo.snapshots.{name}", 2)
 
 
 @pytest.fixture
@@ -56,23 +99,9 @@ def mixed(one, database):
 
 @pytest.fixture
 def many(one, database):
-    """Make a collection with forty rows."""
     items = one.client()[database]["many"]
     items.insert_many([{"_id": number, "n": number} for number in range(40)])
     return ResourceAddress(database, "many"), items
-
-
-def merged(found, sink=None):
-    """Return a target table to which some pages have been applied."""
-    sink = sink or Sink()
-    for page in found:
-        sink.apply(page.events)
-    return sink
-
-
-def in_source(client, address):
-    """Return the contents of the collection, read by a new snapshot."""
-    return as_text({event.key: event.new_item_state for event in rows(pages(client, address, ORDERED))})
 
 
 def as_text(found):
@@ -80,24 +109,29 @@ def as_text(found):
     return {key.canonical(): encode_json(document) for key, document in found.items()}
 
 
+def assert_once(found, count):
+    """Check that some pages have this many rows, each once."""
+    texts = [event.key.canonical() for event in rows(found)]
+    assert len(texts) == len(set(texts)) == count
+
+
 class TestKeys:
     """Tests that rows with keys of every type are returned, wherever a segment begins or a page ends."""
 
     @pytest.mark.parametrize(("segments", "size"), [(None, 0), (3, 1), (26, 1)])
-    def test_every_type_of_key_comes_once(self, client, mixed, segments, size):
+    def test_every_type_of_key_comes_once(self, reader, mixed, segments, size):
         address, _ = mixed
-        found = rows(pages(client, address, Snapshot(SnapshotOrder.ORDERED, segments=segments), size))
-        assert len(found) == len(set(keys(found))) == len(IDS)
-        assert sorted(event.new_item_state["n"] for event in found) == list(range(len(IDS)))
+        found = list(walk(reader, address, Snapshot(SnapshotOrder.ORDERED, segments=segments), size))
+        assert_once(found, len(IDS))
+        assert sorted(event.new_item_state["n"] for event in rows(found)) == list(range(len(IDS)))
 
-    def test_a_row_has_the_key_that_its_changes_have(self, client, mixed):
+    def test_a_row_has_the_key_that_its_changes_have(self, reader, mixed):
         address, items = mixed
-        _, *found = pages(client, address, Snapshot(SnapshotOrder.ORDERED, segments=3))
+        _, *found = walk(reader, address, Snapshot(SnapshotOrder.ORDERED, segments=3))
         for key in IDS:
             items.update_one({"_id": key}, {"$set": {"changed": True}})
-        changes = [
-            event for page in pages(client, address, found[-1].continuation_token) for event in page.events
-        ]
+        later = walk(reader, address, found[-1].continuation_token)
+        changes = [event for page in later for event in page.events]
         by_row = {event.new_item_state["n"]: event for event in rows(found)}
         assert len(changes) == len(IDS)
         for change in changes:
@@ -107,53 +141,45 @@ class TestKeys:
             assert encode_json(change.new_item_state) == encode_json(wanted)
             assert row.order_key < change.order_key
 
-    def test_another_client_goes_on_after_every_row(self, one, client, mixed):
+    def test_another_client_goes_on_after_every_row(self, one, reader, mixed):
         address, _ = mixed
-        found = list(pages(client, address, Snapshot(SnapshotOrder.ORDERED, segments=5), 1))
-        read = 0
-        for page in found:
-            read += len(page.events)
+        found = list(walk(reader, address, Snapshot(SnapshotOrder.ORDERED, segments=5), 1))
+        assert_once(found, len(IDS))
+        for number, page in enumerate(found):
             with connect(one.uri()) as other:
-                left = rows(pages(other, address, page.continuation_token))
-            assert {*keys(rows(found))[read:]} == {*keys(left)}
-        assert read == len(IDS)
+                left = rows(walk(other, address, page.continuation_token))
+            assert {event.key for event in rows(found[number + 1 :])} == {event.key for event in left}
 
-    def test_a_long_key_is_a_position_and_no_border(self, client, one, database):
+    def test_a_long_key_is_a_position_and_no_border(self, reader, one, database):
         items = one.client()[database]["long"]
         items.insert_many([{"_id": f"{number:02}" + "x" * 100_000} for number in range(30)])
         address = ResourceAddress(database, "long")
-        found = list(pages(client, address, Snapshot(segments=10), 1))
-        assert len(set(keys(rows(found)))) == len(rows(found)) == 30
-        middle = found[10].continuation_token
-        assert len(rows(pages(client, address, middle))) == 30 - len(rows(found[:11]))
+        found = list(walk(reader, address, Snapshot(segments=10), 1))
+        assert_once(found, 30)
+        assert_once(walk(reader, address, found[10].continuation_token), 30 - len(rows(found[:11])))
 
-    def test_keys_in_the_order_of_a_collation(self, client, one, database):
-        how = {"locale": "en", "strength": 2, "numericOrdering": True}
-        items = one.client()[database].create_collection("collated", collation=how)
-        items.insert_many([{"_id": f"{letter}{number}"} for letter in "abCD" for number in range(12)])
-        address = ResourceAddress(database, "collated")
-        found = rows(pages(client, address, Snapshot(segments=7), 1))
-        assert len(found) == len(set(keys(found))) == 48
+    @pytest.mark.parametrize(
+        ("made", "given"),
+        [
+            ({"collation": COLLATION}, [f"{letter}{number}" for letter in "abCD" for number in range(12)]),
+            ({"clusteredIndex": {"key": {"_id": 1}, "unique": True}}, IDS),  # has no index of ids
+        ],
+        ids=["collated", "clustered"],
+    )
+    def test_a_collection_that_sorts_in_another_way(self, reader, one, database, made, given):
+        one.client()[database].create_collection("c", **made).insert_many([{"_id": key} for key in given])
+        assert_once(walk(reader, ResourceAddress(database, "c"), Snapshot(segments=7), 1), len(given))
 
-    def test_a_collection_without_an_index_of_ids(self, client, one, database):
-        index = {"key": {"_id": 1}, "unique": True}
-        items = one.client()[database].create_collection("clustered", clusteredIndex=index)
-        items.insert_many([{"_id": key} for key in IDS])
-        found = rows(pages(client, ResourceAddress(database, "clustered"), Snapshot(segments=5), 1))
-        assert len(found) == len(set(keys(found))) == len(IDS)
-
-    def test_segments_that_samples_cut(self, client, mixed, monkeypatch):
+    def test_segments_that_samples_cut(self, reader, mixed, monkeypatch):
         monkeypatch.setattr("multiclouddb_mongo.snapshots._MOST_COUNTED", 0)
-        address, _ = mixed
-        found = list(pages(client, address, Snapshot(segments=6), 1))
-        assert len(rows(found)) == len(set(keys(rows(found)))) == len(IDS)
+        assert_once(walk(reader, mixed[0], Snapshot(segments=6), 1), len(IDS))
 
 
 class TestLoad:
     """Tests snapshots during writes. In the end, the target equals the source."""
 
     @pytest.mark.parametrize("order", list(SnapshotOrder))
-    def test_changes_of_every_type_of_key_during_the_scan(self, client, mixed, order):
+    def test_changes_of_every_type_of_key_during_the_scan(self, reader, mixed, order):
         address, items = mixed
         over = threading.Event()
 
@@ -169,87 +195,70 @@ class TestLoad:
         writer.start()
         sink = Sink()
         try:
-            for page in pages(client, address, Snapshot(order, segments=4), 2):
+            for page in walk(reader, address, Snapshot(order, segments=4), 2):
                 sink.apply(page.events)
-                if is_done(page):
+                if BackfillDone in told(page):
                     break
         finally:
             over.set()
             writer.join()
-        sink = merged(pages(client, address, page.continuation_token), sink)
-        assert as_text(sink.rows()) == in_source(client, address)
+        for later in walk(reader, address, page.continuation_token):
+            sink.apply(later.events)
+        source = {event.key: event.new_item_state for event in rows(walk(reader, address, ORDERED))}
+        assert as_text(sink.rows()) == as_text(source)
 
-    def test_a_cursor_that_the_server_has_closed_is_opened_again(self, client, many, monkeypatch):
-        monkeypatch.setattr("multiclouddb_mongo.snapshots._LEAST_BATCH", 2)
-        monkeypatch.setattr("multiclouddb_mongo.snapshots._MOST_BATCH", 2)
+    @pytest.mark.usefixtures("_small_batches")
+    def test_a_cursor_that_the_server_has_closed_is_opened_again(self, reader, many):
         address, items = many
+        now = {"$currentOp": {"allUsers": True, "idleCursors": True}}
+        ours = {"$match": {"ns": items.full_name, "cursor.originatingCommand.find": {"$exists": True}}}
         found, killed = [], 0
-        for page in pages(client, address, ORDERED, 1):
-            found += rows([page])
-            for cursor in _scans(items):
-                items.database.command("killCursors", items.name, cursors=[cursor])
+        for page in walk(reader, address, ORDERED, 1):
+            found.append(page)
+            for each in items.database.client.admin.aggregate([now, ours]):
+                items.database.command("killCursors", items.name, cursors=[each["cursor"]["cursorId"]])
                 killed += 1
         assert killed
-        assert len(found) == len(set(keys(found))) == 40
-
-
-def _scans(items):
-    now = {"$currentOp": {"allUsers": True, "idleCursors": True}}
-    ours = {"$match": {"ns": items.full_name, "cursor.originatingCommand.find": {"$exists": True}}}
-    return [each["cursor"]["cursorId"] for each in items.database.client.admin.aggregate([now, ours])]
+        assert_once(found, 40)
 
 
 class TestReads:
-    """Tests the commands that a scan sends."""
+    def test_rows_are_never_older_than_the_start_of_the_stream(self, ours, many):
+        reader, commands = ours
+        started, *_ = walk(reader, many[0], ORDERED)
+        floor = int(started.notices[0].floor[2:], 16)
+        found = [each for each in commands.bodies("find") if each["find"] == "many" and "skip" not in each]
+        assert found
+        for body in found:
+            concern = body["readConcern"]
+            assert concern["level"] == "majority"
+            stamp = concern["afterClusterTime"]
+            assert isinstance(stamp, Timestamp)
+            assert (stamp.time << 32 | stamp.inc) >= floor - 1
+            assert body["sort"] == body["hint"] == {"_id": 1}
 
-    def test_rows_are_never_older_than_the_start_of_the_stream(self, one, many, app):
-        address, _ = many
-        with watched(one.uri(appName=app)) as (client, commands):
-            started, *_ = pages(client, address, ORDERED)
-            floor = int(started.notices[0].floor[2:], 16)
-            bodies = [
-                body for body in commands.bodies("find") if body["find"] == "many" and "skip" not in body
-            ]
-            assert bodies
-            for body in bodies:
-                concern = body["readConcern"]
-                assert concern["level"] == "majority"
-                stamp = concern["afterClusterTime"]
-                assert isinstance(stamp, Timestamp)
-                assert (stamp.time << 32 | stamp.inc) >= floor - 1
-                assert body["sort"] == body["hint"] == {"_id": 1}
-
-    def test_only_the_keys_are_sent_without_documents(self, one, many, app):
-        address, _ = many
-        with watched(one.uri(appName=app)) as (client, commands):
-            found = rows(pages(client, address, ORDERED, new_item_state_mode=NewItemStateMode.OMIT))
-            assert [event.new_item_state for event in found] == [None] * 40
-            assert commands.bodies("find")[-1]["projection"] == {"_id": 1}
+    def test_only_the_keys_are_sent_without_documents(self, ours, many):
+        reader, commands = ours
+        found = rows(walk(reader, many[0], ORDERED, new_item_state_mode=NewItemStateMode.OMIT))
+        assert [event.new_item_state for event in found] == [None] * 40
+        assert commands.bodies("find")[-1]["projection"] == {"_id": 1}
 
 
-class TestAuto:
-    """Tests the order `AUTO`. The stream is read again before its position in the log expires."""
+@pytest.mark.usefixtures("_small_batches")
+def test_auto_becomes_interleaved_when_half_of_the_log_is_used(reader, many, monkeypatch):
+    """The stream is read again before its position in the log expires."""
+    monkeypatch.setattr("multiclouddb_mongo.feed._LOG_SECONDS", 0.0)
+    begun = []
 
-    def test_auto_becomes_interleaved_when_half_of_the_log_is_used(self, client, many, monkeypatch):
-        address, _ = many
-        monkeypatch.setattr("multiclouddb_mongo.feed._LOG_SECONDS", 0.0)
-        monkeypatch.setattr("multiclouddb_mongo.snapshots._LEAST_BATCH", 2)
-        monkeypatch.setattr("multiclouddb_mongo.snapshots._MOST_BATCH", 2)
-        begun = []
+    def first_entry(log):
+        now = begun[0] if begun else int(log._source.now().data[2:10], 16)
+        begun.append(now)
+        return Entry(At(now - (100 if len(begun) < 5 else 40)), False)
 
-        def first_entry(log):
-            now = begun[0] if begun else int(log._source.now().data[2:10], 16)
-            begun.append(now)
-            return Entry(At(now - (100 if len(begun) < 5 else 40)), False)
-
-        monkeypatch.setattr(Log, "first_entry", first_entry)
-        orders = [
-            page.diagnostics.snapshot.order
-            for page in pages(client, address, Snapshot(), 2)
-            if page.diagnostics.snapshot is not None
-        ]
-        assert orders[0] is SnapshotOrder.ORDERED
-        assert orders[-1] is SnapshotOrder.INTERLEAVED
+    monkeypatch.setattr(Log, "first_entry", first_entry)
+    scans = [page.diagnostics.snapshot for page in walk(reader, many[0], Snapshot(), 2)]
+    orders = [scan.order for scan in scans if scan is not None]
+    assert (orders[0], orders[-1]) == (SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED)
 
 
 class TestGone:
@@ -266,121 +275,211 @@ class TestGone:
             ("swapped", True, True),
         ],
     )
-    def test_the_scan_ends_with_a_notice(self, one, many, what, restarted, follow, monkeypatch):
-        monkeypatch.setattr("multiclouddb_mongo.snapshots._LEAST_BATCH", 2)
-        monkeypatch.setattr("multiclouddb_mongo.snapshots._MOST_BATCH", 2)
+    @pytest.mark.usefixtures("_small_batches")
+    def test_the_scan_ends_with_a_notice(self, one, reader, many, what, restarted, follow):
         address, items = many
-        options = MongoOptions(after_invalidate="follow" if follow else "end")
-        config = ClientConfig("mongo", {"url": one.uri()})
-        found = []
-        with connect(config) as client:
-            for page in pages(client, address, ORDERED, 3, provider_options=options):
-                found.append(page)
-                if len(found) == 4:
-                    break
-            _end(items, what)
-            token = page.continuation_token
-            if not restarted:
-                refused = _read_on(client, address, token, options, found)
-        if restarted:
-            with connect(config) as client:
-                refused = _read_on(client, address, token, options, found)
-        events = [event for page in found for event in page.events]
-        assert all("other" not in event.new_item_state for event in events if event.backfilled)
-        notices = [notice for page in found for notice in page.notices]
-        if refused:  # the engine compares the UUID of the token
-            assert refused.category is ErrorCategory.INVALID_REQUEST
-        else:
-            gone = Renamed if what in ("renamed", "swapped") else Dropped
-            assert any(isinstance(notice, gone) for notice in notices), notices
-        assert not any(map(is_done, found))
+        asked = {"provider_options": MongoOptions(after_invalidate="follow" if follow else "end")}
+        found, refused = list(itertools.islice(walk(reader, address, ORDERED, 3, **asked), 4)), None
+        items.drop() if what in ("dropped", "recreated") else items.rename("elsewhere")
+        if what in ("recreated", "swapped"):
+            items.insert_many([{"_id": number, "other": True} for number in range(40)])
+        with connect(one.uri()) as another:
+            try:
+                goes_on = another if restarted else reader
+                found.extend(walk(goes_on, address, found[-1].continuation_token, 3, **asked))
+            except MulticloudDbError as error:
+                refused = error.category
+        assert all("other" not in event.new_item_state for event in rows(found))
+        gone = Renamed if what in ("renamed", "swapped") else Dropped
+        # Otherwise, the engine has compared the UUID of the token.
+        assert gone in told(*found) or refused is ErrorCategory.INVALID_REQUEST
+        assert BackfillDone not in told(*found)
         assert len(rows(found)) < 40
 
-    def test_a_collection_that_was_not_there_has_no_rows(self, client, one, database):
+    def test_a_collection_that_was_not_there_has_no_rows(self, reader, one, database):
         address = ResourceAddress(database, "later")
         options = MongoOptions(allow_missing=True)
-        found = list(pages(client, address, Snapshot(), provider_options=options))
-        assert [event for page in found for event in page.events] == []
-        assert any(map(is_done, found))
+        found = list(walk(reader, address, Snapshot(), provider_options=options))
+        assert ids(*found) == []
+        assert BackfillDone in told(*found)
         one.client()[database]["later"].insert_one({"_id": 1})
-        request = ChangeFeedRequest(
-            address, FromContinuationToken(found[-1].continuation_token), provider_options=options
-        )
-        page = client.read_changes(request, OperationOptions(wait_seconds=5))
-        assert [event.key.components for event in page.events] == [{"_id": 1}]
+        token = found[-1].continuation_token
+        assert ids(read(reader, address, token, wait=5.0, provider_options=options)) == [1]
 
 
-def _end(items, what):
-    database = items.database
-    if what in ("dropped", "recreated"):
-        items.drop()
-    else:
-        items.rename("elsewhere")
-    if what in ("recreated", "swapped"):
-        database["many"].insert_many([{"_id": number, "other": True} for number in range(40)])
+@pytest.mark.parametrize("key", [ObjectId("6b019d9fd29d1122ca89d32f"), "secret"])
+def test_a_row_that_cannot_be_decoded_is_named_and_skipped(reader, one, database, key):
+    items = one.client()[database]["poisoned"]
+    items.insert_many([{"_id": number} for number in range(3)])
+    bad = bson.encode({"_id": key, "text": "damaged"}).replace(b"damaged", b"damage\xff")
+    items.insert_one(RawBSONDocument(bad))
+    items.insert_one({"_id": True})
+    address, found = ResourceAddress(database, "poisoned"), []
+    act = lambda: found.extend(walk(reader, address, ORDERED))  # noqa: E731
+    error = refusal(ErrorCategory.PROVIDER_ERROR, act, "UTF-8", hidden=["secret"])
+    assert ("6b019d9fd29d1122ca89d32f" in error.message) is (key != "secret")
+    found.extend(walk(reader, address, error.detail.skip_token))
+    assert ids(*found) == [0, 1, 2, True]
 
 
-def _read_on(client, address, token, options, found):
+@pytest.mark.parametrize("size", [1, 0])
+def test_a_row_has_the_shard_key_before_its_id(one, reader, database, size, monkeypatch):
+    """The server only claims to be a `mongos`."""
+    monkeypatch.setattr(MongoProvider, "_server", lambda provider: (False, True))
+    native, address = one.client(), ResourceAddress(database, "items")
+    native[database]["items"].insert_many(
+        {"_id": number, "place": {"region": "eu"}, "n": number} for number in range(12)
+    )
+    key = {"place.region": 1, "n": 1}
+    native.config.collections.insert_one({"_id": f"{database}.items", "key": key})
     try:
-        found.extend(pages(client, address, token, 3, provider_options=options))
-    except MulticloudDbError as error:
-        return error
-    return None
+        found = rows(walk(reader, address, Snapshot(segments=3), size))
+        wanted = LogicalPartition(MulticloudDbKey({"place.region": "eu", "n": 4, "_id": 4}, 2))
+        (row,) = rows(walk(reader, address, Snapshot(), scope=wanted))
+    finally:
+        native.config.collections.delete_one({"_id": f"{database}.items"})
+    assert sorted(keys(found)) == list(range(12))
+    for event in found:
+        assert list(event.key.components) == ["place.region", "n", "_id"]
+        assert event.key.partition_components == 2
+    assert row.new_item_state["n"] == 4
 
 
-class TestPoison:
-    """Tests a row that cannot be decoded. The error names the row, and the row can be skipped."""
-
-    @pytest.mark.parametrize("key", [ObjectId("6b019d9fd29d1122ca89d32f"), "secret"])
-    def test_it_is_named_and_skipped(self, client, one, database, key):
-        items = one.client()[database]["poisoned"]
-        items.insert_many([{"_id": number} for number in range(3)])
-        bad = RawBSONDocument(bson.encode({"_id": key, "text": "damaged"}).replace(b"damaged", b"damage\xff"))
-        items.insert_one(bad)
-        items.insert_one({"_id": True})
-        address = ResourceAddress(database, "poisoned")
-        seen: list[ChangeEvent] = []
-        error = _until_refused(client, address, seen)
-        assert error.category is ErrorCategory.PROVIDER_ERROR
-        assert "UTF-8" in error.message
-        assert "secret" not in error.message
-        assert ("6b019d9fd29d1122ca89d32f" in error.message) is (key != "secret")
-        seen += rows(pages(client, address, error.detail.skip_token))
-        assert [event.key.components["_id"] for event in seen] == [0, 1, 2, True]
+PLACE = Range("6500000000000001", "0" * 32)
 
 
-def _until_refused(client, address, seen):
-    try:
-        for page in pages(client, address, ORDERED):
-            seen += page.events
-    except MulticloudDbError as error:
-        return error
-    raise AssertionError("nothing was refused")
+class Row(RawRow):
+    """A row that calls a function when its bytes are read."""
+
+    __slots__ = ("at_read",)
+
+    @property
+    def _bytes(self):
+        self.at_read()
+        return bson.encode({"_id": 1})
+
+    @_bytes.setter
+    def _bytes(self, value):
+        pass
 
 
-class TestSharded:
-    """Tests keys with a shard key, on a server that only claims to be a `mongos`."""
+class Cursor:
+    """Simulates the part of the driver's cursor that a reader uses. It returns one row in each answer."""
 
-    @pytest.mark.parametrize("size", [1, 0])
-    def test_a_row_has_the_shard_key_before_its_id(self, one, database, size, monkeypatch):
-        monkeypatch.setattr(MongoProvider, "_server", lambda provider: (False, True))
-        native = one.client()
-        native[database]["items"].insert_many(
-            [{"_id": number, "place": {"region": "eu"}, "n": number} for number in range(12)]
+    def __init__(self, answers, at_answer, at_read):
+        self.alive, self._left, self._at_answer, self._at_read = True, answers, at_answer, at_read
+
+    def __next__(self):
+        self._left -= 1
+        self.alive = bool(self._left)
+        self._at_answer()
+        row = Row(b"")
+        row.at_read = self._at_read
+        return row
+
+
+class Source:
+    """Simulates the part of a scanned collection that a reader uses."""
+
+    bounded = True
+    begin = calm = be_patient = staticmethod(lambda *_: None)
+    client = SimpleNamespace(options=SimpleNamespace(retry_reads=True))
+
+    def __init__(self, answers=2):
+        self.answers, self.opened = answers, 0
+        self.at_answer = self.at_read = lambda: None
+
+    def at_work(self):
+        return contextlib.nullcontext()
+
+    opening = at_work
+
+    def session(self, place):
+        return None
+
+    def rows(self, place, session, batch_size):
+        self.opened += 1
+        return Cursor(self.answers, lambda: self.at_answer(), lambda: self.at_read())
+
+    def close(self, cursor):
+        cursor.alive = False
+
+    def gone(self, place):
+        return None
+
+
+def reader_of(source):
+    view = View(ResourceAddress("shop", "orders"), "p")
+    return SegmentReader(source, view, "0" * 12, PLACE, lambda: None)
+
+
+def fetch(reader):
+    return reader.fetch(10, 1 << 20, 0.0, Deadline.after(30))
+
+
+class TestCancelled:
+    """Tests that a cursor which `cancel` closes is not taken for one whose rows were all read."""
+
+    def test_while_the_server_answers(self):
+        source = Source()
+        reader = reader_of(source)
+        source.at_answer = reader.cancel
+        with pytest.raises(ProviderFault, match="cancelled"):
+            fetch(reader)
+
+    def test_while_the_answer_is_processed(self):
+        source = Source()
+        reader = reader_of(source)
+        source.at_read = reader.cancel
+        batch = fetch(reader)
+        assert (len(batch), batch.outcome) == (1, Continue())
+
+    def test_the_last_answer_ends_the_segment(self):
+        assert isinstance(fetch(reader_of(Source(answers=1))).outcome, Scanned)
+
+
+class TestLost:
+    """Tests the number of tries. PyMongo has already retried a `find`, but not a `getMore`."""
+
+    def test_a_cursor_that_cannot_be_opened_is_not_opened_again(self):
+        source = Source()
+        source.at_answer = failing(AutoReconnect("away"), None)
+        with pytest.raises(AutoReconnect):
+            fetch(reader_of(source))
+        assert source.opened == 1
+
+    def test_a_cursor_that_is_lost_is_opened_again_once(self):
+        source = Source(answers=3)
+        source.at_answer = failing(
+            None, AutoReconnect("away"), None, AutoReconnect("one"), AutoReconnect("two")
         )
-        key = {"place.region": 1, "n": 1}
-        native.config.collections.insert_one({"_id": f"{database}.items", "key": key})
-        address = ResourceAddress(database, "items")
-        try:
-            with connect(ClientConfig("mongo", {"url": one.uri()})) as client:
-                found = list(pages(client, address, Snapshot(segments=3), size))
-                wanted = LogicalPartition(MulticloudDbKey({"place.region": "eu", "n": 4, "_id": 4}, 2))
-                (row,) = rows(pages(client, address, Snapshot(), scope=wanted))
-        finally:
-            native.config.collections.delete_one({"_id": f"{database}.items"})
-        assert {event.key.components["_id"] for event in rows(found)} == set(range(12))
-        assert len(rows(found)) == 12
-        for event in rows(found):
-            assert list(event.key.components) == ["place.region", "n", "_id"]
-            assert event.key.partition_components == 2
-        assert row.new_item_state["n"] == 4
+        reader = reader_of(source)
+        assert len(fetch(reader)) == len(fetch(reader)) == 1
+        assert source.opened == 2
+        with pytest.raises(AutoReconnect, match="two"):
+            fetch(reader)
+        assert source.opened == 3
+
+
+def test_of_documents_with_one_id_only_those_that_were_read_are_left_out():
+    """Documents on several shards may have the same `_id`."""
+    rows = [bson.encode({"_id": 1, "region": number}) for number in range(4)]
+    view, place = View(ResourceAddress("shop", "orders"), "p"), attrs.evolve(PLACE, names=("region",))
+    for number in range(4):
+        mapper = RowMapper(view, "0" * 12, place)
+        left = mapper.unread(place, rows)
+        assert left == rows[number:]
+        place = range_of(mapper.cursor_after(left, 1))
+    assert mapper.unread(place, rows) == []
+
+
+def failing(*failures):
+    """Return a function that raises the given errors, one in each call; None raises nothing."""
+    left = deque(failures)
+
+    def fail():
+        failure = left.popleft()
+        if failure is not None:
+            raise failure
+
+    return fail

@@ -20,7 +20,6 @@ from bson import Binary, Code, Decimal128, Int64, ObjectId, Regex, Timestamp
 from bson.raw_bson import RawBSONDocument
 from bson.son import SON
 from pymongo import MongoClient, ReadPreference, WriteConcern
-from pymongo.errors import ServerSelectionTimeoutError
 from pymongo.read_preferences import Nearest, Secondary
 from pymongo.server_api import ServerApi
 
@@ -43,17 +42,14 @@ from multiclouddb_conformance.waiting import assert_prompt, wait_until
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.commands import Commands as RunningCommands
 
-from .harness import SMALL
-from .monitor import Commands, Feed, keys, patient, watched
-from .native import hanging, native, refused
-from .servers.failpoint import fail_command
-from .servers.shared import shared
-from .standalone import standalone
+from .monitor import IMAGES, Feed, hanging, in_scope, keys, native, patient, refused, watched
+from .servers.mongod import fail_command
 
 INVALID, TRANSIENT = ErrorCategory.INVALID_REQUEST, ErrorCategory.TRANSIENT_FAILURE
 UNREACHABLE, CURSOR_NOT_FOUND = 6, 43
 FINAL = 8000  # a server error that no driver treats specially
 LABEL = {"errorLabels": ["ResumableChangeStreamError"]}
+RESUMABLE = {"errorCode": 6, **LABEL}
 OVERLOAD = {"errorCode": 462, "errorLabels": ["SystemOverloadedError", "RetryableError"]}
 LOST = {"closeConnection": True}
 SLOW = {"blockConnection": True, "blockTimeMS": 2500}
@@ -77,17 +73,8 @@ def asked(**options):
     return {"provider_options": MongoOptions(**options)}
 
 
-def of_scope(scope, here):
-    """Return an address and a scope."""
-    address = {type(None): here, EntireDatabase: ResourceAddress(database=here.database)}
-    found = {"address": address.get(type(scope), ResourceAddress())}
-    return {**found, "scope": scope} if scope else found
-
-
 @pytest.fixture
 def breaks(one, app):
-    """Make commands fail that this test's client sends."""
-
     def breaking(*names, times=1, **failure):
         return fail_command(one, commands=list(names), app_name=app, times=times, **failure)
 
@@ -100,10 +87,10 @@ def breaks(one, app):
 @table(
     ("CS-2: a lost connection is resumed", ["getMore"], LOST, 1, [OK]),
     ("CS-3: code 43 is resumed", ["getMore"], {"errorCode": CURSOR_NOT_FOUND}, 1, [OK]),
-    ("CS-4: code 6 with the label is resumed", ["getMore"], {"errorCode": 6, **LABEL}, 1, [OK]),
+    ("CS-4: code 6 with the label is resumed", ["getMore"], RESUMABLE, 1, [OK]),
     ("CS-4: any code with the label is resumed", ["getMore"], {"errorCode": FINAL, **LABEL}, 1, [OK]),
-    ("CS-31: a resume whose retry works", ["getMore", "aggregate"], {"errorCode": 6, **LABEL}, 2, [BAD, OK]),
-    ("CS-42: a failing kill is no failure", ["getMore", "killCursors"], {"errorCode": 6, **LABEL}, 2, [OK]),
+    ("CS-31: a resume whose retry works", ["getMore", "aggregate"], RESUMABLE, 2, [BAD, OK]),
+    ("CS-42: a failing kill is no failure", ["getMore", "killCursors"], RESUMABLE, 2, [OK]),
 )
 def test_a_stream_is_resumed(breaks, warm, written, one_of, two_of, three_of, four_of):
     feed, commands = warm
@@ -120,12 +107,7 @@ def test_a_stream_is_resumed(breaks, warm, written, one_of, two_of, three_of, fo
 @table(
     ("CS-4: code 63 without the label", ["getMore"], {"errorCode": 63}, []),
     ("CS-31: none for another error", ["getMore"], {"errorCode": FINAL}, []),
-    (
-        "CS-31: a failed resume is not repeated",
-        ["getMore", "aggregate"],
-        {"errorCode": 6, **LABEL},
-        [BAD, BAD],
-    ),
+    ("CS-31: a failed resume is not repeated", ["getMore", "aggregate"], RESUMABLE, [BAD, BAD]),
 )
 def test_a_stream_is_not_resumed(breaks, warm, written, one_of, two_of, three_of):
     feed, commands = warm
@@ -181,14 +163,9 @@ def test_the_connection_string_sets_the_retries(one, app, here, breaks, one_of, 
 
 
 def test_rr_17_the_application_s_own_client_decides(one, app, here, breaks):
-    commands = Commands()
-    with (
-        MongoClient(one.uri(appName=app), retryReads=False, event_listeners=[commands]) as own,
-        watched(one.uri(), native_client=own) as (client, _),
-        breaks("aggregate", errorCode=6),
-    ):
-        refused(Feed(client, here).read)
-        assert commands.tries() == [BAD]
+    with native(one.uri(appName=app), retryReads=False) as db, breaks("aggregate", errorCode=6):
+        refused(Feed(db.client, here).read)
+        assert db.commands.tries() == [BAD]
 
 
 def test_rr_26_the_engine_adds_no_retry(breaks, ours, here):
@@ -199,44 +176,11 @@ def test_rr_26_the_engine_adds_no_retry(breaks, ours, here):
             assert commands.tries() == [BAD] * 2 * calls
 
 
-def test_rr_28_an_overloaded_getmore_keeps_its_cursor(breaks, warm):
-    feed, commands = warm
-    with breaks("getMore", times=2, **OVERLOAD):
-        assert feed.read().events == ()
-    assert commands.ends("getMore")[:3] == [BAD, BAD, OK]
-    assert commands.tries() == []
-
-
 @pytest.mark.parametrize("option", ["retry_reads", "retryReads"])
 def test_rr_06_no_command_has_the_switch(ours, option):
     assert refused(ours[0].run_command, "admin", {"ping": 1}, **{option: False}).category == INVALID
     for kind in (ChangeFeedRequest, OperationOptions, MongoOptions):
         assert [field.name for field in attrs.fields(kind) if "retr" in field.name.lower()] == []
-
-
-def test_rr_16_no_server_for_the_first_try():
-    with watched("mongodb://127.0.0.1:9/?replicaSet=rs&serverSelectionTimeoutMS=200") as (client, commands):
-        error = refused(Feed(client, ResourceAddress("shop", "orders")).read)
-    assert error.category == TRANSIENT
-    assert isinstance(error.__cause__, ServerSelectionTimeoutError)
-    assert commands.names() == []
-
-
-@pytest.mark.parametrize("times", [2, None])
-def test_rr_04_a_failing_login_of_a_new_connection(app, times):
-    server = shared("us8 one", 1, **SMALL)
-    server.client()[app].orders.insert_one({"_id": 1})
-    with (
-        watched(server.uri(appName=app)) as (client, commands),
-        fail_command(server, commands=["ping", "saslContinue"], app_name=app, times=times, **LOST),
-    ):
-        refused(client.run_command, "admin", {"ping": 1})
-        read = Feed(client, ResourceAddress(app, "orders")).read
-        if times:
-            assert read().events == ()
-            assert set(commands.tries()) == {OK}
-        else:
-            assert refused(read).category == TRANSIENT
 
 
 @pytest.mark.parametrize("failure", [{"errorCode": 43}, LOST], ids=str)
@@ -270,32 +214,12 @@ def test_cs_32_the_read_preference_is_kept(three, app, database, preference):
         assert modes == {preference}
 
 
-def test_cs_33_a_server_that_is_no_replica_set(tmp_path):
-    with standalone(tmp_path) as uri, watched(uri) as (client, commands), native(uri) as db:
-        client.run_command("shop", {"create": "orders"})
-        error = refused(Feed(client, ResourceAddress("shop", "orders")).read)
-        assert (error.category, error.detail.native_code) == (ErrorCategory.UNSUPPORTED_CAPABILITY, "40573")
-        assert commands.tries() == [BAD]
-        db.run("d", {"ping": 1}, read_preference=ReadPreference.SECONDARY)
-        assert "$readPreference" not in db.body("ping")  # RC-9
-
-
 # -- Options of a stream
 
 
 @table(
-    (
-        "CS-10: every full_document is sent",
-        {"full_document": "whenAvailable"},
-        "stage",
-        ("fullDocument", "whenAvailable"),
-    ),
-    (
-        "CS-11: and full_document_before_change",
-        {"full_document_before_change": "off"},
-        "stage",
-        ("fullDocumentBeforeChange", "off"),
-    ),
+    ("CS-10: a mode", {"full_document": "whenAvailable"}, "stage", ("fullDocument", "whenAvailable")),
+    ("CS-11: old", {"full_document_before_change": "off"}, "stage", ("fullDocumentBeforeChange", "off")),
     ("CS-11: none unless asked", {}, "stage", ("fullDocumentBeforeChange", None)),
     ("CS-12: the wait goes with getMore", {"max_await_time_ms": 77}, "getMore", ("maxTimeMS", 77)),
     ("CS-12: and not with the aggregate", {"max_await_time_ms": 77}, "aggregate", ("maxTimeMS", None)),
@@ -305,12 +229,7 @@ def test_cs_33_a_server_that_is_no_replica_set(tmp_path):
     ("CS-14: a collation", {"collation": {"locale": "en"}}, "aggregate", ("collation", {"locale": "en"})),
     ("CS-14: none unless given", {}, "aggregate", ("collation", None)),
     ("CS-15: expanded events", {"show_expanded_events": True}, "stage", ("showExpandedEvents", True)),
-    (
-        "CS-16: a comment with the aggregate",
-        {"comment": {"who": Int64(1)}},
-        "aggregate",
-        ("comment", {"who": 1}),
-    ),
+    ("CS-16: a comment", {"comment": {"who": Int64(1)}}, "aggregate", ("comment", {"who": 1})),
     ("CS-16: and with getMore", {"comment": "text"}, "getMore", ("comment", "text")),
     ("CS-16: ours if none is given", {}, "getMore", ("comment", "multiclouddb")),
     ("CS-20: always majority", {}, "aggregate", ("readConcern", {"level": "majority"})),
@@ -354,23 +273,14 @@ def test_the_server_refuses_an_option(ours, here, written, one_of, two_of):
     assert commands.opening()
 
 
+INSERTS = {"$match": {"operationType": "insert"}}
+
+
 @table(
-    (
-        "CS-21: stages are applied in order",
-        [{"$match": {"operationType": "insert"}}, {"$addFields": {"fullDocument.more": 1}}],
-        {"_id": 1, "a": 1, "more": 1},
-    ),
+    ("CS-21: in order", [INSERTS, {"$addFields": {"fullDocument.more": 1}}], {"_id": 1, "a": 1, "more": 1}),
     ("CS-21: there may be none", [], {"_id": 1, "a": 1}),
-    (
-        "CS-23: without times",
-        [{"$project": {"clusterTime": 0, "wallTime": 0, "updateDescription": 0}}],
-        {"_id": 1, "a": 1},
-    ),
-    (
-        "CS-23: another root",
-        [{"$replaceRoot": {"newRoot": {"$mergeObjects": ["$$ROOT", {"more": 1}]}}}],
-        {"_id": 1, "a": 1},
-    ),
+    ("CS-23: without times", [{"$project": {"clusterTime": 0, "wallTime": 0}}], {"_id": 1, "a": 1}),
+    ("CS-23: another root", [{"$replaceRoot": {"newRoot": "$$ROOT"}}], {"_id": 1, "a": 1}),
     ("CS-8: further fields", [{"$addFields": {"ns.viewOn": "x", "later": [1]}}], {"_id": 1, "a": 1}),
 )
 def test_a_pipeline_may_change_events(ours, here, written, one_of, two_of):
@@ -422,7 +332,7 @@ def test_cs_09_the_fields_of_changes(ours, here, written):
 @pytest.mark.parametrize("scope", [None, EntireDatabase(), EntireCluster()], ids=str)
 def test_cs_17_cs_25_cs_26_rr_10_each_scope_has_its_command(breaks, ours, here, written, scope):
     client, commands = ours
-    feed = Feed(client, **of_scope(scope, here))
+    feed = Feed(client, **in_scope(scope, here))
     with breaks("aggregate", **LOST):
         feed.read()
     written.insert_one({"_id": 1})
@@ -430,13 +340,9 @@ def test_cs_17_cs_25_cs_26_rr_10_each_scope_has_its_command(breaks, ours, here, 
     while not events:
         events = [event for event in feed.read(wait=5).events if event.address == here]
     assert keys(events) == [1]
-    where = {
-        type(None): (here.database, "c"),
-        EntireDatabase: (here.database, 1),
-        EntireCluster: ("admin", 1),
-    }
+    where = {None: (here.database, "c"), EntireDatabase(): (here.database, 1), EntireCluster(): ("admin", 1)}
     for event in commands.opening():
-        assert (event.database_name, event.command["aggregate"]) == where[type(scope)]
+        assert (event.database_name, event.command["aggregate"]) == where[scope]
         stage = event.command["pipeline"][0]["$changeStream"]
         assert stage.get("allChangesForCluster", False) is (scope == EntireCluster())
     named = "$cmd.aggregate" if scope else "c"
@@ -477,13 +383,10 @@ def test_cs_15_cs_34_cs_38_each_native_start(breaks, plain, ours, here, written,
     assert all(set(start) == {"resumeAfter"} for start in commands.starts())
 
 
-@pytest.mark.parametrize(
-    "names", list(itertools.combinations(["resume_after", "start_after", "start_at_operation_time"], 2))
-)
-def test_cs_35_two_starts_are_refused(names):
-    token = {"_data": "82"}
-    values = {"resume_after": token, "start_after": token, "start_at_operation_time": Timestamp(1, 1)}
-    assert refused(MongoOptions, **{name: values[name] for name in names}).category == INVALID
+def test_cs_35_two_starts_are_refused():
+    starts = {name: {"_data": "82"} for name in ("resume_after", "start_after")}
+    for two in itertools.combinations({**starts, "start_at_operation_time": Timestamp(1, 1)}.items(), 2):
+        assert refused(MongoOptions, **dict(two)).category == INVALID, two
 
 
 def test_cs_37_before_its_first_document_it_keeps_startafter(breaks, plain, ours, here, written):
@@ -501,7 +404,6 @@ def test_cs_37_before_its_first_document_it_keeps_startafter(breaks, plain, ours
 
 
 def token_of(commands):
-    """Return the token of the last answer."""
     return commands.events("succeeded", "getMore")[-1].reply["cursor"]["postBatchResumeToken"]["_data"]
 
 
@@ -516,9 +418,7 @@ def test_cs_43_cs_46_an_empty_page_has_the_token_of_its_answer(one, app, warm, w
         assert seen.starts()[0] == {"resumeAfter": {"_data": token_of(commands)}}
 
 
-def test_cs_29_cs_47_a_page_within_an_answer_has_the_token_of_its_last_document(
-    one, app, ours, here, written
-):
+def test_cs_29_cs_47_a_page_within_an_answer_has_its_last_token(one, app, ours, here, written):
     feed = Feed(ours[0], here, max_page_size=2)
     feed.read()
     written.insert_many({"_id": number} for number in range(1, 4))
@@ -530,10 +430,7 @@ def test_cs_29_cs_47_a_page_within_an_answer_has_the_token_of_its_last_document(
 
 def test_cs_52_a_resume_repeats_the_command(breaks, ours, here, written):
     client, commands = ours
-    options = asked(
-        pipeline=[{"$match": {"operationType": "insert"}}], batch_size=7, collation={"locale": "en"}
-    )
-    feed = Feed(client, here, **options)
+    feed = Feed(client, here, **asked(pipeline=[INSERTS], batch_size=7, collation={"locale": "en"}))
     feed.read()
     with breaks("getMore", **LOST):
         written.insert_one({"_id": 1})
@@ -597,9 +494,7 @@ def test_a_slow_server_is_given_up_in_time(one, app, breaks, here, written, one_
 @pytest.mark.soak  # the servers' small journal takes a minute for such a write
 @pytest.mark.parametrize("old", [OldItemStateMode.REQUIRE, OldItemStateMode.OMIT])
 def test_cs_51_a_larger_event_can_be_skipped(one, ours, here, old):
-    large = one.client()[here.database].create_collection(
-        "large", changeStreamPreAndPostImages={"enabled": True}
-    )
+    large = one.client()[here.database].create_collection("large", **IMAGES)
     feed = Feed(ours[0], ResourceAddress(here.database, "large"), old_item_state_mode=old)
     feed.read()
     large.insert_one({"_id": 1, "text": "x" * (9 << 20)})
@@ -653,48 +548,26 @@ NOTHING = {"read_preference": None, "session": None, "timeout_ms": None}
 CONCERNS = {"readConcernLevel": "majority", "w": "majority", "journal": True}
 MINUTE = {"timeout_ms": 60_000}
 FIVE_SECONDS = {"timeoutMS": 5000}
+STRICT = {"server_api": ServerApi("1", strict=True)}
+TIMED = FIND | {"maxTimeMS": 1234}
 
 
 @table(
     ("RC-2: the preference of the call", {}, PING, {"read_preference": NEAREST}, {"$readPreference": TAGGED}),
-    (
-        "RC-9: a replica set is not told of primary",
-        {},
-        PING,
-        {"read_preference": ReadPreference.PRIMARY},
-        {"$readPreference": None},
-    ),
+    ("RC-9: no primary", {}, PING, {"read_preference": ReadPreference.PRIMARY}, {"$readPreference": None}),
     ("RC-14: a read concern of the command stays", {}, FIND | LOCAL, {}, LOCAL),
     ("RC-14: none is added", CONCERNS, FIND, {}, {"readConcern": None}),
     ("RC-14: no write concern is added", CONCERNS, PUT, {}, {"writeConcern": None}),
     ("RC-15: no transaction number", {}, PUT, {}, {"txnNumber": None}),
     ("RC-16: no fields of the stable API", {}, PING, {}, {"apiVersion": None, "apiStrict": None}),
-    (
-        "RC-16: unless the client has it",
-        {"server_api": ServerApi("1", strict=True)},
-        PUT,
-        {},
-        {"apiVersion": "1", "apiStrict": True},
-    ),
+    ("RC-16: unless the client has it", STRICT, PUT, {}, {"apiVersion": "1", "apiStrict": True}),
     ("RC-4: without a timeout no time is sent", {}, PING, {}, {"maxTimeMS": None}),
-    ("RC-17: the command's own time is sent", {}, FIND | {"maxTimeMS": 1234}, {}, {"maxTimeMS": 1234}),
+    ("RC-17: the command's own time is sent", {}, TIMED, {}, {"maxTimeMS": 1234}),
     ("RC-7: None is an option left out", {}, PING, NOTHING, {"maxTimeMS": None}),
     ("RC-4: the timeout is sent", {}, FIND, MINUTE, {"maxTimeMS": Between(1, 60_000)}),
-    (
-        "RC-17: it replaces the command's own",
-        {},
-        FIND | {"maxTimeMS": 1234},
-        MINUTE,
-        {"maxTimeMS": Between(1235, 60_000)},
-    ),
+    ("RC-17: it replaces the command's", {}, TIMED, MINUTE, {"maxTimeMS": Between(1235, 60_000)}),
     ("RC-4: the client's applies", FIVE_SECONDS, FIND, {}, {"maxTimeMS": Between(1, 5000)}),
-    (
-        "RC-4: the call's replaces the client's",
-        FIVE_SECONDS,
-        FIND,
-        MINUTE,
-        {"maxTimeMS": Between(5001, 60_000)},
-    ),
+    ("RC-4: it replaces the client's", FIVE_SECONDS, FIND, MINUTE, {"maxTimeMS": Between(5001, 60_000)}),
     ("RC-4: zero lifts the client's", FIVE_SECONDS, FIND, {"timeout_ms": 0}, {"maxTimeMS": None}),
 )
 def test_a_command_is_sent_as_it_is(one, database, one_of, two_of, three_of, four_of):
@@ -734,12 +607,6 @@ def test_rc_06_a_command_is_not_changed(db, database, kind, options):
     assert len(list(db.cursor(database, command, **options))) == 10
     assert db.run(database, command, timeout_ms=options.get("timeout_ms"))["ok"] == 1
     assert (command, list(command)) == (before, list(before))
-
-
-def test_rc_11_an_lsid_in_the_command_is_replaced(db, database):
-    mine = {"id": Binary(b"0" * 16, 4)}
-    assert db.run(database, {"ping": 1, "lsid": mine})["ok"] == 1
-    assert db.body("ping")["lsid"] != mine
 
 
 def test_rc_02_rc_08_a_preference_selects_the_server(three, database):
@@ -892,24 +759,16 @@ def test_rc_15_rr_14_a_cursor_that_has_failed_never_looks_like_one_at_its_end(on
 
 
 def is_gone(db, database):
-    """Return True if the server no longer has the cursor that was killed."""
     number = db.body("killCursors")["cursors"][0]
     error = refused(db.run, database, {"getMore": number, "collection": "c"})
     return error.detail.native_code == str(CURSOR_NOT_FOUND)
 
 
-def left(cursor):
-    with cursor:
+def test_rc_27_a_cursor_is_closed(db, database):
+    with db.cursor(database, {"find": "c", "batchSize": 2}) as cursor:
         pass
-
-
-@table(
-    ("RC-27: close", lambda cursor: [cursor.close() for _ in range(3)]),
-    ("RC-27: the end of a with block", left),
-)
-def test_a_cursor_is_closed(db, database, one_of):
-    cursor = db.cursor(database, {"find": "c", "batchSize": 2})
-    one_of(cursor)
+    for _ in range(2):
+        cursor.close()
     assert is_gone(db, database)
     assert db.body("killCursors")["lsid"] == db.body("find")["lsid"]
     assert not cursor.alive
@@ -994,11 +853,7 @@ AWAITED, TAILED = {"cursor_type": "tailable_await"}, {"cursor_type": "tailable"}
 
 @table(
     ("RC-28: a timeout and a time for getMore", "cursor", AWAITED | {"timeout_ms": 1000, "max_time_ms": 10}),
-    (
-        "RC-29: a tailable cursor has no lifetime",
-        "cursor",
-        TAILED | {"timeout_mode": "cursor_lifetime", "timeout_ms": 100},
-    ),
+    ("RC-29: tailable for its life", "cursor", TAILED | {"timeout_mode": "cursor_lifetime", "timeout_ms": 9}),
     ("RC-29: a mode needs a timeout", "cursor", {"timeout_mode": "iteration"}),
     ("RC-29: an unknown mode", "cursor", {"timeout_mode": "ITERATION", "timeout_ms": 5}),
     ("RC-26: an unknown type", "cursor", {"cursor_type": "tailable_awaits"}),

@@ -24,8 +24,6 @@ SECONDS = 1200
 
 @pytest.fixture(scope="module")
 def package():
-    """Return the folder of PyMongo's source package."""
-
     def bring(into):
         wanted = ["--no-binary=pymongo", f"pymongo=={VERSION}"]
         command = ["python", "-m", "pip", "download", "--quiet", "--no-deps", *wanted]

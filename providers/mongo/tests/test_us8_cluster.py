@@ -10,7 +10,7 @@ from multiclouddb_conformance import us8
 from multiclouddb_spi.continuation.token import decode_token
 
 from .harness import MongoHarness
-from .suite import TestLoss, TestNotices, TestTransactions
+from .test_us8_one import TestLoss, TestNotices, TestTransactions
 
 __all__ = ["TestBeginning", "TestLoss", "TestNotices", "TestTransactions"]
 

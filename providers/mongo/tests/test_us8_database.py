@@ -4,7 +4,7 @@ from multiclouddb_api import EntireDatabase
 from multiclouddb_spi.continuation.token import decode_token
 
 from .harness import MongoHarness
-from .suite import TestEventIdentity, TestForeignTokens, TestLoss, TestNotices, TestTransactions
+from .test_us8_one import TestEventIdentity, TestForeignTokens, TestLoss, TestNotices, TestTransactions
 
 __all__ = ["TestEventIdentity", "TestForeignTokens", "TestLoss", "TestNotices", "TestTransactions"]
 

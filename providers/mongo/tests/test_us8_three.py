@@ -5,7 +5,7 @@ runs in test_us8_one.py.
 """
 
 from .harness import MongoHarness
-from .suite import TestBeginning, TestLoss, TestNow, TestSnapshotUnderLoad, TestTrouble
+from .test_us8_one import TestBeginning, TestLoss, TestNow, TestSnapshotUnderLoad, TestTrouble
 
 __all__ = ["TestBeginning", "TestLoss", "TestNow", "TestSnapshotUnderLoad", "TestTrouble"]
 

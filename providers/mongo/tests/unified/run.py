@@ -115,8 +115,6 @@ class Stream:
 
 
 class Documents:
-    """The cursor of `run_cursor_command`."""
-
     def __init__(self, cursor):
         self._cursor = cursor
         self.close = cursor.close
@@ -222,8 +220,6 @@ def replaced():
 
 
 class Outcomes(unittest.TextTestResult):
-    """Notes the outcome of each case."""
-
     def __init__(self, *arguments, **named):
         super().__init__(*arguments, **named)
         self.found = {}
@@ -253,7 +249,6 @@ def name(test):
 
 
 def main(through, target):
-    """Run all cases, and write their outcomes into a file."""
     more = replaced() if through == "multiclouddb" else {}
     suite = unittest.TestSuite()
     for folder in FOLDERS:

@@ -1,4 +1,4 @@
-"""Makes the transcript of the command line for the documentation: `python cli/record.py FILE`.
+"""Makes the transcript of the command line for the documentation: `python docs/command_line.py FILE`.
 
 The script fills a small store, runs the commands as a user would, and writes their output as Markdown.
 """
@@ -120,7 +120,7 @@ def _transcript(folder: Path) -> str:
 def main() -> None:
     """Write the transcript to the file that the argument names."""
     if len(sys.argv) != 2:
-        sys.exit("usage: python cli/record.py FILE")
+        sys.exit("usage: python docs/command_line.py FILE")
     with tempfile.TemporaryDirectory() as folder:
         Path(sys.argv[1]).write_text(_transcript(Path(folder)), encoding="utf-8")
 
