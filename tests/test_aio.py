@@ -569,6 +569,7 @@ def _write(harness, address, chance):
 
 
 async def _interrupted(harness, wanted, chance):
+    before = set(threading.enumerate())
     client = await aio.AsyncMulticloudDbClient(
         lambda: open_client(harness.plugin, harness.config()), threads=2
     )
@@ -592,7 +593,7 @@ async def _interrupted(harness, wanted, chance):
     await changes.close()
     await client.close()
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert not [each for each in threading.enumerate() if each.name.startswith("multiclouddb-aio")]
+    wait_until(lambda: set(threading.enumerate()) <= before)
     return _by_key(events)
 
 
