@@ -13,6 +13,7 @@ from pyspark_multiclouddb import merge_into_delta
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
+    monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
 
 
 @pytest.fixture

@@ -347,6 +347,7 @@ class Outage:
 def outage(source, tmp_path, monkeypatch):
     # Nobody waits until a slow transaction of the store must have ended.
     monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
+    monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
     return Outage(source, tmp_path)
 
 

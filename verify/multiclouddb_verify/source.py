@@ -40,6 +40,8 @@ _PAGE: Final = 10_000
 _LOOKUP: Final = 1000
 _POLL_SECONDS: Final = 0.05
 _LEAST_PATIENCE: Final = 60.0
+_CLOCK_ERROR = 1.0
+"""The engine asks for the service's time once a minute, so what it takes for it may be late by some time."""
 Change = tuple[int, str, str, int]
 """A version of a key: hash and text of the key, `order_key`, digest of the document."""
 
@@ -195,9 +197,10 @@ class Follower:
 
     def _moment(self, page: ChangeFeedPage) -> datetime | None:
         moment = begin_of(page)
-        if moment is None or not page.diagnostics.read_until_estimated:
-            return moment
-        return moment + timedelta(seconds=self._source.facts.settle_seconds)
+        if moment is None:
+            return None
+        wait = self._source.facts.settle_seconds if page.diagnostics.read_until_estimated else 0.0
+        return moment + timedelta(seconds=_CLOCK_ERROR + wait)
 
 
 def begin_of(page: ChangeFeedPage) -> datetime | None:

@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 
 import attrs
 
@@ -74,7 +73,7 @@ class World:
         plugin.sims.append(self.sim)
         self.clients = [open_client(plugin, ClientConfig(PROVIDER_ID, {})) for _ in range(2)]
         self.client, self.rows = Moving(self, self.clients[0]), 0
-        self.lag, self.settle_seconds, self.written, self.now = 0.0, 0.0, {}, time.monotonic()
+        self.lag, self.settle_seconds, self.written = 0.0, 0.0, {}
         self.target, self.token, self.time, self.number = MemoryTable(self.tick), None, 1e9, 0
         self.reserved = [f"r{number}" for number in range(12)]
         self.lively = [f"k{number}" for number in range(keys)]
@@ -123,9 +122,6 @@ class World:
 
     def read(self, client, request):
         """Read a page; the stream shows a change only some time after it was made."""
-        # The engine adds the time that has passed to the service's clock, so that clock has to move too.
-        before, self.now = self.now, time.monotonic()
-        self.sim.advance(self.now - before + 0.001)
         page = client.read_changes(request)
         for size in range(len(page.events), 0, -1):
             if all(event.backfilled or self.is_shown(event) for event in page.events):
