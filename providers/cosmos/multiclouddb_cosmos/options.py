@@ -7,7 +7,15 @@ from typing import Final, Literal
 
 import attrs
 
-from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ProviderOptions, Support
+from multiclouddb_api import (
+    Capability,
+    CapabilityNote,
+    CapabilitySet,
+    ProviderOptions,
+    ScanFacts,
+    ScanFloor,
+    Support,
+)
 from multiclouddb_api.validators import check_type, is_a
 from multiclouddb_cosmos.config import MODES, check_marker, check_mode
 
@@ -38,6 +46,11 @@ CAPABILITIES: Final = CapabilitySet(
             "units; each row has the order_key of the item's last change",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(_NATIVE, _ONE_KEY),
+        Capability.LOOKUP: CapabilityNote(
+            _NATIVE,
+            "one point read for each key, which costs one request unit for each KiB; needs the data action "
+            "items/read; the consistency is that of the account",
+        ),
         Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
         Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),
         Capability.CHANGE_FEED_DELETES: CapabilityNote(_NATIVE),
@@ -50,7 +63,12 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.RUN_COMMAND: CapabilityNote(
             _UNSUPPORTED, "use azure-cosmos for everything except the feed"
         ),
-    }
+    },
+    ScanFacts(
+        ScanFloor.ROW,
+        0.0,
+        "request units for each page of the feed of latest versions, as for each read of the feed",
+    ),
 )
 """The capabilities of a container in an account that offers the feed with all versions and deletes."""
 
@@ -84,7 +102,8 @@ LATEST: Final = CapabilitySet(
             "with mode='latest', every write is an UPDATE; treat it as an upsert, or choose "
             "mode='all_versions'",
         ),
-    }
+    },
+    CAPABILITIES.scan,
 )
 """The capabilities of a container that is read with `mode="latest"`."""
 
