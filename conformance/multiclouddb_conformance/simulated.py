@@ -104,6 +104,7 @@ class SimulationHarness(Harness):
     patience_seconds = 0.5
     behaviour: ClassVar[ServiceBehaviour] = ServiceBehaviour()
     can_keys_only = False
+    can_clock_moves = False
 
     def open(self) -> None:
         """Start without any collection."""

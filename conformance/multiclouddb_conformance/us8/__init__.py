@@ -45,6 +45,7 @@ from multiclouddb_conformance.us8.session import (
 )
 from multiclouddb_conformance.us8.snapshot import TestNoSnapshot, TestSnapshot
 from multiclouddb_conformance.us8.start import TestAtTime, TestBeginning, TestEveryStart, TestNow
+from multiclouddb_conformance.us8.verified import TestVerified
 
 __all__ = [
     "TestAtTime",
@@ -99,6 +100,7 @@ __all__ = [
     "TestTrouble",
     "TestUncovered",
     "TestValues",
+    "TestVerified",
     "TestWatermark",
     "TestWiderScopes",
 ]
