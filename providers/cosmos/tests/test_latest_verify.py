@@ -1,4 +1,4 @@
-"""Tests that `verify` finds and removes the rows that were deleted in the source, without a feed of deletes."""
+"""Tests that `verify` finds and removes the rows that a source without a feed of deletes has deleted."""
 
 import pytest
 
