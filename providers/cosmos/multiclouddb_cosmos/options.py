@@ -154,6 +154,7 @@ class CosmosOptions(ProviderOptions):
 
     def completed(self, defaults: CosmosOptions) -> CosmosOptions:
         """Return these options with the mode and the marker of the connection where they name none."""
+        check_type("defaults", defaults, CosmosOptions)
         mode, marker = self.mode or defaults.mode, self.delete_marker
         if marker is not None:
             check_marker("CosmosOptions.delete_marker", marker, mode)
@@ -167,10 +168,12 @@ class CosmosOptions(ProviderOptions):
 
     def describe_digest(self, digest: str) -> str:
         """Return the mode that a digest stands for."""
+        check_type("digest", digest, str)
         return f"mode={(digest or MODES[0])!r}"
 
     def narrow(self, capabilities: CapabilitySet) -> CapabilitySet:
         """Return the capabilities of the mode."""
+        check_type("capabilities", capabilities, CapabilitySet)
         if self.mode is None:
             return capabilities
         return LATEST if self.is_latest else CAPABILITIES
