@@ -91,6 +91,7 @@ class TestFace:
                 assert len(await client.list_physical_partitions("orders")) == 2
                 assert await client.collections() == (api.ResourceAddress("main", "orders"),)
                 assert len(await client.plan_partitions(request())) == 2
+                assert None not in (await client.lookup("orders", [page.events[0].key])).values()
                 assert (await client.inspect(page.continuation_token)).partitions
                 assert client.capabilities().is_supported(api.Capability.CHANGE_FEED)
                 assert client.config.provider == "embedded"
