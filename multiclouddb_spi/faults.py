@@ -65,7 +65,7 @@ class ProviderFault(Exception):  # noqa: N818
     """Raised by a provider for problems that it finds, and for errors whose meaning depends on the call.
 
     The engine uses the fault unchanged and does not call `Provider.classify`. If a vendor's exception caused
-    the fault, raise `from` it, because `ErrorDetail` names it.
+    the fault, raise the fault `from` that exception, because `ErrorDetail` names it.
 
     Args:
         fault: The classified failure.
@@ -110,8 +110,8 @@ class ProviderFault(Exception):  # noqa: N818
 class RecordFault(Exception):  # noqa: N818
     """Raised for one record that cannot be decoded or is too large (a poison record).
 
-    `Batch.events` and `Batch.arrow` raise it with the record's index, and `Reader.fetch` with index 0 if the
-    vendor's client cannot skip the record.
+    `Batch.events` and `Batch.arrow` raise it with the record's index, and `Reader.fetch` raises it with index
+    0 if the vendor's client cannot skip the record.
     """
 
     def __init__(
@@ -279,8 +279,8 @@ _UNKNOWN_HOST: Final = Row(
 def row_of_connection(error: BaseException) -> Row | None:
     """Return the row for a connection that cannot be made: TLS is refused, or the host has no address.
 
-    Return None for any other failure. The texts of the error and of its causes decide, because vendors'
-    clients do not keep the system's own exceptions.
+    Return None for any other failure. The function examines the texts of the error and of its causes, because
+    vendors' clients do not keep the system's own exceptions.
     """
     for text in _texts(error):
         if "ssl" in text.lower() and _TLS_REFUSED.search(text):

@@ -86,13 +86,12 @@ class AsyncMulticloudDbClient:
     `await client.close()`. It belongs to the event loop in which it was opened; any number of tasks may share
     it.
 
-    If a task is cancelled, `CancelledError` is raised at once, and the call goes on in its thread, at most
-    until its time limit. Nothing is lost by this, because a position moves only with a page that was
-    returned.
+    If a task is cancelled, `CancelledError` is raised at once, and the call continues in its thread, at most
+    until its time limit. No events are lost, because a position moves only with a page that was returned.
 
     Args:
         make: A function that makes the blocking client; it is called in a thread.
-        threads: How many calls may run at the same time.
+        threads: The maximum number of calls that run at the same time.
     """
 
     def __init__(self, make: Callable[[], MulticloudDbClient], threads: int = _THREADS) -> None:

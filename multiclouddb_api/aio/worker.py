@@ -43,8 +43,8 @@ def follow(
         **settings: The settings of `ChangeFeedIterator`.
 
     Raises:
-        MulticloudDbError: The reasons of `multiclouddb.follow`, most of them when the connection is opened.
-            Nothing has been read then.
+        MulticloudDbError: Raised for the same reasons as by `multiclouddb.follow`, usually when the
+            connection is opened. Nothing has been read then.
 
     Examples:
         >>> async with follow(
