@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 BUILDER := build/wheels
 
 DISTRIBUTIONS := . ./providers/embedded ./providers/cosmos ./providers/dynamo ./providers/mongo ./providers/spanner \
-	./conformance ./tools/emulators/cosmos ./tools/emulators/dynamo ./tools/emulators/spanner ./spark ./cli
+	./conformance ./tools/emulators/cosmos ./tools/emulators/dynamo ./tools/emulators/spanner ./verify ./spark ./cli
 # They are installed here, and never published.
 TOOLS := ./tools
 PROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS) $(TOOLS))
@@ -66,8 +66,8 @@ explore: setup ## check the lineage in every small history; half an hour; ARGS="
 	$(BIN)/python -m tests.lineage $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m tests.lineage --level all)
 
-demo: setup ## follow 336,776 flights into a Delta table; ROWS=20000 bounds it, FAST=1 writes at once
-	@# ROWS and FAST reach it through the environment, where make puts what its command line sets.
+demo: setup ## follow 336,776 flights into a Delta table; ROWS=20000 bounds it, FAST=1 writes at once, FAULTS=1 damages it
+	@# ROWS, FAST and FAULTS reach it through the environment, where make puts what its command line sets.
 	$(BIN)/python -m demo
 
 bench: setup ## measure us beside doing it by hand; ARGS="--only NAME", ARGS=--record renews the page in docs/

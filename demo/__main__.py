@@ -1,6 +1,8 @@
 """`make demo` copies flights from the embedded store into a Delta table, and kills the pipeline once.
 
-Half of the flights exist at the start: the pipeline reads them first, then every change.
+Half of the flights exist at the start: the pipeline reads them first, then every change. While the writer
+still runs, `multiclouddb verify` proves that the table is equal. With `FAULTS=1`, some rows of the table are
+damaged before: the command finds exactly these, and repairs them.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from demo.chart import draw
 from demo.compare import Verdict, compare, tamper
 from demo.flights import ALL_ROWS
 from demo.places import Places, merged_batches, read_lines
+from demo.proof import Proof
 
 __all__ = ["main"]
 
@@ -32,6 +35,8 @@ _KILL_AT: Final = 0.2
 
 When the pipeline is killed, it is reading the rows that existed before its start.
 """
+_VERIFY_AT: Final = 0.6
+"""The fraction of the work after which the table is compared; the rows of the snapshot are merged by then."""
 _EVENTS_PER_ROW: Final = 2
 """The number of events per flight: a flight is created, then updated or deleted."""
 
@@ -46,6 +51,7 @@ class _Run:
         # rows from the time when they are written.
         self.total = rows // 2 + _EVENTS_PER_ROW * (rows - rows // 2)
         self.killed_at: float | None = None
+        self.proof: Proof | None = None
 
     def run(self, progress: Progress) -> None:
         """Start the writer and the pipeline, kill the pipeline once, and wait until both have ended."""
@@ -66,9 +72,13 @@ class _Run:
                     pipeline = self._start("demo.pipeline", str(self.total))
                 if pipeline is not None and self.killed_at is None and events >= _KILL_AT * self.total:
                     pipeline = self._kill_and_restart(pipeline, progress)
+                if self.proof is None and self.killed_at is not None and events >= _VERIFY_AT * self.total:
+                    self.proof = Proof(self._places, faults=bool(os.environ.get("FAULTS")))
                 self._check(writer, pipeline)
                 time.sleep(_POLL_SECONDS)
             self._check(writer, pipeline)
+            if self.proof is not None:
+                self.proof.wait()
         finally:
             for process in (writer, pipeline):
                 if process is not None and process.poll() is None:
@@ -119,7 +129,8 @@ def main(arguments: list[str] | None = None) -> int:
     verdict = compare(places)
     draw(places, run.killed_at)
     _report(console, places, verdict, seconds, run.killed_at)
-    return 0 if verdict.equal else 1
+    proved = run.proof is None or run.proof.report(console)
+    return 0 if verdict.equal and proved else 1
 
 
 def _options(arguments: list[str] | None) -> Any:

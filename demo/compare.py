@@ -10,7 +10,7 @@ import attrs
 from deltalake import DeltaTable
 
 from demo.places import COLLECTION, Places
-from multiclouddb_api import encode_json
+from multiclouddb_api import decode_json, encode_json
 from multiclouddb_embedded import EmbeddedStore
 from pyspark_multiclouddb import live_rows
 
@@ -66,17 +66,15 @@ def tamper(places: Places) -> str:
     """Change one row of the table to test the comparison; return the key of this row."""
     name = min(name for name, _ in _rows(places))
     condition = "key = '" + name.replace("'", "''") + "'"
-    DeltaTable(places.table).update(updates={"dest": "'???'"}, predicate=condition)
+    DeltaTable(places.table).update(updates={"new_item_state": """'{"dest":"???"}'"""}, predicate=condition)
     return name
 
 
 def _rows(places: Places) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the key and the document of each row. The document omits columns without a value."""
-    for batch in live_rows(places.table):
+    """Return the key and the document of each row."""
+    for batch in live_rows(places.table, ["key", "new_item_state"]):
         for row in batch.to_pylist():
-            name = row.pop("key")
-            del row["order_key"], row["timestamp"]
-            yield _canonical(name), {column: value for column, value in row.items() if value is not None}
+            yield _canonical(row["key"]), decode_json(row["new_item_state"])
 
 
 def _canonical(key: str) -> str:

@@ -71,6 +71,7 @@ _STEPS: Final = (
     ("## All options",
      "multiclouddb --help",
      "multiclouddb tail --help",
+     "multiclouddb verify --help",
      "multiclouddb collections --help",
      "multiclouddb top --help",
      "multiclouddb token check --help"),

@@ -34,6 +34,7 @@ GATES: Final = {
     Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`; the note gives the precision of the start.",
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "`LogicalPartition(…)`.",
     Capability.CHANGE_FEED_SNAPSHOT: "a start at `Snapshot()`, and `on_expired=Resnapshot()`.",
+    Capability.LOOKUP: "`client.lookup(…)`.",
     Capability.CHANGE_FEED_ROWS: "a start at `Snapshot(changes=False)`.",
     Capability.CHANGE_FEED_ALL_VERSIONS: "a consumer of every version, such as an audit log. No request is "
     "refused without it.",
@@ -98,6 +99,14 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
             for item in Capability
         ),
     )
+    scans = _rows(
+        ["", "floor of a row", "settles after", "price"],
+        *(
+            [f"`{title}`", has.scan.floor.value, f"{has.scan.settle_seconds:g} s", has.scan.price]
+            for title, has in known.items()
+            if has.scan is not None and not title.startswith("as ")
+        ),
+    )
     notes = "\n\n".join(
         f"## {item.name}\n\nNeeded by {GATES[item]}\n\n"
         + _rows(
@@ -129,6 +138,14 @@ In code, call `client.capabilities().is_supported(Capability.CHANGE_FEED_POINT_I
 yes or no, such as retention and precision.
 
 {notes}
+
+## Scans
+
+The table shows `client.capabilities().scan`. A *high* floor lies above every change before the scan and
+below every change after its start, a *low* floor lies below every change, and with *row* each row has the
+`order_key` of its last change.
+
+{scans}
 
 ---
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from multiclouddb_api.capability import Capability, CapabilityNote, CapabilitySet, Support
+from multiclouddb_api.capability import (
+    Capability,
+    CapabilityNote,
+    CapabilitySet,
+    ScanFacts,
+    ScanFloor,
+    Support,
+)
 from multiclouddb_api.checkpoint import Checkpoint, CheckpointStore, FileCheckpointStore
 from multiclouddb_api.client import MulticloudDbClient, connect
 from multiclouddb_api.codec import Tagged, canonical_json, decode_json, encode_json
@@ -108,6 +115,8 @@ __all__ = [
     "Renamed",
     "Resnapshot",
     "ResourceAddress",
+    "ScanFacts",
+    "ScanFloor",
     "SkipToOldest",
     "Snapshot",
     "SnapshotOrder",

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from multiclouddb_api.capability import CapabilitySet
+from multiclouddb_api.event import ChangeEvent
 from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.observer import Observer
 from multiclouddb_api.page import ChangeFeedPage
@@ -38,6 +39,16 @@ class Backend(Protocol):
         self, request: ChangeFeedRequest, options: OperationOptions, *, with_descendants: bool
     ) -> tuple[PlannedPartition, ...]:
         """Return one token per partition; see `MulticloudDbClient.plan_partitions`."""
+        ...
+
+    def lookup(
+        self,
+        address: ResourceAddress,
+        keys: Sequence[MulticloudDbKey],
+        options: OperationOptions,
+        provider_options: ProviderOptions | None,
+    ) -> Mapping[MulticloudDbKey, ChangeEvent | None]:
+        """Return the rows with these keys; see `MulticloudDbClient.lookup`."""
         ...
 
     def collections(self, database: str | None, options: OperationOptions) -> Sequence[ResourceAddress]:

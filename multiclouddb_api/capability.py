@@ -24,6 +24,8 @@ class Capability(StrEnum):
     """Supports the scope `LogicalPartition(…)`."""
     CHANGE_FEED_SNAPSHOT = "change_feed_snapshot"
     """Supports reading from `Snapshot()`, and `on_expired=Resnapshot()`."""
+    LOOKUP = "lookup"
+    """Supports `lookup`, which reads single rows by their keys."""
     CHANGE_FEED_ROWS = "change_feed_rows"
     """Supports reading the rows alone, from `Snapshot(changes=False)`."""
     CHANGE_FEED_ALL_VERSIONS = "change_feed_all_versions"
@@ -67,6 +69,36 @@ class CapabilityNote:
     """One line that states the precision, the setup step, the option to set or the alternative."""
 
 
+class ScanFloor(StrEnum):
+    """Where the `order_key` of a scanned row lies among the changes of the same key."""
+
+    HIGH = "high"
+    """All rows of a scan have one `order_key`. It is above every change that was made before the scan, and
+    below every change that is made after its start."""
+    LOW = "low"
+    """All rows of a scan have one `order_key`. It is below every change."""
+    ROW = "row"
+    """Each row has the `order_key` of its last change."""
+
+
+@attrs.frozen
+class ScanFacts:
+    """What a scan of a collection (`Snapshot()`) promises, and what it costs."""
+
+    floor: ScanFloor = attrs.field(validator=is_a(ScanFloor))
+    """Where the `order_key` of a scanned row lies."""
+    settle_seconds: float = attrs.field(validator=is_a(int, float))
+    """A change that a scan or a lookup shows is in the stream at most this many seconds later. 0 if
+    `read_until` proves it: once `read_until` has passed the moment of the read, the stream has delivered the
+    change."""
+    price: str = attrs.field(validator=is_a(str))
+    """One line that states what the service charges for reading rows, in the service's own unit."""
+    units_per_row: float | None = attrs.field(default=None, validator=is_a(int, float, type(None)))
+    """The charge for each row that is scanned, in the unit of `native_charge`; None if it is not known."""
+    units_per_kib: float | None = attrs.field(default=None, validator=is_a(int, float, type(None)))
+    """The charge for each KiB that is scanned, in the unit of `native_charge`; None if it is not known."""
+
+
 def _copied(notes: Mapping[Capability, CapabilityNote]) -> dict[Capability, CapabilityNote]:
     check_type("CapabilitySet.notes", notes, Mapping)
     for capability, note in notes.items():
@@ -81,6 +113,8 @@ class CapabilitySet:
 
     notes: Mapping[Capability, CapabilityNote] = attrs.field(converter=_copied, hash=False)
     """Maps each capability to its level of support. One that is missing is `UNSUPPORTED`."""
+    scan: ScanFacts | None = attrs.field(default=None, validator=is_a(ScanFacts, type(None)))
+    """What a scan promises and costs; None if the database cannot scan."""
 
     def __getitem__(self, capability: Capability) -> CapabilityNote:
         check_type("capability", capability, Capability)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from types import NoneType, TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from multiclouddb_api.backend import Backend
 from multiclouddb_api.capability import CapabilitySet
@@ -21,6 +22,7 @@ from multiclouddb_api.errors import (
     invalid_request,
     type_name,
 )
+from multiclouddb_api.event import ChangeEvent
 from multiclouddb_api.iterator import ChangeFeedIterator
 from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.observer import Observer
@@ -124,6 +126,22 @@ def _limits(options: OperationOptions | None) -> OperationOptions:
     return options
 
 
+_MOST_KEYS: Final = 1000
+
+
+def _keys(keys: Iterable[MulticloudDbKey]) -> tuple[MulticloudDbKey, ...]:
+    if isinstance(keys, MulticloudDbKey | str | Mapping) or not isinstance(keys, Iterable):
+        raise invalid_request(
+            "keys", f"is of type {type_name(keys)}", "pass a list of keys, for example [event.key]"
+        )
+    found = tuple(islice(keys, _MOST_KEYS + 1))
+    for key in found:
+        check_type("keys", key, MulticloudDbKey)
+    if len(found) > _MOST_KEYS:
+        raise invalid_request("keys", f"has more than {_MOST_KEYS} keys", "look up fewer keys in each call")
+    return found
+
+
 def _check_command(database: str, command: Mapping[str, Any]) -> None:
     check_type("database", database, str)
     to_dict("command", command)
@@ -208,6 +226,47 @@ class MulticloudDbClient:
         check_type("address", address, ResourceAddress)
         backend = self._live("list_physical_partitions")
         return PartitionList(backend.list_physical_partitions(address, _limits(options)))
+
+    def lookup(
+        self,
+        address: ResourceAddress | str,
+        keys: Iterable[MulticloudDbKey],
+        options: OperationOptions | None = None,
+        *,
+        provider_options: ProviderOptions | None = None,
+    ) -> Mapping[MulticloudDbKey, ChangeEvent | None]:
+        """Read the current rows with these keys.
+
+        A row is returned as an event, as a scan returns it (`Snapshot`): it has the same key, document and
+        `event_id` whenever it is looked up, `type=CREATE` and `backfilled=True`. It shows a state that is at
+        least as new as the begin of this call.
+
+        Args:
+            address: The address of the collection, table or container, or its text.
+            keys: At most 1,000 keys, in the form in which events have them. A key that occurs twice is read
+                once.
+            options: Time limits; 30 seconds by default.
+            provider_options: The provider's options, if it has any.
+
+        Returns:
+            Maps each key to its row, or to None if there is no row with exactly this key.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if a key has other components than the keys of the
+                collection, or if there are too many keys. `AUTHORIZATION_FAILED` if the identity may not read
+                rows; the note of `Capability.LOOKUP` names the permission. A retryable error if the service
+                does not answer for all keys within the time limit.
+
+        Portability:
+            `order_key` is that of the row's last change where `capabilities().scan.floor` is `ROW` (Cosmos
+            DB). On the other databases it is empty, and the row takes the floor of a scan that has begun
+            before. See warning 23 in docs/configuration.md.
+        """
+        address = to_address(address)
+        check_type("address", address, ResourceAddress)
+        check_type("provider_options", provider_options, ProviderOptions, NoneType)
+        backend = self._live("lookup")
+        return backend.lookup(address, _keys(keys), _limits(options), provider_options)
 
     def collections(
         self, database: str | None = None, options: OperationOptions | None = None

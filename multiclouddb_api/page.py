@@ -124,8 +124,8 @@ class SnapshotStarted:
     """The id of the snapshot; the matching `BackfillDone` has the same."""
     whole: bool = attrs.field(default=True, validator=is_a(bool))
     """True if the snapshot delivers every row of the collection, so that a target can delete all other rows
-    at `BackfillDone`. False for one segment of a plan, for one partition or partition key, and for a backfill
-    from `AtTime`."""
+    at `BackfillDone`. False for one segment of a plan, for one partition or partition key, for a snapshot
+    without changes, and for a backfill from `AtTime`."""
 
 
 @attrs.frozen

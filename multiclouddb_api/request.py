@@ -312,6 +312,7 @@ class ProviderOptions:
         Args:
             digest: A result of `position_digest` of options of this class.
         """
+        check_type("digest", digest, str)
         return "other provider options" if digest != self.position_digest() else "these provider options"
 
     def narrow(self, capabilities: CapabilitySet) -> CapabilitySet:
@@ -320,6 +321,7 @@ class ProviderOptions:
         Args:
             capabilities: The capabilities of a request without options.
         """
+        check_type("capabilities", capabilities, CapabilitySet)
         return capabilities
 
     def opts_into(self, capability: Capability) -> bool:

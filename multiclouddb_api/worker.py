@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from multiclouddb_api.checkpoint import CheckpointFile
@@ -13,6 +14,7 @@ from multiclouddb_api.iterator import ChangeFeedIterator
 from multiclouddb_api.request import (
     ChangeFeedRequest,
     FromContinuationToken,
+    Now,
     ResourceAddress,
     StartPosition,
     check_start,
@@ -61,8 +63,9 @@ def follow(
     """
     client = connect(source)
     try:
-        request, settings = followed(address, start, checkpoint, settings)
+        request, settings, check = followed(address, start, checkpoint, settings)
         changes = client.iterate_changes(request, **settings)
+        check()
     except BaseException:
         client.close()
         raise
@@ -75,8 +78,8 @@ def followed(
     start: StartPosition | None,
     checkpoint: str | os.PathLike[str] | None,
     settings: IteratorSettings,
-) -> tuple[ChangeFeedRequest, IteratorSettings]:
-    """Return the request and the settings of the iterator that `follow` makes.
+) -> tuple[ChangeFeedRequest, IteratorSettings, Callable[[], None]]:
+    """Return the request and the settings of the iterator that `follow` makes, and what to check then.
 
     Args:
         address: See `follow`.
@@ -95,9 +98,12 @@ def followed(
         if (stored := store.load(store.name)) is not None:
             start = FromContinuationToken(stored.token)
         settings = {**settings, "checkpoint_store": store, "checkpoint_name": store.name}
-    if start is None:
-        problem = "is missing" if checkpoint is None else f"is missing, and there is no file {checkpoint} yet"
-        raise invalid_request("start", problem, "pass start=Beginning() or start=Now()")
-    if checkpoint is not None:
-        store.check()
-    return ChangeFeedRequest(address, start), settings
+
+    def check() -> None:
+        if start is None:
+            no_file = "" if checkpoint is None else f", and there is no file {checkpoint} yet"
+            raise invalid_request("start", f"is missing{no_file}", "pass start=Beginning() or start=Now()")
+        if checkpoint is not None:
+            store.check()
+
+    return ChangeFeedRequest(address, start or Now()), settings, check

@@ -8,6 +8,7 @@ from multiclouddb_spi.abilities import (
     SupportsCollections,
     SupportsCommands,
     SupportsHeads,
+    SupportsLookup,
 )
 from multiclouddb_spi.batch import (
     Awaiting,
@@ -100,6 +101,7 @@ __all__ = [
     "SupportsCollections",
     "SupportsCommands",
     "SupportsHeads",
+    "SupportsLookup",
     "SupportsSnapshot",
     "Survey",
     "Target",

@@ -6,18 +6,31 @@ collection is a larger ability, so its protocols are in a separate module, `scan
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import attrs
 
-from multiclouddb_api import ResourceAddress
+from multiclouddb_api import ChangeEvent, MulticloudDbKey, ResourceAddress, invalid_request
 from multiclouddb_spi.batch import Outcome
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.time_limits import Deadline
 
-__all__ = ["Answer", "Head", "SupportsChangeMark", "SupportsCollections", "SupportsCommands", "SupportsHeads"]
+__all__ = [
+    "LOOKUP_PLAN",
+    "Answer",
+    "Head",
+    "SupportsChangeMark",
+    "SupportsCollections",
+    "SupportsCommands",
+    "SupportsHeads",
+    "SupportsLookup",
+    "check_components",
+]
+
+LOOKUP_PLAN: Final = "lookup"
+"""The plan id in the event ids of rows that were looked up; see `snapshot_event_id`."""
 
 
 @attrs.frozen
@@ -103,6 +116,47 @@ class SupportsChangeMark(Protocol):
             partition.
         """
         ...
+
+
+@runtime_checkable
+class SupportsLookup(Protocol):
+    """A feed that reads single rows by their keys (`Capability.LOOKUP`)."""
+
+    def lookup(
+        self, keys: Sequence[MulticloudDbKey], deadline: Deadline
+    ) -> Mapping[MulticloudDbKey, ChangeEvent | None]:
+        """Read the current rows of some of these keys.
+
+        A row is mapped as a scan maps it (`multiclouddb_spi.scan`), with `LOOKUP_PLAN` as the plan's id, and
+        shows every change that was acknowledged before this call. The engine sets `partition_id` to an empty
+        text, and also `order_key` unless the capabilities say that each row has its own (`ScanFloor.ROW`).
+
+        Args:
+            keys: The keys that are not answered yet, each once; there is at least one.
+            deadline: The time by which the call must end.
+
+        Returns:
+            Maps keys of `keys` to their rows, or to None if there is no row with exactly this key, whose
+            components have the same types. The provider answers as many keys as one request of its service
+            takes, but at least one. It leaves out each key that the service did not process. The engine asks
+            for the rest again.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` for a key that no row can have; see `check_components`.
+            ProviderFault: `THROTTLED` if the service has answered no key. `NOT_FOUND` if the rows may be
+                those of another collection, which was created again with the same name.
+        """
+        ...
+
+
+def check_components(key: MulticloudDbKey, names: Sequence[str]) -> None:
+    """Refuse a key whose components are not those of the collection's keys, in their order."""
+    if list(key.components) != list(names):
+        raise invalid_request(
+            "keys",
+            f"has a key with the components {list(key.components)}",
+            f"give the components {list(names)}, as event.key has them",
+        )
 
 
 @runtime_checkable

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime
+from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeVar
 
@@ -17,6 +18,7 @@ from multiclouddb_api import (
     Beginning,
     Capability,
     CapabilitySet,
+    ChangeEvent,
     ChangeFeedPage,
     ChangeFeedRequest,
     ClientConfig,
@@ -38,11 +40,12 @@ from multiclouddb_api import (
     Renamed,
     Resnapshot,
     ResourceAddress,
+    ScanFloor,
     Snapshot,
     TokenReport,
     invalid_request,
 )
-from multiclouddb_spi.abilities import SupportsCollections, SupportsCommands
+from multiclouddb_spi.abilities import SupportsCollections, SupportsCommands, SupportsLookup
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.continuation.entry import Stage
 from multiclouddb_spi.continuation.lineage import Lineage
@@ -50,7 +53,8 @@ from multiclouddb_spi.continuation.state import Finished, Retired, Session, Writ
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.contract import Feed, PartitionState, Provider
 from multiclouddb_spi.errors import user_errors
-from multiclouddb_spi.fetching.fetcher import Fetcher, ReadContext
+from multiclouddb_spi.faults import ProviderFault, unwritten
+from multiclouddb_spi.fetching.fetcher import Fetcher, ReadContext, late_fault
 from multiclouddb_spi.fetching.readers import Budget, ReaderCache
 from multiclouddb_spi.fetching.turns import PollResult
 from multiclouddb_spi.observing import Observing
@@ -176,10 +180,10 @@ class Engine:
                     lineage.check_waits()
                     lineage.start_passed()
                 if lineage.plan is not None:
-                    # The first read of one segment of a plan starts from a token.
-                    whole = isinstance(request.scope, EntireCollection) and isinstance(
-                        request.start_position, Beginning | Snapshot
-                    )
+                    # The first read of one segment of a plan starts from a token. Without changes, a row that
+                    # is changed during the scan may be left out.
+                    is_whole = isinstance(request.start_position, Beginning | Snapshot) and lineage.listed()
+                    whole = bool(is_whole) and isinstance(request.scope, EntireCollection)
                     if (started := announced(session.feed, lineage, whole=whole)) is not None:
                         return self._pages.reading(session, lineage, started, deadline, began)
                 wait = options.wait_seconds if check is None else check.wait
@@ -298,6 +302,44 @@ class Engine:
                 for found, is_segment in ((parts, False), (segments, True))
                 for name, lineage in found
             )
+
+    def lookup(
+        self,
+        address: ResourceAddress,
+        keys: Sequence[MulticloudDbKey],
+        options: OperationOptions,
+        provider_options: ProviderOptions | None,
+    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
+        """Return the rows with these keys, as `MulticloudDbClient.lookup` does."""
+        deadline = Deadline.after(options.timeout_seconds)
+        with user_errors(self._provider, "lookup"):
+            request = ChangeFeedRequest(address, Now(), provider_options=provider_options)
+            spec = spec_of(self._provider, request, "lookup")
+            require(self._provider, Capability.LOOKUP, spec.options, "lookup")
+            with closing(self._opener.feed(spec, deadline)) as opened:
+                return opened.use(lambda feed: self._looked_up(feed, keys, deadline))
+
+    def _looked_up(
+        self, feed: Feed, keys: Sequence[MulticloudDbKey], deadline: Deadline
+    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
+        if not isinstance(feed, SupportsLookup):
+            raise unwritten(type(feed), "lookup", "how to read single rows")
+        facts = self._provider.capabilities().scan
+        has_own = facts is not None and facts.floor is ScanFloor.ROW
+        found = dict[MulticloudDbKey, ChangeEvent | None]()
+        left = list(dict.fromkeys(keys))
+        while left:
+            answer = self._fetcher.call(partial(feed.lookup, left, deadline), deadline)
+            for key in left:
+                if key in answer:
+                    found[key] = row = answer[key]
+                    if row is not None:
+                        order_key = row.order_key if has_own else ""
+                        found[key] = attrs.evolve(row, order_key=order_key, partition_id="")
+            left = [key for key in left if key not in found]
+            if left and deadline.passed():
+                raise ProviderFault(late_fault())
+        return {key: found[key] for key in keys}
 
     def collections(self, database: str | None, options: OperationOptions) -> list[ResourceAddress]:
         """Return the collections in any order, as `MulticloudDbClient.collections` does."""

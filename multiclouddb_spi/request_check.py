@@ -50,6 +50,7 @@ _TITLES = {
     Capability.CHANGE_FEED_OLD_ITEM_STATE: "an old_item_state_mode other than OMIT",
     Capability.CHANGE_FEED_DATABASE_SCOPE: "EntireDatabase()",
     Capability.CHANGE_FEED_CLUSTER_SCOPE: "EntireCluster()",
+    Capability.LOOKUP: "lookup",
     Capability.RUN_COMMAND: "run_command",
 }
 

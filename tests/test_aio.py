@@ -91,6 +91,7 @@ class TestFace:
                 assert len(await client.list_physical_partitions("orders")) == 2
                 assert await client.collections() == (api.ResourceAddress("main", "orders"),)
                 assert len(await client.plan_partitions(request())) == 2
+                assert None not in (await client.lookup("orders", [page.events[0].key])).values()
                 assert (await client.inspect(page.continuation_token)).partitions
                 assert client.capabilities().is_supported(api.Capability.CHANGE_FEED)
                 assert client.config.provider == "embedded"
@@ -568,6 +569,7 @@ def _write(harness, address, chance):
 
 
 async def _interrupted(harness, wanted, chance):
+    before = set(threading.enumerate())
     client = await aio.AsyncMulticloudDbClient(
         lambda: open_client(harness.plugin, harness.config()), threads=2
     )
@@ -591,7 +593,7 @@ async def _interrupted(harness, wanted, chance):
     await changes.close()
     await client.close()
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert not [each for each in threading.enumerate() if each.name.startswith("multiclouddb-aio")]
+    wait_until(lambda: set(threading.enumerate()) <= before)
     return _by_key(events)
 
 

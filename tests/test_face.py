@@ -58,7 +58,7 @@ class TestNames:
 
     @pytest.mark.parametrize("kind", ENUMS, ids=lambda kind: kind.__name__)
     def test_an_enum_compares_with_its_text(self, kind):
-        assert len(ENUMS) == 6
+        assert len(ENUMS) == 7
         for item in kind:
             assert item == item.value
             assert f"{item}" == item.value

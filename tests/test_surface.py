@@ -27,9 +27,11 @@ PACKAGES = (
     "multiclouddb_dynamo",
     "multiclouddb_embedded",
     "multiclouddb_mongo",
+    "multiclouddb_verify",
     "pyspark_multiclouddb",
 )
-PLACES = [ROOT, *(ROOT / "providers" / name for name in ("dynamo", "embedded", "mongo")), ROOT / "spark"]
+PLACES = [ROOT, *(ROOT / "providers" / name for name in ("dynamo", "embedded", "mongo"))]
+PLACES += [ROOT / "spark", ROOT / "verify"]
 
 
 class Shown:

@@ -94,6 +94,7 @@ GOOD = [
     None, "orders", 1, False, b"{}", {"id": "a"}, timedelta(days=1), datetime(2026, 1, 1, tzinfo=UTC), [], (),
     api.ResourceAddress("main", "orders"), api.Beginning(), api.MulticloudDbKey({"id": "a"}), api.Snapshot(),
     api.SnapshotOrder.AUTO, api.Support.NATIVE, api.Capability.CHANGE_FEED, api.ChangeType.CREATE, EVENT,
+    api.ScanFloor.ROW,
     api.ChangeFeedPage((), "token"), DETAIL, ErrorCategory.CONFLICT, datetime.now, api.Observer(),
     Duck(),
     api.ChangeFeedRequest(api.ResourceAddress("main", "orders"), api.Beginning()),

@@ -9,6 +9,8 @@ FAILURE: Final = 1
 USAGE: Final = 2
 OTHER: Final = 9
 NOT_COVERED: Final = 10
+DIFFERENT: Final = 11
+UNSETTLED: Final = 12
 INTERRUPTED: Final = 130
 
 _CODES: Final = {
@@ -34,6 +36,8 @@ TABLE: Final = {
     8: "THROTTLED, TRANSIENT_FAILURE: try again later",
     OTHER: "any other category",
     NOT_COVERED: "token check: the token can be resumed, but does not cover every partition",
+    DIFFERENT: "verify: the table differs from its source",
+    UNSETTLED: "verify: no difference, but some keys could not be compared",
     INTERRUPTED: "interrupted by ctrl-C (143: by SIGTERM)",
 }
 """Maps each exit code to its meaning; the help and the README show this table."""

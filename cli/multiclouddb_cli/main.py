@@ -18,7 +18,10 @@ from multiclouddb_cli.options import (
     Checkpoint,
     Collection,
     Database,
+    DeltaPath,
+    Estimate,
     Exact,
+    Force,
     Format,
     From,
     FromAny,
@@ -27,15 +30,23 @@ from multiclouddb_cli.options import (
     Key,
     Last,
     MaxEvents,
+    MaxRepairs,
     MaxScanRate,
     OldState,
     OnExpired,
     OnlyKey,
+    Patience,
+    Position,
     ProviderOption,
+    Record,
+    Repair,
+    Sample,
     Scope,
+    ShowValues,
     Since,
     SkipPoison,
     State,
+    StateFolder,
     Target,
     Timeout,
     To,
@@ -211,6 +222,42 @@ def top(
 
     request = to_request(url, collection, start, scope, Want.OMIT, Want.OMIT, on_expired, options)
     command.top(to_config(url), request, interval, once=once, wait=wait)
+
+
+@app.command(short_help="Prove that a table equals its collection, and repair it.")
+def verify(
+    url: Url,
+    collection: Collection,
+    target: DeltaPath,
+    position: Position = None,
+    repair: Repair = False,
+    max_repairs: MaxRepairs = None,
+    force: Force = False,
+    sample: Sample = None,
+    max_scan_rate: MaxScanRate = None,
+    state: StateFolder = None,
+    patience: Patience = 600.0,
+    show_values: ShowValues = False,
+    record: Record = False,
+    estimate: Estimate = False,
+    as_json: Json = False,
+    options: ProviderOption = None,
+) -> None:
+    """Prove that a table equals its collection while both change, and repair it.
+
+    The sink keeps running. Nothing is written to the collection, and the table only with --repair or
+    --record. A run that was killed goes on where it was. The exit code is 0 if the table is equal, 11 if
+    differences are left, and 12 if some keys could not be compared.
+    """
+    from multiclouddb_cli import verifying as command
+    from multiclouddb_cli.arguments import to_address, to_config, to_options
+
+    config = to_config(url)
+    wish = command.Wish(
+        to_address(collection), target, position, repair, max_repairs, force, command.to_sample(sample),
+        max_scan_rate, state, patience, show_values, record, to_options(config, options or ()),
+    )  # fmt: skip
+    command.verify(config, wish, as_json=as_json, estimate=estimate)
 
 
 @app.command(short_help="List the collections of a database.")

@@ -229,3 +229,40 @@ MaxScanRate: TypeAlias = Annotated[
 Key: TypeAlias = Annotated[
     str | None, typer.Option(metavar="JSON", help="The partition key, for a token of one key.")
 ]
+DeltaPath: TypeAlias = Annotated[
+    str,
+    typer.Option("--target", metavar="delta:PATH", help="The table, for example delta:/data/orders."),
+]
+Position: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="POSITION",
+        help="What the sink has stored: spark:CHECKPOINT, @FILE with a token or a checkpoint, or a token.",
+    ),
+]
+Repair: TypeAlias = Annotated[bool, typer.Option("--repair", help="Make each difference equal.")]
+MaxRepairs: TypeAlias = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="N", help="Repair at most N rows; by default 1 %, or 1,000."),
+]
+Force: TypeAlias = Annotated[
+    bool,
+    typer.Option("--force", help="Repair any number of rows, also if it looks like another collection."),
+]
+Sample: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="1/N", help="Compare one of N keys, for example 1/64.")
+]
+StateFolder: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--state", metavar="DIR", help="The folder of what was read, to go on after a kill."),
+]
+Estimate: TypeAlias = Annotated[
+    bool, typer.Option("--estimate", help="Print rows, segments, units and time, and read nothing else.")
+]
+Record: TypeAlias = Annotated[
+    bool, typer.Option("--record", help="Store in a commit of the table when it was proved equal.")
+]
+Patience: TypeAlias = Annotated[
+    float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a sink that does not move.")
+]
+ShowValues: TypeAlias = Annotated[bool, typer.Option("--show-values", help="Print the values that differ.")]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from multiclouddb_api import CapabilitySet, ChangeEvent, ClientConfig, ProviderOptions
+from multiclouddb_api import CapabilitySet, ChangeEvent, ClientConfig, MulticloudDbKey, ProviderOptions
 from multiclouddb_spi import (
     Batch,
     Cursor,
@@ -41,6 +41,7 @@ from multiclouddb_spi import (
     SupportsCollections,
     SupportsCommands,
     SupportsHeads,
+    SupportsLookup,
     SupportsSnapshot,
     Survey,
 )
@@ -104,6 +105,8 @@ class WrappedFeed(Feed):
             )
         if isinstance(inner, SupportsBackfill):
             vars(self).update(backfill=inner.backfill)
+        if isinstance(inner, SupportsLookup):
+            vars(self).update(lookup=partial(provider.look_up, self))
         if isinstance(inner, SupportsChangeMark):
             vars(self).update(change_mark=inner.change_mark)
 
@@ -249,6 +252,13 @@ class WrappedProvider(Provider):
         """Return the answer of `SupportsHeads.heads`, for a feed that has this method."""
         assert isinstance(feed.inner, SupportsHeads)
         return feed.inner.heads(cursors, max_records, deadline)
+
+    def look_up(
+        self, feed: WrappedFeed, keys: Sequence[MulticloudDbKey], deadline: Deadline
+    ) -> Mapping[MulticloudDbKey, ChangeEvent | None]:
+        """Return the answer of `SupportsLookup.lookup`, for a feed that has this method."""
+        assert isinstance(feed.inner, SupportsLookup)
+        return feed.inner.lookup(keys, deadline)
 
     def snapshot(self, feed: WrappedFeed, segments: int | None, deadline: Deadline) -> ScanPlan:
         """Return the answer of `SupportsSnapshot.snapshot`, for a feed that has this method."""

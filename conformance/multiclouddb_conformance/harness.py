@@ -100,6 +100,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "still": "partitions split by themselves",
     "high_floor": "the floor of a snapshot is below older changes",
     "interleaved": "no interleaved scan",
+    "clock_moves": "the service's clock stands still",
 }
 """Maps each ability that a harness may lack to the text that the summary shows if the ability is missing.
 
@@ -171,6 +172,7 @@ class Harness(ABC):
     can_still: ClassVar[bool] = True
     can_high_floor: ClassVar[bool] = True
     can_interleaved: ClassVar[bool] = True
+    can_clock_moves: ClassVar[bool] = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -47,7 +47,8 @@ SIMULATED: Final = CapabilitySet(
     {
         **ALL_CAPABILITIES.notes,
         **{each: CapabilityNote(Support.UNSUPPORTED, "read each collection") for each in _LACKING},
-    }
+    },
+    ALL_CAPABILITIES.scan,
 )
 """The capabilities of a simulation, with a note for each missing capability."""
 
@@ -64,7 +65,8 @@ LATEST_SIMULATED: Final = CapabilitySet(
                 Capability.CHANGE_FEED_OLD_ITEM_STATE,
             )
         },
-    }
+    },
+    SIMULATED.scan,
 )
 """The capabilities of a simulation whose feed contains only the newest version of each document."""
 
@@ -102,6 +104,7 @@ class SimulationHarness(Harness):
     patience_seconds = 0.5
     behaviour: ClassVar[ServiceBehaviour] = ServiceBehaviour()
     can_keys_only = False
+    can_clock_moves = False
 
     def open(self) -> None:
         """Start without any collection."""

@@ -65,6 +65,10 @@ class AsyncioClient:
             return value
         return lambda *arguments, **named: run(value(*arguments, **named))
 
+    def close(self) -> None:
+        """See `MulticloudDbClient.close`."""
+        run(self._client.close())
+
     def __reduce__(self) -> Any:
         return self._client.__reduce__()
 
@@ -74,7 +78,7 @@ class AsyncioClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        run(self._client.close())
+        self.close()
 
 
 async def _made(make: Callable[[], _Result]) -> _Result:

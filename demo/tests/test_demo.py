@@ -19,9 +19,9 @@ from demo.writer import write
 ROOT = Path(__file__).parents[2]
 
 
-def run_demo(folder: Path) -> subprocess.CompletedProcess[str]:
+def run_demo(folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "demo", "--rows", "1500", "--folder", str(folder)]
-    environment = {**os.environ, "FAST": "1"}
+    environment = {**os.environ, "FAST": "1", **more}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -29,11 +29,13 @@ def run_demo(folder: Path) -> subprocess.CompletedProcess[str]:
 def test_table_equals_the_store_after_a_kill_and_one_row_changed_by_hand_fails_the_demo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ran = run_demo(tmp_path / "out")
+    ran = run_demo(tmp_path / "out", FAULTS="1")
     log = tmp_path / "out" / "pipeline.log"
     assert ran.returncode == 0, ran.stdout + ran.stderr + (log.read_text() if log.exists() else "")
     assert "EQUAL: all 1," in ran.stdout
     assert "SIGKILL to the pipeline" in ran.stdout
+    assert "7 differences, exactly what was planted" in ran.stdout
+    assert "EQUAL: the table contains" in ran.stdout
     assert (tmp_path / "out" / "chart.png").read_bytes().startswith(b"\x89PNG")
     # The rows of the scan have no lag, and the changes have one.
     assert {line["lag"] is None for line in merged_batches(Places(tmp_path / "out"))} == {True, False}

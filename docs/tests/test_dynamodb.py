@@ -166,7 +166,9 @@ class TestPermissions:
             with client.iterate_changes(
                 api.ChangeFeedRequest(ORDERS, api.Snapshot()), until_idle=True
             ) as changes:
-                assert len([event for event in changes if event.backfilled]) == 2
+                rows = [event for event in changes if event.backfilled]
+            assert len(rows) == 2
+            assert all(client.lookup(ORDERS, [row.key for row in rows]).values())
         assert called == allowed.keys()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from multiclouddb_api.capability import CapabilitySet
+    from multiclouddb_api.event import ChangeEvent
     from multiclouddb_api.iterator import IteratorSettings
     from multiclouddb_api.key import MulticloudDbKey
     from multiclouddb_api.observer import Observer
@@ -174,6 +175,26 @@ class AsyncMulticloudDbClient:
             options: Time limits; 30 seconds by default.
         """
         return await self._call("collections", database, options)  # type: ignore[no-any-return]
+
+    async def lookup(
+        self,
+        address: ResourceAddress | str,
+        keys: Iterable[MulticloudDbKey],
+        options: OperationOptions | None = None,
+        *,
+        provider_options: ProviderOptions | None = None,
+    ) -> Mapping[MulticloudDbKey, ChangeEvent | None]:
+        """Read the current rows with these keys; see `MulticloudDbClient.lookup`.
+
+        Args:
+            address: The address of the collection, table or container, or its text.
+            keys: At most 1,000 keys, in the form in which events have them.
+            options: Time limits; 30 seconds by default.
+            provider_options: The provider's options, if it has any.
+        """
+        return await self._call(  # type: ignore[no-any-return]
+            "lookup", address, keys, options, provider_options=provider_options
+        )
 
     async def inspect(
         self,

@@ -107,8 +107,9 @@ class Follower:
         if self._changes is None:
             client = await self._client
             try:
-                request, settings = await client._open_threads.start(followed, *self._arguments)
+                request, settings, check = await client._open_threads.start(followed, *self._arguments)
                 changes = client.iterate_changes(request, **settings)
+                await client._open_threads.start(check)
             except BaseException:
                 await client.close()
                 raise

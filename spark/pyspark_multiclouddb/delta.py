@@ -1,7 +1,7 @@
 """Defines the sink's Delta table: its columns, checks, commits, merges and snapshots.
 
-If two threads change a table at the same time, deltalake refuses the later commit. The sink can safely repeat
-any of its commits, so it repeats a refused one on the latest version of the table.
+If two threads or processes change a table at the same time, deltalake refuses the later commit. The sink can
+safely repeat any of its commits, so it repeats a refused one on the latest version of the table.
 """
 
 from __future__ import annotations
@@ -9,28 +9,35 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from threading import Lock
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from multiclouddb_api import ChangeType, ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api import ChangeType, MulticloudDbError, invalid_request
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
-from multiclouddb_spi.sink_rules import DOCUMENT, STALE_SINCE, lacks_state
+from multiclouddb_spi.sink_rules import STALE_SINCE, lacks_state
+from multiclouddb_verify.delta import (
+    DELETED_AT,
+    TIME,
+    cannot_be_written,
+    committed,
+    in_backticks,
+    missing,
+    opened,
+    quoted,
+    written,
+)
 from pyspark_multiclouddb.errors import REPAIR
 
 if TYPE_CHECKING:
-    from deltalake import CommitProperties, DeltaTable, Field, Transaction, WriterProperties
+    from deltalake import CommitProperties, DeltaTable, Field, Transaction
 
     from pyspark_multiclouddb.checkpoint import Scan
 
-DELETED_AT: Final = "_deleted_at"
-"""The column that contains the time at which the sink merged a delete; null in the row of a document."""
 CHANGE_TYPES: Final = tuple(kind.value for kind in ChangeType)
 """The values of the column `type`."""
 PLAN: Final = "_multiclouddb_plan"
@@ -38,12 +45,7 @@ PLAN: Final = "_multiclouddb_plan"
 
 The value is the id of the snapshot, or `LATEST_MARK` for a feed of latest versions; otherwise null.
 """
-_T = TypeVar("_T")
-_TRIES: Final = 10
-_ONE_AT_A_TIME: Final[defaultdict[str, Lock]] = defaultdict(Lock)
-"""For each table, the lock that keeps the threads of this process from refusing each other's commits."""
 _LOG: Final = logging.getLogger("multiclouddb.spark")
-_TIME: Final = pa.timestamp("us", tz="UTC")
 _TEXT: Final = ("key", "order_key")
 _OURS: Final = (DELETED_AT, STALE_SINCE)
 _SNAPSHOT: Final = "multiclouddb-snapshot"
@@ -127,7 +129,7 @@ class Target:
             if not (pa.types.is_string(kind := schema.field(name).type) or pa.types.is_large_string(kind)):
                 raise invalid_request(f"column {name}", f"is {kind}", "pass the column of the data source")
         stored = _stored(schema)
-        wanted = _stored_fields(stored.append(pa.field(STALE_SINCE, _TIME)) if may_be_stale else stored)
+        wanted = _stored_fields(stored.append(pa.field(STALE_SINCE, TIME)) if may_be_stale else stored)
         check_cases(wanted)
         if self._table is None:
             self._table = _created(self._where, schema)
@@ -167,7 +169,7 @@ class Target:
                 table := self._known(),
                 lambda: table.update(
                     updates={"order_key": "''"},
-                    predicate=f"order_key >= {_quoted(scan.floor)}",
+                    predicate=f"order_key >= {quoted(scan.floor)}",
                     commit_properties=self._note(scan.plan, _BEGUN),
                 ),
             )
@@ -187,14 +189,14 @@ class Target:
         micros = int(datetime.now(UTC).timestamp() * 1_000_000)
         gone = [field.name for field in fields if field.nullable and field.name not in kept]
         updates = {in_backticks(name): "NULL" for name in gone} | {
-            "order_key": _quoted(scan.floor),
+            "order_key": quoted(scan.floor),
             DELETED_AT: f"coalesce({DELETED_AT}, to_timestamp_micros({micros}))",
         }
         committed(
             table,
             lambda: table.update(
                 updates=updates,
-                predicate=f"order_key < {_quoted(scan.floor)}",
+                predicate=f"order_key < {quoted(scan.floor)}",
                 commit_properties=self._note(scan.plan, _ENDED),
             ),
         )
@@ -313,11 +315,11 @@ class Target:
     def merge(self, rows: pa.Table, batch: Numbered | None, *, is_last: bool) -> None:
         """Merge the last changes of some keys in one commit. If nothing changes, there is no commit."""
         table, lacking = self._known(), lacks_state(rows)
-        now, none = pa.scalar(datetime.now(UTC), _TIME), pa.scalar(None, _TIME)
+        now, none = pa.scalar(datetime.now(UTC), TIME), pa.scalar(None, TIME)
         deleted = pc.if_else(pc.equal(rows["type"], "DELETE"), now, none)
-        source = rows.drop_columns("type").append_column(pa.field(DELETED_AT, _TIME), deleted)
+        source = rows.drop_columns("type").append_column(pa.field(DELETED_AT, TIME), deleted)
         if may_be_stale := STALE_SINCE in {field.name for field in table.schema().fields}:
-            source = source.append_column(pa.field(STALE_SINCE, _TIME), pc.if_else(lacking, now, none))
+            source = source.append_column(pa.field(STALE_SINCE, TIME), pc.if_else(lacking, now, none))
         columns = {name: f"s.{name}" for name in map(in_backticks, source.column_names)}
         is_newer, has_state = "s.order_key > t.order_key", f"s.{STALE_SINCE} IS NULL"
         moved = {name: f"s.{name}" for name in ("order_key", DELETED_AT)}
@@ -331,7 +333,7 @@ class Target:
                 source_alias="s",
                 target_alias="t",
                 commit_properties=properties,
-                writer_properties=_written(source.column_names),
+                writer_properties=written(source.column_names),
                 # deltalake finds the lowest and the highest key of the rows, and skips files that cannot
                 # match.
                 streamed_exec=False,
@@ -384,87 +386,13 @@ def _created(where: str, schema: pa.Schema) -> DeltaTable:
         try:
             return DeltaTable(where)
         except DeltaError:
-            raise _cannot_be_written(where, error) from error
+            raise cannot_be_written(where, error) from error
     except (DeltaError, OSError) as error:
-        raise _cannot_be_written(where, error) from error
-
-
-def _written(names: list[str]) -> WriterProperties:
-    """Return file settings: no dictionary of unique texts, and no statistics of documents."""
-    from deltalake import ColumnProperties, WriterProperties
-
-    properties = {name: ColumnProperties(dictionary_enabled=False) for name in _TEXT}
-    if DOCUMENT in names:
-        properties[DOCUMENT] = ColumnProperties(statistics_enabled="NONE")
-    return WriterProperties(compression="SNAPPY", column_properties=properties)
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+        raise cannot_be_written(where, error) from error
 
 
 def _stored(schema: pa.Schema) -> pa.Schema:
-    return schema.append(pa.field(DELETED_AT, _TIME))
-
-
-def opened(where: str) -> DeltaTable | None:
-    """Return the table, or None if there is none."""
-    from deltalake import DeltaTable
-
-    return DeltaTable(where) if DeltaTable.is_deltatable(where) else None
-
-
-def missing(where: str) -> MulticloudDbError:
-    """Make the error for a table that does not exist."""
-    return MulticloudDbError(
-        f"table_path: there is no Delta table at {where}; correct the path, or let a merge create it",
-        ErrorDetail(category=ErrorCategory.NOT_FOUND),
-    )
-
-
-def committed(table: DeltaTable, commit: Callable[[], _T]) -> _T:
-    """Make a commit, and repeat it if another commit prevents it."""
-    from deltalake.exceptions import CommitFailedError
-
-    with _ONE_AT_A_TIME[table.table_uri.rstrip("/")]:
-        for tried in range(1, _TRIES + 1):
-            try:
-                return commit()
-            except CommitFailedError as error:
-                if any(words in str(error) for words in _REFUSALS):
-                    raise _cannot_be_written(table.table_uri, error) from error
-                if tried == _TRIES:
-                    raise MulticloudDbError(
-                        f"table_path: another process changed {table.table_uri} during each of {_TRIES} "
-                        f"attempts; let only one process write the table, and try again",
-                        ErrorDetail(
-                            category=ErrorCategory.CONFLICT,
-                            retryable=True,
-                            native_class=f"deltalake.exceptions.{type(error).__name__}",
-                            native_text=str(error),
-                        ),
-                    ) from error
-                table.update_incremental()
-            except OSError as error:
-                raise _cannot_be_written(table.table_uri, error) from error
-    raise AssertionError("the loop returns or raises")
-
-
-# What the operating system says through deltalake, which has no error class for it.
-_REFUSALS: Final = ("PermissionDenied", "ReadOnlyFilesystem", "StorageFull", "Permission denied")
-
-
-def _cannot_be_written(where: str, error: Exception) -> MulticloudDbError:
-    reason = " ".join(str(error).split())
-    return MulticloudDbError(
-        f"table_path: {where} cannot be written ({reason}); check the path, the permissions of its folder "
-        "and the space on the disk, and merge the batch again",
-        ErrorDetail(
-            category=ErrorCategory.PERMANENT_FAILURE,
-            native_class=f"{type(error).__module__}.{type(error).__name__}",
-            native_text=str(error),
-        ),
-    )
+    return schema.append(pa.field(DELETED_AT, TIME))
 
 
 def _stored_fields(schema: pa.Schema) -> dict[str, Field]:
@@ -505,11 +433,6 @@ def incomplete_rows() -> MulticloudDbError:
         "has rows without key, order_key or type, or whose type is not CREATE, UPDATE or DELETE",
         "pass the rows of the data source, and give other names to columns that you add",
     )
-
-
-def in_backticks(name: str) -> str:
-    """Return the name of a column for a SQL expression."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _kind(of: object) -> str:

@@ -19,7 +19,8 @@ from pyspark.storagelevel import StorageLevel
 
 from multiclouddb_spi.scan.contract import LATEST_MARK
 from multiclouddb_spi.sink_rules import DOCUMENT, LACKS_STATE, MissingState, missing_state_error
-from pyspark_multiclouddb.delta import CHANGE_TYPES, PLAN, Piece, in_backticks, incomplete_rows
+from multiclouddb_verify.delta import in_backticks
+from pyspark_multiclouddb.delta import CHANGE_TYPES, PLAN, Piece, incomplete_rows
 
 _BUCKETS: Final = 4096
 """The number of parts into which keys are distributed; a piece consists of one or more parts."""

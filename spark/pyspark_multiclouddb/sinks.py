@@ -24,20 +24,16 @@ from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
 from multiclouddb_api.validators import check_type, local_path, type_name
 from multiclouddb_spi.scan.contract import LATEST_MARK, plan_id_of
 from multiclouddb_spi.sink_rules import MissingState, lacks_state, missing_state_error
+from multiclouddb_verify.delta import DELETED_AT, committed, in_backticks, missing, opened
 from pyspark_multiclouddb.checkpoint import Checkpoint, Scan, query_of
 from pyspark_multiclouddb.delta import (
     CHANGE_TYPES,
-    DELETED_AT,
     PLAN,
     Numbered,
     Piece,
     Target,
     check_cases,
-    committed,
-    in_backticks,
     incomplete_rows,
-    missing,
-    opened,
 )
 from pyspark_multiclouddb.errors import check_has
 
@@ -129,8 +125,9 @@ def merge_into_delta(
             two are merged in one commit.
         batch_id: The batch number that Spark passes, or None for changes without one. These are always
             merged; a second merge of the same changes has no effect.
-        table_path: The path of a folder, or a URL that `deltalake` supports. Only one process may write at a
-            time, in any number of threads, for example two queries of one driver.
+        table_path: The path of a folder, or a URL that `deltalake` supports. Other threads and processes may
+            write the table at the same time, for example `multiclouddb verify --repair`, or a job that
+            compacts and vacuums it: a commit that another one prevents is made again.
         app_id: A name that identifies the query and its checkpoint. With a new checkpoint directory
             the numbering starts again, so use another `app_id`. The table stores the id of the query
             beside the number, and the sink refuses another query under the same `app_id`. Over Spark
@@ -158,7 +155,7 @@ def merge_into_delta(
             kind; if another query has used `app_id`; if a snapshot needs `checkpoint`, or the checkpoint
             belongs to another query; `NOT_FOUND` if the table does not exist and `create` is False.
             If the category is `INVALID_REQUEST` or `NOT_FOUND`, no row was written. `CONFLICT` if
-            another process changes the table again and again; merge the batch again.
+            other processes change the table all the time, for five minutes; merge the batch again.
         ImportError: Raised if `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
     _check_merge(
@@ -253,9 +250,8 @@ def drop_tombstones(
     until the query has completed a batch after the end of the scan.
 
     Args:
-        table_path: The path of the table, as in `merge_into_delta`. Call this function in the
-            process that merges; any thread of this process is allowed. In another process, call it
-            only while no process is merging.
+        table_path: The path of the table, as in `merge_into_delta`. Other threads and processes may write
+            the table at the same time.
         older_than: The lifetime of a tombstone, counted from the time when its delete was merged.
         checkpoint: The `checkpointLocation` of the query, as in `merge_into_delta`.
 
@@ -263,8 +259,8 @@ def drop_tombstones(
         The number of tombstones that were removed.
 
     Raises:
-        MulticloudDbError: `NOT_FOUND` if the table does not exist; `CONFLICT` if another process changes the
-            table again and again.
+        MulticloudDbError: `NOT_FOUND` if the table does not exist; `CONFLICT` if other processes change the
+            table all the time.
     """
     path = local_path("table_path", table_path)
     check_type("older_than", older_than, timedelta)

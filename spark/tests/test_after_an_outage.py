@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from typer.testing import CliRunner
 
 from multiclouddb_api import (
     BackfillDone,
@@ -35,7 +36,10 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_api.arrow import events_to_arrow
+from multiclouddb_cli.main import app
+from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE
+from multiclouddb_verify import DeltaTarget, spark_position, verify
 from pyspark_multiclouddb import merge_into_delta, micro_batches
 from pyspark_multiclouddb.errors import SourceError
 
@@ -340,7 +344,10 @@ class Outage:
 
 
 @pytest.fixture
-def outage(source, tmp_path):
+def outage(source, tmp_path, monkeypatch):
+    # Nobody waits until a slow transaction of the store must have ended.
+    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
+    monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
     return Outage(source, tmp_path)
 
 
@@ -400,17 +407,61 @@ def another(outage, **options):
     outage.query("second", **options).drain()
 
 
+def healed(outage, position):
+    """Prove and repair the table beside the consumer, by the position that it has stored."""
+    with connect(f"embedded://{outage.source.store.path}") as client:
+        report = verify(
+            client, ADDRESS, DeltaTarget(outage.table), position=position(client), repair=True,
+            state=outage.folder / "state",
+        )  # fmt: skip
+    assert (report.equal, report.counts.repaired) == (True, 3 * COUNT)
+
+
+def pages_skip_verify(outage):
+    with outage.pages(on_expired=SkipToOldest()) as pages:
+        pages.drain()
+        outage.lose()
+        pages.drain()
+        healed(outage, lambda client: pages.token)
+        outage.change(1)
+        pages.drain()
+
+
+def skipped(outage):
+    query = outage.query("first", failOnDataLoss="false")
+    outage.read_through(query)
+    return query
+
+
+def spark_skip_verify(outage):
+    query = skipped(outage)
+    healed(outage, lambda client: spark_position(client, ADDRESS, query.checkpoint))
+    outage.change(1)
+    query.drain()
+
+
+def spark_skip_command(outage):
+    query = skipped(outage)
+    words = ["verify", f"embedded://{outage.source.store.path}", str(ADDRESS), "--repair", "--json"]
+    words += ["--target", f"delta:{outage.table}", "--position", f"spark:{query.checkpoint}"]
+    ran = CliRunner().invoke(app, [*words, "--state", str(outage.folder / "state")])
+    assert (ran.exit_code, json.loads(ran.stdout)["counts"]["repaired"]) == (0, 3 * COUNT)
+
+
 WAYS = {
     "pages_resnapshot": pages_resnapshot,
     "pages_resnapshot_twice": pages_resnapshot_twice,
     "pages_snapshot": lambda outage: again(outage, Snapshot()),
     "pages_skip": lambda outage: again(outage, None, on_expired=SkipToOldest()),
+    "pages_skip_verify": pages_skip_verify,
     "pages_beginning": lambda outage: again(outage, Beginning()),
     "pages_now": lambda outage: again(outage, Now()),
     "pages_read_then_now": pages_read_then_now,
     "spark_resnapshot": lambda o: o.read_through(o.query("first", failOnDataLoss="resnapshot"), 3),
     "spark_snapshot": another,
     "spark_skip": lambda outage: outage.read_through(outage.query("first", failOnDataLoss="false")),
+    "spark_skip_verify": spark_skip_verify,
+    "spark_skip_command": spark_skip_command,
     "spark_beginning": lambda outage: another(outage, startingPosition="beginning"),
     "spark_same_app_id": spark_same_app_id,
 }

@@ -6,6 +6,7 @@ An older change may arrive after a newer one in many ways; tombstones keep it aw
 import json
 import logging
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -25,7 +26,7 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
-from pyspark_multiclouddb import delta, drop_tombstones, latest_by_key, live_rows, merge_into_delta
+from pyspark_multiclouddb import drop_tombstones, latest_by_key, live_rows, merge_into_delta
 from pyspark_multiclouddb.checkpoint import Scan
 from pyspark_multiclouddb.delta import Target
 from pyspark_multiclouddb.rows import ROW_SCHEMA
@@ -489,10 +490,11 @@ class TestCommitOfAnother:
         assert documents(path) == {"a": {"scan": "a"}, "b": {"scan": "b"}, "later": {"n": 9}}
         assert tombstones(path) == {"gone": "000000"}
 
-    def test_at_every_attempt_is_a_conflict(self, path, others):
+    def test_at_every_attempt_is_a_conflict(self, path, others, monkeypatch):
         merge_into_delta(rows(("a", 1, {})), 0, path, "app")
         others.extend(partial(put, path, "a", 100 + number) for number in range(50))
-        with pytest.raises(MulticloudDbError, match="let only one process write the table") as caught:
+        monkeypatch.setattr("multiclouddb_verify.delta._PATIENCE_SECONDS", 0.0)
+        with pytest.raises(MulticloudDbError, match="let them commit less often") as caught:
             merge_into_delta(rows(("a", 200, {"n": 200})), 1, path, "app")
         assert caught.value.detail.category == ErrorCategory.CONFLICT
         assert caught.value.detail.retryable
@@ -505,7 +507,9 @@ class TestCommitOfAnother:
 class TestThreads:
     def test_two_queries_and_cleaning_in_one_process_never_refuse_each_other(self, path, monkeypatch):
         """Each commit may fail once, because its thread does not know the latest version of the table."""
-        monkeypatch.setattr(delta, "_TRIES", 2)
+        waits = []
+        clock = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
+        monkeypatch.setattr("multiclouddb_verify.delta.time", clock)
         together = Barrier(3)
         merge_into_delta(rows(("seed", 1, {"n": 1})), None, path, None)
 
@@ -527,3 +531,4 @@ class TestThreads:
         last = {"n": 72}
         assert documents(path) == {"seed": {"n": 1}} | dict.fromkeys((f"k{key}" for key in range(5)), last)
         assert {DeltaTable(path).transaction_version(name) for name in ("1", "2")} == {7}
+        assert len(waits) <= 3 * 8

@@ -100,7 +100,7 @@ def refused(bench, provider, match, **wanted):
 
 class TestCapabilities:
     def test_every_capability_is_tested(self):
-        assert set(NEEDS) | FACTS | {api.Capability.RUN_COMMAND} == set(api.Capability)
+        assert set(NEEDS) | FACTS | {api.Capability.LOOKUP, api.Capability.RUN_COMMAND} == set(api.Capability)
 
     @pytest.mark.parametrize("capability", NEEDS, ids=lambda can: can.value)
     def test_one_that_is_missing_or_not_asked_for_is_refused(self, bench, capability):

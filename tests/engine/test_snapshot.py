@@ -506,6 +506,21 @@ class TestRowsAlone:
         rows = kinds(*consumer.pages())
         assert rows == [True] * 10
 
+    def test_a_target_must_not_delete_what_they_leave_out(self):
+        for changes in (False, True):
+            (started,) = Consumer(filled(3), changes=changes).page().notices
+            assert started.whole is changes
+
+    def test_a_token_of_them_can_be_inspected_and_planned(self):
+        consumer = Consumer(filled(20), size=3, segments=5, changes=False)
+        consumer.page()
+        rows = len(consumer.page().events)
+        assert consumer.engine.inspect(consumer.position.token, api.OperationOptions(), None, None).resumes
+        parts = consumer.plan()
+        assert all(part.is_segment for part in parts)
+        rows += sum(kinds(*consumer.part(*part)).count(True) for part in parts)
+        assert rows == 20
+
     def test_what_would_read_changes_is_refused(self):
         with pytest.raises(api.MulticloudDbError, match=r"Resnapshot\.snapshot"):
             api.Resnapshot(api.Snapshot(changes=False))

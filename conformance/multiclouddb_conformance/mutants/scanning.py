@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -13,6 +13,7 @@ from multiclouddb_api import (
     ChangeFeedPage,
     ChangeFeedRequest,
     FromContinuationToken,
+    MulticloudDbKey,
     OperationOptions,
     Snapshot,
 )
@@ -68,6 +69,49 @@ class LeavesOutWhatMoves(Mutant):
         if plan_id_of(reader.partition_id) is None or len(batch) < 2:
             return batch
         return changed(batch, lambda events: events[:-1])
+
+
+class LooksUpWhatWasOnceThere(Mutant):
+    """A lookup answers with the rows of the first lookup, not with the current ones."""
+
+    caught_by = ("TestLookup::test_it_returns_the_current_row_or_none",)
+
+    def look_up(
+        self, feed: WrappedFeed, keys: Sequence[MulticloudDbKey], deadline: Deadline
+    ) -> Mapping[MulticloudDbKey, ChangeEvent | None]:
+        found = dict(super().look_up(feed, keys, deadline))
+        there = next((row for row in found.values() if row is not None), None)
+        return {key: row or (there and attrs.evolve(there, key=key)) for key, row in found.items()}
+
+
+class LooksUpOtherTexts(Mutant):
+    """A looked-up row has other values than the image of its last change."""
+
+    caught_by = (
+        "TestScannedRow::test_it_equals_the_image_of_the_last_change",
+        "TestScannedRow::test_its_key_is_that_of_the_last_change[float]",
+    )
+
+    def look_up(
+        self, feed: WrappedFeed, keys: Sequence[MulticloudDbKey], deadline: Deadline
+    ) -> Mapping[MulticloudDbKey, ChangeEvent | None]:
+        found = super().look_up(feed, keys, deadline)
+        return {key: row and attrs.evolve(row, new_item_state=_as_text(row)) for key, row in found.items()}
+
+
+def _as_text(row: ChangeEvent) -> dict[str, str]:
+    return {name: str(value) for name, value in (row.new_item_state or {}).items()}
+
+
+class ForgetsKeysOfALookup(Mutant):
+    """A lookup of many keys says that some rows do not exist, because it did not ask for them."""
+
+    caught_by = ("TestLookup::test_many_keys_take_several_calls_to_the_service",)
+
+    def look_up(
+        self, feed: WrappedFeed, keys: Sequence[MulticloudDbKey], deadline: Deadline
+    ) -> Mapping[MulticloudDbKey, ChangeEvent | None]:
+        return dict.fromkeys(keys) | dict(super().look_up(feed, keys, deadline))
 
 
 class HasALowFloor(Mutant):

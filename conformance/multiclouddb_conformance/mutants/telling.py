@@ -165,3 +165,16 @@ class SecretInMessage(Mutant):
     def error(self, error: MulticloudDbError) -> MulticloudDbError:
         shown = ", ".join(str(value) for value in self.config.connection.values())
         return MulticloudDbError(f"{error.message}, with {shown}", error.detail)
+
+
+class WasReadFurther(Mutant):
+    """`read_until` is later than the moment before which every change was returned."""
+
+    caught_by = ("TestReadUntil::test_no_earlier_change_comes_later[3]",)
+
+    def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
+        page = read(request, options)
+        if (until := page.diagnostics.read_until) is None:
+            return page
+        told = attrs.evolve(page.diagnostics, read_until=until + timedelta(hours=1))
+        return attrs.evolve(page, diagnostics=told)

@@ -20,6 +20,7 @@ class Calls:
         self.awaited: Counter[str] = Counter()
         self.joins: Counter[str] = Counter()
         self.heads = 0
+        self.lookups = 0
         self.opens: Counter[str] = Counter()
         self.fetches: Counter[str] = Counter()
         self.mapped = 0

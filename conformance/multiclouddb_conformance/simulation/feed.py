@@ -8,7 +8,7 @@ from typing import TypeVar, assert_never
 
 import attrs
 
-from multiclouddb_api import AtTime, Beginning, ErrorCategory, Now
+from multiclouddb_api import AtTime, Beginning, ChangeEvent, ErrorCategory, MulticloudDbKey, Now
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.errors import MissingError, TrimmedError
 from multiclouddb_conformance.simulation.listing import (
@@ -27,6 +27,7 @@ from multiclouddb_conformance.simulation.segments import (
     SegmentReader,
     cut_segments,
     is_segment_cursor,
+    look_up,
     plan_scan,
 )
 from multiclouddb_conformance.simulation.service_behaviour import Dice, Listing
@@ -187,6 +188,15 @@ class SimulationFeed(Feed):
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
         self.sim.control("segments")
         return cut_segments(cursor, count)
+
+    def lookup(
+        self, keys: Sequence[MulticloudDbKey], deadline: Deadline
+    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
+        self.calls.count("lookups")
+        self.sim.control("lookup")
+        with self.sim.changed:
+            self._check_alive()
+            return look_up(self.view, keys)
 
     def cancel(self) -> None:
         """Cancel every reader."""

@@ -12,6 +12,8 @@ from multiclouddb_api import (
     CapabilityNote,
     CapabilitySet,
     ProviderOptions,
+    ScanFacts,
+    ScanFloor,
     Support,
 )
 from multiclouddb_conformance.simulation.calls import Calls
@@ -34,16 +36,18 @@ _CAN: Final = (
     Capability.CHANGE_FEED_DELETES,
     Capability.CHANGE_FEED_CHANGE_TYPES,
     Capability.CHANGE_FEED_OLD_ITEM_STATE,
+    Capability.LOOKUP,
 )
 _NOTES: Final[Any] = {can: CapabilityNote(Support.NATIVE) for can in _CAN}
-ALL_CAPABILITIES: Final = CapabilitySet(_NOTES)
+_SCAN: Final = ScanFacts(ScanFloor.HIGH, 0.0, "one unit for each fetch and for each row", units_per_row=1.0)
+ALL_CAPABILITIES: Final = CapabilitySet(_NOTES, _SCAN)
 """The default capabilities of a simulation: everything except wider scopes and commands."""
 
 
 def capabilities_without(*missing: Capability, note: str = "use another simulation") -> CapabilitySet:
     """Return the simulation's capabilities, without the capabilities in `missing`."""
     gone = {can: CapabilityNote(Support.UNSUPPORTED, note) for can in missing}
-    return CapabilitySet({**_NOTES, **gone})
+    return CapabilitySet({**_NOTES, **gone}, None if Capability.CHANGE_FEED_SNAPSHOT in gone else _SCAN)
 
 
 @attrs.frozen

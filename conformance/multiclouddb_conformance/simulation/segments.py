@@ -11,6 +11,7 @@ The cursor of a plan is `[plan id, commit, µs, width, next hash]`. The cursor o
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
@@ -39,13 +40,15 @@ from multiclouddb_spi import (
     segment_id_of,
     snapshot_event_id,
 )
+from multiclouddb_spi.abilities import LOOKUP_PLAN, check_components
 
-__all__ = ["SegmentReader", "cut_segments", "floor_of", "is_segment_cursor", "plan_scan"]
+__all__ = ["SegmentReader", "cut_segments", "floor_of", "is_segment_cursor", "look_up", "plan_scan"]
 
 Row: TypeAlias = tuple[MulticloudDbKey, Document]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SEGMENTS: Final = 4
+_LOOKED_UP: Final = 4
 _RECORD_BYTES: Final = 100
 
 
@@ -221,3 +224,16 @@ class SegmentReader(Reader):
     def _rows(self) -> list[Row]:
         low = max(self._low, self._last + 1)
         return self._sim.rows(low, self._high, self._commit if self._sim.behaviour.point_in_time else None)
+
+
+def look_up(view: View, keys: Sequence[MulticloudDbKey]) -> dict[MulticloudDbKey, ChangeEvent | None]:
+    """Return the rows of at most four keys, so that every larger lookup takes several calls."""
+    sim, asked, documents = view.sim, keys[:_LOOKED_UP], view.sim.documents()
+    for key in asked:
+        check_components(key, list(next(iter(documents), key).components))
+    micros = (sim.now - _EPOCH) // timedelta(microseconds=1)
+    mapper = _Mapper(view.spec, "", LOOKUP_PLAN, sim.head, micros, 0, PLACES, view.calls)
+    rows = [(key, documents[key]) for key in asked if key in documents]
+    found: dict[MulticloudDbKey, ChangeEvent | None] = dict.fromkeys(asked)
+    found.update((event.key, event) for event in mapper.events(rows, 0, len(rows)))
+    return found

@@ -15,7 +15,7 @@ from multiclouddb_conformance.us8.expiry import TestExpiry, TestPoison
 from multiclouddb_conformance.us8.faults import TestEndlessTrouble, TestTrimmedOnTheWay, TestTrouble
 from multiclouddb_conformance.us8.following import TestFollowing
 from multiclouddb_conformance.us8.identity import TestEventIdentity, TestForeignTokens, TestRecreated
-from multiclouddb_conformance.us8.idle import TestIdle, TestLongPoll, TestWatermark
+from multiclouddb_conformance.us8.idle import TestIdle, TestLongPoll, TestReadUntil, TestWatermark
 from multiclouddb_conformance.us8.latest import TestLatestVersions
 from multiclouddb_conformance.us8.lineage import (
     TestDescendants,
@@ -27,7 +27,13 @@ from multiclouddb_conformance.us8.lineage import (
 from multiclouddb_conformance.us8.loss import TestLoss
 from multiclouddb_conformance.us8.notices import TestNotices
 from multiclouddb_conformance.us8.resnapshot import TestResnapshot, TestSnapshotUnderLoad
-from multiclouddb_conformance.us8.rows import TestNoRowsAlone, TestRowsAlone
+from multiclouddb_conformance.us8.rows import (
+    TestLookup,
+    TestNoLookup,
+    TestNoRowsAlone,
+    TestRowsAlone,
+    TestScannedRow,
+)
 from multiclouddb_conformance.us8.scope import TestLogicalPartition, TestPhysicalPartition, TestWiderScopes
 from multiclouddb_conformance.us8.session import (
     TestClosing,
@@ -39,6 +45,7 @@ from multiclouddb_conformance.us8.session import (
 )
 from multiclouddb_conformance.us8.snapshot import TestNoSnapshot, TestSnapshot
 from multiclouddb_conformance.us8.start import TestAtTime, TestBeginning, TestEveryStart, TestNow
+from multiclouddb_conformance.us8.verified import TestVerified
 
 __all__ = [
     "TestAtTime",
@@ -62,9 +69,11 @@ __all__ = [
     "TestLatestVersions",
     "TestLogicalPartition",
     "TestLongPoll",
+    "TestLookup",
     "TestLoss",
     "TestMerge",
     "TestNoFeed",
+    "TestNoLookup",
     "TestNoRowsAlone",
     "TestNoSnapshot",
     "TestNotices",
@@ -74,11 +83,13 @@ __all__ = [
     "TestPickling",
     "TestPoison",
     "TestPropagation",
+    "TestReadUntil",
     "TestRecreated",
     "TestReleasing",
     "TestResnapshot",
     "TestRetirement",
     "TestRowsAlone",
+    "TestScannedRow",
     "TestSecrets",
     "TestSharing",
     "TestSnapshot",
@@ -89,6 +100,7 @@ __all__ = [
     "TestTrouble",
     "TestUncovered",
     "TestValues",
+    "TestVerified",
     "TestWatermark",
     "TestWiderScopes",
 ]

@@ -9,7 +9,14 @@ from typing import Any, Final
 
 import pytest
 
-from multiclouddb_api import ErrorCategory, Gap, MulticloudDbClient, MulticloudDbError, SkipToOldest
+from multiclouddb_api import (
+    Capability,
+    ErrorCategory,
+    Gap,
+    MulticloudDbClient,
+    MulticloudDbError,
+    SkipToOldest,
+)
 from multiclouddb_conformance.collection import Collection, ids
 from multiclouddb_conformance.faults import (
     FAULTS,
@@ -95,6 +102,7 @@ class TestTrouble:
 
     @pytest.mark.shows("Promise 2")
     @pytest.mark.needs("key_order")
+    @pytest.mark.requires(Capability.CHANGE_FEED_ALL_VERSIONS)
     def test_the_changes_of_a_key_stay_in_order(self, collection: Collection, script: FaultScript) -> None:
         act = _act(collection, script)
         for number in range(30):

@@ -16,7 +16,7 @@ from multiclouddb_conformance.collection import Collection
 from multiclouddb_conformance.waiting import assert_prompt
 from multiclouddb_spi.continuation.token import decode_token
 
-__all__ = ["TestIdle", "TestLongPoll", "TestWatermark"]
+__all__ = ["TestIdle", "TestLongPoll", "TestReadUntil", "TestWatermark"]
 
 
 @pytest.mark.shows("Promise 4")
@@ -157,3 +157,44 @@ class TestWatermark:
             mark = page.diagnostics.watermark
             later = [event for each in pages[number + 1 :] for event in each.events]
             assert mark is None or all(event.timestamp >= mark for event in later)
+
+
+@pytest.mark.shows("Plan 17")
+@pytest.mark.needs("watermarks")
+class TestReadUntil:
+    """Every change before `read_until` was returned, and `read_until` never goes back."""
+
+    @pytest.mark.parametrize("size", [1, 3, 0])
+    def test_no_earlier_change_comes_later(self, collection: Collection, size: int) -> None:
+        collection.fill(20)
+        pages = list(collection.pages(collection.begin, size))
+        collection.restart()
+        collection.fill(10, start=20)
+        pages += collection.pages(pages[-1].continuation_token, size)
+        told = [page.diagnostics.read_until for page in pages]
+        assert told.count(None) <= next((at for at, each in enumerate(told) if each is not None), len(told))
+        reported = [each for each in told if each is not None]
+        assert reported == sorted(reported)
+        rounding = collection.harness.rounding
+        for number, page in enumerate(pages):
+            until = page.diagnostics.read_until
+            if until is None or page.diagnostics.read_until_estimated:
+                continue
+            later = [event for each in pages[number + 1 :] for event in each.events]
+            assert all(event.timestamp + rounding >= until for event in later)
+
+    @pytest.mark.needs("idle_moves")
+    def test_it_passes_each_moment_while_one_key_is_busy(self, collection: Collection) -> None:
+        """The other partitions have no changes, and must not hold it back."""
+        collection.fill(5)
+        events = collection.read(collection.begin, 5)
+        moment = max(event.timestamp for event in events)
+        token, give_up, number = collection.begin, time.monotonic() + 90, 0
+        while True:
+            number += 1
+            collection.put("busy", n=number)
+            page = collection.page(token, wait=0.2)
+            token, until = page.continuation_token, page.diagnostics.read_until
+            if until is not None and until > moment:
+                break
+            assert time.monotonic() < give_up, f"only {until}"

@@ -1,9 +1,10 @@
-"""Tests the rows alone, without the changes: every row comes once, whatever changes meanwhile."""
+"""Tests rows without their changes: a scan of all rows, a lookup of single rows, and that both agree."""
 # ruff: noqa: D102 - a test's name says what it is about
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import attrs
 import pytest
@@ -11,22 +12,31 @@ import pytest
 from multiclouddb_api import (
     BackfillDone,
     Capability,
+    ChangeEvent,
     ChangeFeedPage,
+    ChangeType,
     ErrorCategory,
     FeedEnded,
     LogicalPartition,
     MulticloudDbError,
+    MulticloudDbKey,
+    Now,
     PhysicalPartition,
+    ScanFloor,
     Snapshot,
     SnapshotOrder,
+    canonical_json,
 )
 from multiclouddb_conformance.collection import Collection, ids
+from multiclouddb_conformance.harness import Write
 from multiclouddb_conformance.snapshots import Source, changes, is_done, started_of, walk
+from multiclouddb_conformance.values import KEYS, VALUES
 
-__all__ = ["TestNoRowsAlone", "TestRowsAlone"]
+__all__ = ["TestLookup", "TestNoLookup", "TestNoRowsAlone", "TestRowsAlone", "TestScannedRow"]
 
 _ALONE: Final = Capability.CHANGE_FEED_ROWS
 _KEY: Final = Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE
+_LOOKUP: Final = Capability.LOOKUP
 _ROWS: Final = Snapshot(changes=False)
 
 
@@ -52,7 +62,7 @@ class TestRowsAlone:
         )
         assert pages[0].events == ()
         started = started_of(pages[0])
-        assert started.whole
+        assert not started.whole
         rows = [event for page in pages for event in page.events]
         assert all(event.backfilled for event in rows)
         assert len(rows) == len(set(ids(rows)))
@@ -134,3 +144,135 @@ class TestNoRowsAlone:
             collection.client.read_changes(request)
         assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
         assert "; " in caught.value.message
+
+
+def _look_up(collection: Collection, *keys: MulticloudDbKey) -> dict[MulticloudDbKey, ChangeEvent | None]:
+    options = collection.request(Now()).provider_options
+    return dict(collection.client.lookup(collection.address, keys, provider_options=options))
+
+
+@pytest.mark.shows("Further 14")
+@pytest.mark.requires(_LOOKUP)
+@pytest.mark.needs("alone")
+class TestLookup:
+    """Tests `client.lookup`."""
+
+    def test_it_returns_the_current_row_or_none(self, collection: Collection) -> None:
+        source = Source(collection)
+        source.fill(5)
+        source.put("k1", 100)
+        source.delete("k2")
+        keys = [collection.harness.key(name) for name in ("k4", "k1", "k2", "absent", "k0", "k1")]
+        rows = _look_up(collection, *keys)
+        assert list(rows) == list(dict.fromkeys(keys))
+        assert {key: row.new_item_state for key, row in rows.items() if row} == {
+            key: row for key, row in source.rows().items() if key in keys
+        }
+        for key, row in rows.items():
+            if row is not None:
+                assert row.key == key
+                assert (row.type, row.backfilled, row.old_item_state) == (ChangeType.CREATE, True, None)
+                assert (row.address, row.by_expiry, row.partition_id) == (collection.address, False, "")
+
+    def test_many_keys_take_several_calls_to_the_service(self, collection: Collection) -> None:
+        key = collection.harness.key
+        for start in range(0, 90, 10):
+            collection.batch(*(Write(f"k{number}", {"n": number}) for number in range(start, start + 10)))
+        keys = [key(f"k{number}") for number in range(250)]
+        rows = _look_up(collection, *keys)
+        assert list(rows) == keys
+        document = collection.harness.document
+        assert [row.new_item_state for row in rows.values() if row] == [
+            document(f"k{number}", {"n": number}) for number in range(90)
+        ]
+
+    def test_a_row_has_the_same_id_whenever_it_is_looked_up(self, collection: Collection) -> None:
+        collection.fill(2)
+        key = collection.harness.key("k1")
+        seen = {row.event_id for _ in range(2) for row in _look_up(collection, key).values() if row}
+        other = _look_up(collection, collection.harness.key("k0"))
+        assert len(seen) == 1
+        assert not seen & {row.event_id for row in other.values() if row}
+
+    def test_bad_keys_are_refused_or_have_no_row(self, collection: Collection) -> None:
+        collection.fill(1)
+        good = collection.harness.key("k0")
+        with pytest.raises(MulticloudDbError) as caught:
+            _look_up(collection, *[good] * 1001)
+        assert caught.value.category == ErrorCategory.INVALID_REQUEST
+        strange = MulticloudDbKey({"no such component": "k0"})
+        try:
+            rows = _look_up(collection, good, strange)
+        except MulticloudDbError as error:
+            refusal = error
+        else:
+            assert rows[strange] is None
+            return
+        assert refusal.category == ErrorCategory.INVALID_REQUEST
+        assert "no such component" in refusal.message
+
+    def test_no_keys_have_no_rows(self, collection: Collection) -> None:
+        assert _look_up(collection) == {}
+
+
+@pytest.mark.shows("Further 14")
+@pytest.mark.refuses(_LOOKUP)
+@pytest.mark.needs("alone")
+class TestNoLookup:
+    """Tests a database without lookups."""
+
+    def test_it_is_refused_with_the_way_out(self, collection: Collection) -> None:
+        with pytest.raises(MulticloudDbError) as caught:
+            _look_up(collection, collection.harness.key("k0"))
+        assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+        assert "; " in caught.value.message
+
+
+@pytest.mark.shows("Further 14")
+@pytest.mark.requires(_ALONE, Capability.CHANGE_FEED_ALL_VERSIONS)
+@pytest.mark.needs("alone")
+class TestScannedRow:
+    """A scanned row, a looked-up row and the image of the last change are equal, also as text."""
+
+    def test_it_equals_the_image_of_the_last_change(self, collection: Collection) -> None:
+        names = [name for name in VALUES if name in collection.harness.value_types]
+        _are_last_images(collection, [(name, VALUES[name]) for name in names])
+
+    @pytest.mark.parametrize("without", ["decimal", "float"])
+    def test_its_key_is_that_of_the_last_change(self, collection: Collection, without: str) -> None:
+        """To some services, a decimal and a float are the same key."""
+        types = collection.harness.key_types - {without}
+        _are_last_images(collection, [(value, 0) for name, value in KEYS.items() if name in types])
+
+
+def _are_last_images(collection: Collection, documents: Sequence[tuple[Any, Any]]) -> None:
+    """Write each document twice, and compare its row with the event of the second write."""
+    for name, value in documents:
+        collection.put(name, n=1)
+        collection.put(name, value=value)
+    last = {event.key: event for event in collection.read(collection.begin, 2 * len(documents))}
+    facts = collection.client.capabilities().scan
+    assert facts is not None
+    rows = {event.key: event for page in walk(collection, _ROWS) for event in page.events}
+    assert rows.keys() == last.keys() == {collection.harness.key(name) for name, _ in documents}
+    found: Mapping[MulticloudDbKey, ChangeEvent | None] = {}
+    if collection.client.capabilities().is_supported(_LOOKUP):
+        found = _look_up(collection, *last)
+    for key, change in last.items():
+        scanned = rows[key]
+        for row in [scanned, *([found[key]] if found else [])]:
+            assert row is not None
+            assert row.key.canonical() == change.key.canonical()
+            assert row.new_item_state is not None
+            assert change.new_item_state is not None
+            assert canonical_json(dict(row.new_item_state)) == canonical_json(dict(change.new_item_state))
+        looked_up = found.get(key)
+        if looked_up is not None:
+            assert looked_up.order_key == (scanned.order_key if facts.floor is ScanFloor.ROW else "")
+        match facts.floor:
+            case ScanFloor.HIGH:
+                assert scanned.order_key > change.order_key
+            case ScanFloor.LOW:
+                assert scanned.order_key < change.order_key
+            case ScanFloor.ROW:
+                assert scanned.order_key == change.order_key

@@ -47,6 +47,7 @@ LATE_SECONDS: Final = 60
 """With several write regions, a change can get its LSN so many seconds after its time."""
 _RACES: Final = ("mutated during iteration", "overlapping ranges")
 """What azure-cosmos says if two of its threads have disturbed each other."""
+_NO_ITEM: Final = (404, 0)
 _NOW: Final[dict[str, Any]] = {"Type": "Now"}
 
 
@@ -223,6 +224,30 @@ class Calls:
         span = self.container(address).feed_range_from_partition_key(value)["Range"]
         low, high = str(span["min"]), str(span["max"])
         return KeyRange(low, _after(high) if span["isMaxInclusive"] else high)
+
+    def item(
+        self, address: ResourceAddress, item_id: str, partition_key: Any, deadline: Deadline
+    ) -> tuple[dict[str, Any], int | None] | None:
+        """Return an item and the LSN of its last change; None if there is no such item."""
+        seen: dict[str, Any] = {}
+
+        def hook(headers: Any, _: Any) -> None:
+            seen.update(headers)
+
+        try:
+            with self._guarded(deadline):
+                found = self.container(address).read_item(
+                    item_id, partition_key, response_hook=hook, **self._limits(deadline)
+                )
+        except CosmosHttpResponseError as error:
+            self._hear(error.headers or {})
+            if code_of(error) == (BAD_REQUEST, RECREATED):
+                raise recreated(address) from error
+            if code_of(error) == _NO_ITEM:
+                return None
+            raise
+        self._hear(seen)
+        return dict(found), _number(seen.get("x-ms-item-lsn"))
 
     # -- Pages
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from datetime import datetime
 
 import attrs
 
-from multiclouddb_api import AtTime, Beginning, Now, invalid_request
+from multiclouddb_api import AtTime, Beginning, ChangeEvent, MulticloudDbKey, Now, invalid_request
 from multiclouddb_cosmos.config import MODES
 from multiclouddb_cosmos.errors import PROVIDER_ID
 from multiclouddb_cosmos.position import KeyRange, Place, compare, cursor_of, place_of, range_of
 from multiclouddb_cosmos.ranges import Resolution, oldest_place, stated
 from multiclouddb_cosmos.reader import CosmosReader
-from multiclouddb_cosmos.snapshots import ScanReader, cut_segments, is_scan, plan_scan, scan_of
+from multiclouddb_cosmos.snapshots import ScanReader, cut_segments, is_scan, look_up, plan_scan, scan_of
 from multiclouddb_cosmos.source import Source
 from multiclouddb_spi import (
     Continue,
@@ -144,6 +144,12 @@ class CosmosFeed(Feed):
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
         """Return the next ranges from the plan of a scan, without sending a request."""
         return cut_segments(cursor, count)
+
+    def lookup(
+        self, keys: Sequence[MulticloudDbKey], deadline: Deadline
+    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
+        """Return the items of at most 100 keys, with one point read for each."""
+        return look_up(self._source, keys, deadline)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """Compare the LSNs of two positions."""

@@ -52,14 +52,15 @@ def _events(records: Records, view: View) -> list[ChangeEvent]:
     datas = [item["metadata"] for item in items]
     keys = _keys_of(items, view)
     types = [_TYPES[data["operationType"]] for data in datas]
+    orders = _orders(records)
     columns: list[Iterable[Any]] = [
-        _event_ids(records, datas, keys, view),
+        _event_ids(records, datas, keys, orders, view),
         _keys(keys, len(view.paths), view),
         types,
         _times(datas),
         _states(items, datas) if view.with_new else repeat(None),
         _marked_states(items, datas) if view.with_new and view.marker else repeat(None),
-        _orders(records),
+        orders,
         [data.get("timeToLiveExpired") is True for data in datas],
         repeat(False),
         repeat(view.address),
@@ -92,13 +93,17 @@ def _keys(keys: Sequence[Mapping[str, Any]], count: int, view: View) -> Iterable
 
 
 def _event_ids(
-    records: Records, datas: Sequence[Mapping[str, Any]], keys: Sequence[Mapping[str, Any]], view: View
+    records: Records,
+    datas: Sequence[Mapping[str, Any]],
+    keys: Sequence[Mapping[str, Any]],
+    orders: Sequence[str],
+    view: View,
 ) -> list[str]:
     if view.latest:  # a version of an item appears once, and never in the other feed
         currents = [item["current"] for item in records.items]
         return [
             f"{LATEST_MARK}{order}:{current['_rid']}:{current['_etag'][1:-1]}"
-            for order, current in zip(_orders(records), currents, strict=True)
+            for order, current in zip(orders, currents, strict=True)
         ]
     found = []
     for index, (item, data, key) in enumerate(zip(records.items, datas, keys, strict=True)):
@@ -163,9 +168,9 @@ def _arrow(records: Records, view: View) -> pa.RecordBatch:
     items = records.items
     datas = [item["metadata"] for item in items]
     keys = _keys_of(items, view)
-    count, text = len(items), pa.string()
+    count, text, orders = len(items), pa.string(), _orders(records)
     columns = [
-        pa.array(_event_ids(records, datas, keys, view), text),
+        pa.array(_event_ids(records, datas, keys, orders, view), text),
         pa.array([_TYPE_TEXTS[data["operationType"]] for data in datas], text),
         pa.array(_texts(keys), text),
         pa.array(_times(datas), pa.timestamp("us", tz="UTC")),
@@ -173,7 +178,7 @@ def _arrow(records: Records, view: View) -> pa.RecordBatch:
         pa.array(_texts(_marked_states(items, datas)), text)
         if view.with_new and view.marker
         else pa.nulls(count, text),
-        pa.array(_orders(records), text),
+        pa.array(orders, text),
         pa.array([data.get("timeToLiveExpired") is True for data in datas], pa.bool_()),
         pa.repeat(pa.scalar(False), count),
         *(

@@ -7,7 +7,15 @@ from typing import Final, Literal
 
 import attrs
 
-from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ProviderOptions, Support
+from multiclouddb_api import (
+    Capability,
+    CapabilityNote,
+    CapabilitySet,
+    ProviderOptions,
+    ScanFacts,
+    ScanFloor,
+    Support,
+)
 from multiclouddb_api.validators import check_type, is_a
 from multiclouddb_cosmos.config import MODES, check_marker, check_mode
 
@@ -38,6 +46,11 @@ CAPABILITIES: Final = CapabilitySet(
             "units; each row has the order_key of the item's last change",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(_NATIVE, _ONE_KEY),
+        Capability.LOOKUP: CapabilityNote(
+            _NATIVE,
+            "one point read for each key, which costs one request unit for each KiB; needs the data action "
+            "items/read; the consistency is that of the account",
+        ),
         Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
         Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),
         Capability.CHANGE_FEED_DELETES: CapabilityNote(_NATIVE),
@@ -50,7 +63,12 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.RUN_COMMAND: CapabilityNote(
             _UNSUPPORTED, "use azure-cosmos for everything except the feed"
         ),
-    }
+    },
+    ScanFacts(
+        ScanFloor.ROW,
+        0.0,
+        "request units for each page of the feed of latest versions, as for each read of the feed",
+    ),
 )
 """The capabilities of a container in an account that offers the feed with all versions and deletes."""
 
@@ -84,7 +102,8 @@ LATEST: Final = CapabilitySet(
             "with mode='latest', every write is an UPDATE; treat it as an upsert, or choose "
             "mode='all_versions'",
         ),
-    }
+    },
+    CAPABILITIES.scan,
 )
 """The capabilities of a container that is read with `mode="latest"`."""
 
@@ -135,6 +154,7 @@ class CosmosOptions(ProviderOptions):
 
     def completed(self, defaults: CosmosOptions) -> CosmosOptions:
         """Return these options with the mode and the marker of the connection where they name none."""
+        check_type("defaults", defaults, CosmosOptions)
         mode, marker = self.mode or defaults.mode, self.delete_marker
         if marker is not None:
             check_marker("CosmosOptions.delete_marker", marker, mode)
@@ -148,10 +168,12 @@ class CosmosOptions(ProviderOptions):
 
     def describe_digest(self, digest: str) -> str:
         """Return the mode that a digest stands for."""
+        check_type("digest", digest, str)
         return f"mode={(digest or MODES[0])!r}"
 
     def narrow(self, capabilities: CapabilitySet) -> CapabilitySet:
         """Return the capabilities of the mode."""
+        check_type("capabilities", capabilities, CapabilitySet)
         if self.mode is None:
             return capabilities
         return LATEST if self.is_latest else CAPABILITIES

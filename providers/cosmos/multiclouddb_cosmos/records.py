@@ -358,7 +358,7 @@ def name_of(components: Mapping[str, Any]) -> str:
 
 def order_key(lsn: int) -> str:
     """Return the LSN as a text of fixed length. These texts sort in the order of the LSNs."""
-    return str(lsn).zfill(20)
+    return f"{lsn:020d}"
 
 
 def place_after(records: Records, count: int) -> Place:

@@ -15,13 +15,15 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import attrs
 from azure.cosmos.exceptions import CosmosHttpResponseError
+from azure.cosmos.partition_key import NonePartitionKeyValue
 
-from multiclouddb_api import ChangeEvent
+from multiclouddb_api import ChangeEvent, MulticloudDbKey, invalid_request
 from multiclouddb_cosmos.client import Answer
 from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.position import KeyRange, Place, is_number, place_of, range_of
@@ -54,9 +56,12 @@ from multiclouddb_spi import (
     segment_id_of,
     snapshot_event_id,
 )
+from multiclouddb_spi.abilities import LOOKUP_PLAN, check_components
 
 _FLOOR: Final = order_key(0)
 _PAUSE: Final = 0.1
+_AT_A_TIME: Final = 16
+_MOST_KEYS: Final = 100
 _MOST_SECONDS: Final = 253_402_300_799
 _MOST_PLAN: Final = 64
 _NONE: Final = Records([], [])
@@ -270,3 +275,49 @@ class ScanReader(Reader):
             charge=None if answer is None else answer.charge,
             requests=0 if answer is None else answer.requests,
         )
+
+
+# -- Single rows
+
+
+def look_up(
+    source: Source, keys: Sequence[MulticloudDbKey], deadline: Deadline
+) -> dict[MulticloudDbKey, ChangeEvent | None]:
+    """Return the items of some of the keys, with one point read for each key."""
+    asked, view = keys[:_MOST_KEYS], attrs.evolve(source.view(""), latest=False)
+    places = [_place_of(key, view, hierarchical=source.definition.hierarchical) for key in asked]
+
+    def read(place: tuple[str, Any]) -> tuple[dict[str, Any], int | None] | None:
+        return source.calls.item(source.spec.address, *place, deadline)
+
+    with ThreadPoolExecutor(min(_AT_A_TIME, len(asked))) as pool:
+        answers = list(pool.map(read, places))
+    # Another container may have the same name since the feed was opened.
+    source.check_same(deadline)
+    found: dict[MulticloudDbKey, ChangeEvent | None] = dict.fromkeys(asked)
+    for answer in answers:
+        if answer is None:
+            continue
+        item, lsn = answer
+        (change,) = as_changes([item | {"_lsn": lsn or 0}], view)
+        if change["metadata"]["operationType"] == MARKED:
+            continue  # a row that is marked as deleted is no row
+        records = Records([change], [lsn or 0])
+        mapper = _RowMapper(view, Scan(LOOKUP_PLAN, 0, item["_ts"], None, Place(0)))
+        (event,) = mapper.events(records, 0, 1)
+        if event.key in found:
+            found[event.key] = event if lsn is not None else attrs.evolve(event, order_key="")
+    return found
+
+
+def _place_of(key: MulticloudDbKey, view: View, *, hierarchical: bool) -> tuple[str, Any]:
+    """Return the `id` and the partition key of an item."""
+    names = list(dict.fromkeys((*view.names, "id")))
+    given = list(key.components)
+    # If an item lacks its partition key, its key lacks the component.
+    if not given or given[-1] != names[-1] or given != [name for name in names if name in given]:
+        check_components(key, names)
+    if not isinstance(key["id"], str):
+        raise invalid_request("keys", "has a key whose 'id' is no text", "give the id as event.key has it")
+    values = [key[name] if name in given else NonePartitionKeyValue for name in view.names]
+    return key["id"], values if hierarchical else values[0]

@@ -49,6 +49,14 @@ class TestPartialPages:
         whole = world.consumer(Beginning(), provider_options=BACKFILL)
         assert sorted(whole.until_idle()) == others + mine
 
+    @pytest.mark.parametrize("start", [Beginning(), Now()])
+    def test_latest_versions_are_read_to_their_end(self, world, start):
+        consumer = world.consumer(start, scope=MINE, provider_options=CosmosOptions(mode="latest"))
+        consumer.read()
+        world.fill(30)
+        written = world.put("mine")
+        assert consumer.until_idle() == written
+
     def test_a_bounded_read_of_a_split_range_goes_on_behind_any_page(self, make_world):
         """A part of the range may be searched further than another one has delivered."""
         world = make_world(1, key=["/tenant", "/user"])

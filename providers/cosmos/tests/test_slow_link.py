@@ -9,14 +9,14 @@ from multiclouddb_conformance.slow_link_suite import Behind, TestCut, TestEnd, T
 from .world import ADDRESS
 
 
-@pytest.fixture
-def behind(world):
-    with Proxy(world.server.endpoint.split("/")[2]) as link, client_of(link) as ours:
+@pytest.fixture(params=["all_versions", pytest.param("latest", marks=pytest.mark.soak)])
+def behind(world, request):
+    with Proxy(world.server.endpoint.split("/")[2]) as link, client_of(link, request.param) as ours:
         yield Behind(link, ours, ADDRESS, Now(), lambda items, size: write(world, items, size), 800)
 
 
-def client_of(link):
-    return connect(ClientConfig("cosmos", {"url": f"cosmos://127.0.0.1:{link.port}?tls=false"}))
+def client_of(link, mode="all_versions"):
+    return connect(ClientConfig("cosmos", {"url": f"cosmos://127.0.0.1:{link.port}?tls=false", "mode": mode}))
 
 
 def write(world, items, size):

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -165,6 +165,18 @@ class Calls:
         )
         _whole(answer, "Items")
         return self.hear(answer)
+
+    def items(self, name: str, keys: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[Any]]:
+        """Return the items with some of these keys, in any order, and the keys that were not processed.
+
+        The read is strongly consistent, as that of a scan.
+        """
+        asked: dict[str, Any] = {name: {"Keys": keys, "ConsistentRead": True}}
+        answer = self.hear(self._clients.dynamodb.batch_get_item(RequestItems=asked))
+        # The name of a table may be an ARN, and the answer then contains it as the key.
+        items = [item for found in _whole(answer, "Responses").values() for item in found]
+        left = [key for more in (answer.get("UnprocessedKeys") or {}).values() for key in more["Keys"]]
+        return items, left
 
     def is_passing(self, error: Exception, *, at_once: bool = False) -> bool:
         """Return True if a failed call may succeed a moment later and has not been retried yet."""

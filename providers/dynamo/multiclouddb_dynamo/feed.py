@@ -8,14 +8,14 @@ from datetime import datetime
 
 import attrs
 
-from multiclouddb_api import ErrorCategory, Now
+from multiclouddb_api import ChangeEvent, ErrorCategory, MulticloudDbKey, Now
 from multiclouddb_dynamo.catalog import find_table
 from multiclouddb_dynamo.errors import PROVIDER_ID
 from multiclouddb_dynamo.mapping import View
 from multiclouddb_dynamo.position import compare, cursor_of, describe, headroom, join, place_of, without_trail
 from multiclouddb_dynamo.reader import DynamoReader
 from multiclouddb_dynamo.shards import Listing
-from multiclouddb_dynamo.snapshots import Part, SameTable, SegmentReader, cut, is_segment, plan_scan
+from multiclouddb_dynamo.snapshots import Part, SameTable, SegmentReader, cut, is_segment, look_up, plan_scan
 from multiclouddb_dynamo.source import Source
 from multiclouddb_dynamo.starts import Resolution
 from multiclouddb_dynamo.survey import survey_of_children, survey_of_listing
@@ -84,16 +84,7 @@ class DynamoFeed(Feed):
         return seeds
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
-        spec = self.spec
-        view = View(
-            spec.address,
-            self.public_id(partition_id),
-            partition_id,
-            self._source.table.key_names,
-            with_new=spec.with_new,
-            with_old=spec.with_old,
-            native=spec.include_native,
-        )
+        view = self._view(self.public_id(partition_id), partition_id)
         if plan_id_of(partition_id) is not None:
             return SegmentReader(self._source, self._same, view, Part.of(partition_id, cursor))
         bound = place_of(until) if until is not None else None
@@ -157,3 +148,21 @@ class DynamoFeed(Feed):
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
         return cut(cursor, count)
+
+    def lookup(
+        self, keys: Sequence[MulticloudDbKey], deadline: Deadline
+    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
+        """Return the items of at most 100 keys with one call."""
+        return look_up(self._source, self._same, self._view("", ""), keys)
+
+    def _view(self, public_id: str, shard_id: str) -> View:
+        spec = self.spec
+        return View(
+            spec.address,
+            public_id,
+            shard_id,
+            self._source.table.key_names,
+            with_new=spec.with_new,
+            with_old=spec.with_old,
+            native=spec.include_native,
+        )

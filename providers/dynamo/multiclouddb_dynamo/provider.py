@@ -12,6 +12,8 @@ from multiclouddb_api import (
     CapabilitySet,
     ClientConfig,
     ResourceAddress,
+    ScanFacts,
+    ScanFloor,
     Support,
     invalid_request,
 )
@@ -27,6 +29,9 @@ from multiclouddb_spi.connection import checked_native
 
 _NATIVE, _UNSUPPORTED = Support.NATIVE, Support.UNSUPPORTED
 _NO_WIDER: Final = "a stream covers one table; read each table with EntireCollection()"
+
+# A stream usually shows a change within a second.
+_SETTLE_SECONDS: Final = 10.0
 
 CAPABILITIES: Final = CapabilitySet(
     {
@@ -57,6 +62,11 @@ CAPABILITIES: Final = CapabilitySet(
             "permission dynamodb:Scan; all items are read consistently, so 2 TB cost about 537 million "
             "read units (see native_charge and max_scan_rate)",
         ),
+        Capability.LOOKUP: CapabilityNote(
+            _NATIVE,
+            "needs the permission dynamodb:BatchGetItem; each item is read consistently, which costs one "
+            "read unit for every 4 KB of it",
+        ),
         Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
         Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),
         Capability.CHANGE_FEED_DELETES: CapabilityNote(_NATIVE),
@@ -67,7 +77,13 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
         Capability.RUN_COMMAND: CapabilityNote(_UNSUPPORTED, "use boto3 for everything except the feed"),
-    }
+    },
+    ScanFacts(
+        ScanFloor.LOW,
+        _SETTLE_SECONDS,
+        "one read unit for every 4 KB that a scan reads, at least one for each request",
+        units_per_kib=0.25,
+    ),
 )
 """The capabilities of a table with an enabled stream."""
 

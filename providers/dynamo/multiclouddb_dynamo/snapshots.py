@@ -7,16 +7,16 @@ import reprlib
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
-from multiclouddb_api import ChangeEvent, ChangeType, ErrorCategory
+from multiclouddb_api import ChangeEvent, ChangeType, ErrorCategory, MulticloudDbKey
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_dynamo.catalog import replaced
@@ -25,7 +25,7 @@ from multiclouddb_dynamo.errors import GONE, REJECTED, code_of
 from multiclouddb_dynamo.mapping import DAMAGED, View, json_text, mapped, to_batch
 from multiclouddb_dynamo.position import MOST_SECONDS, moment_of
 from multiclouddb_dynamo.source import Source
-from multiclouddb_dynamo.values import decode, decode_map
+from multiclouddb_dynamo.values import decode, decode_map, encode_key
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -46,6 +46,7 @@ from multiclouddb_spi import (
     snapshot_event_ids,
     snapshot_id_of,
 )
+from multiclouddb_spi.abilities import LOOKUP_PLAN, check_components
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,10 +55,12 @@ FLOOR: Final = "00"
 """The floor of a snapshot: every `order_key` sorts after it, because no change's number of digits is 0."""
 MOST_SEGMENTS: Final = 1_000_000  # the maximum number of segments that the service accepts
 
+T = TypeVar("T")
 Item: TypeAlias = Mapping[str, Any]  # maps each attribute to its value in typed JSON
 
 _END: Final = "."
 _LETTERS: Final = "SNB"
+_MOST_KEYS: Final = 100  # of one BatchGetItem call
 _MOST_DIGITS: Final = 8  # the maximum number of digits of a segment's number
 _MOST_TEXT: Final = 4096  # a key has at most 2,048 bytes; base64 makes it longer by a third
 
@@ -251,6 +254,59 @@ class SameTable:
                 raise fault
             self._proved_at = began
 
+    def checked(self, ask: Callable[[], T]) -> T:
+        """Read items, and check afterwards that they are those of the feed's table."""
+        source = self._source
+        try:
+            answer = ask()
+        except (ClientError, ParamValidationError) as error:
+            # Another table with the same name may have a different key, and it cannot be read while it is
+            # being created.
+            if code_of(error) in GONE | REJECTED:
+                fault = replaced(source.calls, source.spec.address, source.arn)
+                if fault is not None:
+                    raise fault from error
+            raise
+        self.check()
+        return answer
+
+
+def look_up(
+    source: Source, same: SameTable, view: View, keys: Sequence[MulticloudDbKey]
+) -> dict[MulticloudDbKey, ChangeEvent | None]:
+    """Return the items of some of the keys, with one `BatchGetItem` call."""
+    names, asked = view.key_names, dict[tuple[Any, ...], list[MulticloudDbKey]]()
+    wanted = list[dict[str, Any]]()
+    for key in keys[:_MOST_KEYS]:
+        check_components(key, names)
+        encoded = {name: encode_key(name, key[name]) for name in names}
+        alike = asked.setdefault(_place(encoded, names), [])
+        if not alike:  # the service refuses a call with equal keys
+            wanted.append(encoded)
+        alike.append(key)
+    items, left = same.checked(lambda: source.calls.items(str(source.spec.address.collection), wanted))
+    if len(left) == len(wanted):
+        raise ProviderFault.of(
+            ErrorCategory.THROTTLED,
+            "the table's read capacity does not suffice for the keys; raise it, or look up fewer keys",
+            retryable=True,
+        )
+    for encoded in left:
+        del asked[_place(encoded, names)]
+    found: dict[MulticloudDbKey, ChangeEvent | None] = {}
+    for alike in asked.values():
+        found.update(dict.fromkeys(alike))
+    part = Part(LOOKUP_PLAN, source.seconds() or 0, 1, 0)
+    for event in RowMapper(view, part).events(items, 0, len(items)):
+        if event.key in found:
+            found[event.key] = event
+    return found
+
+
+def _place(item: Item, names: tuple[str, ...]) -> tuple[Any, ...]:
+    """Return the values of an item's key, which are equal for equal keys."""
+    return tuple(decode(item[name]) for name in names)
+
 
 def segments_of(wanted: int | None, table: Table) -> int:
     """Return the number of segments for a scan."""
@@ -325,18 +381,9 @@ class SegmentReader(Reader):
 
     def _answer(self, limit: int) -> Any:
         source, name = self._source, str(self._source.spec.address.collection)
-        try:
-            answer = _scan(source.calls, name, self._part, source.table, limit, self._view.native)
-        except (ClientError, ParamValidationError) as error:
-            # Another table with the same name may have a different key, and it cannot be read while it is
-            # being created.
-            if code_of(error) in GONE | REJECTED:
-                fault = replaced(source.calls, source.spec.address, source.arn)
-                if fault is not None:
-                    raise fault from error
-            raise
-        self._same.check()
-        return answer
+        return self._same.checked(
+            lambda: _scan(source.calls, name, self._part, source.table, limit, self._view.native)
+        )
 
     def _batch(self, items: list[Item], begin: Part, answer: Any, nbytes: int) -> Batch:
         outcome: Outcome = Scanned() if self._part.is_over else Continue()

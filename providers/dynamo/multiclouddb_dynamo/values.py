@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from multiclouddb_api import encode_json
+from multiclouddb_api import encode_json, invalid_request
 from multiclouddb_api.codec import JsonValue
 
 _INT64: Final = 2**63
@@ -86,6 +86,24 @@ _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "NS": _set_of(_number),
     "BS": _set_of(_bytes),
 }
+
+
+def encode_key(name: str, value: Any) -> dict[str, Any]:
+    """Return the value of a key attribute in typed JSON, with binary values as bytes."""
+    match value:
+        case str():
+            return {"S": value}
+        case bytes():
+            return {"B": value}
+        case int() | Decimal() if type(value) is not bool:
+            return {"N": str(value)}
+        case _:
+            pass
+    raise invalid_request(
+        "keys",
+        f"has a key whose attribute {name!r} is of type {type(value).__name__}",
+        "give text, a number (int or Decimal) or bytes, as event.key has it",
+    )
 
 
 # -- Attribute values to JSON, without Python values in between

@@ -1,6 +1,7 @@
 """Tests snapshots of a table on the scripted server: rows, positions, and failures."""
 
 import itertools
+from decimal import Decimal
 
 import pytest
 
@@ -9,6 +10,7 @@ from multiclouddb_api import (
     ErrorCategory,
     FromContinuationToken,
     MulticloudDbError,
+    MulticloudDbKey,
     NewItemStateMode,
     RecordSkipped,
     ResourceAddress,
@@ -16,6 +18,7 @@ from multiclouddb_api import (
     SnapshotOrder,
 )
 from multiclouddb_api.arrow import events_to_arrow
+from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.refusals import refused
 from multiclouddb_dynamo import DynamoClients
 from multiclouddb_dynamo.client import Calls, Table
@@ -309,3 +312,36 @@ class TestAnotherTable:
             consumer.until_idle()
         assert caught.value.category in (ErrorCategory.INVALID_REQUEST, ErrorCategory.NOT_FOUND)
         assert "stranger" not in rows(consumer)
+
+
+class TestLookup:
+    def test_unprocessed_keys_are_asked_again(self, world):
+        asked = [MulticloudDbKey({"id": name}) for name in filled(world, 130)]
+        world.habits.page_bytes = 100
+        some = feed_of(world).lookup(asked, soon())
+        assert 0 < len(some) < 100
+        with open_client(PLUGIN, world.config()) as client:
+            rows = client.lookup(ADDRESS, asked)
+        assert [row.key for row in rows.values()] == asked
+
+    def test_a_scanned_key_of_each_type_is_found(self, typed):
+        world, address, names = typed
+        feed = feed_of(world, address)
+        (segment,) = all_segments(feed, 1)
+        events, _ = rest_of(feed, segment, segment.cursor)
+        found = feed.lookup([event.key for event in events], soon())
+        assert {key: row.new_item_state for key, row in found.items()} == {
+            event.key: event.new_item_state for event in events
+        }
+        with pytest.raises(MulticloudDbError) as caught:
+            feed.lookup([MulticloudDbKey(dict.fromkeys(names, 1.5))], soon())
+        assert caught.value.category == ErrorCategory.INVALID_REQUEST
+
+    def test_equal_numbers_are_asked_once_and_told_apart(self):
+        with World() as world:
+            world.server.create_table("numbers", "NEW_IMAGE", partition_key="id", types={"id": "N"})
+            world.server.client().put_item(TableName="numbers", Item={"id": {"N": "1"}})
+            one, other = MulticloudDbKey({"id": 1}), MulticloudDbKey({"id": Decimal(1)})
+            found = feed_of(world, ResourceAddress(collection="numbers")).lookup([one, other], soon())
+        assert found[one].key == one
+        assert found[other] is None

@@ -6,12 +6,12 @@ import sqlite3
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from datetime import datetime
 
-from multiclouddb_api import AtTime, Beginning, LogicalPartition, Now
+from multiclouddb_api import AtTime, Beginning, ChangeEvent, LogicalPartition, MulticloudDbKey, Now
 from multiclouddb_embedded.errors import PROVIDER_ID
 from multiclouddb_embedded.mapping import View, describe, from_micros, is_scan, position_of, to_micros
 from multiclouddb_embedded.partitions import Family, find_head, read_family, read_head, read_shape
 from multiclouddb_embedded.reader import EmbeddedReader
-from multiclouddb_embedded.snapshots import SegmentReader, cut, plan_scan
+from multiclouddb_embedded.snapshots import SegmentReader, cut, look_up, plan_scan
 from multiclouddb_embedded.source import Source
 from multiclouddb_embedded.store.collection import check_kind
 from multiclouddb_embedded.store.log import seq_before
@@ -68,15 +68,7 @@ class EmbeddedFeed(Feed):
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
         """Open a reader of one partition, or of one segment of a snapshot."""
-        spec = self.spec
-        view = View(
-            spec.address,
-            self.public_id(partition_id),
-            self._scope.collection.partition_components,
-            spec.include_native,
-            with_new=spec.with_new,
-            with_old=spec.with_old,
-        )
+        view = self._view(self.public_id(partition_id))
         if plan_id_of(partition_id) is not None:
             return SegmentReader(self._source, view, cursor)
         bound = position_of(until) if until is not None else None
@@ -151,6 +143,27 @@ class EmbeddedFeed(Feed):
         """Return the last change of the store, and the state of the collection's partitions and log."""
         with self._store.reading(deadline) as connection:
             return read_head(connection), read_shape(connection, self._scope)
+
+    def lookup(
+        self, keys: Sequence[MulticloudDbKey], deadline: Deadline
+    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
+        """Return rows as of one read transaction."""
+        for key in keys:
+            self._scope.collection.check_key(key)
+        with self._store.reading(deadline) as connection:
+            now = max(self._store.now(), read_head(connection)[1])
+            return look_up(connection, self._scope, self._view(""), now, keys)
+
+    def _view(self, partition_id: str) -> View:
+        spec = self.spec
+        return View(
+            spec.address,
+            partition_id,
+            self._scope.collection.partition_components,
+            spec.include_native,
+            with_new=spec.with_new,
+            with_old=spec.with_old,
+        )
 
     def _check_key(self, connection: sqlite3.Connection) -> None:
         if isinstance(self.spec.scope, LogicalPartition):

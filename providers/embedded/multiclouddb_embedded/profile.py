@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
-from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, Support
+from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ScanFacts, ScanFloor, Support
 
 _SECOND: Final = 1_000_000
 
@@ -36,6 +36,7 @@ _PLAIN: Final = {
     Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
         Support.NATIVE, "convergent: each row is as it was when its page was read; every row is read once"
     ),
+    Capability.LOOKUP: CapabilityNote(Support.NATIVE, "the rows of one call are of one moment"),
     Capability.CHANGE_FEED_ROWS: CapabilityNote(Support.NATIVE, "costs what the scan of a snapshot costs"),
     Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(Support.NATIVE),
     Capability.CHANGE_FEED_DELETES: CapabilityNote(Support.NATIVE),
@@ -81,7 +82,9 @@ _NO_WIDER: Final = (
 
 _Change: TypeAlias = str | tuple[Support, str]
 
-PLAIN: Final = Profile("", CapabilitySet(_PLAIN))
+_SCAN: Final = ScanFacts(ScanFloor.HIGH, 0.0, "rows have no price")
+
+PLAIN: Final = Profile("", CapabilitySet(_PLAIN, _SCAN))
 """The profile without limits."""
 
 
@@ -93,7 +96,9 @@ def _profile(
     for capability, change in changes.items():
         support, note = (_PLAIN[capability].support, change) if isinstance(change, str) else change
         narrowed[capability] = CapabilityNote(support, f"profile={name}: {note}")
-    return Profile(name, CapabilitySet({**_PLAIN, **narrowed}), precision, whole)
+    notes = {**_PLAIN, **narrowed}
+    scans = notes[Capability.CHANGE_FEED_SNAPSHOT].support is not Support.UNSUPPORTED
+    return Profile(name, CapabilitySet(notes, _SCAN if scans else None), precision, whole)
 
 
 _DYNAMO: Final = _profile(

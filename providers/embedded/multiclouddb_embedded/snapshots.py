@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 import orjson
 
-from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, decode_json
+from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, MulticloudDbKey, decode_json
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_embedded.mapping import ORDER_DIGITS, View, from_micros
@@ -46,6 +46,7 @@ from multiclouddb_spi import (
     segment_id_of,
     snapshot_id_of,
 )
+from multiclouddb_spi.abilities import LOOKUP_PLAN
 
 _SEGMENTS: Final = 4
 _LEAST_ROWS: Final = 1000
@@ -57,6 +58,8 @@ _RANGE: Final = "FROM documents WHERE collection = :collection AND id > :after A
 _COUNT: Final = "SELECT count(*), max(id) FROM documents WHERE collection = :collection AND id > :after"
 _HIGH: Final = f"SELECT id {_RANGE} ORDER BY id LIMIT 1 OFFSET :rows"
 _ROWS: Final = f"SELECT id, key, doc {_RANGE} ORDER BY id LIMIT :most"
+_BY_KEY: Final = "SELECT id, key, doc FROM documents WHERE collection = ? AND id IN"
+_MOST_KEYS: Final = 500  # SQLite accepts at least 999 parameters
 _KEYS: Final = f"SELECT id, key, NULL {_RANGE} ORDER BY id LIMIT :most"
 
 
@@ -243,3 +246,17 @@ class SegmentReader(Reader):
     def _cursor(self) -> Cursor:
         mapper = self._mapper
         return [mapper.plan_id, mapper.seq, mapper.ts, self._after, self._end]
+
+
+def look_up(
+    connection: sqlite3.Connection, scope: Scope, view: View, now: int, keys: Sequence[MulticloudDbKey]
+) -> dict[MulticloudDbKey, ChangeEvent | None]:
+    """Return the rows of some of the keys."""
+    check_there(connection, scope.collection)
+    asked = {key.canonical(): key for key in keys[:_MOST_KEYS]}
+    places = ", ".join("?" * len(asked))
+    rows = connection.execute(f"{_BY_KEY} ({places})", (scope.collection.id, *asked)).fetchall()
+    events = _Mapper(view, LOOKUP_PLAN, 0, now, "").events(rows, 0, len(rows))
+    found: dict[MulticloudDbKey, ChangeEvent | None] = dict.fromkeys(asked.values())
+    found.update((asked[bytes(row[0])], event) for row, event in zip(rows, events, strict=True))
+    return found

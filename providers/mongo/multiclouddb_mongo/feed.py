@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
 from typing import Final
@@ -15,8 +15,10 @@ from pymongo.errors import PyMongoError
 from multiclouddb_api import (
     AtTime,
     Beginning,
+    ChangeEvent,
     EntireCluster,
     ErrorCategory,
+    MulticloudDbKey,
     Now,
     ResourceAddress,
     invalid_request,
@@ -43,7 +45,15 @@ from multiclouddb_mongo.position import (
 )
 from multiclouddb_mongo.pymongo_internals import retried
 from multiclouddb_mongo.reader import MongoReader
-from multiclouddb_mongo.snapshots import ScanSource, SegmentReader, check_snapshot, cut, plan_scan
+from multiclouddb_mongo.snapshots import (
+    ScanSource,
+    SegmentReader,
+    check_snapshot,
+    cut,
+    look_up,
+    plan_scan,
+    time_in,
+)
 from multiclouddb_mongo.source import Entry, Log, Source
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import (
@@ -175,6 +185,16 @@ class MongoFeed(Feed):
         rest = rest_of(cursor)
         self._source.reach(deadline)
         return cut(self._scan, rest, count, deadline)
+
+    def lookup(
+        self, keys: Sequence[MulticloudDbKey], deadline: Deadline
+    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
+        """Return the rows of at most 200 keys, at the current end of the log or later."""
+        source = self._source
+        source.reach(deadline)
+        if not (find(source.client, self.spec, source.address).there or self._options.allow_missing):
+            raise _missing(source.address)
+        return look_up(self._scan, self._view(_PARTITION_ID), time_in(source.now()), keys)
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline

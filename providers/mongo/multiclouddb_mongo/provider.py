@@ -10,7 +10,16 @@ import pymongo
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
-from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ClientConfig, ResourceAddress, Support
+from multiclouddb_api import (
+    Capability,
+    CapabilityNote,
+    CapabilitySet,
+    ClientConfig,
+    ResourceAddress,
+    ScanFacts,
+    ScanFloor,
+    Support,
+)
 from multiclouddb_mongo.catalog import check_provisioned, find, list_collections, resolve
 from multiclouddb_mongo.commands import Commands
 from multiclouddb_mongo.config import MongoConfig
@@ -61,6 +70,9 @@ CAPABILITIES: Final = CapabilitySet(
             "collection; reads the collection once, in the order of _id; the floor (82 and a cluster "
             "time) is higher than every earlier change",
         ),
+        Capability.LOOKUP: CapabilityNote(
+            _NATIVE, "needs the privilege find on the collection; reads by _id with read concern majority"
+        ),
         Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
         Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),
         Capability.CHANGE_FEED_DELETES: CapabilityNote(_NATIVE),
@@ -73,7 +85,8 @@ CAPABILITIES: Final = CapabilitySet(
             _NATIVE, "needs the role readAnyDatabase on the cluster"
         ),
         Capability.RUN_COMMAND: CapabilityNote(_NATIVE, "commands are sent unmodified and never retried"),
-    }
+    },
+    ScanFacts(ScanFloor.HIGH, 0.0, "a scan has no price of its own; it reads each document once, by _id"),
 )
 """The capabilities of a replica set."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from itertools import accumulate
 from typing import Any, Final
 
@@ -18,10 +18,12 @@ from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from multiclouddb_api import (
+    ChangeEvent,
     Dropped,
     EntireCollection,
     ErrorCategory,
     LogicalPartition,
+    MulticloudDbKey,
     NewItemStateMode,
     Notice,
     Renamed,
@@ -34,6 +36,7 @@ from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import (
     MAX_KEY,
     After,
+    Place,
     Range,
     Rest,
     as_field,
@@ -64,12 +67,15 @@ from multiclouddb_spi import (
     segment_id_of,
     unsupported,
 )
+from multiclouddb_spi.abilities import LOOKUP_PLAN, check_components
 from multiclouddb_spi.faults import START_AGAIN
 
 _BY_ID: Final = {"_id": 1}
 _SORTED: Final = [("_id", 1)]
 _MAJORITY: Final = ReadConcern("majority")
 _COMMENT: Final = "multiclouddb scan"
+_LOOKUP: Final = "multiclouddb lookup"
+_MOST_KEYS: Final = 200
 _GONE: Final = (26, 175)  # NamespaceNotFound, QueryPlanKilled
 _SHORT: Final = 600
 """The largest number of hexadecimal digits in an `_id` that may be the end of a segment.
@@ -117,6 +123,26 @@ class ScanSource:
                 session=session,
             )
         )
+
+    def found(self, place: Range, keys: Sequence[MulticloudDbKey]) -> list[bytes]:
+        """Return the undecoded rows with these keys, in any order."""
+        wanted: dict[str, Any]
+        if place.names:
+            wanted = {
+                "$or": [
+                    {name: {"$eq": to_bson(value)} for name, value in key.components.items()} for key in keys
+                ]
+            }
+        else:
+            wanted = {"_id": {"$in": [to_bson(key["_id"]) for key in keys]}}
+        self.begin(0)
+        with self.opening(), self.session(place) as session:
+            rows = self._collection().with_options(codec_options=ROW_CODEC)
+            projected = dict.fromkeys(("_id", *place.names), 1) if self._keys_only else None
+            with closing(rows.find(wanted, projected, comment=_LOOKUP, session=session)) as cursor:
+                found = bytes_of(cursor)
+        self.calm()
+        return found
 
     def close(self, rows: Rows) -> None:
         """Close a cursor, also on the server. This method raises no error."""
@@ -395,11 +421,7 @@ def check_snapshot(spec: FeedSpec, address: ResourceAddress, found: Found, *, en
             "read each collection with EntireCollection()",
         )
     if encrypted:
-        raise unsupported(
-            "Snapshot() is not supported by a client with auto_encryption_opts, because PyMongo cannot read "
-            "raw batches with that option",
-            "connect without auto_encryption_opts, and decrypt the fields of the events",
-        )
+        raise _encrypted("Snapshot()")
     options = spec.options
     assert isinstance(options, MongoOptions)
     native = options.start()
@@ -418,17 +440,19 @@ def check_snapshot(spec: FeedSpec, address: ResourceAddress, found: Found, *, en
     check_provisioned(spec, address, found)
 
 
+def _encrypted(what: str) -> ProviderFault:
+    return unsupported(
+        f"{what} is not supported by a client with auto_encryption_opts, because PyMongo cannot read raw "
+        "batches with that option",
+        "connect without auto_encryption_opts, and decrypt the fields of the events",
+    )
+
+
 def plan_scan(
     source: ScanSource, spec: FeedSpec, found: Found, seeds: list[Seed], segments: int | None
 ) -> ScanPlan:
     """Plan a scan whose stream has begun."""
-    place = place_of(seeds[0].cursor)
-    if not (isinstance(place, After) and place.data.startswith(_MARK)):
-        raise unsupported(
-            "Snapshot() needs resume tokens that begin with the cluster time, as those of MongoDB do",
-            "use MongoDB, or read the rows with its own driver",
-        )
-    time = place.data[_TIME].upper()
+    time = time_in(place_of(seeds[0].cursor))
     names = source.shard_key() if found.there else ()
     records = source.count() if found.there else 0
     whole = isinstance(spec.scope, EntireCollection)
@@ -446,6 +470,17 @@ def plan_scan(
         number,
         records if whole else None,
     )
+
+
+def time_in(place: Place) -> str:
+    """Return the cluster time of a position whose token begins with it."""
+    if not (isinstance(place, After) and place.data.startswith(_MARK)):
+        raise unsupported(
+            "Snapshot() and lookup need resume tokens that begin with the cluster time, as those of MongoDB "
+            "do",
+            "use MongoDB, or read the rows with its own driver",
+        )
+    return place.data[_TIME].upper()
 
 
 def _cuts(records: int, segments: int | None, *, sharded: bool) -> tuple[int, int]:
@@ -494,3 +529,23 @@ def _ends(source: ScanSource, rest: Rest, count: int) -> Iterator[str]:
 
 def _segment(rest: Rest, part: Range) -> Segment:
     return Segment(segment_id_of(rest.plan_id, f"{rest.number:x}"), part.cursor(), rest.width or None)
+
+
+def look_up(
+    source: ScanSource, view: View, time: str, keys: Sequence[MulticloudDbKey]
+) -> dict[MulticloudDbKey, ChangeEvent | None]:
+    """Return the rows of some of the keys, at this cluster time or later."""
+    if source.client.options.auto_encryption_opts is not None:
+        raise _encrypted("lookup")
+    asked, place = keys[:_MOST_KEYS], Range(time, "", names=source.shard_key())
+    names = tuple(dict.fromkeys((*place.names, "_id")))
+    for key in asked:
+        # If a document lacks a field of the shard key, its key lacks the component.
+        if list(key.components) != [name for name in names if name in key.components or name == "_id"]:
+            check_components(key, names)
+    found: dict[MulticloudDbKey, ChangeEvent | None] = dict.fromkeys(asked)
+    rows = source.found(place, asked)
+    for event in RowMapper(view, LOOKUP_PLAN, place).events(rows, 0, len(rows)):
+        if event.key in found:
+            found[event.key] = event
+    return found

@@ -186,7 +186,7 @@ class TestTime:
         assert [event.timestamp for event in events] == [NOON, NOON, later, NOON, cluster, later]
 
 
-GONE = object()
+GONE = "gone"
 DAMAGES = [
     *({"documentKey": key} for key in (GONE, "a", None, [1], {})),
     *({"operationType": operation} for operation in (GONE, "truncate", {"$ref": "x"})),

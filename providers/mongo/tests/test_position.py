@@ -185,6 +185,11 @@ def test_two_positions_are_compared(a, b, order):
     assert compare(a, b) == order
 
 
+def test_a_cluster_time_comes_back_from_its_ticks():
+    latest = At(2**32 - 1, 2**32 - 1)
+    assert At.of(ticks_at(latest)) == latest
+
+
 @pytest.mark.parametrize("place", [ONE, After("e", "82xyz"), After("e", "82")])
 def test_a_token_with_no_time_where_one_belongs_has_none(place):
     assert (seconds_at(place), ticks_at(place)) == (None, None)

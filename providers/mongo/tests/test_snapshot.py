@@ -141,6 +141,15 @@ class TestKeys:
             assert encode_json(change.new_item_state) == encode_json(wanted)
             assert row.order_key < change.order_key
 
+    def test_a_row_with_a_key_of_every_type_is_looked_up(self, reader, mixed):
+        address, _ = mixed
+        scanned = rows(walk(reader, address, ORDERED))
+        found = reader.lookup(address, [row.key for row in scanned])
+        assert None not in found.values()
+        assert [encode_json(found[row.key].new_item_state) for row in scanned] == [
+            encode_json(row.new_item_state) for row in scanned
+        ]
+
     def test_another_client_goes_on_after_every_row(self, one, reader, mixed):
         address, _ = mixed
         found = list(walk(reader, address, Snapshot(SnapshotOrder.ORDERED, segments=5), 1))
@@ -336,8 +345,14 @@ def test_a_row_has_the_shard_key_before_its_id(one, reader, database, size, monk
         found = rows(walk(reader, address, Snapshot(segments=3), size))
         wanted = LogicalPartition(MulticloudDbKey({"place.region": "eu", "n": 4, "_id": 4}, 2))
         (row,) = rows(walk(reader, address, Snapshot(), scope=wanted))
+        other = MulticloudDbKey({"place.region": "us", "n": 4, "_id": 4}, 2)
+        looked_up = reader.lookup(address, [*(event.key for event in found), other])
     finally:
         native.config.collections.delete_one({"_id": f"{database}.items"})
+    assert looked_up.pop(other) is None
+    assert {key: each.new_item_state for key, each in looked_up.items()} == {
+        event.key: event.new_item_state for event in found
+    }
     assert sorted(keys(found)) == list(range(12))
     for event in found:
         assert list(event.key.components) == ["place.region", "n", "_id"]

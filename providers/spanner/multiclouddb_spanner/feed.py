@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-from multiclouddb_api import AtTime, Beginning, ErrorCategory, NewItemStateMode, Now, OldItemStateMode
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    ChangeEvent,
+    ErrorCategory,
+    MulticloudDbKey,
+    NewItemStateMode,
+    Now,
+    OldItemStateMode,
+)
 from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.errors import PROVIDER_ID, is_broken, is_past
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.position import Place, compare, cursor_of, describe, moment_of, ordered, place_of
 from multiclouddb_spanner.reader import SpannerReader
 from multiclouddb_spanner.records import DataRecord, Item
-from multiclouddb_spanner.segment_reader import SegmentReader
+from multiclouddb_spanner.segment_reader import SegmentReader, look_up
 from multiclouddb_spanner.snapshots import Scans, cut, is_segment, plan_scan, span_of
 from multiclouddb_spanner.source import Source
 from multiclouddb_spanner.survey import survey_of
@@ -110,16 +119,7 @@ class SpannerFeed(Feed):
         return 5.0
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
-        spec, info = self.spec, self._source.info
-        view = View(
-            spec.address,
-            self.public_id(partition_id),
-            info.key_names,
-            with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
-            with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
-            native=spec.include_native,
-            whole=info.whole,
-        )
+        spec, view = self.spec, self._view(self.public_id(partition_id))
         if plan_id_of(partition_id) is not None:
             return SegmentReader(self._scans, view, span_of(cursor))
         return SpannerReader(
@@ -138,6 +138,24 @@ class SpannerFeed(Feed):
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
         return cut(cursor, count)
+
+    def lookup(
+        self, keys: Sequence[MulticloudDbKey], deadline: Deadline
+    ) -> dict[MulticloudDbKey, ChangeEvent | None]:
+        """Return the rows of at most 500 keys with one read."""
+        return look_up(self._scans, self._view(""), keys, deadline)
+
+    def _view(self, public_id: str) -> View:
+        spec, info = self.spec, self._source.info
+        return View(
+            spec.address,
+            public_id,
+            info.key_names,
+            with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
+            with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
+            native=spec.include_native,
+            whole=info.whole,
+        )
 
     def survey(
         self,

@@ -14,6 +14,8 @@ from multiclouddb_api import (
     CapabilitySet,
     ClientConfig,
     ResourceAddress,
+    ScanFacts,
+    ScanFloor,
     Support,
     invalid_request,
 )
@@ -64,6 +66,9 @@ CAPABILITIES: Final = CapabilitySet(
             "needs the permission spanner.databases.read. With the additional permission "
             "spanner.databases.partitionRead, the parts of a large table are read in parallel",
         ),
+        Capability.LOOKUP: CapabilityNote(
+            _NATIVE, "the rows of one request are of one moment; needs the permission spanner.databases.read"
+        ),
         Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
         Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(
             _NATIVE, "the changes of a row in one transaction are one event"
@@ -78,7 +83,8 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.RUN_COMMAND: CapabilityNote(
             _UNSUPPORTED, "use google-cloud-spanner for everything except the feed"
         ),
-    }
+    },
+    ScanFacts(ScanFloor.HIGH, 0.0, "a read has no price of its own; it uses the instance's compute capacity"),
 )
 """The capabilities of a database with a change stream."""
 

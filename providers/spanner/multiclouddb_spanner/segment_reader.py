@@ -11,17 +11,17 @@ from typing import Any, Final, TypeAlias
 import attrs
 from google.cloud.spanner_v1 import PartialResultSet, TypeCode
 
-from multiclouddb_api import ChangeEvent, ChangeType
+from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_spanner.client import Answer, CancelScope
 from multiclouddb_spanner.errors import is_broken, is_lost_version
-from multiclouddb_spanner.forks import Interrupted
+from multiclouddb_spanner.forks import Interrupted, again
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.position import moment_of
 from multiclouddb_spanner.records import Shape, plain_value, shape_of, values_of
-from multiclouddb_spanner.snapshots import Scans, Span, floor_of, key_text, range_read
-from multiclouddb_spanner.values import integers
+from multiclouddb_spanner.snapshots import Scans, Span, floor_of, key_text, keys_read, range_read
+from multiclouddb_spanner.values import integers, key_part
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -34,6 +34,7 @@ from multiclouddb_spi import (
     Scanned,
     snapshot_event_ids,
 )
+from multiclouddb_spi.abilities import LOOKUP_PLAN, check_components
 from multiclouddb_spi.time_limits import answer_deadline
 
 Row: TypeAlias = Sequence[Any]
@@ -60,6 +61,7 @@ class _Rows:
         return _Rows(self.values[start * self.width : stop * self.width], self.width)
 
 
+_MOST_KEYS: Final = 500
 _VALUE_BYTES: Final = 64
 # Divided by four, this is the number of rows to read after a connection has broken within an answer.
 _FIRST_LIMIT: Final = 2048
@@ -327,3 +329,39 @@ class SegmentReader(Reader):
             caught_up=isinstance(self._outcome, Scanned),
             requests=self._requests,
         )
+
+
+def look_up(
+    scans: Scans, view: View, keys: Sequence[MulticloudDbKey], deadline: Deadline
+) -> dict[MulticloudDbKey, ChangeEvent | None]:
+    """Return the rows of some of the keys, as of one moment after the call began."""
+    asked, scope, client = keys[:_MOST_KEYS], CancelScope(answer_deadline(deadline)), scans.source.client
+    for key in asked:
+        check_components(key, view.key_names)
+    wanted = [[key_part(name, value) for name, value in key.components.items()] for key in asked]
+    at = client.now(scope)
+    view = attrs.evolve(view, whole=scans.check(at, scope, lately=True).whole)
+    names = scans.columns(at, whole=view.whole and (view.with_new or view.native), scope=scope)
+
+    def read() -> list[ChangeEvent]:
+        answer = client.read(keys_read(scans.source.info.table, names, wanted, at), scope)
+        columns, events = list[_Columns](), list[ChangeEvent]()
+
+        def messages() -> Iterator[PartialResultSet]:
+            for message in answer:
+                if not columns:
+                    columns.append(_Columns.of(PartialResultSet.pb(message).metadata.row_type.fields))
+                yield message
+
+        try:
+            for values in values_of(messages(), len(names)):
+                rows = _Rows(values, len(names))
+                mapper = _Mapper(view, Span(LOOKUP_PLAN, at, at, "", ""), columns[0])
+                events += mapper.events(rows, 0, len(rows))
+        finally:
+            answer.cancel()
+        return events
+
+    found: dict[MulticloudDbKey, ChangeEvent | None] = dict.fromkeys(asked)
+    found.update((event.key, event) for event in again(read) if event.key in found)
+    return found

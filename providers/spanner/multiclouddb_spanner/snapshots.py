@@ -221,6 +221,15 @@ def range_read(table: str, columns: Sequence[str], after: str, end: str, at: int
     return request
 
 
+def keys_read(table: str, columns: Sequence[str], keys: Sequence[Sequence[Any]], at: int) -> Any:
+    """Make the request that reads the rows with the given keys, without a session."""
+    request = ReadRequest.pb()(table=table, columns=columns)
+    request.transaction.single_use.read_only.read_timestamp.FromMicroseconds(at)
+    for key in keys:
+        request.key_set.keys.add().extend(key)
+    return request
+
+
 def bounds_of(
     client: DatabaseClient, info: ChangeStreamInfo, at: int, segments: int | None, scope: CancelScope
 ) -> tuple[list[str], int | None]:

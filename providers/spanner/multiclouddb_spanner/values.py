@@ -16,7 +16,7 @@ from uuid import UUID
 
 import orjson
 
-from multiclouddb_api import encode_json
+from multiclouddb_api import encode_json, invalid_request
 from multiclouddb_api.codec import JsonValue
 
 Converter: TypeAlias = Callable[[Any], Any]
@@ -107,6 +107,27 @@ _PYTHON: Final[Mapping[str, Converter | None]] = {
     "TIMESTAMP": None,
     "UUID": UUID,
 }
+
+
+def key_part(name: str, value: Any) -> JsonValue:
+    """Return the value of a key column in the service's own format."""
+    match value:
+        case None | bool() | str():
+            return value
+        case int() | Decimal() | UUID():
+            return str(value)
+        case bytes():
+            return base64.b64encode(value).decode("ascii")
+        case float():
+            special = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+            return special.get(str(value), value)
+        case _:
+            pass
+    raise invalid_request(
+        "keys",
+        f"has a key whose column {name!r} is of type {type(value).__name__}",
+        "give the value as event.key has it",
+    )
 
 
 # -- Values as JSON

@@ -71,10 +71,13 @@ class Call:
         quiet = status != 200 or self.route.operation != "ReadItem"
         hidden = quiet and self.request.headers.get("prefer") == "return=minimal"
         writes = self.route.operation != "ReadItem"
+        headers = {"etag": item.etag}
+        if item.change is not None:
+            headers["x-ms-item-lsn"] = str(item.change.lsn)
         reply = Reply(
             status,
             b"" if hidden else item.body,
-            {"etag": item.etag},
+            headers,
             charge(len(item.body), 5.29 if writes else 1),
         )
         return self.seen(reply, container, [partition])

@@ -82,6 +82,13 @@ class Table:
         key = self.keys.exactly(key)
         return self.keys.hash_of(key), orjson.dumps(key)
 
+    def get(self, key: Item, consistent: bool) -> Item | None:
+        """Return the item with a key; if the read is not consistent, its state before the last write."""
+        place = orjson.dumps(self.keys.exactly(key))
+        if not consistent and self._unsettled is not None and self._unsettled[0] == place:
+            return self._unsettled[1]
+        return self._items.get(place)
+
     def scan(
         self, low: int, high: int, after: tuple[int, bytes] | None, consistent: bool
     ) -> Iterator[tuple[Item, Item]]:

@@ -9,7 +9,7 @@ import orjson
 
 from multiclouddb_dynamo_emulator.arguments import Arguments
 from multiclouddb_dynamo_emulator.errors import invalid
-from multiclouddb_dynamo_emulator.item import Item, KeySchema, normalised
+from multiclouddb_dynamo_emulator.item import Item, KeySchema, item_size, normalised
 from multiclouddb_dynamo_emulator.scan_call import scan
 from multiclouddb_dynamo_emulator.store import Store
 from multiclouddb_dynamo_emulator.table import Table
@@ -17,6 +17,7 @@ from multiclouddb_dynamo_emulator.table import Table
 __all__ = ["TABLE_CALLS"]
 
 _BATCH: Final = 25
+_READ: Final = 100
 _TRANSACTION: Final = 100
 _RETURNED: Final = ("ReturnValues", "ReturnConsumedCapacity", "ReturnItemCollectionMetrics")
 
@@ -107,6 +108,30 @@ def _batch_write_item(store: Store, arguments: Arguments) -> dict[str, Any]:
     return {"UnprocessedItems": {}}
 
 
+def _batch_get_item(store: Store, arguments: Arguments) -> dict[str, Any]:
+    arguments.only("RequestItems", "ReturnConsumedCapacity")
+    asked = [
+        (name, store.table(name.rpartition("/")[2]), normalised(key), wanted)
+        for name, wanted in arguments.get("RequestItems", {}).items()
+        for key in wanted["Keys"]
+    ]
+    if not 0 < len(asked) <= _READ:
+        raise invalid(f"1 to {_READ} keys are allowed, but there are {len(asked)}")
+    if len({(name, orjson.dumps(table.keys.exactly(key))) for name, table, key, _ in asked}) < len(asked):
+        raise invalid("Provided list of item keys contains duplicates")
+    found: dict[str, list[Item]] = {name: [] for name, *_ in asked}
+    left: dict[str, Any] = {}
+    size = 0
+    for name, table, key, wanted in asked:
+        item = table.get(key, wanted.get("ConsistentRead") is True)
+        size += 0 if item is None else item_size(item)
+        if size > store.habits.page_bytes and any(found.values()):
+            left.setdefault(name, {**wanted, "Keys": []})["Keys"].append(key)
+        elif item is not None:
+            found[name].append(item)
+    return {"Responses": found, "UnprocessedKeys": left}
+
+
 def _transact_write_items(store: Store, arguments: Arguments) -> dict[str, Any]:
     arguments.only("TransactItems", "ClientRequestToken", *_RETURNED)
     requests = []
@@ -131,6 +156,7 @@ TABLE_CALLS: Final[Mapping[str, Callable[[Store, Arguments], dict[str, Any]]]] =
     "PutItem": _put_item,
     "DeleteItem": _delete_item,
     "BatchWriteItem": _batch_write_item,
+    "BatchGetItem": _batch_get_item,
     "TransactWriteItems": _transact_write_items,
     "Scan": lambda store, arguments: scan(store, _table(store, arguments), arguments),
 }

@@ -541,6 +541,26 @@ class TestWrites:
         assert wire.fails(wire.tables.batch_write_item, RequestItems=requests)[0] == "ValidationException"
         assert wire.read(arn, only(wire.ids(arn))) == []
 
+    def test_a_batch_reads_what_fits_into_a_page(self, wire, server):
+        wire.create()
+        for number in range(10):
+            wire.put(f"k-{number}")
+        wanted = [{"id": {"S": f"k-{number}"}} for number in (*range(10), 99)]
+        server.habits.page_bytes = 40
+        found, left = set(), {"orders": {"Keys": wanted, "ConsistentRead": True}}
+        while left:
+            answer = wire.tables.batch_get_item(RequestItems=left)
+            assert len(answer["Responses"]["orders"]) < 10
+            found |= {item["id"]["S"] for item in answer["Responses"]["orders"]}
+            left = answer["UnprocessedKeys"]
+        assert found == {f"k-{number}" for number in range(10)}
+
+    @pytest.mark.parametrize("wrong", [["a", "a"], [f"k-{number}" for number in range(101)]], ids=len)
+    def test_a_wrong_batch_reads_nothing(self, wire, wrong):
+        wire.create()
+        asked = {"orders": {"Keys": [{"id": {"S": key}} for key in wrong]}}
+        assert wire.fails(wire.tables.batch_get_item, RequestItems=asked)[0] == "ValidationException"
+
     def test_a_transaction_is_all_or_nothing(self, wire):
         arn = wire.create()
         puts = [{"Put": {"TableName": "orders", "Item": {"id": {"S": key}}}} for key in "ab"]

@@ -1,0 +1,239 @@
+"""`multiclouddb verify` proves that a table equals its collection, and repairs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import typer
+
+from multiclouddb_api import (
+    ClientConfig,
+    ErrorCategory,
+    ErrorDetail,
+    MulticloudDbClient,
+    MulticloudDbError,
+    ProviderOptions,
+    ResourceAddress,
+    connect,
+)
+from multiclouddb_cli.arguments import to_token
+from multiclouddb_cli.exits import DIFFERENT, UNSETTLED
+from multiclouddb_cli.screen import counted, duration, moment, print_fields, print_table, print_text
+from multiclouddb_cli.session import until_signal
+
+if TYPE_CHECKING:
+    from multiclouddb_verify import Difference, Estimate, Position, Progress, Report
+
+_CLEAR: Final = "\r\x1b[2K"
+_BAR: Final = 20
+_TERMINAL_SECONDS: Final = 0.2
+_PIPE_SECONDS: Final = 10.0
+_SHOWN: Final = 20
+
+
+@attrs.frozen
+class Wish:
+    """What a command line asks for."""
+
+    address: ResourceAddress
+    target: str
+    position: str | None
+    repair: bool
+    max_repairs: int | None
+    force: bool
+    sample: int | None
+    max_scan_rate: float | None
+    state: Path | None
+    patience: float
+    show_values: bool
+    record: bool
+    options: ProviderOptions | None
+
+
+def to_sample(text: str | None) -> int | None:
+    """Read `1/64`."""
+    if text is None:
+        return None
+    one, slash, count = text.partition("/")
+    if one != "1" or not slash or not count.isdigit() or int(count) < 2:
+        raise typer.BadParameter(f"{text!r} is not a fraction like 1/64", param_hint="--sample")
+    return int(count)
+
+
+def verify(config: ClientConfig, wish: Wish, *, as_json: bool, estimate: bool) -> None:
+    """Run the command."""
+    try:
+        import multiclouddb_verify
+    except ImportError as error:
+        raise MulticloudDbError(
+            f'verify: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
+            ErrorDetail(ErrorCategory.INVALID_REQUEST),
+        ) from error
+    kind, colon, path = wish.target.partition(":")
+    if kind != "delta" or not colon or not path:
+        raise typer.BadParameter(f"{wish.target!r} is not delta:PATH", param_hint="--target")
+    with until_signal() as interrupt, connect(config) as client:
+        if estimate:
+            with interrupt.reading():
+                found = multiclouddb_verify.estimate(
+                    client, wish.address, max_scan_rate=wish.max_scan_rate, provider_options=wish.options
+                )
+            _print_estimate(found, as_json=as_json)
+            return
+        line = ProgressLine()
+        try:
+            with interrupt.reading():
+                report = multiclouddb_verify.verify(
+                    client,
+                    wish.address,
+                    multiclouddb_verify.DeltaTarget(path, patience_seconds=wish.patience),
+                    position=_position(client, wish),
+                    repair=wish.repair,
+                    sample=wish.sample,
+                    max_scan_rate=wish.max_scan_rate,
+                    state=wish.state,
+                    patience_seconds=wish.patience,
+                    max_repairs=wish.max_repairs,
+                    force=wish.force,
+                    show_values=wish.show_values,
+                    record=wish.record,
+                    provider_options=wish.options,
+                    on_progress=line.show,
+                )
+        finally:
+            line.clear()
+    if as_json:
+        typer.echo(json.dumps(report.to_dict()))
+    else:
+        _print(report)
+    if report.counts.differences:
+        raise typer.Exit(DIFFERENT)
+    if report.counts.unsettled:
+        raise typer.Exit(UNSETTLED)
+
+
+def _position(client: MulticloudDbClient, wish: Wish) -> Position | None:
+    from multiclouddb_verify import spark_position
+
+    text = wish.position
+    if text is None:
+        return None
+    if text.startswith("spark:"):
+        return spark_position(client, wish.address, text.removeprefix("spark:"), wish.options)
+    if text.startswith("@"):
+        # The sink replaces the file while it runs.
+        return lambda: to_token(text, "--position")
+    return to_token(text, "--position")
+
+
+def _print(report: Report) -> None:
+    counts, cost = report.counts, report.cost
+    kinds = ", ".join(f"{count:,} {kind.value}" for kind, count in counts.differences.items())
+    read = f"{cost.rows:,} rows of the source, {cost.looked_up:,} again by key, {cost.changes:,} changes, "
+    print_fields(
+        [
+            ("equal", f"{counts.equal:,}"),
+            ("different", kinds or "0"),
+            ("repaired", f"{counts.repaired:,}"),
+            ("unsettled", f"{counts.unsettled:,}"),
+            ("read", f"{read}{cost.target_rows:,} rows of the table in {counted(cost.rounds + 1, 'round')}"),
+            ("confirmed after", duration(report.settle_seconds)),
+            ("time", duration(cost.seconds)),
+        ]
+    )
+    if report.sample:
+        print_text(report.sample)
+    shown = report.differences[:_SHOWN]
+    if shown:
+        rows = [
+            (
+                each.kind.value,
+                each.key,
+                each.order_key or "-",
+                "" if each.path is None else f"{each.path}: {_sides(each)}",
+            )
+            for each in shown
+        ]
+        print_table(["kind", "key", "order_key", "difference"], rows)
+        left = sum(counts.differences.values()) - len(shown)
+        if left:
+            print_text(f"and {left:,} more; --json prints up to 10,000")
+    if report.refused:
+        print_text(f"nothing was repaired: {report.refused}; here: --max-repairs N, or --force")
+    if report.equal:
+        through = "" if report.verified_at is None else f", at least up to {moment(report.verified_at)}"
+        print_text(f"EQUAL: the table contains the source's state of every key{through}")
+    elif counts.differences:
+        print_text("DIFFERENT")
+    else:
+        print_text("UNSETTLED: keys changed all the time, or the sink did not reach them; try again")
+
+
+def _sides(each: Difference) -> str:
+    ours, theirs = each.source_value, each.target_value
+    if ours is None and theirs is None:
+        return f"{each.source_type} in the source, {each.target_type} in the table"
+    return f"{ours!r} in the source, {theirs!r} in the table"
+
+
+def _print_estimate(found: Estimate, *, as_json: bool) -> None:
+    told = attrs.asdict(found)
+    if as_json:
+        typer.echo(json.dumps(told))
+        return
+    seconds = told.pop("seconds")
+    fields = [(name, "unknown" if value is None else str(value)) for name, value in told.items()]
+    print_fields([*fields, ("duration", duration(seconds))])
+
+
+class ProgressLine:
+    """Shows on one line how far a comparison is."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._terminal = clock, sys.stderr.isatty()
+        self._began: tuple[float, int] | None = None
+        self._shown_at: float | None = None
+        self._is_shown = False
+
+    def clear(self) -> None:
+        """Remove the line, because other output follows."""
+        if self._is_shown:
+            typer.echo(_CLEAR, err=True, nl=False)
+            self._is_shown = False
+
+    def show(self, progress: Progress) -> None:
+        """Show the progress, unless it was shown just before."""
+        now = self._clock()
+        if self._began is None:
+            self._began = (now, progress.rows)
+        pause = _TERMINAL_SECONDS if self._terminal else _PIPE_SECONDS
+        if self._shown_at is not None and now - self._shown_at < pause:
+            return
+        self._shown_at, self._is_shown = now, self._terminal
+        line = self._line(progress, now)
+        text = f"{_CLEAR}{line}" if self._terminal else f"verify: {line}"
+        typer.echo(text, err=True, nl=not self._terminal)
+
+    def _line(self, progress: Progress, now: float) -> str:
+        assert self._began is not None
+        began, rows = self._began
+        if progress.phase == "scan":
+            words = []
+            if progress.segments:
+                filled = _BAR * min(progress.segments_done, progress.segments) // progress.segments
+                words.append(f"[{'#' * filled}{'-' * (_BAR - filled)}]")
+            words.append(
+                f"{progress.segments_done}/{progress.segments or '?'} segments  {progress.rows:,} rows"
+            )
+            if now > began and progress.rows > rows:
+                words.append(f"{(progress.rows - rows) / (now - began):,.0f} rows/s")
+            return "  ".join(words)
+        if progress.phase == "table":
+            return f"table: {progress.target_rows:,} rows"
+        return f"{progress.phase}: {progress.left:,} keys left"

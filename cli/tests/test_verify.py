@@ -1,0 +1,117 @@
+"""Tests `multiclouddb verify`."""
+
+import json
+
+import pytest
+from deltalake import DeltaTable
+
+from multiclouddb_api import Beginning, ChangeFeedRequest, FileCheckpointStore, connect
+from multiclouddb_embedded.feed import EmbeddedFeed
+from pyspark_multiclouddb import merge_into_delta
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
+    monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
+
+
+@pytest.fixture
+def table(tmp_path, url, store):
+    """Make a table that equals the store, and a checkpoint."""
+    with connect(url) as client:
+        page = client.read_changes(ChangeFeedRequest("main/orders", Beginning()))
+        merge_into_delta(page, None, tmp_path / "table", None)
+        checkpoints = FileCheckpointStore(tmp_path)
+        checkpoints.save("sink", page.continuation_token, None)
+    return tmp_path / "table"
+
+
+@pytest.fixture
+def verify(run, tmp_path, url, table):
+    def invoke(*words):
+        position = f"@{tmp_path / 'sink.checkpoint.json'}"
+        more = ["--target", f"delta:{table}", "--position", position, "--state", tmp_path / "state"]
+        return run("verify", url, "main/orders", *more, *words)
+
+    return invoke
+
+
+def damage(table, name="o-3"):
+    DeltaTable(table).update(
+        updates={"new_item_state": """'{"total":"3"}'"""}, predicate=f"""key = '{{"id":"{name}"}}'"""
+    )
+
+
+def test_equal_table_ends_with_0(verify):
+    ran = verify()
+    assert ran.exit_code == 0, ran.output
+    assert "EQUAL" in ran.stdout
+
+
+def test_difference_ends_with_11_and_names_key_path_and_types_but_no_value(verify, table):
+    damage(table)
+    ran = verify()
+    assert ran.exit_code == 11
+    assert '{"id":"o-3"}' in ran.stdout
+    assert "$.total: int in the source, str in the table" in ran.stdout
+    assert "3 in the source, '3' in the table" in verify("--show-values").stdout
+
+
+def test_repair_ends_with_0(verify, table):
+    damage(table)
+    ran = verify("--repair", "--json")
+    assert ran.exit_code == 0
+    told = json.loads(ran.stdout)
+    assert (told["equal"], told["counts"]["repaired"]) == (True, 1)
+    assert told["repaired"][0]["kind"] == "stale"
+    assert verify().exit_code == 0
+
+
+def test_too_many_differences_are_named(verify, table):
+    damage(table)
+    ran = verify("--repair", "--max-repairs", "0")
+    assert (ran.exit_code, "--force" in ran.stdout) == (11, True)
+    assert verify("--repair", "--max-repairs", "0", "--force").exit_code == 0
+
+
+def test_sink_that_does_not_move_ends_with_12(verify, store):
+    store.put("orders", "o-3", {"total": -1})
+    ran = verify("--patience", "0.2", "--json")
+    assert ran.exit_code == 12
+    assert json.loads(ran.stdout)["unsettled"] == ['{"id":"o-3"}']
+
+
+def test_record_is_the_only_write(verify, table):
+    version = DeltaTable(table).version()
+    assert verify().exit_code == 0
+    assert DeltaTable(table).version() == version
+    assert verify("--record").exit_code == 0
+    assert "multiclouddb.verified_through" in DeltaTable(table).history(1)[0]
+
+
+def test_estimate_reads_no_row(verify, tmp_path):
+    ran = verify("--estimate", "--json")
+    assert ran.exit_code == 0
+    assert {"rows", "segments", "units", "price", "seconds"} == json.loads(ran.stdout).keys()
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["--target", "iceberg:/x"], "--target"),
+        (["--sample", "2/3"], "--sample"),
+        (["--position", "@nowhere"], "--position"),
+    ],
+)
+def test_wrong_argument_names_the_option(verify, words, option):
+    ran = verify(*words)
+    assert ran.exit_code == 2
+    assert option in ran.stderr
+
+
+def test_missing_position_says_what_to_give(run, url, table):
+    ran = run("verify", url, "main/orders", "--target", f"delta:{table}")
+    assert ran.exit_code == 3
+    assert "give --position" in ran.stderr

@@ -1,0 +1,138 @@
+"""A table in memory that a sink keeps equal to a collection, for `verify`; its rows can be damaged."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import attrs
+import pyarrow as pa
+
+from multiclouddb_api import ChangeEvent, ChangeType, decode_json, encode_json
+from multiclouddb_verify import Fix, Kind
+
+__all__ = ["MemoryTable", "Row"]
+
+_ROWS: Final = 7
+_NAMES: Final = ("key", "order_key", "state", "deleted")
+_TYPES: Final = (pa.string(), pa.string(), pa.string(), pa.bool_())
+
+
+@attrs.define
+class Row:
+    """One row; a tombstone has no text."""
+
+    key: str
+    order_key: str
+    text: str | None
+    deleted: bool = False
+
+
+def _nothing() -> None:
+    pass
+
+
+class MemoryTable:
+    """A target of `verify`.
+
+    Attributes:
+        table: The rows; a damaged table may have several rows of one key.
+        tick: Called between any two steps of a read or a repair.
+        guards: False to repair without looking at what the table contains.
+        written: The number of repaired rows.
+    """
+
+    name = "memory:table"
+
+    def __init__(self, tick: Callable[[], None] = _nothing) -> None:
+        self.table: list[Row] = []
+        self.tick, self.guards, self.written = tick, True, 0
+
+    def merge(self, events: Sequence[ChangeEvent]) -> None:
+        """Merge events as a sink does."""
+        for event in events:
+            gone = event.type is ChangeType.DELETE
+            text = None if gone else encode_json(event.new_item_state).decode()
+            row = Row(encode_json(event.key.components).decode(), event.order_key, text, gone)
+            there = [at for at, each in enumerate(self.table) if each.key == row.key]
+            if not there:
+                self.table.append(row)
+            for at in there:
+                if row.order_key > self.table[at].order_key:
+                    self.table[at] = attrs.evolve(row)
+
+    def rows(self, keys: Sequence[str] | None = None, *, own: bool = False) -> Iterator[pa.RecordBatch]:
+        """Return the rows as they are now."""
+        del own
+        self.tick()
+        wanted = None if keys is None else set(keys)
+        rows = [attrs.astuple(row) for row in self.table if wanted is None or row.key in wanted]
+        for start in range(0, len(rows), _ROWS):
+            self.tick()
+            columns = zip(*rows[start : start + _ROWS], strict=True)
+            arrays = [pa.array(column, kind) for column, kind in zip(columns, _TYPES, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, names=_NAMES)
+
+    def position(self) -> None:
+        """Return None: the table stores no position."""
+
+    def fix(self, fixes: Sequence[Fix]) -> int:
+        """Repair rows that are still as they were seen."""
+        self.tick()
+        before = self.written
+        for fix in fixes:
+            there = [row for row in self.table if row.key == fix.key]
+            if self.guards and sorted(row.order_key for row in there) != sorted(fix.seen):
+                continue
+            if there or fix.text is not None:
+                self.table = [row for row in self.table if row.key != fix.key]
+                self.table.append(Row(fix.key, fix.order_key, fix.text, fix.text is None))
+                self.written += 1
+        self.tick()
+        return self.written - before
+
+    def documents(self) -> dict[str, object]:
+        """Return the documents by the texts of their keys."""
+        live = [row for row in self.table if not row.deleted]
+        found = {row.key: decode_json(row.text or "null") for row in live}
+        assert len(found) == len(live), "a key has several rows"
+        return found
+
+    def plant(
+        self, alive: Sequence[str], dead: Sequence[str], kinds: Sequence[Kind], dice: random.Random
+    ) -> dict[str, Kind]:
+        """Damage a row of each kind.
+
+        Args:
+            alive: Keys of documents that exist, at least as many as kinds.
+            dead: Keys of documents that were deleted.
+            kinds: The kinds of the damage.
+            dice: Chooses the rows.
+
+        Returns:
+            The kinds by key.
+        """
+        rows = {row.key: row for row in self.table}
+        free, gone = dice.sample(list(alive), len(alive)), list(dead)
+        faults = {}
+        for kind in kinds:
+            row = rows[gone.pop() if kind is Kind.GHOST else free.pop()]
+            match kind:
+                case Kind.MISSING:
+                    self.table.remove(row)
+                case Kind.GHOST:
+                    row.text, row.deleted = '{"v": 1}', False
+                case Kind.STALE:
+                    document = decode_json(row.text or "")
+                    row.text = encode_json({**document, "n": str(document["n"])}).decode()
+                case Kind.UNREADABLE:
+                    row.text = "{not json"
+                case Kind.DUPLICATE:
+                    self.table.append(attrs.evolve(row))
+                case Kind.TOMBSTONE:
+                    row.text, row.deleted = None, True
+                case Kind.BLOCKED:
+                    row.order_key = "~"
+            faults[row.key] = kind
+        return faults

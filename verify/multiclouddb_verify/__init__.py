@@ -1,0 +1,32 @@
+"""Proves that a table equals its source while both change, and repairs it."""
+
+from __future__ import annotations
+
+from multiclouddb_verify.comparison import Kind
+from multiclouddb_verify.delta import DeltaTarget
+from multiclouddb_verify.estimate import Estimate, estimate
+from multiclouddb_verify.position import spark_position, stored_position
+from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
+from multiclouddb_verify.sides import Position, Transform
+from multiclouddb_verify.target import Fix, SupportsRecord, Target
+from multiclouddb_verify.verification import verify
+
+__all__ = [
+    "Cost",
+    "Counts",
+    "DeltaTarget",
+    "Difference",
+    "Estimate",
+    "Fix",
+    "Kind",
+    "Position",
+    "Progress",
+    "Report",
+    "SupportsRecord",
+    "Target",
+    "Transform",
+    "estimate",
+    "spark_position",
+    "stored_position",
+    "verify",
+]

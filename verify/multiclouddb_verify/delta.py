@@ -1,0 +1,385 @@
+"""Defines a Delta table that a sink writes: how it is opened, changed, read and repaired.
+
+If two processes change a table at the same time, deltalake refuses the later commit. Every commit here can be
+repeated safely. So a refused commit is repeated on the latest version of the table, after a random wait.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, encode_json, invalid_request
+from multiclouddb_api.redaction import redact_url
+from multiclouddb_api.validators import local_path
+from multiclouddb_spi.sink_rules import DOCUMENT, STALE_SINCE
+from multiclouddb_verify.target import Fix
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties, DeltaTable, WriterProperties
+
+__all__ = [
+    "DELETED_AT",
+    "TIME",
+    "DeltaTarget",
+    "cannot_be_written",
+    "committed",
+    "in_backticks",
+    "missing",
+    "opened",
+    "quoted",
+    "written",
+]
+
+DELETED_AT: Final = "_deleted_at"
+"""The column that contains the time at which the sink merged a delete; null in the row of a document."""
+TIME: Final = pa.timestamp("us", tz="UTC")
+"""The type of all times."""
+_OURS: Final = ("key", "order_key", DELETED_AT)
+_T = TypeVar("_T")
+_ONE_AT_A_TIME: Final[defaultdict[str, Lock]] = defaultdict(Lock)
+"""For each table, the lock that keeps the threads of this process from refusing each other's commits."""
+_PATIENCE_SECONDS: Final = 300.0
+_FIRST_WAIT: Final = 0.02
+_LONGEST_WAIT: Final = 2.0
+_YIELDING: Final = 4.0
+_BATCH: Final = 8192
+# What the operating system says through deltalake, which has no error class for it.
+_REFUSALS: Final = ("PermissionDenied", "ReadOnlyFilesystem", "StorageFull", "Permission denied")
+# A storage without conditional writes, as deltalake names it.
+_UNCONDITIONAL: Final = ("S3 locking", "AWS_S3_ALLOW_UNSAFE_RENAME", "Atomic rename requires")
+
+
+def opened(where: str) -> DeltaTable | None:
+    """Return the table, or None if there is none."""
+    from deltalake import DeltaTable
+
+    return DeltaTable(where) if DeltaTable.is_deltatable(where) else None
+
+
+def missing(where: str) -> MulticloudDbError:
+    """Make the error for a table that does not exist."""
+    return MulticloudDbError(
+        f"table_path: there is no Delta table at {where}; correct the path, or let a merge create it",
+        ErrorDetail(category=ErrorCategory.NOT_FOUND),
+    )
+
+
+def committed(
+    table: DeltaTable,
+    commit: Callable[[], _T],
+    *,
+    patience_seconds: float | None = None,
+    yields: bool = False,
+) -> _T:
+    """Make a commit, and repeat it on the latest version if the commit of another process prevents it.
+
+    The waits between two tries are random and grow, so that processes do not refuse each other for ever.
+
+    Args:
+        table: The table; it is brought up to date before each further try.
+        commit: Makes the commit; it may be called several times.
+        patience_seconds: For how long the commit is tried; five minutes by default.
+        yields: True to wait longer between the tries, so that the sink goes first.
+    """
+    from deltalake.exceptions import CommitFailedError
+
+    patience = _PATIENCE_SECONDS if patience_seconds is None else patience_seconds
+    wait = _FIRST_WAIT * (_YIELDING if yields else 1.0)
+    with _ONE_AT_A_TIME[table.table_uri.rstrip("/")]:
+        until, tried = time.monotonic() + patience, 0
+        while True:
+            try:
+                return commit()
+            except CommitFailedError as error:
+                tried += 1
+                if any(words in str(error) for words in _UNCONDITIONAL):
+                    raise _unconditional(table.table_uri, error) from error
+                if any(words in str(error) for words in _REFUSALS):
+                    raise cannot_be_written(table.table_uri, error) from error
+                if time.monotonic() > until:
+                    raise MulticloudDbError(
+                        f"table_path: other processes changed {table.table_uri} during each of {tried} "
+                        f"attempts in {patience:.0f} seconds; let them commit less often, and try again",
+                        ErrorDetail(
+                            category=ErrorCategory.CONFLICT,
+                            retryable=True,
+                            native_class=f"deltalake.exceptions.{type(error).__name__}",
+                            native_text=str(error),
+                        ),
+                    ) from error
+                time.sleep(random.uniform(0, wait))
+                wait = min(2 * wait, _LONGEST_WAIT)
+                table.update_incremental()
+            except OSError as error:
+                if any(words in str(error) for words in _UNCONDITIONAL):
+                    raise _unconditional(table.table_uri, error) from error
+                raise cannot_be_written(table.table_uri, error) from error
+
+
+def _unconditional(where: str, error: Exception) -> MulticloudDbError:
+    return MulticloudDbError(
+        f"table_path: the storage of {where} has no conditional writes, so two processes could overwrite "
+        "each other's commits; use one that has them (Azure, GCS, S3 with conditional put, a local disk), "
+        "or configure the locking provider that deltalake names: " + " ".join(str(error).split()),
+        _detail(ErrorCategory.UNSUPPORTED_CAPABILITY, error),
+    )
+
+
+def cannot_be_written(where: str, error: Exception) -> MulticloudDbError:
+    """Make the error for a table that the operating system or the storage refuses to write."""
+    reason = " ".join(str(error).split())
+    return MulticloudDbError(
+        f"table_path: {where} cannot be written ({reason}); check the path, the permissions of its folder "
+        "and the space on the disk, and merge the batch again",
+        _detail(ErrorCategory.PERMANENT_FAILURE, error),
+    )
+
+
+def _detail(category: ErrorCategory, error: Exception) -> ErrorDetail:
+    kind = f"{type(error).__module__}.{type(error).__name__}"
+    return ErrorDetail(category=category, native_class=kind, native_text=str(error))
+
+
+def quoted(text: str) -> str:
+    """Return a text for a SQL expression."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def in_backticks(name: str) -> str:
+    """Return the name of a column for a SQL expression."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def written(names: Sequence[str]) -> WriterProperties:
+    """Return file settings: no dictionary of unique texts, and no statistics of documents."""
+    from deltalake import ColumnProperties, WriterProperties
+
+    properties = {name: ColumnProperties(dictionary_enabled=False) for name in ("key", "order_key")}
+    if DOCUMENT in names:
+        properties[DOCUMENT] = ColumnProperties(statistics_enabled="NONE")
+    return WriterProperties(compression="SNAPPY", column_properties=properties)
+
+
+class DeltaTarget:
+    """A Delta table that `merge_into_delta` writes.
+
+    Args:
+        path: The path of a folder, or a URL that `deltalake` supports.
+        patience_seconds: For how long a repair is tried again while the sink commits.
+
+    Raises:
+        MulticloudDbError: Raised by the first read: `NOT_FOUND` if there is no table; `INVALID_REQUEST` if it
+            has not the columns of the sink.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, patience_seconds: float = 600.0) -> None:
+        self._where = local_path("path", path)
+        self._patience = patience_seconds
+
+    @property
+    def name(self) -> str:
+        """The path or URL, without secrets."""
+        where = redact_url(self._where) if "://" in self._where else os.path.abspath(self._where)
+        return f"delta:{where}"
+
+    def rows(self, keys: Sequence[str] | None = None, *, own: bool = False) -> Iterator[pa.RecordBatch]:
+        """Read the latest version of the table; see `Target.rows`.
+
+        Args:
+            keys: The keys to read; None for all rows.
+            own: True to read the table's own columns instead of `new_item_state`.
+        """
+        table = self._open(own=own)
+        if keys is not None and not keys:
+            return
+        names = [field.name for field in table.schema().fields]
+        extra = _own(names) if own else [DOCUMENT]
+        filesystem = None
+        if "://" not in self._where:
+            filesystem = SubTreeFileSystem(self._where, LocalFileSystem())
+        wanted = None if keys is None else pa.array(keys, pa.string())
+        try:
+            dataset = table.to_pyarrow_dataset(filesystem=filesystem)
+            scanner = dataset.scanner(
+                columns=[*_OURS, *extra], batch_size=_BATCH, batch_readahead=2, fragment_readahead=1,
+                use_threads=False,
+            )  # fmt: skip
+            for batch in scanner.to_batches():
+                if wanted is not None:
+                    batch = batch.filter(pc.is_in(batch["key"].cast(pa.string()), value_set=wanted))
+                if batch.num_rows:
+                    yield _as_rows(batch, extra if own else None)
+        except OSError as error:
+            if opened(self._where) is None:
+                raise missing(self._where) from error
+            # VACUUM of another job has removed files of this version.
+            raise MulticloudDbError(
+                f"table_path: {self._where} cannot be read ({' '.join(str(error).split())}); a version that "
+                "is read must not be removed by VACUUM; try again",
+                _transient(error),
+            ) from error
+
+    def _open(self, *, own: bool) -> DeltaTable:
+        table = opened(self._where)
+        if table is None:
+            raise missing(self._where)
+        names = [field.name for field in table.schema().fields]
+        for name in _OURS:
+            if name not in names:
+                raise invalid_request(
+                    "table_path",
+                    f"{self._where} has no column {name}, so merge_into_delta has not written it",
+                    "give a table of the sink",
+                )
+        if not own and DOCUMENT not in names:
+            raise invalid_request(
+                "table_path",
+                f"{self._where} has no column {DOCUMENT}",
+                "pass transform=, a function that makes the values of the table's columns from a document",
+            )
+        return table
+
+    def position(self) -> None:
+        """Return None: the sink stores its position in a checkpoint."""
+
+    def fix(self, fixes: Sequence[Fix]) -> int:
+        """Write rows in one commit; see `Target.fix`.
+
+        Args:
+            fixes: At most one for each key.
+
+        Raises:
+            MulticloudDbError: `CONFLICT` if the sink commits all the time; `INVALID_REQUEST` if the table has
+                columns of its own and no `transform` was given.
+        """
+        own = any(fix.columns is not None for fix in fixes)
+        table = self._open(own=own)
+        names = [field.name for field in table.schema().fields]
+        if not own and (extra := [name for name in _own(names) if name != DOCUMENT]):
+            raise invalid_request(
+                "table_path",
+                f"{self._where} has columns of its own: {', '.join(extra)}",
+                "pass transform=, a function that returns their values for a document",
+            )
+        if not fixes:
+            return 0
+        # A key with several rows gets one of them back in the same commit. Which rows there are is read from
+        # the version on which the commit is based: if another commit comes first, this one is refused.
+        several = [fix.key for fix in fixes if len(fix.seen) > 1]
+
+        def commit() -> int:
+            there = self._orders(table, several)
+            kept = [fix for fix in fixes if len(fix.seen) < 2 or sorted(fix.seen) == there.get(fix.key)]
+            if not kept:
+                return 0
+            return self._merge(table, names, kept)
+
+        return committed(table, commit, patience_seconds=self._patience, yields=True)
+
+    def _orders(self, table: DeltaTable, keys: Sequence[str]) -> dict[str, list[str]]:
+        """Return the order keys of the rows of some keys, in the version that the table object has loaded."""
+        if not keys:
+            return {}
+        found: dict[str, list[str]] = {}
+        wanted = pa.array(keys, pa.string())
+        for batch in (
+            table.to_pyarrow_dataset().scanner(columns=["key", "order_key"], use_threads=False).to_batches()
+        ):
+            batch = batch.filter(pc.is_in(batch["key"].cast(pa.string()), value_set=wanted))
+            for key, order in zip(batch["key"].to_pylist(), batch["order_key"].to_pylist(), strict=True):
+                found.setdefault(key, []).append(order)
+        return {key: sorted(orders) for key, orders in found.items()}
+
+    def _merge(self, table: DeltaTable, names: Sequence[str], fixes: Sequence[Fix]) -> int:
+        rows = list[dict[str, Any]]()
+        for fix in fixes:
+            row: dict[str, Any] = dict(fix.columns or {})
+            row |= {
+                "key": fix.key,
+                "order_key": fix.order_key,
+                "timestamp": fix.timestamp,
+                DOCUMENT: fix.text,
+            }
+            row[DELETED_AT] = fix.timestamp if fix.text is None else None
+            is_several = len(fix.seen) > 1
+            seen = fix.seen[0] if len(fix.seen) == 1 else None
+            rows.append(row | {"_match": fix.key, "_seen": seen, "_drop": is_several})
+            if is_several:
+                rows.append(row | {"_match": None, "_seen": None, "_drop": False})
+        schema = table.to_pyarrow_dataset().schema
+        fields = [field for field in schema if field.name in names]
+        source = pa.Table.from_pylist(
+            rows,
+            pa.schema([*fields, ("_match", pa.string()), ("_seen", pa.string()), ("_drop", pa.bool_())]),
+        )
+        columns = {in_backticks(name): f"s.{in_backticks(name)}" for name in names}
+        merged = (
+            table.merge(
+                source, "s._match = t.key", source_alias="s", target_alias="t",
+                writer_properties=written(names), streamed_exec=False,
+            )
+            .when_matched_update(columns, "t.order_key = s._seen AND NOT s._drop")
+            .when_matched_delete("s._drop")
+            .when_not_matched_insert(
+                columns, f"s._seen IS NULL AND NOT s._drop AND (s.{DELETED_AT} IS NULL OR s._match IS NULL)"
+            )
+            .execute()
+        )  # fmt: skip
+        return int(merged["num_target_rows_updated"]) + int(merged["num_target_rows_inserted"])
+
+    def record(self, facts: dict[str, str]) -> None:
+        """Make a commit that changes no row, and contains facts.
+
+        Args:
+            facts: Names and texts.
+        """
+        from deltalake import CommitProperties, write_deltalake
+
+        table = self._open(own=True)
+        nothing = table.to_pyarrow_dataset().schema.empty_table()
+        properties: CommitProperties = CommitProperties(dict(facts))
+        committed(
+            table,
+            lambda: write_deltalake(table, nothing, mode="append", commit_properties=properties),
+            patience_seconds=self._patience,
+            yields=True,
+        )
+
+
+def _transient(error: Exception) -> ErrorDetail:
+    """Return the detail of an error after which a read works again."""
+    kind = f"{type(error).__module__}.{type(error).__name__}"
+    return ErrorDetail(
+        ErrorCategory.TRANSIENT_FAILURE, retryable=True, native_class=kind, native_text=str(error)
+    )
+
+
+def _own(names: Sequence[str]) -> list[str]:
+    """Return the columns that a document was parsed into."""
+    return [name for name in names if name not in (*_OURS, "timestamp", STALE_SINCE)]
+
+
+def _as_rows(batch: pa.RecordBatch, own: Sequence[str] | None) -> pa.RecordBatch:
+    """Return the columns that `Target.rows` promises."""
+    text = pa.string()
+    if own is None:
+        state = batch[DOCUMENT].cast(text)
+    else:
+        documents = batch.select(own).to_pylist()
+        encoded = [
+            encode_json({name: value for name, value in each.items() if value is not None}).decode()
+            for each in documents
+        ]
+        state = pa.array(encoded, text)
+    columns = [batch["key"].cast(text), batch["order_key"].cast(text), state, pc.is_valid(batch[DELETED_AT])]
+    return pa.RecordBatch.from_arrays(columns, names=["key", "order_key", "state", "deleted"])

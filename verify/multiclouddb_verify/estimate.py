@@ -1,0 +1,52 @@
+"""Estimates what a comparison will read, without reading a row."""
+
+from __future__ import annotations
+
+import attrs
+
+from multiclouddb_api import MulticloudDbClient, ProviderOptions, ResourceAddress
+from multiclouddb_api.request import to_address
+from multiclouddb_verify.source import Source
+
+__all__ = ["Estimate", "estimate"]
+
+
+@attrs.frozen
+class Estimate:
+    """What a comparison will read; None where the service does not tell."""
+
+    rows: int | None
+    """The approximate number of rows of the source."""
+    segments: int | None
+    """The number of segments of the scan."""
+    units: float | None
+    """What the service will charge for the scan, in its own unit, without the part that depends on the size
+    of the rows."""
+    price: str
+    """How the service charges for a scan."""
+    seconds: float | None
+    """The duration of the scan at `max_scan_rate`."""
+
+
+def estimate(
+    client: MulticloudDbClient,
+    address: ResourceAddress | str,
+    *,
+    max_scan_rate: float | None = None,
+    provider_options: ProviderOptions | None = None,
+) -> Estimate:
+    """Return the approximate size, price and duration of the scan that `verify` makes; no row is read.
+
+    Args:
+        client: The client of the source.
+        address: The collection, or its text.
+        max_scan_rate: The rate that will be given to `verify`.
+        provider_options: The options of the provider that will be given to `verify`.
+    """
+    source = Source(client, to_address(address), provider_options, max_scan_rate)
+    facts, progress = source.facts, source.first_page().diagnostics.snapshot
+    rows = None if progress is None else progress.records
+    units = None if rows is None or facts.units_per_row is None else rows * facts.units_per_row
+    amount = rows if units is None else units
+    seconds = None if amount is None or max_scan_rate is None else amount / max_scan_rate
+    return Estimate(rows, None if progress is None else progress.segments, units, facts.price, seconds)

@@ -1,0 +1,135 @@
+"""Defines the result of `verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import attrs
+
+from multiclouddb_api.codec import plain_value
+from multiclouddb_api.redaction import rfc3339, shorten
+from multiclouddb_verify.comparison import Kind
+
+__all__ = ["Cost", "Counts", "Difference", "Progress", "Report"]
+
+
+@attrs.frozen
+class Difference:
+    """One key whose row in the table does not equal the source."""
+
+    kind: Kind
+    """What is wrong."""
+    key: str = attrs.field(repr=shorten)
+    """The key, as JSON text, as in the table."""
+    order_key: str | None
+    """The `order_key` of the row in the table, or None if there is no row."""
+    path: str | None = None
+    """The first path at which the documents differ, for example `$.items[2].price`; None if not compared."""
+    source_type: str | None = None
+    """The type of the source's value at the path."""
+    target_type: str | None = None
+    """The type of the table's value at the path."""
+    source_value: Any = attrs.field(default=None, repr=False)
+    """The source's value at the path, only with `show_values`."""
+    target_value: Any = attrs.field(default=None, repr=False)
+    """The table's value at the path, only with `show_values`."""
+
+
+@attrs.frozen
+class Counts:
+    """What was compared."""
+
+    equal: int
+    """The number of documents that are equal."""
+    unsettled: int
+    """The number of keys that changed all the time, or that the sink did not reach: neither equal nor not."""
+    repaired: int
+    """The number of keys that were different and were made equal."""
+    differences: Mapping[Kind, int]
+    """The number of differences that are left, by kind; kinds without any are left out."""
+
+
+@attrs.frozen
+class Cost:
+    """What the comparison has read."""
+
+    rows: int
+    """The number of rows that the scan of the source has read."""
+    looked_up: int
+    """The number of rows of the source that were read again, by key."""
+    changes: int
+    """The number of changes that were read from the stream."""
+    target_rows: int
+    """The number of rows of the table that were compared, over all rounds."""
+    rounds: int
+    """The number of times that keys were judged."""
+    native_charge: float | None
+    """What the service charged for the scan and the stream, in its own unit, or None."""
+    state_bytes: int
+    """The largest size of the state directory."""
+    seconds: float
+    """The duration of this process's part."""
+
+
+@attrs.frozen
+class Progress:
+    """How far a comparison is."""
+
+    phase: str
+    """`scan`, `table`, `compare`, `rounds` or `repair`."""
+    rows: int = 0
+    """The number of rows of the source that were read."""
+    records: int | None = None
+    """The approximate number of rows of the source, if it is known."""
+    segments_done: int = 0
+    """The number of segments of the scan that were read."""
+    segments: int | None = None
+    """The number of segments of the scan."""
+    target_rows: int = 0
+    """The number of rows of the table that were read."""
+    left: int = 0
+    """The number of keys that are not settled yet."""
+
+
+@attrs.frozen
+class Report:
+    """The result of `verify`."""
+
+    equal: bool
+    """True if every key is equal: no difference is left, and no key is unsettled."""
+    verified_through: str | None = attrs.field(repr=shorten)
+    """The token of the sink's position at the start. If `equal`, the table contains of every key the source's
+    state at this position or at a later one. None if the table is not equal."""
+    verified_at: datetime | None
+    """The moment up to which the sink had read at that position, if the token contains it."""
+    counts: Counts
+    """What was compared."""
+    differences: tuple[Difference, ...]
+    """The differences that are left, at most 10,000; `counts` has all."""
+    repaired: tuple[Difference, ...]
+    """The differences that were repaired, at most 10,000."""
+    unsettled: tuple[str, ...]
+    """Keys that are neither equal nor different, at most 10,000."""
+    cost: Cost
+    """What was read."""
+    settle_seconds: float
+    """The time that a change may take until it is in the stream; a difference was confirmed after it."""
+    refused: str | None = None
+    """Why nothing was repaired although `repair` was given, or None."""
+    sample: str | None = None
+    """With `sample`, what the result says about all rows; otherwise None."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as a dictionary of JSON's own types."""
+        told = attrs.asdict(self, recurse=False)
+        told["verified_at"] = None if self.verified_at is None else rfc3339(self.verified_at)
+        told["counts"] = attrs.asdict(self.counts) | {
+            "differences": {kind.value: count for kind, count in self.counts.differences.items()}
+        }
+        told["cost"] = attrs.asdict(self.cost)
+        for name in ("differences", "repaired"):
+            told[name] = [plain_value(attrs.asdict(each)) for each in told[name]]
+        told["unsettled"] = list(self.unsettled)
+        return told

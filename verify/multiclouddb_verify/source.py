@@ -1,0 +1,221 @@
+"""Reads the collection: its rows once, the changes from a position on, and single rows by key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import attrs
+import orjson
+
+from multiclouddb_api import (
+    BackfillDone,
+    ChangeEvent,
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    ChangeType,
+    ErrorCategory,
+    ErrorDetail,
+    FeedEnded,
+    FromContinuationToken,
+    Gap,
+    MulticloudDbClient,
+    MulticloudDbError,
+    MulticloudDbKey,
+    OperationOptions,
+    ProviderOptions,
+    ResourceAddress,
+    ScanFacts,
+    Snapshot,
+    SnapshotStarted,
+    decode_json,
+    encode_json,
+)
+from multiclouddb_verify.comparison import GONE, UNKNOWN, digest, document_digest
+
+__all__ = ["Change", "Follower", "Source", "key_text"]
+
+_PAGE: Final = 10_000
+_LOOKUP: Final = 1000
+_POLL_SECONDS: Final = 0.05
+_LEAST_PATIENCE: Final = 60.0
+_CLOCK_ERROR = 1.0
+"""The engine asks for the service's time once a minute, so what it takes for it may be late by some time."""
+Change = tuple[int, str, str, int]
+"""A version of a key: hash and text of the key, `order_key`, digest of the document."""
+
+
+def key_text(components: Mapping[str, Any]) -> bytes:
+    """Return the text of a key as a sink writes it."""
+    for value in components.values():
+        if type(value) is not str:
+            return encode_json(components)
+    text = orjson.dumps(components)
+    return text if b'"$' not in text else encode_json(components)
+
+
+@attrs.frozen
+class Source:
+    """A collection, and how it is read."""
+
+    client: MulticloudDbClient
+    address: ResourceAddress
+    options: ProviderOptions | None = None
+    max_scan_rate: float | None = None
+
+    @property
+    def facts(self) -> ScanFacts:
+        """What the database says about a scan of its rows."""
+        found = self.client.capabilities().scan
+        if found is None:
+            raise MulticloudDbError(
+                "verify: the database cannot read all rows of a collection; see client.capabilities()",
+                ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
+            )
+        return found
+
+    def _request(self, start: Snapshot | FromContinuationToken, size: int = _PAGE) -> ChangeFeedRequest:
+        return ChangeFeedRequest(self.address, start, max_page_size=size, provider_options=self.options)
+
+    def first_page(self) -> ChangeFeedPage:
+        """Begin a scan; no row is read yet."""
+        start = Snapshot(max_scan_rate=self.max_scan_rate, changes=False)
+        return self.client.read_changes(self._request(start))
+
+    def floor(self) -> str:
+        """Return an `order_key` that is higher than that of every change until now, if there is one."""
+        return floor_of(self.first_page())
+
+    def scan(self, token: str) -> Iterator[ChangeFeedPage]:
+        """Read the rows that follow a token of a scan, up to its end."""
+        while True:
+            page = self.client.read_changes(self._request(FromContinuationToken(token)))
+            yield page
+            if any(isinstance(each, BackfillDone | FeedEnded) for each in page.notices):
+                return
+            token = page.continuation_token
+
+    def changes(self, token: str, wait: float = 0.0) -> ChangeFeedPage:
+        """Read one page of changes."""
+        request = self._request(FromContinuationToken(token), 0)
+        return self.client.read_changes(request, OperationOptions(wait_seconds=wait))
+
+    def look_up(self, keys: Sequence[str], partition_components: int) -> dict[str, ChangeEvent | None]:
+        """Read rows by key; a key that does not exist maps to None."""
+        found: dict[str, ChangeEvent | None] = dict.fromkeys(keys)
+        for start in range(0, len(keys), _LOOKUP):
+            self._look_up(keys[start : start + _LOOKUP], partition_components, found)
+        return found
+
+    def _look_up(self, keys: Sequence[str], parts: int, found: dict[str, ChangeEvent | None]) -> None:
+        try:
+            asked = [MulticloudDbKey(decode_json(key), parts) for key in keys]
+            answers = self.client.lookup(self.address, asked, provider_options=self.options)
+        except MulticloudDbError as error:
+            if error.category != ErrorCategory.INVALID_REQUEST:
+                raise
+            # A row of the table may have a key that no row of the source can have.
+            for key in keys if len(keys) > 1 else ():
+                self._look_up([key], parts, found)
+            return
+        found |= {text: answers[key] for text, key in zip(keys, asked, strict=True)}
+
+
+def floor_of(page: ChangeFeedPage) -> str:
+    """Return the floor of a scan from its first page."""
+    return next(notice.floor for notice in page.notices if isinstance(notice, SnapshotStarted))
+
+
+def change_of(event: ChangeEvent, digest_of: Callable[[Mapping[str, Any]], int]) -> Change:
+    """Return what is stored of a change."""
+    text = key_text(event.key.components)
+    if event.type is ChangeType.DELETE:
+        version = GONE
+    elif event.new_item_state is None:
+        version = UNKNOWN
+    else:
+        version = digest_of(event.new_item_state)
+    return digest(text), text.decode(), event.order_key, version
+
+
+class Follower:
+    """Reads the stream from a position on.
+
+    Args:
+        source: The collection.
+        token: The position.
+        keep: Called with the changes of each page and the token after it.
+        pause: Called with the seconds to wait.
+        patience: How long the stream may take to deliver what has been committed.
+        digest_of: Returns the digest of a document.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        token: str,
+        keep: Callable[[list[Change], ChangeFeedPage], None],
+        pause: Callable[[float], None],
+        patience: float,
+        digest_of: Callable[[Mapping[str, Any]], int] = document_digest,
+    ) -> None:
+        self._source, self._token, self._keep, self._digest_of = source, token, keep, digest_of
+        self._pause, self._patience = pause, patience
+
+    def read(self, wait: float = 0.0) -> ChangeFeedPage:
+        """Read and keep one page."""
+        page = self._source.changes(self._token, wait)
+        for notice in page.notices:
+            if isinstance(notice, FeedEnded | Gap):
+                raise MulticloudDbError(
+                    f"position: the feed does not go on ({notice}); the collection was removed or renamed",
+                    ErrorDetail(ErrorCategory.NOT_FOUND),
+                )
+        self._keep([change_of(event, self._digest_of) for event in page.events], page)
+        self._token = page.continuation_token
+        return page
+
+    def catch_up(self) -> None:
+        """Read every change that was committed before this call.
+
+        No clock of this machine decides that: the moment is of the service's clock, and a page says for all
+        partitions up to which moment it was read.
+        """
+        page, moment, waited = self.read(), None, 0.0
+        while not _has_read(page, moment := moment or self._moment(page)):
+            if page.idle or not page.events:
+                self._pause(_POLL_SECONDS)
+                waited += _POLL_SECONDS
+            if waited > max(self._patience, _LEAST_PATIENCE):
+                raise MulticloudDbError(
+                    f"the stream has been read up to {page.diagnostics.read_until} only, and {moment} is "
+                    f"needed; this has not changed for {waited:.0f} seconds; see page.diagnostics",
+                    ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, retryable=True),
+                )
+            page = self.read()
+
+    def _moment(self, page: ChangeFeedPage) -> datetime | None:
+        moment = begin_of(page)
+        if moment is None:
+            return None
+        wait = self._source.facts.settle_seconds if page.diagnostics.read_until_estimated else 0.0
+        return moment + timedelta(seconds=_CLOCK_ERROR + wait)
+
+
+def begin_of(page: ChangeFeedPage) -> datetime | None:
+    """Return the time of the service's clock at the begin of a call, or None if the page does not say it."""
+    told = page.diagnostics
+    if told.read_until is None or told.lag_seconds is None:
+        return None
+    return told.read_until.astimezone(UTC) + timedelta(seconds=told.lag_seconds - told.elapsed_seconds)
+
+
+def _has_read(page: ChangeFeedPage, moment: datetime | None) -> bool:
+    until = page.diagnostics.read_until
+    if page.diagnostics.partition_errors:
+        return False
+    if moment is None or until is None:
+        return page.idle and until is None
+    # A clock that stands still never passes the moment, but then an idle page has read everything.
+    return until > moment or (page.idle and until >= moment)

@@ -1,0 +1,96 @@
+"""Defines what `verify` needs of a table: the protocol `Target`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol, runtime_checkable
+
+import attrs
+import pyarrow as pa
+
+__all__ = ["Fix", "SupportsRecord", "Target"]
+
+
+@attrs.frozen
+class Fix:
+    """One row to write, on the condition that the table still contains what `verify` has seen."""
+
+    key: str
+    """The key, as JSON text."""
+    seen: tuple[str, ...]
+    """The `order_key` of each row of the key that `verify` has seen; empty if there was none."""
+    order_key: str
+    """The `order_key` to write."""
+    text: str | None = attrs.field(repr=False)
+    """The document of the source, as JSON text, or None if it does not exist there."""
+    columns: Mapping[str, Any] | None = attrs.field(repr=False)
+    """With `transform`, the values of the table's own columns; otherwise None."""
+    timestamp: datetime
+    """The time of the repair."""
+
+
+@runtime_checkable
+class Target(Protocol):
+    """A table that a sink keeps equal to a collection.
+
+    The sink merges by `key` and `order_key`: it replaces a row only with one of a higher `order_key`.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the table in messages and reports, without secrets."""
+        ...
+
+    def rows(self, keys: Sequence[str] | None = None, *, own: bool = False) -> Iterator[pa.RecordBatch]:
+        """Read one version of the table, which is not older than the call.
+
+        Args:
+            keys: The keys to read, as JSON text; None for all rows.
+            own: True to read the table's own columns instead of the document, as one object in `state`.
+
+        Returns:
+            Batches with the columns `key` (text), `order_key` (text), `state` (the JSON text of the document,
+            or null) and `deleted` (true for a tombstone). An empty table gives no batch. Each call reads one
+            version; two calls may read different versions.
+
+        Raises:
+            MulticloudDbError: `NOT_FOUND` if there is no such table; `INVALID_REQUEST` if it is not the table
+                of a sink. `TRANSIENT_FAILURE` if the version was removed while it was read; the caller reads
+                again from the beginning.
+        """
+        ...
+
+    def position(self) -> str | None:
+        """Return the token that the sink has stored in the table itself, or None if it stores none there."""
+        ...
+
+    def fix(self, fixes: Sequence[Fix]) -> int:
+        """Write rows in one commit, each only if its key still has exactly the rows that were seen.
+
+        A row that has changed meanwhile stays as it is: the sink's change always wins.
+
+        Args:
+            fixes: At most one for each key. Without a document, the row becomes a tombstone; it is not made
+                if there is no row. Without any, only the table is checked.
+
+        Returns:
+            The number of rows that were written.
+
+        Raises:
+            MulticloudDbError: `CONFLICT` if other commits prevented this one again and again.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsRecord(Protocol):
+    """A target that can store in a commit when it was proved equal."""
+
+    def record(self, facts: dict[str, str]) -> None:
+        """Make a commit that changes no row, and contains facts.
+
+        Args:
+            facts: Names and texts.
+        """
+        ...

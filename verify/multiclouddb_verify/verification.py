@@ -1,0 +1,356 @@
+"""`verify` proves that a table equals its source while both change, and repairs it.
+
+1. Read K, the position that the sink has stored, before anything else: everything up to K is in the table, or
+   the table is wrong.
+2. Read each row of the source once, and the stream from K on.
+3. Read one version of the table, and then the stream up to now. So each change of a key between K and the
+   values that are compared has been seen.
+4. Compare the digests. Most keys are equal. Judge all others one by one, in rounds: each round reads the next
+   K, then the table's rows of these keys, and then the stream from the last K up to now.
+5. A difference is confirmed if a further round finds it, at least `settle` seconds later.
+6. Repair: read the rows of the confirmed differences again by key, write them where the table still contains
+   what was judged, and judge these keys again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from multiclouddb_api import (
+    ErrorCategory,
+    MulticloudDbClient,
+    MulticloudDbError,
+    ProviderOptions,
+    ResourceAddress,
+    ScanFloor,
+    encode_json,
+    invalid_request,
+)
+from multiclouddb_api.request import to_address
+from multiclouddb_spi.continuation.token import decode_token, to_moment
+from multiclouddb_verify.comparison import (
+    Kind,
+    first_difference,
+)
+from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
+from multiclouddb_verify.rounds import Rounds
+from multiclouddb_verify.sides import Position, Transform
+from multiclouddb_verify.source import Source, floor_of
+from multiclouddb_verify.state import State, default_folder
+from multiclouddb_verify.target import Fix, SupportsRecord, Target
+
+__all__ = ["Verification", "verify"]
+
+_SHOWN: Final = 10_000
+_COMPARED: Final = 100
+"""The number of differences of which the report names the first path that differs."""
+_REPAIRS: Final = 5
+_AT_ONCE: Final = 10_000
+"""The number of rows that one commit repairs: a commit may have to write every file again."""
+
+
+def verify(
+    client: MulticloudDbClient,
+    address: ResourceAddress | str,
+    target: Target,
+    *,
+    position: Position | None = None,
+    repair: bool = False,
+    sample: int | None = None,
+    max_scan_rate: float | None = None,
+    state: str | os.PathLike[str] | None = None,
+    patience_seconds: float = 600.0,
+    max_repairs: int | None = None,
+    force: bool = False,
+    transform: Transform | None = None,
+    show_values: bool = False,
+    record: bool = False,
+    provider_options: ProviderOptions | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Report:
+    """Compare a table with its collection while both change, and repair it on request.
+
+    A key that has not changed since the sink's position must be equal, however long ago the position is. A
+    key that has changed may have any of its versions since then. So there is no false alarm, provided that a
+    change is in the stream `settle_seconds` after it is in the collection, and no difference is missed that
+    exists at the start in a key that does not change meanwhile. The sink and the application keep running.
+    Nothing is written to the source, and each of its rows is read once.
+
+    What was read is kept in a folder. If the process is killed, the same call goes on there.
+
+    Args:
+        client: The client of the source.
+        address: The collection, or its text.
+        target: The table, for example `DeltaTarget(path)`.
+        position: The position that the sink has stored: a token, or a function that returns the newest one,
+            such as `stored_position(store, name)` or `spark_position(client, address, checkpoint)`. With a
+            token, a key that changes after it can be found equal, but never different.
+        repair: True to make each difference equal, while the sink runs. A row that the sink changes meanwhile
+            stays as the sink wrote it.
+        sample: N to compare about one of N keys, chosen by the hash of the key. All rows are read.
+        max_scan_rate: The maximum rate of the scan, as in `Snapshot`.
+        state: The folder for what was read; by default a folder in the user's cache, named after database,
+            collection and table.
+        patience_seconds: For how long no key may be settled before the rest counts as unsettled, and for how
+            long a commit is tried again.
+        max_repairs: The maximum number of rows to repair; by default 1 % of the rows, and at least 1,000. If
+            there are more differences, nothing is repaired.
+        force: True to repair any number of rows, and a table that looks like the copy of another collection.
+        transform: For a table with columns of its own: a function that returns the values of these columns
+            for a document. Then these columns are compared, and not `new_item_state`.
+        show_values: True to name the values that differ; by default only their types.
+        record: True to store in a commit of the table when it was proved equal, and through which position.
+        provider_options: The options of the provider with which the sink reads.
+        on_progress: Called from time to time with the progress.
+
+    Returns:
+        The report. The differences in it are those that are left.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if there is no position, if the table was not written by a sink,
+            if more than half of the first 10,000 keys differ, or if the folder belongs to another comparison;
+            `CHECKPOINT_EXPIRED` if the service does not keep the changes after the position any more;
+            `NOT_FOUND` if there is no table; `CONFLICT` if another process uses the folder.
+    """
+    if not isinstance(target, Target):
+        raise invalid_request("target", f"is a {type(target).__name__}", "pass DeltaTarget(path)")
+    if sample is not None and sample < 2:
+        raise invalid_request("sample", f"is {sample}", "give a number N from 2 on, to compare one of N keys")
+    made = Verification(
+        Source(client, to_address(address), provider_options, max_scan_rate), target, position,
+        repair=repair, sample=sample, state=state, patience_seconds=patience_seconds, max_repairs=max_repairs,
+        force=force, transform=transform, show_values=show_values, record=record, on_progress=on_progress,
+    )  # fmt: skip
+    return made.run()
+
+
+class Verification(Rounds):
+    """One comparison; see `verify`."""
+
+    def run(self) -> Report:
+        """Compare, and repair if wanted."""
+        began = self._clock()
+        first = self._first_position()
+        identity = {
+            "database": repr(self._source.client.config),
+            "collection": str(self._source.address),
+            "table": self._target.name,
+            "sample": str(self._sample or 1),
+            "form": "own columns" if self._transform else "documents",
+        }
+        folder = default_folder(identity) if self._folder is None else Path(os.fspath(self._folder))
+        self._state = State(folder, identity)
+        try:
+            report = self._resumed(first, began)
+        except BaseException:
+            self._state.close()
+            raise
+        self._state.remove()
+        return report
+
+    def _resumed(self, first: str, began: float) -> Report:
+        resumes = self._state.fact("k") is not None
+        try:
+            return self._compare(first, began)
+        except MulticloudDbError as error:
+            # The stored position is the one at which this comparison was killed. The sink's own may be newer.
+            if error.category != ErrorCategory.CHECKPOINT_EXPIRED or not resumes:
+                raise
+        self._state.begin_again()
+        return self._compare(first, began)
+
+    def _compare(self, first: str, began: float) -> Report:
+        self._begin(first)
+        if not self._done("scanned"):
+            self._scan()
+        if not self._done("table"):
+            self._read_table()
+        if not self._done("joined"):
+            self._join()
+        self._rounds()
+        if self._repair:
+            self._repair_all()
+        report = self._report(began)
+        if self._record and report.equal and isinstance(self._target, SupportsRecord):
+            at = datetime.now(UTC).isoformat()
+            self._target.record({"multiclouddb.verified_at": at, "multiclouddb.verified_through": first})
+        return report
+
+    def _begin(self, first: str) -> None:
+        """Store K and begin the scan; the position is tried before anything is read."""
+        if self._state.fact("k") is not None:
+            return
+        try:
+            page = self._source.changes(first)
+        except MulticloudDbError as error:
+            if error.category != ErrorCategory.CHECKPOINT_EXPIRED:
+                raise
+            raise MulticloudDbError(
+                f"position: {error.message}; restart the sink with SkipToOldest() (in Spark "
+                "failOnDataLoss=false) first, then run verify with repair",
+                error.detail,
+            ) from error
+        if page.diagnostics.snapshot is not None:
+            raise invalid_request(
+                "position",
+                "is inside the sink's own snapshot, so nobody knows what the table has to contain",
+                "wait until the sink has passed BackfillDone",
+            )
+        # The table is looked at before the source is read, because it may be none.
+        for _ in self._target.rows([], own=self._transform is not None):
+            break
+        if self._repair and self._transform is None:
+            self._target.fix(())
+        begun = self._source.first_page()
+        until = decode_token(first).read_until
+        with self._state.transaction():
+            for name, value in {
+                "k": first,
+                "at": None if until is None else to_moment(until.micros).isoformat(),
+                "follow": first,
+                "floor": floor_of(begun),
+                "scan": begun.continuation_token,
+            }.items():
+                self._state.put(name, value)
+
+    # -- Step 6: the repair
+
+    def _repair_all(self) -> None:
+        count = sum(self._state.kinds().values())
+        most = (
+            self._max_repairs
+            if self._max_repairs is not None
+            else max(1000, self._state.number("rows") // 100)
+        )
+        if count > most and not self._force:
+            self._refused = (
+                f"max_repairs: there are {count:,} differences, and at most {most:,} rows are repaired; look "
+                "at them first, then pass max_repairs= or force=True"
+            )
+            return
+        for _ in range(_REPAIRS):
+            if not self._state.kinds():
+                return
+            after = ""
+            while chunk := self._state.differences(after, _AT_ONCE):
+                after = chunk[-1][0]
+                self._tell("repair", left=sum(self._state.kinds().values()))
+                self._fix(chunk)
+            self._rounds()
+
+    def _fix(self, chunk: Sequence[tuple[str, Kind, tuple[str, ...]]]) -> None:
+        """Write the rows of the source, and judge their keys again."""
+        # The floor is read before the rows, so that they contain every change below it.
+        match self._facts.floor:
+            case ScanFloor.HIGH:
+                floor = self._source.floor()
+            case ScanFloor.LOW:
+                floor = self._state.fact("floor") or ""
+            case _:
+                floor = ""
+        events = self._look_up([key for key, _, _ in chunk])
+        now, fixes, pending = datetime.now(UTC), list[Fix](), list[tuple[str, int]]()
+        for key, kind, orders in chunk:
+            event = events[key]
+            document = None if event is None else event.new_item_state
+            own = floor if event is None or self._facts.floor != ScanFloor.ROW else event.order_key
+            self._own_known[key] = own
+            # Only a blocked row may get a lower `order_key`.
+            order = own if kind is Kind.BLOCKED else max(own, *orders) if orders else own
+            text = None if document is None else encode_json(document).decode()
+            columns = None
+            if document is not None and self._transform is not None:
+                columns = self._transform(document)
+            fixes.append(Fix(key, orders, order, text, columns, now))
+            pending.append((key, self._document_digest(document)))
+        self._target.fix(fixes)
+        with self._state.transaction():
+            self._state.repaired(key for key, _, _ in chunk)
+            self._state.add_pending(pending)
+
+    # -- The report
+
+    def _report(self, began: float) -> Report:
+        state = self._state
+        left = state.kinds()
+        unsettled = state.pending_count()
+        equal = not left and not unsettled
+        at = state.fact("at")
+        charge = state.fact("charge")
+        repaired = state.kinds(repaired=True)
+        sample = None
+        if self._sample is not None:
+            sample = (
+                f"1/{self._sample} of the keys were compared; a difference in one key alone is found with a "
+                f"probability of 1/{self._sample}"
+            )
+        return Report(
+            equal=equal,
+            verified_through=state.fact("k") if equal and self._sample is None else None,
+            verified_at=None if at is None or not equal else datetime.fromisoformat(at),
+            counts=Counts(
+                equal=state.number("equal"),
+                unsettled=unsettled,
+                repaired=sum(repaired.values()),
+                differences=left,
+            ),
+            differences=self._described(),
+            repaired=tuple(
+                Difference(kind, key, max(orders, default=None))
+                for key, kind, orders in state.differences(most=_SHOWN, repaired=True)
+            ),
+            unsettled=tuple(key for key, *_ in state.pending("", _SHOWN)),
+            cost=Cost(
+                rows=state.number("rows"),
+                looked_up=state.number("looked_up"),
+                changes=state.number("changes"),
+                target_rows=state.number("target_rows"),
+                rounds=state.number("rounds"),
+                native_charge=None if charge is None else float(charge),
+                state_bytes=max(self._largest, state.size()),
+                seconds=self._clock() - began,
+            ),
+            settle_seconds=self._facts.settle_seconds,
+            refused=self._refused,
+            sample=sample,
+        )
+
+    def _described(self) -> tuple[Difference, ...]:
+        """Return the differences that are left, the first ones with the path at which they differ."""
+        found = self._state.differences(most=_SHOWN)
+        stale = [key for key, kind, _ in found if kind is Kind.STALE][:_COMPARED]
+        compared: dict[str, tuple[str, Any, Any]] = {}
+        if stale:
+            events, texts = self._look_up(stale), self._rows_of(stale).texts
+            for key in stale:
+                event, text = events[key], texts.get(key)
+                if event is None or text is None:
+                    continue
+                with suppress(MulticloudDbError):
+                    ours: Any = event.new_item_state
+                    if self._transform is not None and ours is not None:
+                        ours = self._own(self._transform(ours))
+                    if where := first_difference(ours, _decoded(text)):
+                        compared[key] = where
+        return tuple(self._difference(key, kind, orders, compared.get(key)) for key, kind, orders in found)
+
+    def _difference(
+        self, key: str, kind: Kind, orders: Sequence[str], where: tuple[str, Any, Any] | None
+    ) -> Difference:
+        order = max(orders, default=None)
+        if where is None:
+            return Difference(kind, key, order)
+        path, ours, theirs = where
+        values = (ours, theirs) if self._show_values else (None, None)
+        return Difference(kind, key, order, path, type(ours).__name__, type(theirs).__name__, *values)
+
+
+def _decoded(text: str) -> Any:
+    from multiclouddb_api import decode_json
+
+    return decode_json(text)

@@ -1,0 +1,14 @@
+import pytest
+
+from multiclouddb_spi import open_feed
+from multiclouddb_verify import source
+
+from .tables import quick
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(*quick())
+    # The simulation's clock moves only with its commits: it is asked each time, and it is exact.
+    monkeypatch.setattr(open_feed, "_CLOCK_SECONDS", 0.0)
+    monkeypatch.setattr(source, "_CLOCK_ERROR", 0.0)

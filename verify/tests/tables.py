@@ -1,0 +1,194 @@
+"""A collection of the embedded store that pages copy into a Delta table, and faults in the table."""
+
+import json
+import threading
+from datetime import UTC, datetime
+from decimal import Decimal
+from uuid import UUID
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    FileCheckpointStore,
+    FromContinuationToken,
+    connect,
+    encode_json,
+)
+from multiclouddb_embedded import Delete, EmbeddedStore, Put
+from multiclouddb_embedded.feed import EmbeddedFeed
+from multiclouddb_verify import DeltaTarget, Kind, stored_position, verify
+from multiclouddb_verify.delta import committed
+from pyspark_multiclouddb import live_rows, merge_into_delta
+
+NAME = "sink"
+VALUES = (
+    1, 1.0, True, None, "é\u2028", [1, {"a": None}], Decimal("1.50"), b"\x00\xff", {"$x": 1}, float("inf"),
+    datetime(2026, 1, 2, 3, 4, 5, 678, UTC), UUID(int=7), 2**70, -0.0, {"b": 1, "a": 2},
+)  # fmt: skip
+
+
+def quick():
+    """Return what to set so that nobody waits until a slow transaction of the store must have ended."""
+    return EmbeddedFeed, "visible_after", lambda feed: 0.02
+
+
+def key_of(name):
+    return encode_json({"id": name}).decode()
+
+
+class Shop:
+    """A store, a sink that reads pages, and the table.
+
+    Args:
+        folder: An empty folder.
+        count: The number of documents.
+    """
+
+    def __init__(self, folder, count=60, transform=None):
+        self.folder, self.table, self.transform = folder, folder / "table", transform
+        self.store = EmbeddedStore(folder / "shop.db", durable=False)
+        self.address = self.store.create_collection("orders", partitions=2)
+        self.names = [f"o-{number:06d}" for number in range(count)]
+        for start in range(0, count, 5000):
+            rows = [
+                Put(name, {"n": start + at, "v": VALUES[at % len(VALUES)]})
+                for at, name in enumerate(self.names[start : start + 5000])
+            ]
+            self.store.batch("orders", rows)
+        self.checkpoints = FileCheckpointStore(folder / "checkpoints")
+        self.url = f"embedded://{self.store.path}"
+        self.client = connect(self.url)
+        self.follow()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.client.close()
+        self.store.close()
+
+    def follow(self, size=0):
+        """Merge until the feed is idle."""
+        while not self.step(size).idle:
+            pass
+
+    def step(self, size=0):
+        saved = self.checkpoints.load(NAME)
+        start = Beginning() if saved is None else FromContinuationToken(saved.token)
+        page = self.client.read_changes(ChangeFeedRequest(self.address, start, max_page_size=size))
+        batch = page
+        if self.transform is not None:
+            rows = pa.Table.from_batches([page.to_arrow()])
+            states = [event.new_item_state for event in page.events]
+            made = [{} if state is None else self.transform(state) for state in states]
+            batch = rows.select(["key", "type", "order_key", "timestamp"])
+            for name, kind in (("n", pa.int64()), ("kind", pa.string())):
+                batch = batch.append_column(name, pa.array([each.get(name) for each in made], kind))
+        merge_into_delta(batch, None, self.table, None)
+        self.checkpoints.save(NAME, page.continuation_token, None if saved is None else saved.version)
+        return page
+
+    def verify(self, **settings):
+        settings = {"state": self.folder / "state", "patience_seconds": 30.0, **settings}
+        position = stored_position(self.checkpoints, NAME)
+        settings = {"position": position, **settings}
+        return verify(self.client, self.address, DeltaTarget(self.table), **settings)
+
+    def plant(self, *names, kinds=tuple(Kind)):
+        """Damage a row of each kind; return the kinds by key."""
+        faults = {}
+        for name, kind in zip(names, kinds, strict=False):
+            key = key_of("ghost" if kind is Kind.GHOST else name)
+            plant(self.table, key, kind)
+            faults[key] = kind
+        return faults
+
+    def truth(self):
+        return {key.components["id"]: value for key, value in self.store.scan("orders")}
+
+    def documents(self):
+        return documents(self.table)
+
+    def check_equal(self):
+        ours = {name: encode_json(value) for name, value in self.truth().items()}
+        assert {name: text.encode() for name, text in self.documents().items()} == ours
+
+
+def documents(table):
+    rows = live_rows(table).read_all().to_pylist()
+    found = {json.loads(row["key"])["id"]: row["new_item_state"] for row in rows}
+    assert len(found) == len(rows), "a key has several rows"
+    return found
+
+
+def plant(path, key, kind):
+    """Damage the row of a key, or add one that should not be there."""
+    table = DeltaTable(path)
+    this = "key = '" + key.replace("'", "''") + "'"
+
+    def update(**values):
+        committed(table, lambda: table.update(predicate=this, updates=values))
+
+    match kind:
+        case Kind.MISSING:
+            committed(table, lambda: table.delete(this))
+        case Kind.STALE:
+            update(new_item_state="""'{"n":"other"}'""")
+        case Kind.UNREADABLE:
+            update(new_item_state="'{not json'")
+        case Kind.TOMBSTONE:
+            update(new_item_state="NULL", _deleted_at="to_timestamp_micros(1)")
+        case Kind.BLOCKED:
+            update(order_key="'~'")
+        case Kind.DUPLICATE | Kind.GHOST:
+            rows = table.to_pyarrow_dataset().scanner(use_threads=False).to_table().to_pylist()
+            row = next(row for row in rows if row["key"] == key or kind is Kind.GHOST)
+            schema = table.to_pyarrow_dataset().schema
+            if kind is Kind.GHOST:
+                row |= {"new_item_state": '{"v":1}', "_deleted_at": None}
+            added = pa.Table.from_pylist([row | {"key": key}], schema=schema)
+            committed(table, lambda: write_deltalake(table, added, mode="append"))
+
+
+class Busy:
+    """Changes documents and merges the changes, until the block ends."""
+
+    def __init__(self, shop, names):
+        self.shop, self.names, self.error = shop, names, None
+        self._ends = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(each,)) for each in (self._write, self._sink)
+        ]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._ends.set()
+        for thread in self._threads:
+            thread.join()
+        if self.error is not None:
+            raise self.error
+
+    def _run(self, step):
+        number = 0
+        try:
+            while not self._ends.is_set():
+                number += 1
+                step(number)
+        except BaseException as error:  # noqa: BLE001 - raised by the other thread
+            self.error = error
+
+    def _write(self, number):
+        name = self.names[number % len(self.names)]
+        deletes = number % 7 == 0
+        self.shop.store.batch("orders", [Delete(name) if deletes else Put(name, {"n": number})])
+        self._ends.wait(0.002)
+
+    def _sink(self, number):
+        self.shop.step(200)

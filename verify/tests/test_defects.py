@@ -1,0 +1,181 @@
+"""Each rule of the algorithm is broken once; random lives notice it."""
+
+import attrs
+import pytest
+
+from multiclouddb_api import FromContinuationToken, MulticloudDbError, encode_json
+from multiclouddb_conformance.table import MemoryTable
+from multiclouddb_verify import Kind, comparison, sides
+from multiclouddb_verify.source import Follower, Source
+from multiclouddb_verify.verification import Verification
+
+from .test_lives import smooth
+from .worlds import World, found, key_of
+
+LIVES = 12
+
+
+def is_wrong(seed, folder, **settings):
+    """Return whether a life finds anything but what was planted."""
+    world = World(seed, behaviour=smooth(seed), **settings.pop("world", {}))
+    try:
+        report = world.verify(folder / str(seed), patience_seconds=5.0, **settings)
+        if settings.get("repair"):
+            world.settle()
+            return bool(found(report)) or world.target.documents() != world.truth()
+        return found(report) != world.faults
+    finally:
+        world.close()
+
+
+def noticed(folder, **settings):
+    return any(is_wrong(seed, folder, **settings) for seed in range(LIVES))
+
+
+def test_no_life_is_wrong_without_a_defect(tmp_path):
+    assert not noticed(tmp_path / "found")
+    assert not noticed(tmp_path / "repaired", repair=True)
+
+
+class LatePosition(Verification):
+    """The position is read after the scan."""
+
+    def _read_table(self):
+        super()._read_table()
+        self._state._database.execute("DELETE FROM change")
+        self._state.put("follow", self._next_position())
+
+
+def test_position_that_is_read_after_the_scan(tmp_path):
+    assert noticed(tmp_path, made=LatePosition)
+
+
+def test_window_that_is_too_short(tmp_path, monkeypatch):
+    monkeypatch.setattr(Follower, "catch_up", lambda self: None)
+    assert noticed(tmp_path)
+
+
+class TestLateStream:
+    """A change may be in a scan some time before it is in the stream."""
+
+    def run(self, seed, folder, settle):
+        world = World(seed, behaviour=smooth(seed), lag=1.0)
+        world.settle_seconds = settle
+        report = world.verify(folder / f"{settle} {seed}")
+        world.close()
+        return found(report) == world.faults
+
+    def test_is_waited_for(self, tmp_path):
+        assert all(self.run(seed, tmp_path, 3.0) for seed in range(10))
+
+    def test_without_waiting_there_are_false_alarms(self, tmp_path):
+        assert not all(self.run(seed, tmp_path, 0.0) for seed in range(LIVES))
+
+
+def restless(world):
+    """Let the application change keys, and the sink merge that, just before they are repaired."""
+    original = world.target.fix
+
+    def fix(fixes):
+        for each in fixes[:3]:
+            [name] = [name for name in world.reserved if key_of(name) == each.key] or [None]
+            if name is not None:
+                world.put(name)
+        world.moves = False
+        world.drain()
+        world.moves = True
+        original(fixes)
+
+    world.target.fix = fix
+
+
+@pytest.mark.parametrize("guards", [True, False])
+def test_repair_by_compare_and_set_loses_no_update(guards, tmp_path):
+    kinds = [Kind.STALE, Kind.MISSING, Kind.TOMBSTONE]
+    world = World(1, behaviour=smooth(1), kinds=kinds)
+    world.target.guards = guards
+    restless(world)
+    world.verify(tmp_path / "state", repair=True)
+    world.settle()
+    assert (world.target.documents() == world.truth()) is guards
+    world.close()
+
+
+class Highest(Verification):
+    """A blocked row keeps its `order_key`."""
+
+    def _fix(self, chunk):
+        super()._fix([(key, Kind.STALE, orders) for key, _, orders in chunk])
+
+
+def test_highest_order_key_for_a_blocked_row(tmp_path):
+    assert noticed(tmp_path, made=Highest, repair=True)
+
+
+def test_text_instead_of_values(tmp_path, monkeypatch):
+    monkeypatch.setattr(sides, "text_digest", lambda text: comparison.digest((text or "").encode()))
+    monkeypatch.setattr(
+        sides,
+        "document_digest",
+        lambda value: 0 if value is None else comparison.digest(encode_json(value)),
+    )
+    assert noticed(tmp_path)
+
+
+def test_tombstones_as_rows(tmp_path, monkeypatch):
+    original = MemoryTable.rows
+
+    def rows(self, keys=None, *, own=False):
+        for batch in original(self, keys, own=own):
+            yield batch.set_column(3, "deleted", [False] * batch.num_rows)
+
+    monkeypatch.setattr(MemoryTable, "rows", rows)
+    assert noticed(tmp_path)
+
+
+def test_segment_that_is_left_out(tmp_path, monkeypatch):
+    original = Source.scan
+
+    def scan(self, token):
+        left_out = False
+        for page in original(self, token):
+            if page.events and not left_out:
+                left_out = True
+                page = attrs.evolve(page, events=page.events[3:])
+            yield page
+
+    monkeypatch.setattr(Source, "scan", scan)
+    assert noticed(tmp_path)
+
+
+class TestEarlyStop:
+    def run(self, folder, monkeypatch, **settings):
+        monkeypatch.setattr(sides, "_FEWEST", 5)
+        world = World(3, behaviour=smooth(3), kinds=[])
+        for row in world.target.table:
+            row.text = None if row.deleted else '{"v": "of another collection"}'
+        world.left = 0
+        try:
+            return world.verify(folder / "state", **settings)
+        finally:
+            world.close()
+
+    @pytest.mark.parametrize("repair", [True, False])
+    def test_table_of_another_collection_is_refused(self, repair, tmp_path, monkeypatch):
+        with pytest.raises(MulticloudDbError, match="looks like the table of another collection"):
+            self.run(tmp_path, monkeypatch, repair=repair)
+
+    def test_unless_it_is_forced(self, tmp_path, monkeypatch):
+        assert self.run(tmp_path, monkeypatch, repair=True, force=True).equal
+
+
+def test_a_token_is_a_position_too(tmp_path):
+    world = World(5, behaviour=smooth(5))
+    world.left = 0
+    token = world.token
+    assert isinstance(FromContinuationToken(token).token, str)
+    report = Verification(
+        world.source(), world.target, token, state=tmp_path / "state", pause=world.pause, clock=world.clock,
+    ).run()  # fmt: skip
+    assert found(report) == world.faults
+    world.close()

@@ -1,0 +1,267 @@
+"""`verify` and `repair` on a Delta table, beside an application and a sink."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_verify import DeltaTarget, Kind, verify
+from multiclouddb_verify.state import State
+
+from .tables import NAME, Busy, Shop, documents, key_of, plant
+
+PROGRAM = Path(__file__).with_name("program.py")
+
+
+@pytest.fixture
+def shop(tmp_path):
+    with Shop(tmp_path) as shop:
+        yield shop
+
+
+def kinds(differences):
+    return {each.key: each.kind for each in differences}
+
+
+class TestFound:
+    def test_a_table_of_every_type_is_equal(self, shop):
+        shop.store.delete("orders", shop.names.pop())
+        shop.follow()
+        report = shop.verify()
+        assert report.equal
+        assert report.verified_through == shop.checkpoints.load(NAME).token
+        assert (report.counts.equal, report.cost.rows, report.cost.looked_up) == (59, 59, 0)
+
+    def test_each_kind_is_found_and_repaired_beside_the_sink(self, shop):
+        faults = shop.plant(*shop.names[40:])
+        with Busy(shop, shop.names[:40]):
+            report = shop.verify()
+            assert kinds(report.differences) == faults
+            assert report.counts.unsettled == 0
+            repaired = shop.verify(repair=True)
+            assert (repaired.equal, kinds(repaired.repaired)) == (True, faults)
+            assert shop.verify(repair=True).counts.repaired == 0
+        shop.follow()
+        shop.check_equal()
+
+    def test_a_difference_names_path_and_types_and_values_only_when_asked(self, shop):
+        plant(shop.table, key_of(shop.names[3]), Kind.STALE)
+        [found] = shop.verify().differences
+        assert (found.path, found.source_type, found.target_type) == ("$.n", "int", "str")
+        assert "other" not in repr(found)
+        [found] = shop.verify(show_values=True).differences
+        assert (found.source_value, found.target_value) == (3, "other")
+
+    def test_an_empty_collection(self, shop):
+        for name in shop.names:
+            shop.store.delete("orders", name)
+        shop.follow()
+        assert shop.verify().equal
+        plant(shop.table, key_of("ghost"), Kind.GHOST)
+        assert kinds(shop.verify().differences) == {key_of("ghost"): Kind.GHOST}
+        assert shop.verify(repair=True).equal
+
+    def test_own_columns_need_transform_which_is_said_before_anything_is_read(self, shop):
+        table = DeltaTable(shop.table)
+        table.alter.add_columns([table.schema().fields[0].__class__("total", "long")])
+        with pytest.raises(MulticloudDbError, match=r"total.*transform="):
+            shop.verify(repair=True)
+
+    def test_own_columns_are_compared_and_repaired_with_transform(self, tmp_path):
+        def columns(document):
+            return {"n": document["n"], "kind": type(document.get("v")).__name__}
+
+        with Shop(tmp_path, 30, transform=columns) as shop:
+            assert shop.verify(transform=columns).equal
+            damaged = DeltaTable(shop.table)
+            damaged.update(updates={"n": "-1"}, predicate=f"key = '{key_of(shop.names[3])}'")
+            damaged.delete(f"key = '{key_of(shop.names[4])}'")
+            with Busy(shop, shop.names[10:]):
+                report = shop.verify(transform=columns, repair=True)
+            assert (report.equal, report.counts.repaired) == (True, 2)
+            shop.follow()
+            assert shop.verify(transform=columns).equal
+
+    def test_record_is_a_commit_and_nothing_else_is_written(self, shop):
+        version = DeltaTable(shop.table).version()
+        assert shop.verify().equal
+        assert DeltaTable(shop.table).version() == version
+        report = shop.verify(record=True)
+        [commit] = DeltaTable(shop.table).history(1)
+        assert commit["multiclouddb.verified_through"] == report.verified_through
+
+    def test_report_is_json(self, shop):
+        plant(shop.table, key_of(shop.names[3]), Kind.MISSING)
+        told = json.loads(json.dumps(shop.verify().to_dict()))
+        assert told["counts"]["differences"] == {"missing": 1}
+
+    def test_too_many_differences_are_not_repaired(self, shop):
+        shop.plant(*shop.names, kinds=[Kind.MISSING, Kind.STALE, Kind.BLOCKED])
+        report = shop.verify(repair=True, max_repairs=2)
+        assert "max_repairs" in report.refused
+        assert (sum(report.counts.differences.values()), report.counts.repaired) == (3, 0)
+        assert shop.verify(repair=True, max_repairs=2, force=True).equal
+
+
+class TestPosition:
+    def refused(self, shop, category, text, **settings):
+        with pytest.raises(MulticloudDbError, match=text) as caught:
+            shop.verify(**settings)
+        assert caught.value.category == category
+
+    def test_none(self, shop):
+        self.refused(shop, ErrorCategory.INVALID_REQUEST, "give --position", position=None)
+
+    def test_of_another_collection(self, shop, tmp_path):
+        (tmp_path / "other").mkdir()
+        with Shop(tmp_path / "other") as other:
+            token = other.checkpoints.load(NAME).token
+        self.refused(shop, ErrorCategory.INVALID_REQUEST, "token", position=token)
+
+    def test_that_has_expired(self, shop):
+        token = shop.checkpoints.load(NAME).token
+        shop.store.put("orders", "a", {})
+        shop.store.trim("orders", max_count=0)
+        self.refused(shop, ErrorCategory.CHECKPOINT_EXPIRED, "failOnDataLoss=false", position=token)
+
+    def test_sink_that_does_not_move_leaves_keys_unsettled_and_differences_confirmed(self, shop):
+        plant(shop.table, key_of(shop.names[3]), Kind.MISSING)
+        shop.store.put("orders", shop.names[5], {"n": -1})
+        report = shop.verify(patience_seconds=0.5)
+        assert kinds(report.differences) == {key_of(shop.names[3]): Kind.MISSING}
+        assert report.unsettled == (key_of(shop.names[5]),)
+
+    def test_heals_what_a_skipped_outage_has_lost(self, shop):
+        """The sink goes on at the end of the feed, beside which the table is repaired."""
+        for number, name in enumerate(shop.names[:30]):
+            if number % 3:
+                shop.store.put("orders", name, {"n": -number})
+            else:
+                shop.store.delete("orders", name)
+        shop.store.put("orders", "new", {})
+        shop.store.trim("orders", max_count=0)
+        from multiclouddb_api import ChangeFeedRequest, Now
+
+        token = shop.client.read_changes(ChangeFeedRequest(shop.address, Now())).continuation_token
+        saved = shop.checkpoints.load(NAME)
+        shop.checkpoints.save(NAME, token, saved.version)
+        before = {row["key"]: row for row in rows_of(shop.table)}
+        with Busy(shop, shop.names[30:40]):
+            report = shop.verify(repair=True)
+        assert report.equal
+        assert report.counts.repaired == 31
+        shop.follow()
+        shop.check_equal()
+        untouched = [key_of(name) for name in shop.names[40:]]
+        after = {row["key"]: row for row in rows_of(shop.table)}
+        assert [after[key] for key in untouched] == [before[key] for key in untouched]
+
+
+def rows_of(path):
+    return DeltaTable(path).to_pyarrow_dataset().scanner(use_threads=False).to_table().to_pylist()
+
+
+class TestTable:
+    def refused(self, shop, path, text, category=ErrorCategory.INVALID_REQUEST):
+        with pytest.raises(MulticloudDbError, match=text) as caught:
+            verify(
+                shop.client, shop.address, DeltaTarget(path), position=shop.checkpoints.load(NAME).token,
+                state=shop.folder / "state",
+            )  # fmt: skip
+        assert caught.value.category == category
+
+    def test_none(self, shop, tmp_path):
+        self.refused(shop, tmp_path / "nowhere", "no Delta table", ErrorCategory.NOT_FOUND)
+
+    @pytest.mark.parametrize(
+        ("names", "text"),
+        [
+            (["id"], "has no column key"),
+            (["key", "order_key", "_deleted_at"], "no column new_item_state.*transform="),
+        ],
+    )
+    def test_of_another_form(self, shop, tmp_path, names, text):
+        DeltaTable.create(tmp_path / "other", pa.schema([(name, pa.string()) for name in names]))
+        self.refused(shop, tmp_path / "other", text)
+
+    def test_of_something_else(self, shop):
+        with pytest.raises(MulticloudDbError, match="pass DeltaTarget"):
+            verify(shop.client, shop.address, str(shop.table), position="x")
+
+
+class TestState:
+    def test_of_another_comparison_is_refused(self, shop):
+        State(shop.folder / "state", {"collection": "main/invoices"}).close()
+        with pytest.raises(MulticloudDbError, match=r"main/invoices.*main/orders"):
+            shop.verify()
+
+    def test_in_use_is_a_conflict(self, shop):
+        state = State(shop.folder / "state", {})
+        with pytest.raises(MulticloudDbError, match="another verify") as caught:
+            shop.verify()
+        assert caught.value.category == ErrorCategory.CONFLICT
+        state.close()
+
+    @pytest.mark.parametrize("phase", ["scan", "table", "compare", "rounds", "repair"])
+    def test_killed_in_any_phase_it_goes_on_with_the_same_report(self, shop, phase):
+        faults = shop.plant(*shop.names[40:])
+        repairs = phase == "repair"
+        ran = run("verify", shop, phase, str(int(repairs)))
+        assert ran.returncode == -signal.SIGKILL, ran.stderr
+        assert (shop.folder / "state" / "state.db").exists()
+        report = shop.verify(repair=repairs)
+        assert kinds(report.repaired if repairs else report.differences) == faults
+        assert report.cost.rows == 60, "rows were read again"
+        assert not (shop.folder / "state").exists()
+
+
+def run(part, shop, *arguments):
+    command = [sys.executable, str(PROGRAM), part, str(shop.folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.mark.parametrize("commits", [25, pytest.param(1000, marks=pytest.mark.soak)])
+def test_two_processes_write_the_table_and_neither_ends(shop, commits):
+    """One merges as a sink does, one repairs; a third job compacts the table and removes old files."""
+    jobs = [
+        subprocess.Popen([sys.executable, str(PROGRAM), part, str(shop.folder), str(commits)])
+        for part in ("merge", "fix", "maintain")
+    ]
+    assert [job.wait(3000) for job in jobs] == [0, 0, 0]
+    found = documents(shop.table)
+    assert json.loads(found["shared"])["n"] == commits - 1
+    assert {name for name in found if name.startswith("sink-")} == {f"sink-{n}" for n in range(commits)}
+    assert {name for name in found if name.startswith("fix-")} == {f"fix-{n}" for n in range(commits)}
+
+
+def test_storage_without_conditional_writes_is_refused_by_name(shop, monkeypatch):
+    def refuses(self, *_, **__):
+        raise OSError("Atomic rename requires a LockClient for S3 backends")
+
+    plant(shop.table, key_of(shop.names[3]), Kind.STALE)
+    monkeypatch.setattr("deltalake.table.TableMerger.execute", refuses)
+    with pytest.raises(MulticloudDbError, match="no conditional writes") as caught:
+        shop.verify(repair=True)
+    assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+
+
+@pytest.mark.parametrize("count", [20_000, pytest.param(10_000_000, marks=pytest.mark.soak)])
+def test_memory_and_disk_do_not_grow_with_the_rows(tmp_path, count):
+    """The digests are spilled: at most 64 bytes a row, and 256 MiB."""
+    ran = run("many", attrs.make_class("Folder", ["folder"])(tmp_path), str(count))
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert told["equal"]
+    assert told["state_bytes"] / count < 64 + 100_000 / count
+    assert told["rss"] < 256 << 20
+
+
+assert os.name == "posix"

@@ -1,0 +1,45 @@
+"""Random lives: what `verify` finds is what was planted, and nothing else."""
+
+import pytest
+
+from multiclouddb_conformance.simulation import ServiceBehaviour
+
+from .worlds import World, found
+
+SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= 12)) for seed in range(1000)]
+
+
+def smooth(seed):
+    return ServiceBehaviour(seed=seed)
+
+
+def rough(seed):
+    """Every fault of a service, except answers from which nobody could tell how far the stream was read."""
+    return ServiceBehaviour.rough(seed, watermarks=True, proves_children=True, faults_in_row=1)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_found_is_what_was_planted(seed, tmp_path):
+    world = World(seed, behaviour=[smooth, rough][seed % 2](seed), kills=seed % 3)
+    report = world.verify(tmp_path / "state")
+    assert found(report) == world.faults
+    assert report.counts.unsettled == 0
+    assert not report.equal
+    assert not (tmp_path / "state").exists()
+    world.close()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_repair_makes_the_table_equal_beside_the_sink(seed, tmp_path):
+    world = World(seed, behaviour=[smooth, rough][seed % 2](seed), kills=seed % 3)
+    report = world.verify(tmp_path / "state", repair=True)
+    assert found(report) == {}
+    assert report.equal
+    assert {each.key for each in report.repaired} == set(world.faults)
+    assert report.counts.repaired == len(world.faults)
+    written = world.target.written
+    again = world.verify(tmp_path / "state", repair=True)
+    assert (again.equal, again.counts.repaired, world.target.written) == (True, 0, written)
+    world.settle()
+    assert world.target.documents() == world.truth()
+    world.close()

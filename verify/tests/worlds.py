@@ -1,0 +1,234 @@
+"""A collection of the simulation, with a writer, a sink and a table in memory: all move between calls."""
+
+import json
+import random
+
+import attrs
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ClientConfig,
+    FromContinuationToken,
+    MulticloudDbError,
+    encode_json,
+)
+from multiclouddb_conformance.open_client import open_client
+from multiclouddb_conformance.simulated import SimulationPlugin
+from multiclouddb_conformance.simulation import PROVIDER_ID, ServiceBehaviour, Simulation
+from multiclouddb_conformance.table import MemoryTable
+from multiclouddb_verify import Kind
+from multiclouddb_verify.source import Source
+from multiclouddb_verify.verification import Verification
+
+KINDS = list(Kind)
+
+
+class Killed(BaseException):
+    """Raised to simulate the death of the process at this point."""
+
+
+def key_of(name):
+    return encode_json({"id": name}).decode()
+
+
+class Moving:
+    """A client; the world moves before each call."""
+
+    def __init__(self, world, client):
+        self.world, self.client, self.config = world, client, client.config
+
+    def read_changes(self, request, options=None):
+        self.world.tick()
+        page = self.world.read(self.client, request)
+        self.world.rows += sum(event.backfilled for event in page.events)
+        return page
+
+    def lookup(self, *args, **settings):
+        self.world.tick()
+        return self.client.lookup(*args, **settings)
+
+    def capabilities(self):
+        return self.client.capabilities()
+
+
+@attrs.frozen
+class Settling(Source):
+    given: object = None
+
+    @property
+    def facts(self):
+        return self.given
+
+
+class World:
+    """One random life; `verify` runs inside it."""
+
+    def __init__(self, seed, *, behaviour=None, kinds=None, kills=0, keys=30, lag=0.0):
+        self.seed, self.dice, self.kills = seed, random.Random(f"verify {seed}"), kills
+        dice = self.dice
+        # With several partitions, a change that is not shown yet would hide older ones of another partition.
+        self.sim = Simulation(1 if lag else dice.randint(1, 3), behaviour or ServiceBehaviour(seed=seed))
+        plugin = SimulationPlugin()
+        plugin.sims.append(self.sim)
+        self.clients = [open_client(plugin, ClientConfig(PROVIDER_ID, {})) for _ in range(2)]
+        self.client, self.rows = Moving(self, self.clients[0]), 0
+        self.lag, self.settle_seconds, self.written = 0.0, 0.0, {}
+        self.target, self.token, self.time, self.number = MemoryTable(self.tick), None, 1e9, 0
+        self.reserved = [f"r{number}" for number in range(12)]
+        self.lively = [f"k{number}" for number in range(keys)]
+        self.moves, self.left, self.quiet, self.at = False, dice.choice([0, 30, 120, 250]), False, None
+        self.speed = dice.choice([0.1, 0.3, 0.6])
+        for name in self.reserved + self.lively:
+            if dice.random() < 0.8 or name in self.reserved[:8]:
+                self.put(name)
+        for name in self.reserved[8:]:
+            self.put(name)
+            self.write(name, None)
+        self.drain()
+        self.faults = self.plant(KINDS if kinds is None else kinds)
+        self.respell()
+        self.lag, self.moves = lag, True
+
+    def close(self):
+        for client in self.clients:
+            client.close()
+
+    # -- The application and the sink
+
+    def put(self, name):
+        self.number += 1
+        value = self.dice.choice([self.number, float(self.number), [self.number, None], {"$a": True}])
+        self.write(name, {"v": value, "n": self.number, "s": f"ä{self.number}"})
+
+    def write(self, name, document):
+        self.sim.write(name, document)
+        self.written[self.sim.now] = self.time
+
+    def step(self, *, stores=True):
+        """Let the sink merge a page; without `stores` it is killed before it stores the token."""
+        start = Beginning() if self.token is None else FromContinuationToken(self.token)
+        try:
+            request = ChangeFeedRequest(self.sim.address, start, max_page_size=5)
+            page = self.read(self.clients[1], request)
+        except MulticloudDbError as error:
+            if not error.retryable:
+                raise
+            return None
+        self.target.merge(page.events)
+        if stores:
+            self.token = page.continuation_token
+        return page
+
+    def read(self, client, request):
+        """Read a page; the stream shows a change only some time after it was made."""
+        page = client.read_changes(request)
+        for size in range(len(page.events), 0, -1):
+            if all(event.backfilled or self.is_shown(event) for event in page.events):
+                return page
+            page = client.read_changes(attrs.evolve(request, max_page_size=size))
+        if all(event.backfilled or self.is_shown(event) for event in page.events):
+            return page
+        until = attrs.evolve(page.diagnostics, read_until=self.sim.now, lag_seconds=0.0)
+        token = request.start_position.token
+        return attrs.evolve(page, events=(), continuation_token=token, idle=True, diagnostics=until)
+
+    def is_shown(self, event):
+        return self.time - self.written[event.timestamp] >= self.lag
+
+    def drain(self):
+        idle = 0
+        while idle < 4:
+            page = self.step()
+            idle = idle + 1 if page is not None and page.idle else 0
+
+    def tick(self):
+        """Let anything happen."""
+        if not self.moves:
+            return
+        self.moves = False  # what happens now does not move the world again
+        dice = self.dice
+        try:
+            if self.left > 0:
+                self.left -= 1
+                for _ in range(dice.randint(0, 2)):
+                    name = dice.choice(self.lively)
+                    if dice.random() < 0.3:
+                        self.write(name, None)
+                    else:
+                        self.put(name)
+                if dice.random() < 0.05 and not self.lag:
+                    self.reshape()
+            if dice.random() < self.speed or self.left <= 0:
+                self.step(stores=dice.random() < 0.8)
+        finally:
+            self.moves = True
+        if self.kills and dice.random() < 0.05:
+            self.kills -= 1
+            raise Killed
+
+    def reshape(self):
+        names = list(self.sim.open_partitions)
+        if len(names) < 4 and self.dice.random() < 0.6:
+            self.sim.split(self.dice.choice(names))
+        elif len(names) > 1:
+            self.sim.merge(*self.dice.sample(names, 2))
+
+    # -- The faults
+
+    def plant(self, kinds):
+        """Damage rows of keys that do not change any more; return the kinds by key."""
+        alive, dead = map(key_of, self.reserved[:8]), map(key_of, self.reserved[8:])
+        return self.target.plant(list(alive), list(dead), kinds, self.dice)
+
+    def respell(self):
+        """Write some documents with their names in another order, which changes no value."""
+        for row in self.target.table:
+            if row.key not in self.faults and not row.deleted and self.dice.random() < 0.3:
+                row.text = json.dumps(dict(reversed(json.loads(row.text).items())), indent=1)
+
+    # -- The comparison
+
+    def pause(self, seconds):
+        self.time += max(seconds, 0.001)
+        for _ in range(5):
+            self.tick()
+
+    def clock(self):
+        self.time += 0.001
+        return self.time
+
+    def source(self):
+        facts = attrs.evolve(self.client.capabilities().scan, settle_seconds=self.settle_seconds)
+        return Settling(self.client, self.sim.address, given=facts)
+
+    def verify(self, folder, *, made=Verification, **settings):
+        """Run `verify`, and again after each kill."""
+        settings = {"state": folder, "patience_seconds": 60.0, **settings}
+        while True:
+            clock = {"pause": self.pause, "clock": self.clock}
+            run = made(self.source(), self.target, self.stored, **clock, **settings)
+            try:
+                return run.run()
+            except Killed:
+                # It may have been killed before it had a state; otherwise the state is closed.
+                continue
+            except MulticloudDbError as error:
+                if not error.retryable:
+                    raise
+
+    def stored(self):
+        self.tick()
+        return self.token
+
+    def truth(self):
+        return {key_of(key["id"]): dict(value) for key, value in self.sim.documents().items()}
+
+    def settle(self):
+        """Let the sink read everything."""
+        self.moves, self.lag = False, 0.0
+        self.drain()
+
+
+def found(report):
+    return {each.key: each.kind for each in report.differences}
