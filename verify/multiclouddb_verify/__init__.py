@@ -7,8 +7,9 @@ from multiclouddb_verify.delta import DeltaTarget
 from multiclouddb_verify.estimate import Estimate, estimate
 from multiclouddb_verify.position import spark_position, stored_position
 from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
+from multiclouddb_verify.sides import Position, Transform
 from multiclouddb_verify.target import Fix, SupportsRecord, Target
-from multiclouddb_verify.verification import Position, Transform, verify
+from multiclouddb_verify.verification import verify
 
 __all__ = [
     "Cost",

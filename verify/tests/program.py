@@ -18,6 +18,7 @@ from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_verify import DeltaTarget, Fix, stored_position, verify
 from multiclouddb_verify.delta import committed
 from multiclouddb_verify.source import Source
+from multiclouddb_verify.verification import Verification
 from pyspark_multiclouddb import merge_into_delta
 
 ADDRESS = ResourceAddress("main", "orders")
@@ -81,8 +82,6 @@ def maintain(folder, commits):
 
 def many(folder, count):
     """Compare many rows that are made when they are read."""
-    import multiclouddb_verify.verification as verification
-
     count = int(count)
 
     class Rows(Source):
@@ -137,9 +136,7 @@ def many(folder, count):
         store.create_collection("orders")
     with connect(f"embedded://{folder / 'shop.db'}") as client:
         token = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning())).continuation_token
-        report = verification.Verification(
-            Rows(client, ADDRESS), Table(), token, state=folder / "state"
-        ).run()
+        report = Verification(Rows(client, ADDRESS), Table(), token, state=folder / "state").run()
     # `ru_maxrss` counts the memory of the process that started this one.
     [peak] = [
         line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line

@@ -5,7 +5,7 @@ import pytest
 
 from multiclouddb_api import FromContinuationToken, MulticloudDbError, encode_json
 from multiclouddb_conformance.table import MemoryTable
-from multiclouddb_verify import Kind, comparison, verification
+from multiclouddb_verify import Kind, comparison, sides
 from multiclouddb_verify.source import Follower, Source
 from multiclouddb_verify.verification import Verification
 
@@ -113,9 +113,9 @@ def test_highest_order_key_for_a_blocked_row(tmp_path):
 
 
 def test_text_instead_of_values(tmp_path, monkeypatch):
-    monkeypatch.setattr(verification, "text_digest", lambda text: comparison.digest((text or "").encode()))
+    monkeypatch.setattr(sides, "text_digest", lambda text: comparison.digest((text or "").encode()))
     monkeypatch.setattr(
-        verification,
+        sides,
         "document_digest",
         lambda value: 0 if value is None else comparison.digest(encode_json(value)),
     )
@@ -150,7 +150,7 @@ def test_segment_that_is_left_out(tmp_path, monkeypatch):
 
 class TestEarlyStop:
     def run(self, folder, monkeypatch, **settings):
-        monkeypatch.setattr(verification, "_FEWEST", 5)
+        monkeypatch.setattr(sides, "_FEWEST", 5)
         world = World(3, behaviour=smooth(3), kinds=[])
         for row in world.target.table:
             row.text = None if row.deleted else '{"v": "of another collection"}'

@@ -1,0 +1,230 @@
+"""Compares both sides: all digests at once, and then the keys that are left in rounds, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from multiclouddb_api import (
+    ScanFloor,
+)
+from multiclouddb_verify.comparison import (
+    GONE,
+    Kind,
+    Seen,
+    Verdict,
+    digest,
+    digests_of,
+    join,
+    judge,
+)
+from multiclouddb_verify.sides import LOW_CEILING, ORDER_MASK, Sides, order_digest
+from multiclouddb_verify.source import Change
+from multiclouddb_verify.state import Pending
+
+__all__ = ["Rounds"]
+
+_CHUNK: Final = 100_000
+_AGAIN: Final = -1.0
+"""Marks a key that was suspected, and has changed since."""
+
+
+class Rounds(Sides):
+    """The comparison of both sides."""
+
+    def _join(self) -> None:
+        """Compare all digests, and store the keys that have to be judged one by one."""
+        state = self._state
+        # The first round follows the stream from here on, because everything up to here has been read then.
+        window = self._next_position()
+        self._follower(state.fact("follow") or "").catch_up()
+        with state.transaction():
+            state.clear_pending()
+            state.put("window", window)
+        equal, unnamed = 0, list[np.ndarray[Any, Any]]()
+        self._tell("compare")
+        for part in state.ranges():
+            changes: dict[int, list[Change]] = {}
+            for change in state.changes_between(part.low, part.high):
+                if self._sample is None or change[0] % self._sample == 0:
+                    changes.setdefault(change[0], []).append(change)
+            source, target = part.source, part.target
+            suspects = target["order"] < 0
+            if self._facts.floor == ScanFloor.ROW:
+                suspects = self._foreign(source, target)
+            result = join(
+                (source["hash"], source["digest"]), (target["hash"], target["digest"]), suspects, changes
+            )
+            equal += result.equal
+            wanted = result.rest
+            matched = np.zeros(len(wanted), dtype=bool)
+            keys, settled = self._settled(part, changes)
+            equal += settled
+            with state.transaction():
+                inside = np.flatnonzero(np.isin(source["hash"], wanted))
+                texts = part.source_keys(inside)
+                named = {text: int(source["digest"][at]) for text, at in zip(texts, inside, strict=True)}
+                for change in (each for group in changes.values() for each in group):
+                    named.setdefault(change[1], GONE)
+                moved = {change[1] for group in changes.values() for change in group}
+                left = {text: value for text, value in named.items() if text not in keys}
+                state.add_pending(each for each in left.items() if each[0] in moved)
+                # A key that has not changed was judged here for the first time.
+                still = (each for each in left.items() if each[0] not in moved)
+                state.add_pending(still, suspected_at=self._clock())
+            matched = np.isin(wanted, source["hash"]) | np.isin(
+                wanted, np.fromiter(changes, np.int64, len(changes))
+            )
+            unnamed.append(wanted[~matched])
+        # Only the table has these keys, so only the table has their texts.
+        self._name(np.sort(np.concatenate([np.empty(0, dtype=np.int64), *unnamed])))
+        with state.transaction():
+            state.put("equal", equal)
+            state.put("joined", 1)
+
+    def _settled(self, part: Any, changes: Mapping[int, list[Change]]) -> tuple[set[str], int]:
+        """Return the changed keys whose rows have one of their versions, and the number of documents."""
+        if not changes:
+            return set(), 0
+        moved = np.fromiter(changes, dtype=np.int64, count=len(changes))
+        rows = part.target[np.isin(part.target["hash"], moved)]
+        found: dict[int, list[tuple[int, int]]] = {}
+        for row in rows.tolist():
+            found.setdefault(row[0], []).append((row[1], row[2]))
+        keys, documents = set[str](), 0
+        for hashed, group in changes.items():
+            rows_here = found.get(hashed, [])
+            if len(rows_here) != 1 or len({change[1] for change in group}) != 1:
+                continue
+            value, mark = rows_here[0]
+            mark &= ORDER_MASK
+            if any(change[3] == value and order_digest(change[2]) == mark for change in group):
+                keys.add(group[0][1])
+                documents += value != GONE
+        return keys, documents
+
+    def _foreign(self, source: Any, target: Any) -> np.ndarray[Any, Any]:
+        """Mark rows of the target whose `order_key` is not that of the source's row."""
+        if not len(source):
+            return np.zeros(len(target), dtype=bool)
+        order = np.argsort(source["hash"], kind="stable")
+        at = np.searchsorted(source["hash"][order], target["hash"])
+        at = order[np.minimum(at, len(order) - 1)]
+        same = (source["hash"][at] == target["hash"]) & (source["order"][at] != target["order"])
+        return np.asarray(same)
+
+    def _name(self, hashes: np.ndarray[Any, Any]) -> None:
+        """Find the texts of keys in the table by their hashes."""
+        if not len(hashes):
+            return
+
+        def read() -> None:
+            for names, _, _, _ in self._batches():
+                hashed = digests_of([name.encode() for name in names])
+                found = {names[at] for at in np.flatnonzero(np.isin(hashed, hashes))}
+                with self._state.transaction():
+                    still = ((name, GONE) for name in found)
+                    self._state.add_pending(still, suspected_at=self._clock())
+
+        self._retried(read)
+
+    def _rounds(self) -> None:
+        """Judge keys until none is left, or none has been settled for `patience_seconds`."""
+        self._settled_at, wait = self._clock(), 0.0
+        while left := self._state.pending_count():
+            self._tell("rounds", left=left)
+            next_at, is_new = self._round()
+            count = self._state.pending_count()
+            if is_new:
+                self._settled_at, wait = self._clock(), 0.0
+            elif self._clock() - self._settled_at > max(self._patience, 0.0):
+                return
+            if count:
+                wait = min(2 * wait or 0.05, 5.0)
+                self._pause(max(wait if next_at is None else next_at - self._clock(), 0.0))
+
+    def _round(self) -> tuple[float | None, bool]:
+        """Judge all keys once.
+
+        Return when all differences can be confirmed, if every key is suspected, and whether anything is new.
+        """
+        state, settle = self._state, self._facts.settle_seconds
+        state.add("rounds", 1)
+        # 1. The window begins at the K of the round before: everything up to it was read before, and the rows
+        #    contain everything up to the new K.
+        token, window = self._next_position(), state.fact("window") or ""
+        hashes = {digest(key.encode()) for key in state.judged()}
+        waits, is_new, confirms = False, False, list[float]()
+        for chunk in self._chunks():
+            found = self._rows_of([key for key, *_ in chunk]).seen
+            ceiling, own = self._ceiling(chunk, found), self._own_orders(chunk, found)
+            # 2. The window reaches at least as far as the rows that are compared.
+            moved = set[str]()
+            self._follower(window, hashes, moved).catch_up()
+            now = self._clock()
+            settled, suspected, confirmed = list[str](), list[tuple[str | None, float, str]](), []
+            equal = 0
+            for key, scanned, kind, since in chunk:
+                rows = found.get(key, [])
+                verdict = judge(
+                    rows, state.versions(digest(key.encode()), key), scanned, moved=key in moved,
+                    ceiling=ceiling, own=own.get(key), exact=self._facts.floor != ScanFloor.HIGH,
+                )  # fmt: skip
+                if verdict is Verdict.EQUAL:
+                    settled.append(key)
+                    equal += any(row.digest != GONE for row in rows)
+                elif verdict is Verdict.WAIT:
+                    waits = True
+                    if kind is not None:
+                        suspected.append((None, _AGAIN, key))
+                elif kind is None:
+                    is_new = is_new or since != _AGAIN
+                    suspected.append((verdict.value, now, key))
+                    confirms.append(now + settle)
+                elif now - since >= settle:
+                    confirmed.append((key, Kind(verdict.value), [row.order_key for row in rows]))
+                else:
+                    confirms.append(since + settle)
+            is_new = is_new or bool(settled or confirmed)
+            with state.transaction():
+                state.settle(settled)
+                state.suspect(suspected)
+                state.confirm(confirmed)
+                state.add("equal", equal)
+        state.put("window", token)
+        return (None if waits or not confirms else max(confirms)), is_new
+
+    def _ceiling(self, chunk: Sequence[Pending], found: Mapping[str, list[Seen]]) -> str | None:
+        """Return an `order_key` above that of each change before the rows were read, if there is one."""
+        match self._facts.floor:
+            case ScanFloor.LOW:
+                return LOW_CEILING
+            case ScanFloor.HIGH:
+                floor = self._state.fact("floor") or ""
+                if all(row.order_key <= floor for key, *_ in chunk for row in found.get(key, [])):
+                    return floor
+                return self._source.floor()
+            case _:
+                return None
+
+    def _chunks(self) -> Iterator[list[Pending]]:
+        after = ""
+        while chunk := self._state.pending(after, _CHUNK):
+            after = chunk[-1][0]
+            yield chunk
+
+    def _own_orders(self, chunk: Sequence[Pending], found: Mapping[str, list[Seen]]) -> dict[str, str]:
+        """Read the `order_key` of rows that have their own, where it decides whether the row is blocked."""
+        if self._facts.floor != ScanFloor.ROW:
+            return {}
+        asked = [
+            key
+            for key, scanned, _, _ in chunk
+            if key not in self._own_known and [row.digest for row in found.get(key, [])] == [scanned]
+        ]
+        # What was looked up once stays true: a later change of the key is one of its versions.
+        for key, event in (self._look_up(asked) if asked else {}).items():
+            self._own_known[key] = "" if event is None else event.order_key
+        return {key: order for key, order in self._own_known.items() if order}
