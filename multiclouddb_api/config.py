@@ -139,7 +139,8 @@ class ClientConfig:
     every ten minutes by default. After a partition has left the token, a tenth of this time is enough.
     """
     max_readers_per_partition: int = attrs.field(
-        default=_READERS, validator=[is_a(int), at_least(1, "give at least 1; each consumer needs one")]
+        default=_READERS,
+        validator=[is_a(int), at_least(1, "give at least 1; each consumer needs one reader")],
     )
     """The number of readers of one partition that are kept open between calls; 64 by default. Each consumer
     of a feed in this client needs one. Without it, every page of that consumer opens a new cursor at the

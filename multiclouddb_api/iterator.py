@@ -61,7 +61,7 @@ def _not_below_the_first(
         raise invalid_request(
             f"ChangeFeedIterator.{attribute.name}",
             f"is {value}, less than idle_backoff_seconds",
-            "give the seconds of the longest wait",
+            "give the longest wait in seconds",
         )
 
 
@@ -113,7 +113,7 @@ class ChangeFeedIterator:
     timeout_seconds: float = attrs.field(
         default=30.0,
         kw_only=True,
-        validator=[is_a(int, float), at_least(0.001, "give the seconds that one read may take")],
+        validator=[is_a(int, float), at_least(0.001, "give the time limit of one read in seconds")],
     )
     """The time limit of each read in seconds; 30 by default."""
     wait_seconds: float = attrs.field(
@@ -125,7 +125,7 @@ class ChangeFeedIterator:
     idle_backoff_seconds: float = attrs.field(
         default=0.005,
         kw_only=True,
-        validator=[is_a(int, float), at_least(0.001, "give the seconds of the first wait")],
+        validator=[is_a(int, float), at_least(0.001, "give the first wait in seconds")],
     )
     """How long to wait after the first idle page, in seconds; 0.005 by default. Each further idle page
     doubles the upper limit of the wait, and the first event resets this limit."""

@@ -272,7 +272,7 @@ class OperationOptions:
 
     timeout_seconds: float = attrs.field(
         default=30.0,
-        validator=[is_a(int, float), at_least(0.001, "give the seconds that the whole call may take")],
+        validator=[is_a(int, float), at_least(0.001, "give the time limit of the whole call in seconds")],
     )
     """The time limit of the whole call in seconds, including retries; greater than 0, and 30 by default. When
     it has passed, a call that has made progress returns its page, and one without raises

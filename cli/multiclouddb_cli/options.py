@@ -107,7 +107,8 @@ Scope: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="SCOPE",
-        help="collection, database, cluster, partition:ID, descendants:ID or key:JSON; partitions lists IDs.",
+        help="collection, database, cluster, partition:ID, descendants:ID or key:JSON; "
+        "the command partitions lists the IDs.",
         autocompletion=_complete_scope,
     ),
 ]
@@ -201,7 +202,7 @@ OnExpired: TypeAlias = Annotated[
     typer.Option(
         metavar="HOW",
         case_sensitive=False,
-        help="If changes are no longer kept: fail, skip them, or begin a snapshot.",
+        help="What to do if changes are no longer kept: fail, skip them, or begin a snapshot.",
     ),
 ]
 SkipPoison: TypeAlias = Annotated[

@@ -62,7 +62,7 @@ def connect(
     check_type("threads", threads, int)
     if threads < 1:
         raise invalid_request(
-            "threads", f"is {threads}, below 1", "give the number of calls at the same time"
+            "threads", f"is {threads}, below 1", "give the maximum number of calls at the same time"
         )
     _check_blocks(native_client)
     return AsyncMulticloudDbClient(

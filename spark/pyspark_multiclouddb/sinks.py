@@ -333,7 +333,7 @@ def _scans_in(batch: DataFrame | pa.Table | ChangeFeedPage) -> tuple[list[Scan],
                 raise invalid_request(
                     "batch",
                     f"lacks a row of a snapshot that cannot be decoded ({position}); at the end of the "
-                    "snapshot, the sink would take the document for a deleted one",
+                    "snapshot, the sink would treat the document as deleted",
                     "change or delete the document in the database, and begin another Snapshot()",
                 )
             case _:
@@ -367,7 +367,7 @@ def _told(
     if app_id is not None and query is None and not is_reported:
         raise invalid_request(
             "app_id",
-            "is given, but over Spark Connect the sink does not know which query numbers its batches so",
+            "is given, but over Spark Connect the sink cannot tell which query the batch number comes from",
             "also pass checkpoint=, the checkpointLocation of the query",
         )
     return query, scan, notes

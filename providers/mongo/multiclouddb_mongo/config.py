@@ -225,7 +225,7 @@ def _checked_options(query: str) -> dict[str, Any]:
         outcome = _validated(name, value)
         if isinstance(outcome, str):
             way_out = _ESCAPE if nameless else outcome
-            raise invalid_request("connection.url", f"has {shown}, which PyMongo does not take", way_out)
+            raise invalid_request("connection.url", f"has {shown}, which PyMongo does not accept", way_out)
         known[lower] = outcome[0]
     return known
 
