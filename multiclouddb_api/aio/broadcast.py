@@ -95,6 +95,7 @@ class Broadcast:
             raise invalid_request("Broadcast", "was begun before", "make another for each use")
         self._changes._feed.check_events()
         self._task = asyncio.create_task(self._run(), name="multiclouddb broadcast")
+        self._task.add_done_callback(_error_of)  # it counts as retrieved, even if the block has an error
         return self
 
     async def __aexit__(
@@ -104,10 +105,13 @@ class Broadcast:
         self._changes.stop()
         self._space.set()
         self._task.cancel()
-        await asyncio.wait((self._task,))
-        self._end(None)  # the task may have been cancelled before it began
-        await self._changes.close()
-        failure = _error_of(self._task)
+        failure: BaseException | None = None
+        try:
+            await asyncio.wait((self._task,))
+            failure = _error_of(self._task)
+        finally:
+            self._end(None)  # the task may have been cancelled before it began
+            await self._changes._close(save=error is None and failure is None)
         if error is None and failure is not None:
             raise failure
 

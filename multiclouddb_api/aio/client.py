@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from multiclouddb_api.aio.driver import ended
 from multiclouddb_api.aio.iterator import AsyncChangeFeedIterator
 from multiclouddb_api.aio.threads import Threads
 from multiclouddb_api.client import MulticloudDbClient, checked_source
@@ -323,16 +324,22 @@ class AsyncMulticloudDbClient:
                 "AsyncMulticloudDbClient", "was opened before", "make another with connect for each use"
             )
         threads = self._threads = Threads(self._most)
-        opening = threads.start(self._make)
+        made: list[MulticloudDbClient] = []
         try:
-            await asyncio.wait((opening,))
-            self._blocking = opening.result()
+            await threads.start(lambda: made.append(self._make()))
+            if self._closed:
+                raise invalid_request(
+                    "AsyncMulticloudDbClient", "was closed while it was opened", "close it after its use"
+                )
+            self._blocking = made[0]
         except BaseException:
             self._closed = True
-            await threads.close(lambda: None)
-            # 1. The threads have ended, so a client that nobody takes is there now.
-            if opening.done() and not opening.cancelled() and opening.exception() is None:
-                opening.result().close()
+            try:
+                await threads.close(lambda: None)
+            finally:
+                # 1. The threads have ended, so a client that nobody takes is there now.
+                for client in made:
+                    client.close()
             raise
         return self
 
@@ -355,18 +362,32 @@ class AsyncCursor:
 
     def __init__(self, threads: Threads, cursor: Iterator[Any]) -> None:
         self._threads, self._cursor = threads, cursor
+        self._lock = asyncio.Lock()
+        self._running: asyncio.Future[Any] | None = None
 
     def __aiter__(self) -> AsyncCursor:
         return self
 
     async def __anext__(self) -> Any:
-        item = await self._threads.start(next, self._cursor, _END)
+        async with self._lock:
+            item = await self._next()
         if item is _END:
             raise StopAsyncIteration
         return item
 
     async def close(self) -> None:
         """Free the cursor on the server."""
-        await self._threads.start(self._cursor.close)  # type: ignore[attr-defined]
+        async with self._lock:
+            if self._running is not None:
+                await ended(self._running)
+            await self._threads.start(self._cursor.close)  # type: ignore[attr-defined]
 
     aclose = close
+
+    async def _next(self) -> Any:
+        # 1. If the task is cancelled here, the next one waits for the same call, whose document comes next.
+        if self._running is None:
+            self._running = self._threads.start(next, self._cursor, _END)
+        await ended(self._running)
+        done, self._running = self._running, None
+        return done.result()

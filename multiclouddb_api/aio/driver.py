@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_api.pacing import Timer
 from multiclouddb_api.steps import Call, Give, Step, Steps, Wait, advance
 
@@ -97,7 +98,8 @@ class Driver:
             self._running = self._threads.start(step.run) if coroutine is None else _task(coroutine)
         await ended(self._running)
         done, self._running = self._running, None
-        error = asyncio.CancelledError() if done.cancelled() else done.exception()
+        # 1. A cancelled caller does not come here, so the store has cancelled its call itself.
+        error = _cancelled_inside() if done.cancelled() else done.exception()
         if error is None:
             self._go(self._steps.send, done.result())
         else:
@@ -124,6 +126,14 @@ async def ended(future: asyncio.Future[Any]) -> None:
             await waiter
         finally:
             future.remove_done_callback(wake)
+
+
+def _cancelled_inside() -> MulticloudDbError:
+    return MulticloudDbError(
+        "checkpoint_store: a coroutine of the store ended with CancelledError although nobody cancelled the "
+        "iteration; iterate again: the previous position stays valid",
+        ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, operation="checkpoint", retryable=True),
+    )
 
 
 def _task(coroutine: Any) -> asyncio.Future[Any]:

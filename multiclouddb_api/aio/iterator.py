@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Protocol
 from weakref import ref
 
 from multiclouddb_api.aio.driver import Driver, LoopTimer
-from multiclouddb_api.errors import MulticloudDbError, invalid_request
+from multiclouddb_api.errors import invalid_request
 from multiclouddb_api.iterator import ChangeFeedIterator
 
 if TYPE_CHECKING:
@@ -183,8 +184,11 @@ class AsyncChangeFeedIterator:
 
     async def _take(self, mine: _Pages) -> ChangeFeedPage | None:
         """Return the next page of this iteration, or None at its end."""
-        self._client._check("iterate_changes")
-        if self._lock.locked() or (mine.has_begun and mine is not self._current):
+        if not self._feed.closed:
+            self._client._check("iterate_changes")
+        # 1. Of a stopped iterator, another task may be saving the position: this one waits for its end.
+        is_in_use = self._lock.locked() and not self._timer.stopped
+        if is_in_use or (mine.has_begun and mine is not self._current):
             raise invalid_request("AsyncChangeFeedIterator", "is iterated twice", "iterate in one task")
         async with self._lock:
             driver = self._begun(mine)
@@ -208,15 +212,27 @@ class AsyncChangeFeedIterator:
 
     async def _end(self) -> None:
         """Save the position after the last page that is done."""
-        await self._driven(self._feed.end()).next()
+        async with self._lock:
+            await self._finish(self._feed.end())
 
     async def _close(self, *, save: bool) -> None:
         self.stop()
-        async with self._lock:
-            driver, self._driver = self._driver, None
-            if driver is not None and not driver.is_at_page:
-                await _settle(driver)
-            await self._driven(self._feed.close(save=save)).next()
+        try:
+            async with self._lock:
+                await self._finish(self._feed.close(save=save))
+        except asyncio.CancelledError:
+            # 1. Perhaps nobody calls `close` again, so the connection of `follow` is closed now.
+            if self._feed.at_close is not None:
+                await self._feed.at_close()
+            raise
+
+    async def _finish(self, steps: Steps[None]) -> None:
+        """Take the last steps, after the call that a cancelled task has left."""
+        if self._driver is not None and not self._driver.is_at_page:
+            await _settle(self._driver)
+        # 1. If this task is cancelled in a call, the next one finds it here and waits for it.
+        self._driver = self._driven(steps)
+        await self._driver.next()
 
     def _driven(self, steps: Steps[None]) -> Driver:
         return Driver(steps, self._threads, self._timer)
@@ -224,10 +240,8 @@ class AsyncChangeFeedIterator:
 
 async def _settle(driver: Driver) -> None:
     """Wait for the call that a cancelled task has left; whatever it failed with, nothing is lost by it."""
-    try:
+    with suppress(Exception):
         await driver.next()
-    except MulticloudDbError:
-        return
 
 
 def _check_wait(settings: ChangeFeedIterator) -> None:

@@ -75,32 +75,37 @@ class Threads:
             return
         try:
             answer = partial(_answer, future, call())
+        except StopIteration as error:  # a future refuses it, so that nobody would get an answer
+            failure = RuntimeError("a call raised StopIteration")
+            failure.__cause__ = error
+            answer = partial(_fail, future, failure)
         except BaseException as error:  # noqa: BLE001 - whoever awaits the call raises it
             answer = partial(_fail, future, error)
         with suppress(RuntimeError):  # the loop is closed, so nobody awaits the call
             self._loop.call_soon_threadsafe(answer)
 
-    async def close(self, function: Callable[[], object] | None) -> None:
+    async def close(self, function: Callable[[], object]) -> None:
         """Call a function that ends the running calls, and wait until all threads have ended.
 
+        The calls that still wait for a thread are made, so that each gets its answer.
         It has a thread of its own, because every other one may be in a call that it has to end.
         """
         self._is_closed = True
         last = ThreadPoolExecutor(1, "multiclouddb-aio-close")
         try:
             future = self._loop.run_in_executor(last, _close, function, self._pool)
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
             await asyncio.wait((future,))
             future.result()
         finally:
             last.shutdown()
 
 
-def _close(function: Callable[[], object] | None, pool: ThreadPoolExecutor) -> None:
+def _close(function: Callable[[], object], pool: ThreadPoolExecutor) -> None:
     try:
-        if function is not None:
-            function()
+        function()
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown()
 
 
 def _answer(future: asyncio.Future[_Result], result: _Result) -> None:

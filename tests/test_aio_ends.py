@@ -1,0 +1,515 @@
+"""Tests how an iteration of asyncio ends: cancelled while it saves or closes, closed by another task."""
+
+import asyncio
+import gc
+import threading
+
+import pytest
+
+import multiclouddb_api as api
+from multiclouddb import aio
+from multiclouddb_conformance.waiting import wait_until
+from tests.test_iterator import ADDRESS, MemoryStore, Service, error, ids
+
+
+class Fake(Service):
+    """A scripted service that is a client, too; a read or the opening waits while `go` is not set."""
+
+    def __init__(self, pages=(2, 2, 2)):
+        super().__init__(list(pages))
+        self.go, self.began = threading.Event(), threading.Event()
+        self.go.set()
+        self.closed = 0
+        self.documents = iter(range(6))
+        self.config = api.ClientConfig("embedded", {"path": "none"})
+
+    def read_changes(self, request, options=None):
+        self.began.set()
+        assert self.go.wait(30)
+        return super().read_changes(request, options)
+
+    def run_cursor_command(self, database, command):
+        return self
+
+    def __next__(self):
+        self.began.set()
+        assert self.go.wait(30)
+        return next(self.documents)
+
+    def close(self):
+        self.closed += 1
+        self.go.set()
+
+
+class Gated(MemoryStore):
+    """A blocking store whose saves wait while `go` is not set."""
+
+    def __init__(self):
+        super().__init__()
+        self.go, self.began = threading.Event(), threading.Event()
+        self.loads = 0
+        self.go.set()
+
+    def load(self, name):
+        self.loads += 1
+        return super().load(name)
+
+    def save(self, name, token, expected):
+        self.began.set()
+        assert self.go.wait(30)
+        return super().save(name, token, expected)
+
+
+class Awaited(Gated):
+    """The same store with coroutine methods."""
+
+    async def load(self, name):
+        return super().load(name)
+
+    async def save(self, name, token, expected):
+        self.began.set()
+        async with asyncio.timeout(30):
+            while not self.go.is_set():
+                await asyncio.sleep(0)
+        return MemoryStore.save(self, name, token, expected)
+
+
+STORES = [Gated, Awaited]
+
+
+def run(main):
+    """Run a coroutine that must end within a time limit and leave no task and no thread."""
+
+    async def checked():
+        result = await asyncio.wait_for(main(), 20)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return result
+
+    before = set(threading.enumerate())
+    result = asyncio.run(checked(), debug=True)
+    wait_until(lambda: set(threading.enumerate()) <= before)
+    return result
+
+
+def opened(fake, threads=4):
+    return aio.AsyncMulticloudDbClient(lambda: fake, threads)
+
+
+def wanted(start=None):
+    return api.ChangeFeedRequest(ADDRESS, start or api.Beginning())
+
+
+def iterate(client, store=None, **settings):
+    named = {} if store is None else {"checkpoint_store": store, "checkpoint_name": "w"}
+    return client.iterate_changes(wanted(), **named, **settings)
+
+
+async def reached(event):
+    async with asyncio.timeout(20):
+        while not event.is_set():
+            await asyncio.sleep(0)
+
+
+async def cancelled_at(event, coroutine):
+    """Cancel a coroutine when a call of it has begun."""
+    event.clear()
+    task = asyncio.create_task(coroutine)
+    await reached(event)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def never_returns(coroutine):
+    return await coroutine
+
+
+class TestCancelledSave:
+    @pytest.mark.parametrize("make", STORES)
+    def test_of_a_page_is_waited_for(self, make):
+        store = make()
+
+        async def main():
+            async with opened(Fake()) as client:
+                changes = iterate(client, store, until_idle=True)
+                pages = changes.pages()
+                await anext(pages)
+                store.go.clear()
+                await cancelled_at(store.began, never_returns(anext(pages)))
+                store.go.set()
+                rest = [
+                    each for page in [page async for page in changes.pages()] for each in ids(page.events)
+                ]
+                await changes.close()
+                return rest
+
+        assert run(main) == ["P2", "P3", "P4", "P5"]
+        assert store.saved == ["P@1", "P@2", "P@3", "P@4"]
+
+    @pytest.mark.parametrize("make", STORES)
+    @pytest.mark.parametrize("how", ["close", "the end of the page"])
+    def test_of_the_end_is_waited_for_by_the_next_close(self, make, how):
+        store = make()
+
+        async def main():
+            async with opened(Fake([1, 0, 2])) as client:
+                changes = iterate(client, store, checkpoint_interval_seconds=600)
+                for _ in range(2):
+                    await anext(changes)
+                store.go.clear()
+                if how == "close":
+                    await cancelled_at(store.began, changes.close())
+                else:
+                    changes.stop()
+                    await cancelled_at(store.began, never_returns(anext(changes)))
+                closing = asyncio.create_task(changes.close())
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                store.go.set()
+                await closing
+
+        run(main)
+        assert store.saved == ["P@1", "P@2"]
+        assert store.loads == 1  # nobody had to find out whether it was saved
+
+    @pytest.mark.parametrize("make", STORES)
+    def test_of_a_page_is_waited_for_by_each_close(self, make):
+        store = make()
+
+        async def main():
+            async with opened(Fake()) as client:
+                changes = iterate(client, store)
+                pages = changes.pages()
+                await anext(pages)
+                store.go.clear()
+                await cancelled_at(store.began, never_returns(anext(pages)))
+                closing = asyncio.create_task(changes.close())
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                closing.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await closing
+                closing = asyncio.create_task(changes.close())
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                store.go.set()
+                await closing
+
+        run(main)
+        assert store.saved == ["P@1"]
+
+    @pytest.mark.parametrize("make", STORES)
+    def test_still_closes_the_connection_of_follow(self, make):
+        store, fake = make(), Fake([1, 0, 2])
+
+        async def main():
+            client = await opened(fake)
+            changes = iterate(client, store, checkpoint_interval_seconds=600)
+            changes._feed.at_close = client.close
+            for _ in range(2):
+                await anext(changes)
+            store.go.clear()
+            store.began.clear()
+            task = asyncio.create_task(changes.close())
+            await reached(store.began)
+            threading.Timer(0.2, store.go.set).start()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            while len(asyncio.all_tasks()) > 2:
+                await asyncio.sleep(0)
+
+        run(main)
+        assert fake.closed == 1
+        assert store.saved == ["P@1", "P@2"]
+
+    @pytest.mark.parametrize("left", [ZeroDivisionError, StopIteration])
+    def test_that_fails_does_not_keep_the_connection_open(self, left):
+        store, fake = Gated(), Fake()
+        save = store.save
+
+        def failing(name, token, expected):
+            store.began.set()
+            assert store.go.wait(30)
+            store.save = save
+            raise left
+
+        async def main():
+            client = await opened(fake)
+            changes = iterate(client, store)
+            changes._feed.at_close = client.close
+            pages = changes.pages()
+            await anext(pages)
+            store.save = failing
+            store.go.clear()
+            await cancelled_at(store.began, never_returns(anext(pages)))
+            store.go.set()
+            await changes.close()
+
+        run(main)
+        assert fake.closed == 1
+        assert store.saved == ["P@1"]
+
+
+class TestErrors:
+    @pytest.mark.parametrize("make", STORES)
+    def test_a_stop_iteration_of_the_store_is_an_error(self, make):
+        """An asyncio future refuses it, and nobody would get an answer."""
+        store = make()
+
+        class Stops(make):
+            def load(self, name):
+                raise StopIteration
+
+        class StopsAwaited(make):
+            async def load(self, name):
+                raise StopIteration
+
+        store = Stops() if make is Gated else StopsAwaited()
+
+        async def main():
+            async with opened(Fake()) as client:
+                await anext(iterate(client, store))
+
+        with pytest.raises(RuntimeError):
+            run(main)
+
+    def test_a_store_whose_call_is_cancelled_inside_does_not_end_the_iteration(self):
+        store = Awaited()
+        save = store.save
+
+        async def cancelled(name, token, expected):
+            store.save = save
+            raise asyncio.CancelledError
+
+        async def main():
+            async with opened(Fake()) as client:
+                changes = iterate(client, store, until_idle=True)
+                await anext(changes)
+                await anext(changes)
+                store.save = cancelled
+                with pytest.raises(api.MulticloudDbError, match="checkpoint_store"):
+                    await anext(changes)
+                return ids([event async for event in changes])
+
+        assert run(main) == ["P2", "P3", "P4", "P5"]
+        assert store.saved[-1] == "P@4"
+
+
+class TestClose:
+    def test_by_another_task_ends_the_iteration(self):
+        store, events = Gated(), []
+
+        async def main():
+            async with opened(Fake([1, 0, 2])) as client:
+                changes = iterate(client, store, checkpoint_interval_seconds=600)
+                async for event in changes:
+                    events.append(event.event_id)
+                    if len(events) == 2:
+                        store.go.clear()
+                        store.began.clear()
+                        closing = asyncio.create_task(changes.close())
+                        await reached(store.began)
+                        threading.Timer(0.05, store.go.set).start()
+                await closing
+
+        run(main)
+        assert events == ["P0", "P1"]
+        assert store.saved == ["P@1", "P@2"]
+
+    @pytest.mark.parametrize("pages", [True, False])
+    def test_after_the_last_event_of_a_page_ends_the_iteration(self, pages):
+        async def main():
+            async with opened(Fake([1, 1])) as client:
+                changes = iterate(client)
+                async for _ in changes.pages() if pages else changes:
+                    await changes.close()
+
+        run(main)
+
+    def test_while_another_task_saves_waits_for_it(self):
+        store = Gated()
+
+        async def main():
+            async with opened(Fake([1, 1])) as client:
+                changes = iterate(client, store)
+                pages = changes.pages()
+                await anext(pages)
+                store.go.clear()
+                store.began.clear()
+                iterating = asyncio.create_task(anext(pages, None))
+                await reached(store.began)
+                closing = asyncio.create_task(changes.close())
+                again = asyncio.create_task(changes.close())
+                await asyncio.sleep(0)
+                store.go.set()
+                await asyncio.gather(closing, again)
+                return await iterating
+
+        assert run(main) is None
+        assert store.saved == ["P@1"]
+
+    def test_of_the_client_ends_the_calls_that_wait_for_a_thread(self):
+        fake = Fake()
+
+        async def main():
+            client = await opened(fake, threads=1)
+            fake.go.clear()
+            calls = [asyncio.create_task(client.read_changes(wanted())) for _ in range(5)]
+            await reached(fake.began)
+            await client.close()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+        run(main)
+
+    def test_of_the_client_while_it_opens_leaves_nothing(self):
+        fake, go, began = Fake(), threading.Event(), threading.Event()
+
+        def make():
+            began.set()
+            assert go.wait(30)
+            return fake
+
+        async def main():
+            client = aio.AsyncMulticloudDbClient(make)
+            opening = asyncio.create_task(client._open())
+            await reached(began)
+            await client.close()
+            go.set()
+            with pytest.raises(api.MulticloudDbError, match="closed"):
+                await opening
+
+        run(main)
+        assert fake.closed == 1
+
+    def test_of_a_client_whose_opening_is_cancelled_twice(self):
+        fake, go, began = Fake(), threading.Event(), threading.Event()
+
+        def make():
+            began.set()
+            assert go.wait(30)
+            return fake
+
+        async def main():
+            opening = asyncio.create_task(aio.AsyncMulticloudDbClient(make)._open())
+            await reached(began)
+            threading.Timer(0.2, go.set).start()
+            for _ in range(2):
+                opening.cancel()
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+
+        run(main)
+        assert fake.closed == 1
+
+
+class TestCursor:
+    def test_a_cancelled_wait_loses_no_document(self):
+        fake = Fake()
+
+        async def main():
+            async with opened(fake) as client:
+                cursor = await client.run_cursor_command("shop", {})
+                found = [await anext(cursor)]
+                fake.go.clear()
+                await cancelled_at(fake.began, never_returns(anext(cursor)))
+                fake.go.set()
+                found += [await anext(cursor) for _ in range(3)]
+                await cursor.close()
+                return found
+
+        assert run(main) == [0, 1, 2, 3]
+
+
+class TestBroadcast:
+    def test_a_cancelled_end_of_the_block_closes_the_iterator(self):
+        fake, store = Fake([1, 0]), Gated()
+
+        async def main():
+            client = await opened(fake)
+            changes = iterate(client, store, checkpoint_interval_seconds=600)
+            changes._feed.at_close = client.close
+
+            async def block():
+                async with aio.Broadcast(changes) as broadcast:
+                    await anext(broadcast.listen())
+                    asyncio.current_task().cancel()
+
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.create_task(block())
+
+        run(main)
+        assert fake.closed == 1
+
+    def test_an_error_of_the_follower_is_not_covered_or_left_by_one_of_the_store(self, caplog):
+        fake, store = Fake([1, 0, 1]), MemoryStore()
+        fake.faults = [None, None, error(api.ErrorCategory.NOT_FOUND)]
+
+        async def main():
+            async with opened(fake) as client:
+                changes = iterate(client, store, checkpoint_interval_seconds=600)
+                async with aio.Broadcast(changes) as broadcast:
+                    listener = broadcast.listen()
+                    await anext(listener)
+                    store.failures = ["lost"] * 9
+                    with pytest.raises(api.MulticloudDbError):
+                        await anext(listener)
+
+        with pytest.raises(api.MulticloudDbError) as caught:
+            run(main)
+        assert caught.value.category == api.ErrorCategory.NOT_FOUND
+        gc.collect()
+        assert [each for each in caplog.records if "never retrieved" in each.message] == []
+
+    def test_an_error_of_the_block_is_not_covered_by_one_of_the_store(self):
+        store = MemoryStore()
+
+        async def main():
+            async with opened(Fake([1, 0])) as client:
+                changes = iterate(client, store, checkpoint_interval_seconds=600)
+                async with aio.Broadcast(changes) as broadcast:
+                    await anext(broadcast.listen())
+                    while changes.continuation_token != "P@3":
+                        await asyncio.sleep(0)
+                    store.failures = ["lost"] * 9
+                    raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            run(main)
+
+    def test_a_page_that_is_not_in_all_queues_comes_again(self):
+        fake, store = Fake([2, 2, 2]), MemoryStore()
+
+        async def main():
+            async with opened(fake) as client:
+                heard = []
+                changes = iterate(client, store)
+                async with aio.Broadcast(changes, queue_size=3, on_slow="wait") as broadcast:
+                    slow, other = broadcast.listen(), broadcast.listen()
+                    while slow.waiting < 3 or other.waiting < 3:
+                        await asyncio.sleep(0)
+                    for _ in range(20):
+                        await asyncio.sleep(0)
+                heard = ids([event async for event in slow])
+                saved = list(store.saved)
+                again = ids([event async for event in iterate(client, store, until_idle=True)])
+                return heard, saved, again
+
+        assert run(main) == (["P0", "P1", "P2"], ["P@1"], ["P2", "P3", "P4", "P5"])
+
+    def test_a_listener_that_leaves_lets_the_follower_go_on(self):
+        async def main():
+            async with opened(Fake([2, 2, 2])) as client:
+                changes = iterate(client, until_idle=True)
+                async with aio.Broadcast(changes, queue_size=2, on_slow="wait") as broadcast:
+                    full, other = broadcast.listen(), broadcast.listen()
+                    first = [await anext(other), await anext(other)]
+                    while full.waiting < 2:
+                        await asyncio.sleep(0)
+                    await full.aclose()
+                    assert full.waiting == 0
+                    return ids(first + [event async for event in other])
+
+        assert run(main) == [f"P{number}" for number in range(6)]
