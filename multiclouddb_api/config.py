@@ -143,8 +143,8 @@ class ClientConfig:
         validator=[is_a(int), at_least(1, "give at least 1; each consumer needs one reader")],
     )
     """The number of readers of one partition that are kept open between calls; 64 by default. Each consumer
-    of a feed in this client needs one. Without it, every page of that consumer opens a new cursor at the
-    service.
+    of a feed in this client needs one. Without a reader of its own, a consumer opens a new cursor at the
+    service for every page.
     """
 
     def __init__(

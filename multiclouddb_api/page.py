@@ -201,7 +201,7 @@ class OperationDiagnostics:
     `PartitionFoundLate` notice.
     """
     partition_errors: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    """Maps the id of each partition that failed during this call to its failure. The position of a failed
+    """Maps the id of each partition that failed during this call to the failure. The position of a failed
     partition does not move."""
     elapsed_seconds: float = 0.0
     """The duration of the call."""

@@ -77,9 +77,10 @@ class SupportsSnapshot(Protocol):
         division of the keys. The positions must be durable immediately. A later call makes another plan.
 
         Args:
-            segments: The number of segments into which to divide the scan; None means as many as are useful
-                for the size of the collection and its partitions. A provider may make fewer segments. It may
-                make more only if its service requires this. The scan of one partition key has one segment.
+            segments: The number of segments into which to divide the scan; None means that the provider
+                chooses a number that suits the size of the collection and its partitions. A provider may make
+                fewer segments. It may make more only if its service requires this. The scan of one partition
+                key has one segment.
             deadline: The time by which the call must end.
         """
         ...

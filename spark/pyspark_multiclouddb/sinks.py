@@ -103,9 +103,10 @@ def merge_into_delta(
     stream's options include `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`.
     The offsets in the checkpoint show to which snapshot a batch belongs, and whether its scan is over. Such a
     snapshot repairs the table: its rows replace older ones, and after the last one, a document that it did
-    not contain becomes a tombstone. So the table must not contain rows of other collections. The sink refuses
-    the rows of a snapshot that it has not seen begin if the table contains older rows. It recognizes them by
-    `event_id` and `backfilled`, so do not remove these columns from the batch.
+    not contain becomes a tombstone. So the table must not contain rows of other collections. If the table
+    contains older rows, and the sink has not seen the start of a snapshot, it refuses the rows of this
+    snapshot. It recognizes them by `event_id` and `backfilled`, so do not remove these columns from the
+    batch.
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
     `_deleted_at`. Additional columns of the batch are also kept, so you can parse documents first:
