@@ -164,9 +164,13 @@ def _print(report: Report) -> None:
         left = sum(counts.differences.values()) - len(shown)
         if left:
             print_text(f"and {left:,} more; --json prints up to 10,000")
+    if report.expected:
+        print_text(f"{counted(counts.expected_ghosts, 'ghost')} expected: {report.expected}")
     if report.refused:
         print_text(f"nothing was repaired: {report.refused}; here: --max-repairs N, or --force")
-    if report.equal:
+    if report.equal and report.sample:
+        print_text("EQUAL: the table contains the source's state of every key that was compared")
+    elif report.equal:
         through = "" if report.verified_at is None else f", at least up to {moment(report.verified_at)}"
         print_text(f"EQUAL: the table contains the source's state of every key{through}")
     elif counts.differences:

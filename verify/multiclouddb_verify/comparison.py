@@ -132,7 +132,11 @@ def text_digest(text: str | None) -> int:
         if '"$' in text:
             return digest(canonical_json(decode_json(text)))
         return digest(orjson.dumps(orjson.loads(text), option=orjson.OPT_SORT_KEYS))
-    except (MulticloudDbError, ValueError):
+    except (
+        MulticloudDbError,
+        TypeError,
+        ValueError,
+    ):  # orjson raises TypeError if the text is nested too deep
         return UNREADABLE
 
 

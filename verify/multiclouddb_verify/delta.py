@@ -53,6 +53,8 @@ _FIRST_WAIT: Final = 0.02
 _LONGEST_WAIT: Final = 2.0
 _YIELDING: Final = 4.0
 _BATCH: Final = 8192
+_NO_ORDER: Final = "~null"
+"""Stands for an `order_key` that is null: no change is higher, so the row refuses all of them."""
 # What the operating system says through deltalake, which has no error class for it.
 _REFUSALS: Final = ("PermissionDenied", "ReadOnlyFilesystem", "StorageFull", "Permission denied")
 # A storage without conditional writes, as deltalake names it.
@@ -218,6 +220,12 @@ class DeltaTarget:
                 if wanted is not None:
                     batch = batch.filter(pc.is_in(batch["key"].cast(pa.string()), value_set=wanted))
                 if batch.num_rows:
+                    if batch["key"].null_count:
+                        raise invalid_request(
+                            "table_path",
+                            f"{self._where} has rows without key, which no sink writes",
+                            "delete the rows whose key is null",
+                        )
                     yield _as_rows(batch, extra if own else None)
         except OSError as error:
             if opened(self._where) is None:
@@ -296,7 +304,8 @@ class DeltaTarget:
             table.to_pyarrow_dataset().scanner(columns=["key", "order_key"], use_threads=False).to_batches()
         ):
             batch = batch.filter(pc.is_in(batch["key"].cast(pa.string()), value_set=wanted))
-            for key, order in zip(batch["key"].to_pylist(), batch["order_key"].to_pylist(), strict=True):
+            orders = batch["order_key"].fill_null(_NO_ORDER)
+            for key, order in zip(batch["key"].to_pylist(), orders.to_pylist(), strict=True):
                 found.setdefault(key, []).append(order)
         return {key: sorted(orders) for key, orders in found.items()}
 
@@ -328,7 +337,9 @@ class DeltaTarget:
                 source, "s._match = t.key", source_alias="s", target_alias="t",
                 writer_properties=written(names), streamed_exec=False,
             )
-            .when_matched_update(columns, "t.order_key = s._seen AND NOT s._drop")
+            .when_matched_update(
+                columns, f"coalesce(t.order_key, {quoted(_NO_ORDER)}) = s._seen AND NOT s._drop"
+            )
             .when_matched_delete("s._drop")
             .when_not_matched_insert(
                 columns, f"s._seen IS NULL AND NOT s._drop AND (s.{DELETED_AT} IS NULL OR s._match IS NULL)"
@@ -381,5 +392,6 @@ def _as_rows(batch: pa.RecordBatch, own: Sequence[str] | None) -> pa.RecordBatch
             for each in documents
         ]
         state = pa.array(encoded, text)
-    columns = [batch["key"].cast(text), batch["order_key"].cast(text), state, pc.is_valid(batch[DELETED_AT])]
+    orders = batch["order_key"].cast(text).fill_null(_NO_ORDER)
+    columns = [batch["key"].cast(text), orders, state, pc.is_valid(batch[DELETED_AT])]
     return pa.RecordBatch.from_arrays(columns, names=["key", "order_key", "state", "deleted"])

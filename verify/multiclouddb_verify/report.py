@@ -49,6 +49,8 @@ class Counts:
     """The number of keys that were different and were made equal."""
     differences: Mapping[Kind, int]
     """The number of differences that are left, by kind; kinds without any are left out."""
+    expected_ghosts: int = 0
+    """How many of the differences are ghosts that are expected, because the feed contains no deletes."""
 
 
 @attrs.frozen
@@ -118,6 +120,8 @@ class Report:
     """The time that a change may take until it is in the stream; a difference was confirmed after it."""
     refused: str | None = None
     """Why nothing was repaired although `repair` was given, or None."""
+    expected: str | None = None
+    """Why the ghosts that are left are expected, or None if none is."""
     sample: str | None = None
     """With `sample`, what the result says about all rows; otherwise None."""
 

@@ -11,6 +11,7 @@ import orjson
 
 from multiclouddb_api import (
     BackfillDone,
+    Capability,
     ChangeEvent,
     ChangeFeedPage,
     ChangeFeedRequest,
@@ -67,13 +68,18 @@ class Source:
     @property
     def facts(self) -> ScanFacts:
         """What the database says about a scan of its rows."""
-        found = self.client.capabilities().scan
+        found = self.client.capabilities(self.options).scan
         if found is None:
             raise MulticloudDbError(
                 "verify: the database cannot read all rows of a collection; see client.capabilities()",
                 ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
             )
         return found
+
+    @property
+    def has_deletes(self) -> bool:
+        """Whether the feed contains deletes; otherwise a sink cannot remove the rows of deleted documents."""
+        return self.client.capabilities(self.options).is_supported(Capability.CHANGE_FEED_DELETES)
 
     def _request(self, start: Snapshot | FromContinuationToken, size: int = _PAGE) -> ChangeFeedRequest:
         return ChangeFeedRequest(self.address, start, max_page_size=size, provider_options=self.options)

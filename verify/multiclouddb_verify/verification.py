@@ -49,6 +49,10 @@ __all__ = ["Verification", "verify"]
 _SHOWN: Final = 10_000
 _COMPARED: Final = 100
 """The number of differences of which the report names the first path that differs."""
+_EXPECTED: Final = (
+    "the feed contains no deletes (see Capability.CHANGE_FEED_DELETES), so the sink cannot remove the rows "
+    "of deleted documents; repair removes them"
+)
 _REPAIRS: Final = 5
 _AT_ONCE: Final = 10_000
 """The number of rows that one commit repairs: a commit may have to write every file again."""
@@ -176,9 +180,10 @@ class Verification(Rounds):
         if self._repair:
             self._repair_all()
         report = self._report(began)
-        if self._record and report.equal and isinstance(self._target, SupportsRecord):
+        through = report.verified_through
+        if self._record and through is not None and isinstance(self._target, SupportsRecord):
             at = datetime.now(UTC).isoformat()
-            self._target.record({"multiclouddb.verified_at": at, "multiclouddb.verified_through": first})
+            self._target.record({"multiclouddb.verified_at": at, "multiclouddb.verified_through": through})
         return report
 
     def _begin(self, first: str) -> None:
@@ -280,6 +285,8 @@ class Verification(Rounds):
         left = state.kinds()
         unsettled = state.pending_count()
         equal = not left and not unsettled
+        is_proved = equal and self._sample is None
+        expected_ghosts = 0 if self._source.has_deletes else left.get(Kind.GHOST, 0)
         at = state.fact("at")
         charge = state.fact("charge")
         repaired = state.kinds(repaired=True)
@@ -291,13 +298,14 @@ class Verification(Rounds):
             )
         return Report(
             equal=equal,
-            verified_through=state.fact("k") if equal and self._sample is None else None,
-            verified_at=None if at is None or not equal else datetime.fromisoformat(at),
+            verified_through=state.fact("k") if is_proved else None,
+            verified_at=None if at is None or not is_proved else datetime.fromisoformat(at),
             counts=Counts(
                 equal=state.number("equal"),
                 unsettled=unsettled,
                 repaired=sum(repaired.values()),
                 differences=left,
+                expected_ghosts=expected_ghosts,
             ),
             differences=self._described(),
             repaired=tuple(
@@ -317,6 +325,7 @@ class Verification(Rounds):
             ),
             settle_seconds=self._facts.settle_seconds,
             refused=self._refused,
+            expected=_EXPECTED if expected_ghosts else None,
             sample=sample,
         )
 

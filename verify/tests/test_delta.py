@@ -98,6 +98,26 @@ class TestFound:
         [commit] = DeltaTable(shop.table).history(1)
         assert commit["multiclouddb.verified_through"] == report.verified_through
 
+    def test_what_is_recorded_is_where_the_comparison_began_before_it_was_killed(self, shop):
+        began = shop.checkpoints.load(NAME).token
+
+        def die(progress):
+            if progress.phase == "compare":
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            shop.verify(on_progress=die)
+        shop.store.put("orders", shop.names[5], {"n": -1})
+        shop.follow()
+        assert shop.verify(record=True).verified_through == began
+        assert DeltaTable(shop.table).history(1)[0]["multiclouddb.verified_through"] == began
+
+    def test_a_sample_proves_nothing_of_all_rows(self, shop):
+        version = DeltaTable(shop.table).version()
+        report = shop.verify(sample=2, record=True)
+        assert (report.equal, report.verified_through, report.verified_at) == (True, None, None)
+        assert DeltaTable(shop.table).version() == version
+
     def test_report_is_json(self, shop):
         plant(shop.table, key_of(shop.names[3]), Kind.MISSING)
         told = json.loads(json.dumps(shop.verify().to_dict()))
@@ -109,6 +129,45 @@ class TestFound:
         assert "max_repairs" in report.refused
         assert (sum(report.counts.differences.values()), report.counts.repaired) == (3, 0)
         assert shop.verify(repair=True, max_repairs=2, force=True).equal
+
+
+class TestDamaged:
+    """Rows that no sink writes."""
+
+    @pytest.mark.parametrize("depth", [300, 5000])
+    def test_a_text_that_is_nested_too_deep_is_unreadable(self, shop, depth):
+        key = key_of(shop.names[3])
+        update(shop, key, new_item_state="'" + "[" * depth + "]" * depth + "'")
+        assert kinds(shop.verify().differences) == {key: Kind.UNREADABLE}
+        assert shop.verify(repair=True).equal
+        shop.check_equal()
+
+    def test_a_row_without_order_key_is_blocked(self, shop):
+        key = key_of(shop.names[3])
+        update(shop, key, order_key="NULL")
+        assert kinds(shop.verify().differences) == {key: Kind.BLOCKED}
+        assert shop.verify(repair=True).equal
+        shop.store.put("orders", shop.names[3], {"n": -1})
+        shop.follow()
+        shop.check_equal()
+
+    def test_two_rows_without_order_key_become_one(self, shop):
+        key = key_of(shop.names[3])
+        plant(shop.table, key, Kind.DUPLICATE)
+        update(shop, key, order_key="NULL")
+        assert kinds(shop.verify().differences) == {key: Kind.DUPLICATE}
+        assert shop.verify(repair=True).equal
+        shop.check_equal()
+
+    def test_a_row_without_key_is_named(self, shop):
+        update(shop, key_of(shop.names[3]), key="NULL")
+        with pytest.raises(MulticloudDbError, match="without key") as caught:
+            shop.verify()
+        assert caught.value.category == ErrorCategory.INVALID_REQUEST
+
+
+def update(shop, where, **values):
+    DeltaTable(shop.table).update(predicate=f"key = '{where}'", updates=values)
 
 
 class TestPosition:

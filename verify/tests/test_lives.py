@@ -3,6 +3,7 @@
 import pytest
 
 from multiclouddb_conformance.simulation import ServiceBehaviour
+from multiclouddb_verify import Kind
 
 from .worlds import World, found
 
@@ -42,4 +43,19 @@ def test_repair_makes_the_table_equal_beside_the_sink(seed, tmp_path):
     assert (again.equal, again.counts.repaired, world.target.written) == (True, 0, written)
     world.settle()
     assert world.target.documents() == world.truth()
+    world.close()
+
+
+@pytest.mark.parametrize("latest", [True, False])
+def test_ghosts_are_expected_only_if_the_feed_has_no_deletes(latest, tmp_path):
+    world = World(1, behaviour=smooth(1), kinds=[Kind.GHOST, Kind.STALE, Kind.GHOST], latest=latest)
+    world.left = 0
+    report = world.verify(tmp_path / "state")
+    assert report.counts.differences == {Kind.GHOST: 2, Kind.STALE: 1}
+    assert report.counts.expected_ghosts == (2 if latest else 0)
+    assert report.to_dict()["counts"]["expected_ghosts"] == report.counts.expected_ghosts
+    assert (report.expected is not None) is latest
+    repaired = world.verify(tmp_path / "state", repair=True)
+    assert (repaired.equal, repaired.counts.repaired, repaired.counts.expected_ghosts) == (True, 3, 0)
+    assert repaired.expected is None
     world.close()

@@ -14,7 +14,7 @@ from multiclouddb_api import (
     encode_json,
 )
 from multiclouddb_conformance.open_client import open_client
-from multiclouddb_conformance.simulated import SimulationPlugin
+from multiclouddb_conformance.simulated import LATEST_SIMULATED, SIMULATED, SimulationPlugin
 from multiclouddb_conformance.simulation import PROVIDER_ID, ServiceBehaviour, Simulation
 from multiclouddb_conformance.table import MemoryTable
 from multiclouddb_verify import Kind
@@ -48,8 +48,8 @@ class Moving:
         self.world.tick()
         return self.client.lookup(*args, **settings)
 
-    def capabilities(self):
-        return self.client.capabilities()
+    def capabilities(self, provider_options=None):
+        return self.client.capabilities(provider_options)
 
 
 @attrs.frozen
@@ -64,12 +64,12 @@ class Settling(Source):
 class World:
     """One random life; `verify` runs inside it."""
 
-    def __init__(self, seed, *, behaviour=None, kinds=None, kills=0, keys=30, lag=0.0):
+    def __init__(self, seed, *, behaviour=None, kinds=None, kills=0, keys=30, lag=0.0, latest=False):
         self.seed, self.dice, self.kills = seed, random.Random(f"verify {seed}"), kills
         dice = self.dice
         # With several partitions, a change that is not shown yet would hide older ones of another partition.
         self.sim = Simulation(1 if lag else dice.randint(1, 3), behaviour or ServiceBehaviour(seed=seed))
-        plugin = SimulationPlugin()
+        plugin = SimulationPlugin(LATEST_SIMULATED if latest else SIMULATED)
         plugin.sims.append(self.sim)
         self.clients = [open_client(plugin, ClientConfig(PROVIDER_ID, {})) for _ in range(2)]
         self.client, self.rows = Moving(self, self.clients[0]), 0

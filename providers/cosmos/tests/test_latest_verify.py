@@ -47,6 +47,7 @@ def test_deletes_are_found_and_removed(world, tmp_path):
     settings = {"position": merged, "provider_options": LATEST, "max_repairs": ITEMS}
     found = verify(world.client(), ADDRESS, DeltaTarget(table), state=tmp_path / "found", **settings)
     assert found.counts.differences == {Kind.GHOST: DELETED}
+    assert found.counts.expected_ghosts == DELETED
     write(world, range(DELETED, DELETED + 10))
     fixed = verify(
         world.client(), ADDRESS, DeltaTarget(table), state=tmp_path / "fixed", repair=True, **settings
