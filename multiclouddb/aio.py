@@ -1,4 +1,4 @@
-"""The asyncio face: `from multiclouddb.aio import connect`."""
+"""The asyncio version of the library: `from multiclouddb.aio import connect`."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ class Capability(StrEnum):
     CHANGE_FEED_ROWS = "change_feed_rows"
     """Supports reading the rows alone, from `Snapshot(changes=False)`."""
     CHANGE_FEED_ALL_VERSIONS = "change_feed_all_versions"
-    """Returns every change; without it, only the newest of several changes that were made between two
-    reads."""
+    """Returns every change. Without it, a read returns only the newest of the changes to a document since the
+    last read."""
     CHANGE_FEED_DELETES = "change_feed_deletes"
     """Returns a `DELETE` for every deleted document."""
     CHANGE_FEED_CHANGE_TYPES = "change_feed_change_types"
@@ -112,7 +112,7 @@ class CapabilitySet:
     """The capabilities of one provider, provided that its resources are set up as documented."""
 
     notes: Mapping[Capability, CapabilityNote] = attrs.field(converter=_copied, hash=False)
-    """Maps each capability to its level of support. One that is missing is `UNSUPPORTED`."""
+    """Maps each capability to its level of support. A missing capability counts as `UNSUPPORTED`."""
     scan: ScanFacts | None = attrs.field(default=None, validator=is_a(ScanFacts, type(None)))
     """What a scan promises and costs; None if the database cannot scan."""
 

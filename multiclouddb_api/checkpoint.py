@@ -53,8 +53,8 @@ class CheckpointStore(Protocol):
             name: The name of the checkpoint.
 
         Raises:
-            MulticloudDbError: Raised if the checkpoint exists but cannot be used. None would be wrong here:
-                the reader would silently start again at the request's start position.
+            MulticloudDbError: Raised if the checkpoint exists but cannot be used. The method must not return
+                None in this case: the reader would silently start again at the request's start position.
         """
         ...
 
@@ -171,7 +171,7 @@ class CheckpointFile(FileCheckpointStore):
         return self._file
 
     def check(self) -> None:
-        """Raise an error if the file cannot be written later; otherwise leave no trace but its lock file."""
+        """Raise an error if the file will not be writable; otherwise, create nothing except its lock file."""
         path = self.path(self.name)
         try:
             make_folder(path.parent)

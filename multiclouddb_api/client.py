@@ -71,8 +71,9 @@ def connect(
     Args:
         source: A URL (`"embedded:///data/store.db"`), the path of a TOML file
             (`ClientConfig.from_toml`), or a configuration.
-        native_client: A vendor client that the application has already created. It is used as it is, and
-            never reconfigured or closed. Each call is tried only once, because it has retries of its own.
+        native_client: A vendor client that the application has already created. The library never
+            reconfigures or closes this client. It tries each call only once, because this client has its own
+            retries.
         observer: Receives notifications of internal events, for metrics.
 
     Raises:
@@ -150,12 +151,12 @@ def _check_command(database: str, command: Mapping[str, Any]) -> None:
 class MulticloudDbClient:
     """Reads the changes of one database.
 
-    Use it as a context manager. Any number of threads may share it. After a fork, the child process
-    opens its own connections; if the client was made from a `native_client`, its calls there are
+    Use it as a context manager. Any number of threads may share it. After a fork, the child process opens its
+    own connections; if the client was made from a `native_client`, its calls in the child process are
     refused. Two processes never share a connection. A client cannot be pickled, but its `config` can.
 
     Args:
-        config: Names the provider and how to reach it.
+        config: Names the provider, and says how to reach the database.
         native_client: A vendor client that the application has already created; see `connect`.
         observer: Receives notifications of internal events, for metrics.
     """
@@ -294,7 +295,7 @@ class MulticloudDbClient:
         key: MulticloudDbKey | None = None,
         provider_options: ProviderOptions | None = None,
     ) -> TokenReport:
-        """Say what a token contains, and try whether the service can still resume it.
+        """Say what a token contains, and check whether the service can still resume it.
 
         This reads at most one event, without its document, and changes nothing: the token stays as it is.
         `multiclouddb token check` asks each partition separately, and also looks for partitions that the
@@ -304,7 +305,7 @@ class MulticloudDbClient:
             token: The token.
             options: Time limits; 30 seconds by default.
             key: The partition key, for a token of `LogicalPartition`, which contains only a digest of it.
-            provider_options: The provider's options for which the token was made, if there were any.
+            provider_options: The provider's options for which the token was made, if any.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the token is damaged or of another provider. A retryable
@@ -326,13 +327,14 @@ class MulticloudDbClient:
 
         With these tokens, an application spreads a feed over several processes. With `with_descendants`, each
         process reads `PhysicalPartition(partition_id, with_descendants=True)` from the token of its
-        partition, and then also what descends from it. Without `with_descendants`, it reads
+        partition, and then also the partitions that descend from it. Without `with_descendants`, it reads
         `PhysicalPartition(partition_id)`, and later the children that a page names. If partitions merge, each
         parent names the common child; read it only once, after all of its parents.
 
         With `Snapshot(SnapshotOrder.INTERLEAVED)`, there is also one token for each segment of the scan. A
-        segment is read like a partition, with its own `SnapshotStarted` and `BackfillDone` notices, and ends.
-        With `Snapshot(changes=False)`, there are only segments; the order of the snapshot has no meaning.
+        segment is read like a partition, with its own `SnapshotStarted` and `BackfillDone` notices, and then
+        ends. With `Snapshot(changes=False)`, there are only segments; the order of the snapshot has no
+        meaning.
 
         Args:
             request: The start position and the modes; its scope must be the entire collection.
@@ -342,8 +344,8 @@ class MulticloudDbClient:
         Returns:
             A tuple of `PlannedPartition`: an id, a token, and whether it is a segment of the scan. A
             partition is left out if its parent has not been read to its end, because the reader of the parent
-            continues with it. An ended partition is included if the service may still name more of its
-            children; read it too.
+            continues with it. If the service may still name more children of an ended partition, the plan
+            includes this partition; read it too.
 
         Portability:
             Ids and tokens are valid only for the same provider and resource. MongoDB always has one
@@ -400,7 +402,7 @@ class MulticloudDbClient:
             provider_options: The provider's options of the request, if there are any.
 
         Portability:
-            Only on Cosmos DB do options change the capabilities: `CosmosOptions(mode="latest")` reads a feed
+            Options change the capabilities only on Cosmos DB: `CosmosOptions(mode="latest")` reads a feed
             without deletes. See warning 1 in docs/configuration.md.
         """
         check_type("provider_options", provider_options, ProviderOptions, NoneType)
@@ -409,7 +411,7 @@ class MulticloudDbClient:
     def close(self) -> None:
         """Free all resources; calls that are still running end within a second.
 
-        Any thread may call it, also more than once.
+        Any thread may call this method, more than once.
         """
         with self._lock:
             if self._closed:

@@ -129,8 +129,8 @@ class ClientConfig:
         default=_WATCH_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
     """How long to keep looking for more children of an ended partition, in seconds; ten minutes by default.
-    Only the time in which the feed is read counts. It matters only for DynamoDB, which cannot confirm that
-    all children of a partition are known.
+    Only the time spent reading the feed counts. The setting matters only for DynamoDB, which cannot confirm
+    that all children of a partition are known.
     """
     coverage_audit_seconds: float = attrs.field(
         default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
@@ -139,11 +139,12 @@ class ClientConfig:
     every ten minutes by default. After a partition has left the token, a tenth of this time is enough.
     """
     max_readers_per_partition: int = attrs.field(
-        default=_READERS, validator=[is_a(int), at_least(1, "give at least 1; each consumer needs one")]
+        default=_READERS,
+        validator=[is_a(int), at_least(1, "give at least 1; each consumer needs one reader")],
     )
     """The number of readers of one partition that are kept open between calls; 64 by default. Each consumer
-    of a feed in this client needs one. Without it, every page of that consumer opens a new cursor at the
-    service.
+    of a feed in this client needs one. Without a reader of its own, a consumer opens a new cursor at the
+    service for every page.
     """
 
     def __init__(

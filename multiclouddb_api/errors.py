@@ -2,17 +2,15 @@
 
 Every error that this project raises to its users is a `MulticloudDbError`. Its category says what to do:
 
-    INVALID_REQUEST          the call is wrong: change it, a retry fails again
-    UNSUPPORTED_CAPABILITY   this database cannot do that: the message names an alternative
-    AUTHENTICATION_FAILED    your credentials are missing, or the service does not accept them
-    AUTHORIZATION_FAILED     you are not allowed to do that
-    NOT_FOUND                no such database, table, container or collection
-    CONFLICT                 another writer was first
-    THROTTLED                the service received too many requests: wait, then retry
-    TRANSIENT_FAILURE        the service is unavailable, or the deadline passed: retry
-    PERMANENT_FAILURE        the service failed in a way that a retry does not fix
-    PROVIDER_ERROR           a record cannot be decoded or is too large: `detail.skip_token` skips it
-    CHECKPOINT_EXPIRED       the position is older than what the service still keeps
+    INVALID_REQUEST          the call is wrong: change it, a retry fails again UNSUPPORTED_CAPABILITY   this
+    database cannot do that: the message names an alternative AUTHENTICATION_FAILED    your credentials are
+    missing, or the service does not accept them AUTHORIZATION_FAILED     you are not allowed to do that
+    NOT_FOUND                no such database, table, container or collection CONFLICT                 another
+    writer was first THROTTLED                the service received too many requests: wait, then retry
+    TRANSIENT_FAILURE        the service is unavailable, or the deadline passed: retry PERMANENT_FAILURE
+    the service failed in a way that a retry does not fix PROVIDER_ERROR           a record cannot be decoded
+    or is too large: `detail.skip_token` skips it CHECKPOINT_EXPIRED       the service no longer keeps the
+    changes after the position
 
 `MulticloudDbError.help_url` links to a page that explains the causes of each category and what to do.
 """
@@ -97,12 +95,12 @@ class ErrorDetail:
     native_text: str | None = None
     """The vendor's own error message, or None."""
     oldest_position: str | None = None
-    """For `CHECKPOINT_EXPIRED`, the oldest position that the service still keeps, as readable text, or
-    None if the service does not report it."""
+    """For `CHECKPOINT_EXPIRED`, the oldest position that the service still keeps, as readable text; None if
+    the service does not report it."""
     skip_token: str | None = attrs.field(default=None, repr=shorten)
     """For `PROVIDER_ERROR` caused by a record, a continuation token for the position after that record."""
     retry_after_seconds: float | None = None
-    """The number of seconds that the service asked to wait before the next call, or None. An iterator waits
+    """How many seconds the service asked the caller to wait before the next call, or None. An iterator waits
     at least this long."""
 
     def __attrs_post_init__(self) -> None:
@@ -123,9 +121,9 @@ _TEXTS: Final = tuple(
 class MulticloudDbError(Exception):
     """Raised for any failure of a call, with a message that says how to fix it.
 
-    If a vendor's exception caused the error, it is `__cause__` in the process that raised it. It is not
-    pickled, but `detail` is. A note (PEP 678) makes a traceback end with `help_url`; `str(error)` contains
-    only the message.
+    If a vendor's exception caused the error, that exception is `__cause__` in the process that raised the
+    error. `__cause__` is not pickled, but `detail` is. A note (PEP 678) makes a traceback end with
+    `help_url`; `str(error)` contains only the message.
 
     Args:
         message: One line that says what is wrong and how to fix it.
@@ -198,7 +196,7 @@ _NAMES: Final[dict[type, str]] = {NoneType: "None", Mapping: "mapping"}
 
 
 def type_name(value: object) -> str:
-    """Return the name of a value's type for a message; a class gets a different name than its instances."""
+    """Return the name of a value's type for a message; a class gets a different name from its instances."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 

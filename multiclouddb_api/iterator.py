@@ -61,7 +61,7 @@ def _not_below_the_first(
         raise invalid_request(
             f"ChangeFeedIterator.{attribute.name}",
             f"is {value}, less than idle_backoff_seconds",
-            "give the seconds of the longest wait",
+            "give the longest wait in seconds",
         )
 
 
@@ -70,19 +70,19 @@ class ChangeFeedIterator:
     """Reads a feed page by page until `stop` is called or the feed ends.
 
     Iterate over events (`for event in it`, `next(it)`) or pages (`for page in it.pages()`) in a single
-    thread. A page is done when the caller asks for what comes after it; an empty one is done at once. Only
-    then does `continuation_token` move, and the checkpoint is saved. So after a crash, an exception or a
-    `break` in the loop body, the page is delivered again and never skipped. Another `for` over the iterator,
-    a new iterator with the same checkpoint, and a read after a failed one start after the last page that is
-    done.
+    thread. A page counts as done when the caller asks for the next page or event; an empty page is done at
+    once. Only then does `continuation_token` move, and the checkpoint is saved. So after a crash, an
+    exception or a `break` in the loop body, the page is delivered again and never skipped. The next read
+    starts after the last page that is done. This also applies to another `for` over the iterator, to a new
+    iterator with the same checkpoint, and to a read after a failure.
 
-    Retryable failures are retried after random waits that grow, and not before the time for which the service
-    asks (`ErrorDetail.retry_after_seconds`). An outage is reported within 2 seconds, and
-    then every 30 seconds. Each report goes to the log (`multiclouddb.iterator`, WARNING) and to
-    `Observer.outage`. `CONFLICT` means that another worker has saved the checkpoint in the meantime.
+    Retryable failures are retried after random waits that grow, but not earlier than the service asks for
+    (`ErrorDetail.retry_after_seconds`). An outage is reported within 2 seconds, and then every 30 seconds.
+    Each report goes to the log (`multiclouddb.iterator`, WARNING) and to `Observer.outage`. `CONFLICT` means
+    that another worker has saved the checkpoint in the meantime.
 
     With the scope `PhysicalPartition(…)`, the iteration ends when the partition ends. With
-    `with_descendants=True`, it goes on in the partitions that replace the ended one.
+    `with_descendants=True`, the iteration continues with the partitions that replace the ended partition.
 
     With `on_expired=Resnapshot()`, iterate over pages. A loop over single events is refused, because it would
     not see the notices.
@@ -113,7 +113,7 @@ class ChangeFeedIterator:
     timeout_seconds: float = attrs.field(
         default=30.0,
         kw_only=True,
-        validator=[is_a(int, float), at_least(0.001, "give the seconds that one read may take")],
+        validator=[is_a(int, float), at_least(0.001, "give the time limit of one read in seconds")],
     )
     """The time limit of each read in seconds; 30 by default."""
     wait_seconds: float = attrs.field(
@@ -125,7 +125,7 @@ class ChangeFeedIterator:
     idle_backoff_seconds: float = attrs.field(
         default=0.005,
         kw_only=True,
-        validator=[is_a(int, float), at_least(0.001, "give the seconds of the first wait")],
+        validator=[is_a(int, float), at_least(0.001, "give the first wait in seconds")],
     )
     """How long to wait after the first idle page, in seconds; 0.005 by default. Each further idle page
     doubles the upper limit of the wait, and the first event resets this limit."""
@@ -226,8 +226,9 @@ class ChangeFeedIterator:
     def stop(self) -> None:
         """End the iteration permanently; any thread or signal handler may call this method.
 
-        Between two reads it stops within 0.1 seconds, and during a read within a second, whose page it does
-        not deliver. The caller must still handle the events that were already returned.
+        Between two reads, the iterator stops within 0.1 seconds. During a read, it stops within a second, and
+        does not deliver the page of that read. The caller must still handle the events that were already
+        returned.
         """
         self._feed.timer.stop()
 
@@ -260,18 +261,18 @@ class ChangeFeedIterator:
 
 
 class FeedLoop:
-    """The loop over the pages of one feed, as steps: what it reads and saves, and when.
+    """The loop over the pages of one feed, as steps, which say what to read and save, and when.
 
-    A page is done, and its token saved, when the driver asks for what comes after it.
+    When the driver asks for the next page, the current page counts as done, and its token is saved.
 
     Args:
-        settings: The iterator, for its client, its request and its settings.
+        settings: The iterator; the loop uses its client, its request and its settings.
 
     Attributes:
-        timer: The clock, and what stops the loop.
+        timer: The clock, which can also stop the loop.
         position: The position after the last page that is done; None before the first step.
         closed: True after `close`.
-        at_close: Is called when the iteration ends or is closed.
+        at_close: A function that is called when the iteration ends or is closed.
     """
 
     def __init__(self, settings: ChangeFeedIterator) -> None:
@@ -291,7 +292,7 @@ class FeedLoop:
         if isinstance(self._settings.request.on_expired, Resnapshot):
             raise invalid_request(
                 "ChangeFeedRequest.on_expired",
-                "is Resnapshot(), whose notices a loop over single events does not see",
+                "is Resnapshot(), and a loop over single events would not see its notices",
                 "iterate with .pages() and handle SnapshotStarted and BackfillDone",
             )
 

@@ -64,7 +64,7 @@ class Observer:
     def gap(self, address: ResourceAddress, gap: Gap) -> None:
         """Called when changes were lost because they were older than the retention.
 
-        The read goes on after them.
+        The read continues after the lost changes.
 
         Args:
             address: The collection that is read.

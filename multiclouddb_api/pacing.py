@@ -176,7 +176,7 @@ _current: ContextVar[Outage | None] = ContextVar("multiclouddb_outage", default=
 
 
 def still_waiting(reason: Callable[[], str | None]) -> None:
-    """The engine calls this function in the thread of a read while the service has not answered yet."""
+    """Record that the service has not answered yet; the engine calls this in the thread of a read."""
     outage = _current.get()
     if outage is not None:
         outage.waits(reason)
@@ -277,8 +277,8 @@ class PollSchedule:
         """Record that a read failed with a retryable error; return False if reads have failed for too long.
 
         Args:
-            retry_after: The number of seconds that the service asked to wait, or None. The next read is not
-                earlier, except for the last one, when the time limit is reached.
+            retry_after: The number of seconds that the service asked to wait, or None. The next read does not
+                come earlier, except for the last read, when the time limit is reached.
         """
         now = self._timer.now()
         self.idle = False

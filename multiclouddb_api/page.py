@@ -108,8 +108,8 @@ class SnapshotStarted:
     """A snapshot has begun.
 
     All later changes will be delivered, and the next pages contain the rows of the snapshot. Store the token
-    of the page with this notice before you read on. Only a read from it or from a later token continues the
-    snapshot; any other read starts a new one.
+    of the page with this notice before you read on. Only a read from this token or a later one continues the
+    snapshot; any other read starts a new snapshot.
 
     Portability:
         Check `Capability.CHANGE_FEED_SNAPSHOT`. On DynamoDB, some changes that are older than the
@@ -117,11 +117,11 @@ class SnapshotStarted:
     """
 
     floor: str = attrs.field(validator=is_a(str))
-    """The `order_key` of every row of the snapshot, which is called its floor. It is greater than the
-    `order_key` of every change that is certainly included in the rows, and less than that of every change
+    """The `order_key` of every row of the snapshot, which is called its floor. The floor is greater than the
+    `order_key` of every change that the rows certainly include, and less than the `order_key` of every change
     after this page."""
     partition_id: str = attrs.field(validator=is_a(str))
-    """The id of the snapshot; the matching `BackfillDone` has the same."""
+    """The id of the snapshot; the matching `BackfillDone` has the same id."""
     whole: bool = attrs.field(default=True, validator=is_a(bool))
     """True if the snapshot delivers every row of the collection, so that a target can delete all other rows
     at `BackfillDone`. False for one segment of a plan, for one partition or partition key, for a snapshot
@@ -136,8 +136,8 @@ class BackfillDone:
     until you have stored the token of this page or of a later one.
 
     Portability:
-        It comes with `Snapshot()` on databases with `Capability.CHANGE_FEED_SNAPSHOT`, and with the opt-in
-        backfill of Cosmos DB. See warnings 8 and 23 in docs/configuration.md.
+        This notice comes with `Snapshot()` on databases with `Capability.CHANGE_FEED_SNAPSHOT`, and with the
+        opt-in backfill of Cosmos DB. See warnings 8 and 23 in docs/configuration.md.
     """
 
     partition_id: str = attrs.field(validator=is_a(str))
@@ -169,9 +169,9 @@ class OperationDiagnostics:
     """The watermark in UTC: no later event is older than this time. It is the minimum over all partitions in
     the token, including children that wait for their parents. The watermark never goes back."""
     read_until: datetime | None = None
-    """Every change that was committed before this time has been returned, on this page or an earlier one. It
-    is of the service's clock, in UTC, and never goes back. None during the scan of a `Snapshot()`, and if the
-    service does not report enough.
+    """Every change that was committed before this time has been returned, on this page or an earlier one. The
+    time comes from the service's clock, is in UTC, and never goes back. None during the scan of a
+    `Snapshot()`, or if the service does not report enough to compute it.
     """
     read_until_estimated: bool = False
     """True if `read_until` is likely, but not proven, because the service does not report whether records
@@ -183,7 +183,7 @@ class OperationDiagnostics:
     true.
     """
     retention_headroom_seconds: float | None = None
-    """How long the service will still keep the oldest position in the token; the shortest time that the
+    """How long the service will still keep the oldest position in the token: the shortest time that the
     service reported during this call."""
     requests: int = 0
     """The number of requests sent to the service."""
@@ -193,15 +193,15 @@ class OperationDiagnostics:
     retries: int = 0
     """The number of times that a request was repeated after a failure."""
     open_watches: int = 0
-    """The number of ended partitions that are still watched for more children. `idle` may be true in the
-    meantime. The events of a child that is found in this way may be older than the watermark.
+    """The number of ended partitions whose service may still name more children. `idle` may be true in the
+    meantime. The events of a child that is found later may be older than the watermark.
     """
     found_late: int = 0
     """The number of partitions that an audit found during this call. For each of them, the page contains a
     `PartitionFoundLate` notice.
     """
     partition_errors: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    """Maps the id of each partition that failed during this call to its failure. The position of a failed
+    """Maps the id of each partition that failed during this call to the failure. The position of a failed
     partition does not move."""
     elapsed_seconds: float = 0.0
     """The duration of the call."""
@@ -215,7 +215,7 @@ def _count(events: tuple[ChangeEvent, ...]) -> str:
 
 @attrs.frozen
 class ChildPartition:
-    """A partition that goes on where its parents have ended.
+    """A partition that continues where its parents have ended.
 
     Portability:
         Partitions split on DynamoDB, Spanner, Cosmos DB and the embedded store, and merge on Spanner and
@@ -228,7 +228,8 @@ class ChildPartition:
     parents: tuple[str, ...] = attrs.field(validator=each_is(str))
     """The ids of all parents, including the ended partition; read the child only after all of them."""
     continuation_token: str = attrs.field(repr=shorten, validator=is_a(str))
-    """The token from which to read the child. A read that starts with only its id could miss changes."""
+    """The token from which to read the child. A read that starts from only the child's id could miss
+    changes."""
 
 
 @attrs.frozen
@@ -254,11 +255,11 @@ class ChangeFeedPage:
     """The partitions to read after the ended partition."""
     notices: tuple[Notice, ...] = ()
     """Facts other than changes to documents. Each notice has a position in the order of its partition: after
-    the partition's last event on this page, and before its first event on a later one. If a notice makes the
-    engine read other partitions, their events come on later pages: for example, a page with a `Gap` contains
-    no events of the partitions that replace the lost one. A read from a `skip_token` reads no events: its
-    page contains only the `RecordSkipped` notice. A read from any token before this page delivers the notices
-    again, even after a restart; a read from this page's token does not.
+    the partition's last event on this page, and before the partition's first event on a later page. If a
+    notice makes the engine read other partitions, their events come on later pages: for example, a page with
+    a `Gap` contains no events of the partitions that replace the lost one. A read from a `skip_token` reads
+    no events: its page contains only the `RecordSkipped` notice. A read from any token before this page
+    delivers the notices again, even after a restart; a read from this page's token does not.
     """
     diagnostics: OperationDiagnostics = attrs.field(factory=OperationDiagnostics)
     """Measurements of the call, such as its cost and lag."""

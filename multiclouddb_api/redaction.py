@@ -33,7 +33,7 @@ _ENDPOINT_USER = re.compile(r"[^?#&;@]*\?endpoint_url=[^?#&;=]*")
 
 
 def shorten(value: object) -> str:
-    """Return the repr of a token or a document; if the text is long, only its first characters."""
+    """Return the repr of a token or a document; if the repr is long, return only its first characters."""
     text = value if isinstance(value, str) else repr(value)
     if len(text) <= 4 * _VISIBLE:
         return repr(value)
@@ -43,8 +43,8 @@ def shorten(value: object) -> str:
 def redact_url(url: str) -> str:
     """Return the URL without user, password, fragment, and option values that may be secrets.
 
-    In case of doubt, it hides text: everything that is not a URL, and a host or path that may belong to an
-    unescaped password.
+    In case of doubt, the function hides text: everything that is not a URL, and a host or path that may
+    belong to an unescaped password.
     """
     found = _SCHEME.match(url)
     if found is None:

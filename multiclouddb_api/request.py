@@ -30,7 +30,7 @@ _NAME = [is_a(str, type(None)), not_blank("give its name, or None if the scope i
 class ResourceAddress:
     """A collection, table or container, and the database that contains it.
 
-    Every function that takes an address also takes its text: `"shop/orders"`, or only `"orders"`; see
+    Every function that takes an address also takes its text, such as `"shop/orders"` or only `"orders"`; see
     `parse`. An address of a whole database or cluster needs this class.
 
     Raises:
@@ -76,7 +76,7 @@ class ResourceAddress:
 
         Args:
             address: The text. Text without a `/` is the name of a collection. Providers without databases
-                take it (DynamoDB), and so do providers with a default one (the embedded store).
+                (DynamoDB) accept such text, and so do providers with a default database (the embedded store).
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the text names no collection.
@@ -119,14 +119,15 @@ class PhysicalPartition:
     each child of the partition. With `with_descendants`, reading continues in all partitions that replace it
     after a split or merge. The token tracks them, and `partition_retired` is False on every page.
 
-    If the partition merges with one that does not descend from it, two readers read the common child, and
-    neither knows the position of the other. So if partitions merge, use a single reader of all parents, such
-    as `EntireCollection`. Only that keeps the order across the merge and reads each event once.
+    If the partition merges with a partition that does not descend from it, two readers read the common child,
+    and neither knows the position of the other. So if partitions merge, use a single reader of all parents,
+    such as `EntireCollection`. Only a single reader keeps the order across the merge and reads each event
+    once.
 
     Portability:
         An id from another provider or resource is refused with `INVALID_REQUEST`. MongoDB has only one
-        partition, which never ends, so `with_descendants` makes no difference there. See warnings 6, 7, 11
-        and 22 in docs/configuration.md.
+        partition, which never ends, so `with_descendants` has no effect there. See warnings 6, 7, 11 and 22
+        in docs/configuration.md.
     """
 
     partition_id: str = attrs.field(
@@ -187,7 +188,7 @@ class Beginning:
     """Starts at the oldest change that the service still keeps; older changes are not *available*.
 
     Portability:
-        DynamoDB keeps changes for 24 hours, Spanner for the stream's retention, 1 day by default, MongoDB as
+        DynamoDB keeps changes for 24 hours, Spanner for the stream's retention (1 day by default), MongoDB as
         long as they are in the oplog, and the embedded store until `trim`. Cosmos DB cannot start an
         all-versions-and-deletes feed in the past: unless you opt into its backfill, the read raises
         `UNSUPPORTED_CAPABILITY`. Check `Capability.CHANGE_FEED_BEGINNING`. See warnings 3, 8 and 10 in
@@ -199,8 +200,8 @@ class Beginning:
 class Now:
     """Starts at the first call; returns only changes that are committed after that call has returned.
 
-    The first page's token is durable, even if the page is empty. A read from it later, even after a restart,
-    returns everything that was committed after the first call.
+    The first page's token is durable, even if the page is empty. A later read from this token, even after a
+    restart, returns everything that was committed after the first call.
 
     Portability:
         On DynamoDB, a reader that stops for more than 15 minutes before its first event may also get changes
@@ -271,7 +272,7 @@ class OperationOptions:
 
     timeout_seconds: float = attrs.field(
         default=30.0,
-        validator=[is_a(int, float), at_least(0.001, "give the seconds that the whole call may take")],
+        validator=[is_a(int, float), at_least(0.001, "give the time limit of the whole call in seconds")],
     )
     """The time limit of the whole call in seconds, including retries; greater than 0, and 30 by default. When
     it has passed, a call that has made progress returns its page, and one without raises
@@ -288,8 +289,8 @@ class OperationOptions:
 class ProviderOptions:
     """The base class of a provider's options; each provider has a frozen subclass.
 
-    A field whose metadata contains `positions=True` changes what a position means: a token that was made with
-    another value of it is refused.
+    A field whose metadata contains `positions=True` changes what a position means: if a token was made with
+    another value of this field, it is refused.
     """
 
     def position_digest(self) -> str:
@@ -340,8 +341,8 @@ class NewItemStateMode(StrEnum):
     Portability:
         `REQUIRE` needs a stream with new images on DynamoDB, a change stream of full rows on Spanner, or pre-
         and post-images on MongoDB. Without it, the read raises `UNSUPPORTED_CAPABILITY`. With
-        `INCLUDE_IF_AVAILABLE`, MongoDB without images looks up the updated document when it is read. See
-        warnings 4, 5 and 15 in docs/configuration.md.
+        `INCLUDE_IF_AVAILABLE`, MongoDB without images looks up the updated document when the change is read.
+        See warnings 4, 5 and 15 in docs/configuration.md.
     """
 
     OMIT = "omit"
@@ -356,9 +357,9 @@ class OldItemStateMode(StrEnum):
     """Defines whether events include the document as it was before the change.
 
     Portability:
-        Every value except `OMIT` needs `Capability.CHANGE_FEED_OLD_ITEM_STATE`. Cosmos DB lacks it, and the
-        other services need a setting. See warning 12 in docs/configuration.md. With its option
-        `delete_marker`, a `DELETE` contains the item's last state in every mode.
+        Every value except `OMIT` needs `Capability.CHANGE_FEED_OLD_ITEM_STATE`. Cosmos DB lacks this
+        capability, and the other services need a setting. See warning 12 in docs/configuration.md. With
+        Cosmos DB's option `delete_marker`, a `DELETE` contains the item's last state in every mode.
     """
 
     OMIT = "omit"
@@ -409,7 +410,7 @@ def _is_case(union: Any, advice: Callable[[Any], str]) -> Callable[[Any, attrs.A
 
 
 def check_start(field: str, value: object) -> None:
-    """Refuse a value that is no start position, and say what to write instead."""
+    """Refuse a value that is not a start position, and say what to write instead."""
     _check_case(field, value, StartPosition, _start_advice)
 
 

@@ -68,13 +68,14 @@ class Snapshot:
     The first page contains no rows, only a `SnapshotStarted` notice. Store its token before you read on. No
     change after the first call is missed: if a row is changed later, it is returned again as a change. Each
     row is an event with `backfilled=True`, `type=CREATE` and the snapshot's floor as `order_key`. The page
-    with the last row also contains a `BackfillDone` notice. Before it, no page is `idle`, and the watermark
-    remains at the time of the snapshot.
+    with the last row also contains a `BackfillDone` notice. Before this notice, no page is `idle`, and the
+    watermark remains at the time of the snapshot.
 
     With `changes=False`, the feed contains the rows alone and ends after them: the page with the last row
     also contains a `BackfillDone` and a `FeedEnded` notice, and a read from its token returns `FeedEnded`
     again. A row that is changed after the first page may then be returned in its old or new state, or not at
-    all. If you need such rows too, take a token from `Now()` before the scan, and read the changes from it.
+    all. If you need the changes of such rows, take a token from `Now()` before the scan, and read the changes
+    from this token.
 
     The token contains the progress of the scan, so another process can continue it, even days later.
 
@@ -84,10 +85,10 @@ class Snapshot:
             snapshots.
 
     Portability:
-        Check `Capability.CHANGE_FEED_SNAPSHOT`; its note says whether all rows are of one moment, or each is
-        as it was when it was read. Snapshots are possible for a whole collection or one partition key, not
-        for `PhysicalPartition`, `EntireDatabase` or `EntireCluster`. See warnings 23 and 24 in
-        docs/configuration.md.
+        Check `Capability.CHANGE_FEED_SNAPSHOT`. Its note says whether all rows show the state at one moment,
+        or each row shows the state when it was read. Snapshots are possible for a whole collection or one
+        partition key, not for `PhysicalPartition`, `EntireDatabase` or `EntireCluster`. See warnings 23 and
+        24 in docs/configuration.md.
     """
 
     order: SnapshotOrder = attrs.field(default=SnapshotOrder.AUTO, validator=is_a(SnapshotOrder))

@@ -1,4 +1,4 @@
-"""What the loop over a feed asks its driver to do: wait, call something that may block, or give a page."""
+"""Defines the steps that the loop over a feed asks its driver to take: wait, call a function, give a page."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Call:
         if self.is_coroutine:
             raise invalid_request(
                 "checkpoint_store",
-                "has coroutine methods, which only an asyncio client awaits",
+                "has coroutine methods, which only an asyncio client can await",
                 "use multiclouddb.aio.connect, or pass a store whose methods block",
             )
         return self.function(*self.arguments)
 
 
 class Give:
-    """Give this page to the application; the answer comes when the application asks for what follows."""
+    """Give this page to the application; the answer comes when the application asks for the next page."""
 
     __slots__ = ("page",)
 
@@ -108,10 +108,10 @@ def pages_of(
 
 
 def finished(steps: Steps[_Result], wait: Callable[[float], bool]) -> _Result:
-    """Take the steps of a loop that gives no page, and return its result."""
+    """Take the steps of a loop that returns no page, and return the loop's result."""
     pages = pages_of(steps, wait)
     try:
         next(pages)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]  # the value of StopIteration is Any
-    raise AssertionError("only the loop over a feed gives pages")
+    raise AssertionError("only the loop over a feed returns pages")

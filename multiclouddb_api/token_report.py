@@ -37,23 +37,23 @@ class TokenReport:
     scope: str
     """The scope for which it was made, for example `collection`."""
     issued_at: datetime | None
-    """When the token was made, by the clock of the machine that made it."""
+    """When the token was made, according to the clock of the machine that made it."""
     watermark: datetime | None
     """No event after the token is older than this time; None if no page has reported one."""
     partitions: tuple[TokenPartition, ...]
     """The partitions of the token, in the order in which they are read."""
     ended: str | None
-    """How the feed or the partition ended; None if it goes on."""
+    """How the feed or the partition ended; None if it has not ended."""
     resumes: bool | None
-    """Whether a read from the token works. None if that cannot be tried without the partition key that the
-    token was made for: pass `key`."""
+    """Whether a read from the token works. None if this cannot be tried without the token's partition key; in
+    that case, pass `key`."""
     error: ErrorCategory | None
     """Why the token does not resume, for example `CHECKPOINT_EXPIRED`; otherwise None."""
     problem: str
     """The message of that error, which says what to do; otherwise empty."""
     changes_waiting: bool | None
-    """Whether the service has changes after the token; None if the read did not show that."""
+    """Whether the service has changes after the token; None if the read did not show this."""
     lag_seconds: float | None
     """How far the token lags behind the service's clock, or None."""
     retention_headroom_seconds: float | None
-    """How long the service will keep the token's oldest position; None if the service does not tell."""
+    """How long the service will keep the token's oldest position; None if the service does not report it."""

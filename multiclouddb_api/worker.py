@@ -38,8 +38,9 @@ def follow(
     """Connect to a database and iterate over the events of one collection.
 
     An event is done when the next one is asked for. When all events of a page are done, the file stores the
-    position. After a crash, the events of the last page may therefore come again; none is skipped. Use the
-    iterator as a context manager, which closes the connection. It is also closed when the iteration ends.
+    position. So after a crash, the events of the last page may be delivered again; none is skipped. Use the
+    iterator as a context manager, which closes the connection. The connection is also closed when the
+    iteration ends.
 
     Args:
         source: What `connect` takes: a URL, the path of a TOML file, or a configuration.

@@ -35,13 +35,13 @@ LOOKUP_PLAN: Final = "lookup"
 
 @attrs.frozen
 class Answer:
-    """What the answers before a position say about the moment up to which a partition was read.
+    """What the answers before a position say about the time up to which a partition was read.
 
     Attributes:
         watermark: See `Batch.watermark`.
         likely_read_until: See `Batch.likely_read_until`.
-        caught_up_at: The monotonic time at which the read began that reached the current end of the
-            partition; None if there is no such read.
+        caught_up_at: The monotonic time at which a read began that reached the current end of the partition;
+            None if there is no such read.
     """
 
     watermark: datetime | None = None
@@ -70,8 +70,8 @@ class Head:
 class SupportsHeads(Protocol):
     """A feed that can find the end position of a bounded read without reading the records before it.
 
-    Without it, or for a partition that its answer omits, the planner of a bounded read has to read the
-    records.
+    If a feed does not implement this, or its answer leaves out a partition, the planner of a bounded read has
+    to read the records.
     """
 
     def heads(
@@ -98,22 +98,22 @@ class SupportsHeads(Protocol):
 
 @runtime_checkable
 class SupportsChangeMark(Protocol):
-    """A feed that can detect with one cheap call that nothing has changed in any partition."""
+    """A feed that can tell, with one cheap call, whether anything has changed in any of its partitions."""
 
     def change_mark(self, deadline: Deadline) -> Hashable:
         """Return a value that changes if a record or partition is added or lost, or if a partition ends.
 
         As long as the value stays the same, the engine returns the last idle page again, with the same token.
-        So a feed whose positions or watermark advance without changes, or whose positions expire as time
-        passes, must not implement it.
+        So a feed must not implement this protocol if its positions or watermark advance without changes, or
+        if its positions expire as time passes.
 
         Args:
             deadline: The time by which the call must end.
 
         Returns:
-            The value. The engine compares it with earlier values of this feed in the same process. If it
-            changes although the feed has not changed, nothing is lost, but the engine makes one call for each
-            partition.
+            The value. The engine compares it with earlier values of this feed in the same process. If the
+            value changes although the feed has not changed, nothing is lost, but the engine makes one call
+            for each partition.
         """
         ...
 

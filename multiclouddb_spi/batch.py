@@ -1,4 +1,4 @@
-"""Defines the result of one read of a partition: records, their mapping to events, and what follows."""
+"""Defines the result of one read of a partition: its records, their events, and what follows them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Child:
     Attributes:
         partition_id: The service's own id of the child.
         parents: *All* parents of the child. Each of them names the child when it has been read to its end.
-            The engine starts to read the child after the last one has named it.
+            The engine starts to read the child after its last parent has named it.
         cursor: The position at which the child starts, according to this parent.
     """
 
@@ -52,8 +52,8 @@ class Drained:
 
     Attributes:
         children: The children that are known so far, at least one; without any, the outcome is `Awaiting` or
-            `Ended`. The engine starts to read them at once. Another read at the final cursor must name at
-            least these.
+            `Ended`. The engine starts to read these children at once. Another read at the final cursor must
+            name at least these children.
         complete: True if it is certain that there are no other children. Otherwise the engine keeps the
             partition in the token and asks `Feed.survey` for more, by default for ten minutes of running time
             (`ClientConfig.child_watch_seconds`). False only for a feed with `names_late`.
@@ -89,8 +89,8 @@ class Segment:
     Attributes:
         segment_id: The id that `segment_id_of` returned.
         cursor: The position before the first row of the segment.
-        records: The approximate number of rows in the segment, for the limits of the Spark source; None if
-            the service does not report it.
+        records: The approximate number of rows in the segment, which the Spark source counts against its
+            limits; None if the service does not report it.
     """
 
     segment_id: str
@@ -126,7 +126,7 @@ class Mapper(ABC):
     def cursor_after(self, records: Any, count: int) -> Cursor:
         """Return the position after the first `count` records.
 
-        A position inside a transaction says which part of it was delivered.
+        A position inside a transaction says which part of the transaction was delivered.
 
         Args:
             records: The records of the batch.
@@ -183,19 +183,19 @@ class Batch:
             records may be available immediately, even after an empty batch, while the service filters its
             log. None if the service does not report this: an empty batch then means that no records follow.
             In the last batch of a partition, the value has no meaning.
-        watermark: Every record after this batch has this time or a later one; None if it is unknown. It is
-            never later than the commit time of a record that can still become visible.
-        likely_read_until: Set this if `caught_up` is never True, although empty answers make it likely that
-            no records follow: the moment, by the service's clock, before which every change is probably in
-            this batch or in an earlier one. None if that is not known.
+        watermark: A time; every record after this batch has this time or a later one. None if it is unknown.
+            It is never later than the commit time of a record that can still become visible.
+        likely_read_until: The moment, by the service's clock, before which every change is probably in this
+            batch or in an earlier one. Set it if `caught_up` is never True, but empty answers make it likely
+            that no records follow. None if this moment is not known.
         poll_after: The number of seconds to wait before the engine asks this partition again; 0 means no
             wait.
         notices: Facts about the feed that are not changes. They come after the last record of this batch and
             before the next batch. So a reader that finds such a fact ends its batch there, even if the
-            service has sent more records, and `caught_up` is False if more may follow. The page with the last
-            record contains the notices, and no later record of this partition. Only the position `end` is
-            after them. A read from any other cursor of the batch, or from the `skip_cursor` of one of its
-            records, returns them again.
+            service has sent more records. `caught_up` is False if more records may follow. The page with the
+            last record contains the notices, and no later record of this partition. Only the position `end`
+            comes after the notices. A read from any other cursor of the batch, or from the `skip_cursor` of
+            one of its records, returns the notices again.
         headroom: The number of seconds until the position after this batch expires, or None.
         charge: The service's charge in its own unit, or None.
         requests: The number of calls to the service for this batch.
@@ -251,7 +251,7 @@ def collector_paused() -> Iterator[None]:
     these objects again and again, for a quarter of the time of a read.
 
     Only one thread at a time pauses the collector; in other threads, the block has no effect. When that
-    thread leaves its block, the collector runs again, even if others are inside theirs.
+    thread leaves its block, the collector runs again, even if other threads are still inside their blocks.
     """
     if not gc.isenabled() or not _pausing.acquire(blocking=False):
         yield

@@ -12,12 +12,13 @@ The following rules apply to every method in this module:
 
 - *What is optional.* A method for an optional feature has a default implementation, which is correct for a
   service without it. A feature that only some services offer is a small protocol, `Supports…`; the engine
-  leaves it alone if the provider does not implement it.
+  does not use the feature if the provider does not implement the protocol.
 - *Who retries.* The engine does. A provider neither retries calls, nor wraps errors, nor catches the vendor's
-  exceptions: `Provider.classify` gets each of them later, and goes by its contents alone. It raises
-  `ProviderFault` for problems that it finds itself, and for errors whose meaning depends on the call. For
-  example, the same code can mean an expired position in a read, and an invalid time in a start. Then the
-  provider catches it and raises `ProviderFault(Fault(…)) from error`, and `classify` is not called.
+  exceptions: `Provider.classify` gets each exception later, and uses only the contents of the exception. It
+  raises `ProviderFault` for problems that it finds itself, and for errors whose meaning depends on the call.
+  For example, the same code can mean an expired position in a read, and an invalid time in a start. In such a
+  case, the provider catches the error and raises `ProviderFault(Fault(…)) from error`, and `classify` is not
+  called.
 - *Threads.* Several threads may call a `Provider` or a `Feed` at the same time. Only one thread at a time
   calls a `Reader`, but not always the same thread. Any thread may call `cancel` at any time.
 - *Time.* Every method with a `deadline` returns or raises by that time, as exactly as the vendor's client
@@ -27,23 +28,23 @@ The following rules apply to every method in this module:
   it.
 - *After close.* Only `close` and `cancel` may still be called, and then they do nothing.
 
-The engine follows partitions through splits, merges and retention. It is right for every service that keeps
-these three promises. The suite refuses a provider that breaks one of them:
+The engine follows partitions through splits, merges and retention. The engine is right for every service that
+keeps these three promises. The suite refuses a provider that breaks one of them:
 
 - **C1. A child with several parents is named whole.** The end of each parent names all its children with all
   their parents. Only a partition with at most one parent may be named or listed late. *DynamoDB* names
   children late and lists shards late, and a shard has at most one parent. *Spanner* puts every child and all
-  its parents into the record that ends a partition. The *embedded* store reads both in one transaction.
-  *Cosmos DB* merges partitions, but a partition of a feed is a range of keys here, and a range never has two
-  parents. *MongoDB* has one partition.
-- **C2. Retention takes ancestors first.** If a partition no longer exists, none of its ancestors does.
+  its parents into the record that ends a partition. The *embedded* store reads a partition's end and its
+  children in one transaction. *Cosmos DB* merges partitions, but a partition of a feed is a range of keys
+  here, and a range never has two parents. *MongoDB* has one partition.
+- **C2. Retention takes ancestors first.** If a partition no longer exists, none of its ancestors exists.
   *DynamoDB* keeps records for 24 hours and closes a shard before its child has records; a shard is gone only
   if the service refuses this shard. *Spanner* forgets a partition when its end is older than the retention.
   *Embedded*: gone means closed and trimmed to its end, also for a partition without records. *Cosmos DB* and
   *MongoDB*: a range, or the one partition, never goes away.
-- **C3. Where partitions merge, positions have a moment** (`Feed.moment`). *Spanner* uses the commit time,
-  and its heartbeats move an idle partition. The *embedded* store uses the sequence number of the whole
-  store. The others never have a child with two parents, so nothing waits for a moment.
+- **C3. If partitions merge, each position has a moment** (`Feed.moment`). *Spanner* uses the commit time, and
+  its heartbeats move an idle partition. The *embedded* store uses the sequence number of the whole store. The
+  others never have a child with two parents, so nothing waits for a moment.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class FeedSpec:
             its descendants.
         new_item_state_mode: Whether events contain the new document. `open_feed` checks that the resource is
             set up for this mode.
-        old_item_state_mode: The same for the old document.
+        old_item_state_mode: Whether events contain the old document; `open_feed` checks this in the same way.
         include_native: True if events include the vendor's own record.
         options: The provider's own options, an instance of `Provider.options_type`; never None if the
             provider has an options type.
@@ -122,8 +123,9 @@ class FeedIdentity:
         provider_id: The provider's id.
         address: The resource.
         incarnation: The service's own id of this resource (for example, a stream ARN, a container rid or a
-            collection UUID), which changes when the resource is recreated under the same name. None if it has
-            no such id; then only the service itself can refuse a position of the deleted resource.
+            collection UUID), which changes when the resource is recreated under the same name. None if the
+            resource has no such id; then only the service itself can refuse a position of the deleted
+            resource.
     """
 
     provider_id: str
@@ -142,8 +144,8 @@ class Seed:
         cursor: The durable position at which reading starts. It must stay valid and keep its meaning in other
             processes and after years of idle polling, as long as the service retains it.
         ended: True for a partition that ended before the start position, and that may have more children than
-            the seeds that name it as a parent. `cursor` is then its end, and nothing is read from it. Only
-            for a feed with `names_late`.
+            the seeds that name it as a parent. In that case, `cursor` is the end of the partition, and
+            nothing is read from it. Only for a feed with `names_late`.
     """
 
     partition_id: str
@@ -168,9 +170,9 @@ class Partition:
         parents: The parents of the partition, including those that no longer exist; empty if the service does
             not name them.
         state: Open or closed.
-        oldest: The position before the oldest record that can be read; None if it was not asked for, or if
-            the provider found no reason to look for it. A lost position moves there, and a partition that was
-            found starts there.
+        oldest: The position before the oldest record that can be read; None if the engine did not ask for it,
+            or if the provider had no reason to look for it. If the position of the partition was lost, it
+            moves to `oldest`; if the partition was found by a search, it starts at `oldest`.
     """
 
     partition_id: str
@@ -183,21 +185,21 @@ class Partition:
 class Survey:
     """What a service says about its partitions at one time (`Feed.survey`).
 
-    A partition that is neither `present` nor `gone` is not known at this time, so nothing is decided about
-    it.
+    A partition that is neither `present` nor `gone` is not known at this time, so the engine decides nothing
+    about it.
 
     Attributes:
         present: The partitions that exist.
-        gone: Of the asked partitions and their parents, those that no longer exist, each with its parents, or
-            with None where the service no longer tells them.
+        gone: Those of the asked partitions and their parents that no longer exist, each with its parents, or
+            with None if the service no longer reports them.
         heirs: Only for a service that does not list the parents of its partitions, and only if an asked
-            partition is gone: all partitions that existed at the oldest moment that can be read, each with
-            its position there. None if the engine finds what follows a lost partition from the parents in
-            `present`.
+            partition is gone: all partitions that existed at the oldest readable moment, each with its
+            position at that moment. None if the engine can find the successors of a lost partition from the
+            parents in `present`.
         final: Asked ended partitions that will have no more children, each with a notice for the application
             or None.
-        answered: The asked ended partitions about whose children `present` says all that is known. A provider
-            with a limit on its calls leaves some out. None means all.
+        answered: The asked ended partitions whose known children are all in `present`. A provider that limits
+            its calls may leave out some of these partitions. None means all.
     """
 
     present: tuple[Partition, ...] = ()
@@ -225,11 +227,12 @@ class Reader(ABC):
     """Reads one partition forward from the position that was passed to `Feed.open`."""
 
     def longest_fetch(self) -> float:
-        """Return after how many seconds the engine gives up a running fetch.
+        """Return the number of seconds after which the engine gives up a running fetch.
 
-        A fetch may run longer than its call. The next call at the same position then gets the answer, so that
-        nothing has to be sent twice over a slow network. After this time the engine cancels it, and the next
-        call starts another one. A provider returns more for a service that needs longer for one answer.
+        A fetch may run longer than its call. The next call at the same position then gets the answer, so
+        nothing has to be sent twice over a slow network. After this time, the engine cancels the fetch, and
+        the next call starts another fetch. If a service needs longer for one answer, its provider returns a
+        larger number.
         """
         return ANSWER_SECONDS + SILENT_SECONDS
 
@@ -275,7 +278,8 @@ class Reader(ABC):
 class Feed(ABC):
     """One opened change feed; keeping it open is cheap, and all readers with the same spec share it.
 
-    The engine forgets a feed without a call. What has to be freed belongs to a reader or to the provider.
+    The engine drops a feed without closing it. So keep resources that must be freed in a reader or in the
+    provider.
     """
 
     spec: FeedSpec
@@ -305,9 +309,9 @@ class Feed(ABC):
     def for_one_call(self) -> Feed:
         """Return a feed for all attempts of one call, so that an attempt can reuse results of an earlier one.
 
-        The engine uses it to resolve a start or to list partitions, also after each failure, and discards it
-        after the call. Its results are valid only for that call. By default, the method returns the feed
-        itself, which reuses nothing.
+        The engine uses this feed to resolve a start or to list partitions, even when it tries again after a
+        failure, and discards the feed after the call. The results that this feed keeps are valid only for
+        that call. By default, the method returns the feed itself, which reuses nothing.
         """
         return self
 
@@ -321,10 +325,10 @@ class Feed(ABC):
     def visible_after(self) -> float | None:
         """Return how many seconds after its own time, at most, a change becomes visible to every read.
 
-        If a read reports `caught_up=True`, the engine concludes that every change older than this has been
-        returned, by the service's `clock`. The number includes the precision of the times of changes; by
-        default, it is 10 seconds. None if there is no such limit: then only `Batch.watermark` shows up to
-        which moment a partition was read.
+        If a read reports `caught_up=True`, the engine concludes that every change that is older than this, by
+        the service's `clock`, has been returned. The number includes the precision of the times of changes;
+        by default, it is 10 seconds. None if there is no such limit: in that case, only `Batch.watermark`
+        shows up to which moment a partition was read.
         """
         return 10.0
 
@@ -340,19 +344,19 @@ class Feed(ABC):
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Convert a start position into durable positions of partitions, which can be stored immediately.
 
-        `Beginning` returns every partition that still has records. A closed one is returned together with its
-        children, whose seeds name it in `parents`. `Now` and `AtTime` return every partition that is open at
-        that time, and for `AtTime` also their descendants.
+        `Beginning` returns every partition that still has records. A closed partition is returned together
+        with its children, whose seeds name it in `parents`. `Now` and `AtTime` return every partition that is
+        open at that time, and for `AtTime` also their descendants.
 
         Args:
             position: The start position. The engine has already compared `AtTime` with `clock`.
-            partition_id: The only partition to start, or None for the whole scope. If it is closed at the
-                start position but still listed, its seed points to its end.
+            partition_id: The only partition to start, or None for the whole scope. If this partition is
+                closed at the start position but still listed, its seed points to its end.
             deadline: The time limit.
 
         Returns:
-            Seeds. Each parent of a seed either is a seed in the same list or no longer exists. Together they
-            cover the scope: every later partition descends from one of them. Empty if `partition_id` is
+            Seeds. Each parent of a seed either is a seed in the same list or no longer exists. Together, the
+            seeds cover the scope: every later partition descends from one of them. Empty if `partition_id` is
             unknown.
 
         Raises:
@@ -384,20 +388,20 @@ class Feed(ABC):
         since: datetime | None = None,
         whole: bool = True,
     ) -> Survey:
-        """State which partitions exist, and which of the asked ones no longer do.
+        """State which partitions exist, and which of the asked partitions no longer exist.
 
         A provider only states facts; the engine decides what is read, what is lost and what was missed. The
-        engine asks at most once a call. It does so when a read was refused because its position is too old,
-        some time after partitions have ended, and where an application asks for the partitions.
+        engine asks at most once per call. It asks if a read was refused because its position is too old, some
+        time after partitions have ended, and if an application lists the partitions.
 
         Args:
-            asked: Maps partitions of the engine to their positions; empty for a listing. A position is None
-                if the partition was lost before.
+            asked: Maps partitions of the engine to their positions; empty for a listing. The position is None
+                if the partition had already been lost.
             deadline: The time limit.
             expired: Those of `asked` whose position the service has just refused.
             since: Changes before this time are not needed; None if no bound is known.
-            whole: False if only the children of the asked partitions are wanted. All of them were read to
-                their ends. A provider may then leave out every other partition.
+            whole: False if only the children of the asked partitions are wanted. All of the asked partitions
+                were then read to their ends. A provider may then leave out every other partition.
 
         Returns:
             With the scope of one partition key, only the partitions that may contain the key. C2 holds: if a
@@ -409,8 +413,8 @@ class Feed(ABC):
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """Return the number of seconds until `cursor` expires, given the service's time `now`; pure.
 
-        The engine also asks for waiting partitions. Return None if the cursor does not contain a time, or if
-        no change after it can be lost.
+        The engine also calls this method for waiting partitions. Return None if the cursor does not contain a
+        time, or if no change after it can be lost.
         """
         return None
 
@@ -422,8 +426,8 @@ class Feed(ABC):
         Args:
             child_id: The child.
             cursors: The distinct cursors, usually exactly one. The default implementation returns the first
-                of them in the order of `compare`, so that no event is left out. It raises if `compare`
-                returns None.
+                cursor in the order of `compare`, so that no event is left out. It raises an error if
+                `compare` returns None.
         """
         for cursor in cursors:
             if all(self.compare(cursor, other) in (-1, 0) for other in cursors if other is not cursor):
@@ -452,7 +456,8 @@ class Feed(ABC):
         """Return the moment of a position, from the service's own clock or sequence; pure.
 
         No record after the position has a smaller moment, and the position of an idle partition moves (C3).
-        None, the default, is right for a service whose partitions never merge: nothing waits for a moment.
+        None, the default, is right for a service whose partitions never merge, because nothing waits for a
+        moment.
 
         Args:
             cursor: The position.
@@ -489,10 +494,10 @@ class Provider(ABC):
         """Return, without any I/O, the capabilities that the service has if it is set up as documented."""
 
     def complete(self, options: ProviderOptions) -> ProviderOptions:
-        """Return a request's options with defaults of the connection; by default, there are none; pure.
+        """Return a request's options, completed with the connection's defaults (none by default); pure.
 
         Args:
-            options: An instance of `options_type`, as the caller has made it.
+            options: An instance of `options_type`, as the caller made it.
         """
         return options
 

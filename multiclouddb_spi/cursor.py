@@ -15,12 +15,12 @@ Cursor: TypeAlias = JsonValue
 
 Treat it as immutable. Keep it short, because every token contains one per partition. It has at most 8 nested
 levels: if a value, for example a key, may have more, write it as text. (The engine never makes a token with
-more than 16.)
+more than 16 levels.)
 """
 
 
 class InvalidCursor(ValueError):  # noqa: N818
-    """Raised by a provider for a cursor that it never makes; the token is damaged or forged."""
+    """Raised by a provider for a cursor that it cannot have made; the token is damaged or forged."""
 
 
 Mark: TypeAlias = tuple[str | int, ...]
@@ -37,12 +37,12 @@ _MOST_PARTS: Final = 8
 class Cut:
     """A position in a partition: before a commit, or inside a commit after the delivered changes.
 
-    A service may identify whole commits only, but a page may end in the middle of one. With this position,
-    the reader omits the changes that the service then sends a second time. The changes of one commit may form
-    ordered sequences, called orders: for example, several Spanner transactions with the same commit
+    Some services can identify only whole commits, but a page may end in the middle of a commit. With this
+    position, the reader omits the changes that the service sends a second time. The changes of one commit may
+    form ordered sequences, called orders: for example, several Spanner transactions with the same commit
     timestamp. Each order has a name, and a mark that identifies its last delivered change. If the changes
-    have no order, the position contains the name of each delivered one. It never contains changes of other
-    commits, so the cursor stays short.
+    have no order, the position contains the name of each delivered change. The position never contains
+    changes of other commits, so the cursor stays short.
 
     Attributes:
         at: The commit, as a number; everything before this commit was delivered.
@@ -63,15 +63,15 @@ class Cut:
     def advanced(self, at: int, name: str, mark: Mark = ()) -> Cut:
         """Return the position after the next delivered change, of the commit `at` or a later one.
 
-        `name` is the order that contains the change; if there is no order, the change itself. `mark` is its
-        place in the order, after the marks of all delivered changes.
+        `name` is the order that contains the change; if there is no order, the change itself. `mark` is the
+        place of the change in the order, after the marks of all delivered changes.
         """
         return Cut(at, {**(self.delivered if at == self.at else {}), name: mark})
 
     def compare(self, other: Cut) -> int | None:
         """Return -1, 0 or 1 if this position lies before, at or after another of the same partition.
 
-        Return None if each includes delivered changes that the other does not.
+        Return None if each position includes delivered changes that the other does not include.
         """
         if self.at != other.at:
             return -1 if self.at < other.at else 1
@@ -88,7 +88,7 @@ class Cut:
 
     @classmethod
     def from_json(cls, cursor: Cursor) -> Cut:
-        """Return the position that `to_json` has converted; `InvalidCursor` for any other value."""
+        """Return the position that `to_json` has converted; raise `InvalidCursor` for any other value."""
         match cursor:
             case [int() as at] if _is_position(at):
                 return cls(at)

@@ -1,6 +1,6 @@
-"""Defines what a vendor's error becomes in a provider: a fault, and the rows of a provider's table of errors.
+"""Defines faults, which a provider makes from a vendor's errors, and the rows of a provider's error table.
 
-The module `errors` makes the user's error from a fault.
+The module `errors` turns a fault into the error that the user sees.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ProviderFault(Exception):  # noqa: N818
     """Raised by a provider for problems that it finds, and for errors whose meaning depends on the call.
 
     The engine uses the fault unchanged and does not call `Provider.classify`. If a vendor's exception caused
-    the fault, raise `from` it, because `ErrorDetail` names it.
+    the fault, raise the fault `from` that exception, because `ErrorDetail` names it.
 
     Args:
         fault: The classified failure.
@@ -110,8 +110,8 @@ class ProviderFault(Exception):  # noqa: N818
 class RecordFault(Exception):  # noqa: N818
     """Raised for one record that cannot be decoded or is too large (a poison record).
 
-    `Batch.events` and `Batch.arrow` raise it with the record's index, and `Reader.fetch` with index 0 if the
-    vendor's client cannot skip the record.
+    `Batch.events` and `Batch.arrow` raise it with the record's index, and `Reader.fetch` raises it with index
+    0 if the vendor's client cannot skip the record.
     """
 
     def __init__(
@@ -187,12 +187,12 @@ def unsupported(what: str, way_out: str) -> ProviderFault:
 
 
 def unwritten(made: type, method: str, what: str) -> ProviderFault:
-    """Make the fault for a provider that does not override a necessary method."""
+    """Make the fault for a provider that does not override a required method."""
     message = f"{made.__name__} does not say {what}; its provider has to implement `{method}`"
     return ProviderFault.of(ErrorCategory.PERMANENT_FAILURE, message)
 
 
-REPORT: Final = "this should not happen; please report it with the text of this error"
+REPORT: Final = "this is a defect; please report it with the text of this error"
 """The advice for an error that the user cannot avoid: report it."""
 
 _RETRYABLE: Final = (ErrorCategory.THROTTLED, ErrorCategory.TRANSIENT_FAILURE)
@@ -279,8 +279,8 @@ _UNKNOWN_HOST: Final = Row(
 def row_of_connection(error: BaseException) -> Row | None:
     """Return the row for a connection that cannot be made: TLS is refused, or the host has no address.
 
-    Return None for any other failure. The texts of the error and of its causes decide, because vendors'
-    clients do not keep the system's own exceptions.
+    Return None for any other failure. The function examines the texts of the error and of its causes, because
+    vendors' clients do not keep the system's own exceptions.
     """
     for text in _texts(error):
         if "ssl" in text.lower() and _TLS_REFUSED.search(text):

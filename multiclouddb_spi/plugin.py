@@ -17,7 +17,7 @@ from multiclouddb_spi.retry import ATTEMPTS
 class ProviderPlugin(ABC):
     """The object that a provider registers in the entry point group `multiclouddb.providers`.
 
-    Its module contains, for example, `PLUGIN = MyPlugin()`.
+    The module in the entry point contains, for example, `PLUGIN = MyPlugin()`.
 
     Attributes:
         provider_id: The name of the entry point.

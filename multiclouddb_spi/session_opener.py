@@ -160,7 +160,9 @@ def _foreign_token(envelope: Envelope, ours: str, spec: FeedSpec, scope: str) ->
         if spec.options is not None:
             made_with = spec.options.describe_digest(envelope.options_digest)
             asked = spec.options.describe_digest(spec.options.position_digest())
-        problem = f"was made with {made_with}, and the request has {asked}, with which a position differs"
+        problem = (
+            f"was made with {made_with}, and the request has {asked}, which changes the meaning of a position"
+        )
     elif one and one == other and {theirs, scope} == {f"partition:{one}", f"descendants:{one}"}:
         is_of_all = kind == "descendants"
         problem = f"was made for the partition {one} {'with' if is_of_all else 'without'} its descendants"

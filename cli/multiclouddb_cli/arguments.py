@@ -221,7 +221,7 @@ def _to_scope(text: str, provider: str) -> FeedScope:
         return PhysicalPartition(value, with_descendants=kind == "descendants")
     if kind == "key" and value:
         return LogicalPartition(to_key(value, "--scope"))
-    hint = "" if value else f"; a partition of that name is partition:{text}"
+    hint = "" if value else f"; for a partition with that name, write partition:{text}"
     raise _wrong("--scope", f"{text!r} is not one of {_SCOPES}{hint}")
 
 

@@ -25,7 +25,7 @@ _CODES: Final = {
 }
 
 TABLE: Final = {
-    OK: "the command is done, or the program that reads its output has ended",
+    OK: "the command has finished, or the program that reads its output has ended",
     FAILURE: "the output cannot be written, or there is a defect: --debug shows where",
     USAGE: "wrong command line",
     3: "INVALID_REQUEST",

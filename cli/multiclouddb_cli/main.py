@@ -141,7 +141,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error; may be anywhere on the line.")
+        bool,
+        typer.Option("--debug", help="Show the traceback of an error; may appear anywhere in the command."),
     ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")

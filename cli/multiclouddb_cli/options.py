@@ -92,7 +92,8 @@ Target: TypeAlias = Annotated[
     str | None,
     typer.Argument(
         metavar="COLLECTION",
-        help="DATABASE/COLLECTION, or COLLECTION; DATABASE with --scope database, nothing with cluster.",
+        help="DATABASE/COLLECTION or COLLECTION. With --scope database, give DATABASE; with --scope cluster, "
+        "leave it out.",
         autocompletion=_complete_collection,
     ),
 ]
@@ -106,7 +107,8 @@ Scope: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="SCOPE",
-        help="collection, database, cluster, partition:ID, descendants:ID or key:JSON; partitions lists IDs.",
+        help="collection, database, cluster, partition:ID, descendants:ID or key:JSON; "
+        "the command partitions lists the IDs.",
         autocompletion=_complete_scope,
     ),
 ]
@@ -200,7 +202,7 @@ OnExpired: TypeAlias = Annotated[
     typer.Option(
         metavar="HOW",
         case_sensitive=False,
-        help="If changes are no longer kept: fail, skip them, or begin a snapshot.",
+        help="What to do if changes are no longer kept: fail, skip them, or begin a snapshot.",
     ),
 ]
 SkipPoison: TypeAlias = Annotated[

@@ -1,7 +1,7 @@
-"""The asyncio face of the library: the same requests, values, errors, tokens and checkpoints, awaited.
+"""The asyncio version of the library: the same requests, values, errors, tokens and checkpoints, awaited.
 
-Reads, saves and `close` run in threads of the client, and pauses are pauses of the event loop, so that a
-follower that waits holds no thread.
+Reads, saves and `close` run in threads of the client, and pauses are pauses in the event loop, so a waiting
+follower does not occupy a thread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One follower whose changes go to many listeners."""
+"""Passes the changes of one follower on to many listeners."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ _QUEUE: Final = 1000
 class Broadcast:
     """Gives every event of one iterator to all listeners, with one poll of the database for all.
 
-    Like a loop over events, it passes on no notices: a `Gap` goes to the log and to the observer alone.
+    Like a loop over events, a broadcast does not pass on notices: only the log and the observer report a
+    `Gap`.
 
-    Each listener has a queue of its own. A page is done when all its events are in the queues. If the queue
-    of a listener is full, `on_slow` decides: `"end"` gives this listener what is in its queue and then a
-    `THROTTLED` error, and the others go on; `"wait"` makes the follower wait, and with it all the others.
+    Each listener has a queue of its own. A page counts as done when all its events are in the queues. If a
+    listener's queue is full, `on_slow` decides what happens. With `"end"`, this listener gets the events in
+    its queue and then a `THROTTLED` error, and the others continue. With `"wait"`, the follower waits, and so
+    do all the others.
 
     Use it as `async with Broadcast(changes) as broadcast`. At the end of the block it stops the iterator and
     ends all listeners.
 
     Args:
         changes: The iterator; the broadcast closes it.
-        queue_size: The greatest number of events in one queue; 1000 by default.
+        queue_size: The maximum number of events in one queue; 1000 by default.
         on_slow: What happens if a queue is full: `"end"`, the default, or `"wait"`.
 
     Raises:
@@ -63,8 +65,8 @@ class Broadcast:
         """Return a new listener, which gets the events that are read from now on.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` before the broadcast has begun. After its end, the listener
-                ends at once, with the error that ended the broadcast, if there was one.
+            MulticloudDbError: `INVALID_REQUEST` before the broadcast has begun. If the broadcast has ended,
+                the listener ends at once, with the error that ended the broadcast, if any.
         """
         if self._task is None:
             raise invalid_request(
@@ -78,7 +80,7 @@ class Broadcast:
         return listener
 
     def leave(self, listener: Listener) -> None:
-        """Take a listener out; it gets no more events.
+        """Remove a listener; it gets no more events.
 
         Args:
             listener: The listener.
@@ -153,7 +155,7 @@ class Listener:
 
     Args:
         broadcast: The broadcast.
-        size: The greatest number of events in the queue.
+        size: The maximum number of events in the queue.
     """
 
     def __init__(self, broadcast: Broadcast, size: int) -> None:
@@ -184,7 +186,7 @@ class Listener:
         """End the listener after the events in its queue.
 
         Args:
-            error: What the listener raises then; None for a normal end.
+            error: The error that the listener then raises; None for a normal end.
         """
         self._is_over, self._error = True, error
         self._news.set()

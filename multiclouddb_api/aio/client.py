@@ -42,17 +42,17 @@ def connect(
 
     Args:
         source: What `multiclouddb.connect` takes: a URL, the path of a TOML file, or a configuration.
-        native_client: A vendor client that blocks, which the application has already created. A client of the
-            vendor's asyncio package is refused, because the calls are made in threads.
+        native_client: A vendor client that blocks, which the application has already created. A client from
+            the vendor's asyncio package is refused, because the calls are made in threads.
         observer: Receives notifications of internal events. They come from threads of the client, or from the
             event loop.
-        threads: How many calls may run at the same time; 32 by default. A read takes a thread while it runs,
-            so a read with `wait_seconds` takes one for as long as it waits. A pause between two reads takes
-            none.
+        threads: How many calls may run at the same time; 32 by default. A read occupies a thread while it
+            runs, so a read with `wait_seconds` occupies a thread for as long as it waits. A pause between two
+            reads does not occupy a thread.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for any other source, for a vendor client of asyncio, or for
-            `threads` below 1. What `multiclouddb.connect` raises comes when the client is opened.
+            `threads` below 1. Errors of `multiclouddb.connect` are raised when the client is opened.
 
     Examples:
         >>> async with connect("embedded:///tmp/store.db") as client:
@@ -62,7 +62,7 @@ def connect(
     check_type("threads", threads, int)
     if threads < 1:
         raise invalid_request(
-            "threads", f"is {threads}, below 1", "give the number of calls at the same time"
+            "threads", f"is {threads}, below 1", "give the maximum number of calls at the same time"
         )
     _check_blocks(native_client)
     return AsyncMulticloudDbClient(
@@ -87,13 +87,12 @@ class AsyncMulticloudDbClient:
     `await client.close()`. It belongs to the event loop in which it was opened; any number of tasks may share
     it.
 
-    If a task is cancelled, `CancelledError` is raised at once, and the call goes on in its thread, at most
-    until its time limit. Nothing is lost by this, because a position moves only with a page that was
-    returned.
+    If a task is cancelled, `CancelledError` is raised at once, and the call continues in its thread, at most
+    until its time limit. No events are lost, because a position moves only with a page that was returned.
 
     Args:
-        make: Makes the blocking client; is called in a thread.
-        threads: How many calls may run at the same time.
+        make: A function that makes the blocking client; it is called in a thread.
+        threads: The maximum number of calls that run at the same time.
     """
 
     def __init__(self, make: Callable[[], MulticloudDbClient], threads: int = _THREADS) -> None:
@@ -115,7 +114,7 @@ class AsyncMulticloudDbClient:
 
     @property
     def blocking(self) -> MulticloudDbClient:
-        """The blocking client over which this one works, for calls from other threads."""
+        """The blocking client that this client uses; other threads may call it."""
         if self._blocking is None:
             raise invalid_request(
                 "AsyncMulticloudDbClient",
@@ -321,7 +320,7 @@ class AsyncMulticloudDbClient:
     async def _open(self) -> AsyncMulticloudDbClient:
         if self._closed or self._threads is not None:
             raise invalid_request(
-                "AsyncMulticloudDbClient", "was opened before", "make another with connect for each use"
+                "AsyncMulticloudDbClient", "was opened before", "call connect again for each use"
             )
         threads = self._threads = Threads(self._most)
         made: list[MulticloudDbClient] = []

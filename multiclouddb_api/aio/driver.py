@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LoopTimer(Timer):
-    """The clock of an iterator whose pauses hold no thread."""
+    """The clock of an iterator whose pauses do not occupy a thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,13 +46,13 @@ class LoopTimer(Timer):
 class Driver:
     """Takes the steps of one loop.
 
-    A caller that is cancelled leaves the step where it is: a call goes on in its thread, and the next caller
-    waits for it first. So no answer is lost, and no two calls of one loop run at the same time.
+    If a caller is cancelled, the current step stays as it is: its call continues in its thread, and the next
+    caller first waits for this call. So no answer is lost, and no two calls of one loop run at the same time.
 
     Args:
         steps: The loop.
-        threads: The threads for its calls.
-        timer: The clock of its pauses.
+        threads: The threads that run the loop's calls.
+        timer: Measures the pauses of the loop.
     """
 
     def __init__(self, steps: Steps[None], threads: Threads, timer: LoopTimer) -> None:
@@ -88,7 +88,7 @@ class Driver:
         return None
 
     def drop(self) -> None:
-        """Forget the page that is not done; it comes again."""
+        """Drop the page that is not done; it will be delivered again."""
         self._has_begun, self._step = True, None
         self._steps.close()
 

@@ -63,16 +63,17 @@ class OpensThreads(Protocol):
 
 
 class AsyncChangeFeedIterator:
-    """Reads a feed page by page, like `ChangeFeedIterator`, without a thread of the application's.
+    """Reads a feed page by page, like `ChangeFeedIterator`, without blocking a thread of the application.
 
     Iterate over events (`async for event in it`, `await anext(it)`) or pages (`async for page in it.pages()`)
-    in a single task. A page is done when the application asks for what comes after it. After a crash, an
-    exception or a `break`, the page comes again.
+    in a single task. A page counts as done when the application asks for the next page or event. After a
+    crash, an exception or a `break`, the page is delivered again.
 
-    If the task is cancelled while it waits for a page, `CancelledError` is raised at once. The read goes on
-    in its thread, at most until its time limit, and the next `anext` waits for it first. Its page comes next.
+    If the task is cancelled while it waits for a page, `CancelledError` is raised at once. The read continues
+    in its thread, at most until its time limit, and the next `anext` first waits for this read. Its page
+    comes next.
 
-    The next read starts when the application asks for it, so a slow consumer slows the reads down.
+    The next read starts only when the application asks for more, so a slow consumer slows down the reads.
 
     Args:
         client: The client.
@@ -149,7 +150,7 @@ class AsyncChangeFeedIterator:
         """End the iteration permanently; any thread or signal handler may call this method.
 
         A pause ends at once, and a read within a second; its page is not delivered. The caller must still
-        handle the events that were already returned.
+        handle events that have already been returned.
         """
         self._timer.stop()
 

@@ -32,7 +32,7 @@ class Threads:
     """The threads of one client. They belong to one event loop and one process.
 
     Args:
-        most: How many calls may run at the same time; more calls wait for a thread.
+        most: The maximum number of calls that run at the same time; further calls wait for a thread.
     """
 
     def __init__(self, most: int) -> None:
@@ -59,7 +59,7 @@ class Threads:
     def start(
         self, function: Callable[..., _Result], *arguments: Any, **named: Any
     ) -> asyncio.Future[_Result]:
-        """Begin a call in a thread. Its exception is retrieved even if nobody waits for it any more."""
+        """Begin a call in a thread. Its exception is retrieved even if nobody waits for the call any more."""
         if self._is_closed:
             raise invalid_request(
                 "AsyncMulticloudDbClient", "is closed", "open another: async with connect(url) as client"

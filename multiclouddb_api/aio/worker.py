@@ -32,18 +32,19 @@ def follow(
     """Connect to a database and iterate over the events of one collection; see `multiclouddb.follow`.
 
     The result is for `async with`, which gives the iterator, or for `async for` alone. The connection is
-    opened then, and closed at the end of either.
+    opened when the block or the loop begins, and closed when it ends.
 
     Args:
         source: What `connect` takes: a URL, the path of a TOML file, or a configuration.
         address: The collection, for example `"shop/orders"`.
-        start: Where to start while there is no checkpoint. Once the file exists, it leads.
+        start: Where to start while there is no checkpoint. Once the file exists, its position is used
+            instead.
         checkpoint: The file that keeps the position. Without it, nothing is stored.
         **settings: The settings of `ChangeFeedIterator`.
 
     Raises:
-        MulticloudDbError: The reasons of `multiclouddb.follow`, most of them when the connection is opened.
-            Nothing has been read then.
+        MulticloudDbError: Raised for the same reasons as by `multiclouddb.follow`, usually when the
+            connection is opened. Nothing has been read then.
 
     Examples:
         >>> async with follow(

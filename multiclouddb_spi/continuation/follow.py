@@ -105,7 +105,7 @@ def apply_end(lineage: Lineage, name: str, outcome: Outcome, *, names_late: bool
 def _not_late(name: str) -> ProviderFault:
     return ProviderFault.of(
         ErrorCategory.PERMANENT_FAILURE,
-        f"{name} has ended without naming all its children, but its feed says that it names none late "
+        f"{name} has ended without naming all its children, but its feed says that no child is named late "
         "(Feed.names_late); this is a defect of the provider: report it",
     )
 

@@ -33,7 +33,7 @@ _SIZES: Final = AnswerSizes()
 _log = logging.getLogger("multiclouddb.planner")
 _ENDED: Final = (
     "it ended before the end of the planned range: it was dropped, renamed or recreated in the meantime; "
-    "try again, and if that does not help, start a new read at a time before that"
+    "try again, and if that does not help, start a new read at an earlier time"
 )
 _BEHIND: Final = (
     f"the service has sent nothing more for {_STILL_SECONDS:.0f} s, before the end of the planned range; "

@@ -130,7 +130,7 @@ class Answers:
             return []
         if not losses:
             refused = f"the service has refused the position in {self._feed.public_id(name)}"
-            message = f"{refused}, and does not say yet what it still has; try again"
+            message = f"{refused}, and has not yet said which changes it still keeps; try again"
             self.blame(turn, ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, message, retryable=True))
             return []
         turn.skips += 1

@@ -4,42 +4,44 @@ The provider implements how its service scans a collection. The engine does the 
 stream, the token, the rate, the notices, and the end of the scan. A provider supports snapshots if its feeds
 implement `SupportsSnapshot` and its capabilities name `Capability.CHANGE_FEED_SNAPSHOT`.
 
-`contract` defines what a provider implements in addition to its feed. `start` makes the plan of a scan,
-`scanning` reads its segments in one call, and `step` in a bounded read. A token contains the plan as an
-entry (`continuation.entry`), and `continuation.lineage` decides what waits for the scan.
+`contract` defines what a provider implements in addition to its feed. `start` makes the plan of a scan.
+`scanning` reads the segments of the plan in one call, and `step` reads them in a bounded read. A token
+contains the plan as an entry (`continuation.entry`), and `continuation.lineage` decides which partitions wait
+for the scan.
 
 - *Plan.* `snapshot` resolves the start of the stream **first**, then makes the plan of the scan. The plan has
   an id, a floor, a moment and a cursor, which represents the part of the collection that is not yet divided
   into segments.
 - *Segments.* `segments` takes the next segments from a plan. A segment is a part of the collection's keys,
   and is read like a partition: the engine calls `Feed.open(segment_id, cursor)` and fetches from the reader.
-  About eight of them are active at the same time, so a plan of 32,000 segments is never listed as a whole.
+  About eight segments are active at the same time, so a plan of 32,000 segments is never listed as a whole.
   Each key is in exactly one segment of a plan.
 - *Cursors.* A segment's cursor contains everything that its reader needs: the plan's id, floor and moment,
-  the keys of the segment, and the last key that was read. It keeps its meaning in any process, for days, and
-  even if the service splits or moves the collection's partitions. A read can resume after any row. The
-  methods `compare`, `describe`, `headroom` and `without_hints` of the feed must accept it like a cursor of
-  the stream, but `compare` may return None, and `describe` no time.
+  the keys of the segment, and the last key that was read. The cursor keeps its meaning in any process, for
+  days, even if the service splits or moves the collection's partitions. A read can resume after any row. The
+  methods `compare`, `describe`, `headroom` and `without_hints` of the feed must accept this cursor like a
+  cursor of the stream. But `compare` may return None, and `describe` may return no time.
 - *Ids.* `segment_id_of` makes a segment's id from the plan's id and a name; it never equals the id of a
   partition. `plan_id_of` returns the plan's id for a segment's id, and None for a partition's id.
 - *Rows.* A row that exists when `snapshot` returns, and is not changed or deleted afterwards, is returned at
-  least once. Retries, splits, repeated divisions of the plan and lost tokens do not change that. Of a row
-  that is changed in the meantime, it may return the old row, the new row or none: the stream contains every
-  such change. Each row becomes an event with these values: `type=CREATE`, `backfilled=True`,
+  least once. Retries, splits, repeated divisions of the plan and lost tokens do not change that. If a row is
+  changed in the meantime, the scan may return the old row, the new row, or no row, because the stream
+  contains every such change. Each row becomes an event with these values: `type=CREATE`, `backfilled=True`,
   `old_item_state=None`, `by_expiry=False`, `timestamp` = the plan's moment, `event_id` =
   `snapshot_event_id(plan_id, key)`, `order_key` = the floor, and `partition_id` = the public id of the
   segment.
-- *Floor.* The floor is the `order_key` of every row. It is never empty. It is greater than that of every
-  change that the scan certainly includes, and less than that of every change that is committed after
-  `snapshot` has returned. If the service's `order_key` is not known before the stream is read, no such floor
-  exists. The provider then returns one below the `order_key` of every change, and the capability's note says
-  so.
+- *Floor.* The floor is the `order_key` of every row. It is never empty. The floor is greater than the
+  `order_key` of every change that the scan certainly includes, and less than the `order_key` of every change
+  that is committed after `snapshot` has returned. If the service's `order_key` is not known before the stream
+  is read, no such floor exists. The provider then returns a floor below the `order_key` of every change, and
+  the capability's note says so.
 - *Stream.* The start positions lie at or before the floor, so every change after the floor is read from the
   stream. The stream may return a change although the scan has already returned the changed row.
-- *End.* A segment ends with the outcome `Scanned`, on the batch with its last row or on an empty batch. It
-  never ends with `Drained` or `Awaiting`, and with `Ended` and a notice only when the collection is dropped.
-  If it is better to read it in pieces (for example because its keys are now on several nodes), it ends with
-  `Scanned(pieces)`. The pieces contain the unread rest of the segment, and no key of another one.
+- *End.* A segment ends with the outcome `Scanned`, on the batch with its last row or on an empty batch. A
+  segment never ends with `Drained` or `Awaiting`. It ends with `Ended` and a notice only if the collection is
+  dropped. If it is better to read the rest of a segment in pieces (for example, because its keys are now on
+  several nodes), the segment ends with `Scanned(pieces)`. The pieces contain the unread rest of the segment,
+  and no key of another segment.
 - *Batches of a segment.* `caught_up` is False while more rows follow. `watermark` and `headroom` are None.
   `charge` is the cost of the scan; `Snapshot.max_scan_rate` limits the charge, or the rows if `charge` is
   None.

@@ -77,9 +77,10 @@ class SupportsSnapshot(Protocol):
         division of the keys. The positions must be durable immediately. A later call makes another plan.
 
         Args:
-            segments: The number of segments into which to divide the scan; None means as many as are useful
-                for the size of the collection and its partitions. A provider may make fewer, and more only if
-                its service requires them. The scan of one partition key has one segment.
+            segments: The number of segments into which to divide the scan; None means that the provider
+                chooses a number that suits the size of the collection and its partitions. A provider may make
+                fewer segments. It may make more only if its service requires this. The scan of one partition
+                key has one segment.
             deadline: The time by which the call must end.
         """
         ...
@@ -92,13 +93,13 @@ class SupportsSnapshot(Protocol):
         represents.
 
         Args:
-            cursor: `ScanPlan.cursor`, or the cursor of the rest that an earlier call has returned.
+            cursor: `ScanPlan.cursor`, or the cursor of the remaining part that an earlier call returned.
             count: The maximum number of segments; at least one.
             deadline: The time by which the call must end.
 
         Returns:
             The segments, and the cursor of the remaining part of the plan (None if no part remains). If the
-            list is empty and a part remains, the engine calls the method again.
+            list is empty but a part remains, the engine calls the method again.
 
         Raises:
             InvalidCursor: Raised if this provider cannot have made the cursor.

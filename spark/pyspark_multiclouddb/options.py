@@ -188,7 +188,7 @@ class Settings:
 
     @property
     def on_expired(self) -> OnExpired:
-        """What a planned read does if its position has expired."""
+        """Defines what a planned read does if its position has expired."""
         return Fail() if isinstance(self.on_loss, Resnapshot) else self.on_loss
 
     @property

@@ -11,8 +11,9 @@ From Spark 4.2 on, the field `sources[].latestOffset` of a query's progress cont
 `readUntil`, `readUntilEstimated` and `lagSeconds` are `read_until`, `read_until_estimated` and `lag_seconds`
 of `OperationDiagnostics`: all changes that are older than `readUntil` have been read when the step ends.
 `headroomSeconds` is the time until the first position expires. With `failOnDataLoss=false`, a query leaves
-out expired changes: `skipped.count` is the number of places where this run did so, and `skipped.last` the
-last of them. With `onPoison=skip`, `poison` contains the same for changes that cannot be decoded.
+out expired changes: `skipped.count` is the number of places at which this run skipped changes, and
+`skipped.last` is the last of these places. With `onPoison=skip`, `poison` contains the number of changes that
+could not be decoded, and the last of them.
 
 For a query that began with a snapshot, `snapshot` contains:
 
@@ -20,8 +21,9 @@ For a query that began with a snapshot, `snapshot` contains:
      "segmentsDone": 30}
 
 `records` is the estimated number of rows of the whole scan, and `segmentsDone` includes the segments that
-this step reads. After the scan, only `floor`, `over` and `plan` are left. During the scan, `readUntil` is
-null, and `headroomSeconds` is the time for which the service still keeps the changes after the snapshot.
+this step reads. After the scan, `snapshot` contains only `floor`, `over` and `plan`. During the scan,
+`readUntil` is null, and `headroomSeconds` is the time for which the service still keeps the changes after the
+snapshot.
 """
 
 from __future__ import annotations
@@ -155,10 +157,10 @@ def _scan(snapshot: Mapping[str, Any], lineage: Lineage) -> dict[str, Any]:
 
 
 def caught_up(query: StreamingQuery) -> bool:
-    """Return True if the query read everything before it ended by itself.
+    """Return True if the query read everything before it ended on its own.
 
     With `trigger(availableNow=True)`, Spark 4.0 and 4.1 run one micro-batch, so repeat the run until this
-    returns True. From Spark 4.2 on, it always does.
+    returns True. From Spark 4.2 on, this function always returns True.
 
     Args:
         query: The query, after `awaitTermination()`.
@@ -202,7 +204,7 @@ class ProgressTable(StreamingQueryListener):
     """Prints one line for each micro-batch.
 
     If changes were skipped or could not be decoded, an additional line shows the last place. If an audit
-    found partitions late, another one shows how many.
+    found partitions late, another line shows how many.
 
     Before Spark 4.2, a source cannot report its progress, so `events` and the columns after it stay empty.
 

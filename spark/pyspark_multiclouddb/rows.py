@@ -1,4 +1,4 @@
-"""Makes rows of events: of ranges, in the tasks of Spark, and of pages, in the driver."""
+"""Converts events to rows: events of ranges in Spark's tasks, and events of pages in the driver."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
 
 
 def find_poison(connection: Connection, ranges: Sequence[Range]) -> list[tuple[str, str]]:
-    """Read ranges, and return partition and position of each change that cannot be decoded."""
+    """Read ranges, and return the partition and the position of each change that cannot be decoded."""
     found: list[tuple[str, str]] = []
 
     def note(where: str, fault: RecordFault) -> None:
@@ -154,12 +154,13 @@ def pages_to_dataframe(
         spark: The session.
         pages: The pages. All pages are read, so the iterator must end, for example `iterate_changes(…,
             until_idle=True)`.
-        schema: The schema of documents, as `StructType` or DDL. With it, `new_item_state` is a struct;
-            without it, JSON text, in which a value that has no JSON type is an object, such as `{"$decimal":
-            "1.50"}`.
+        schema: The schema of documents, as `StructType` or DDL. With a schema, `new_item_state` is a struct.
+            Without one, it is JSON text, in which a value without a JSON type is an object, such as
+            `{"$decimal": "1.50"}`.
 
     Returns:
-        One row per event; no row for pages without events. `sequence` counts the rows of each partition.
+        One row for each event; a page without events has no rows. `sequence` counts the rows of each
+        partition.
 
     Examples:
         >>> with connect(url) as client:

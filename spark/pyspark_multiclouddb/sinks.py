@@ -56,9 +56,9 @@ def latest_by_key(events: _Events) -> _Events:
             are allowed.
 
     Returns:
-        The row with the highest `order_key` of each `key`, once even if an event was delivered twice. A
-        missing `order_key` counts as higher than any other. A table keeps the order of its rows. A DataFrame
-        has no order, and Spark evaluates it when you use it.
+        For each `key`, the row with the highest `order_key`, only once even if an event was delivered twice.
+        A missing `order_key` counts as higher than any other. A table keeps the order of its rows. A
+        DataFrame has no order, and Spark evaluates it only when you use it.
     """
     _check_rows("events", events)
     if not isinstance(events, pa.Table):
@@ -92,20 +92,21 @@ def merge_into_delta(
     driver. They come in pieces of at most `max_bytes`, and each piece is a commit. Spark reads the source
     once and keeps the last changes on its executors, in memory or on disk, until all pieces are merged. A
     process that is killed between two commits merges the batch again when it restarts; rows that were already
-    merged do not change. The last commit stores the number of the batch. A batch whose number the table
-    already contains is left out.
+    merged do not change. The last commit stores the number of the batch. If the table already contains the
+    number of a batch, the batch is left out.
 
-    A page tells by its notices where a snapshot begins and ends. So pass every page, also a page without
-    events, and store its token after that. A snapshot of pages, from `Snapshot()` or
+    The notices of a page tell the sink where a snapshot begins and ends. So pass every page, even a page
+    without events, and store its token afterwards. A snapshot of pages, from `Snapshot()` or
     `on_expired=Resnapshot()`, then repairs the table like a snapshot with `checkpoint`.
 
     A stream that begins with a snapshot needs `checkpoint` if the table may have older rows, or if the
     stream's options include `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`.
     The offsets in the checkpoint show to which snapshot a batch belongs, and whether its scan is over. Such a
     snapshot repairs the table: its rows replace older ones, and after the last one, a document that it did
-    not contain becomes a tombstone. So the table must not contain rows of other collections. The sink refuses
-    the rows of a snapshot that it has not seen begin if the table contains older rows. It recognizes them by
-    `event_id` and `backfilled`, so do not remove these columns from the batch.
+    not contain becomes a tombstone. So the table must not contain rows of other collections. If the table
+    contains older rows, and the sink has not seen the start of a snapshot, it refuses the rows of this
+    snapshot. It recognizes them by `event_id` and `backfilled`, so do not remove these columns from the
+    batch.
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
     `_deleted_at`. Additional columns of the batch are also kept, so you can parse documents first:
@@ -117,21 +118,21 @@ def merge_into_delta(
     `event_id`.
 
     A CREATE or UPDATE may come without its document, for example because the image of the change has expired.
-    It is never written as an empty document. The sink checks the column `new_item_state`, so leave it in the
-    batch.
+    Such a change is never written as an empty document. The sink checks the column `new_item_state`, so leave
+    it in the batch.
 
     Args:
-        batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page. The last
-            two are merged in one commit.
-        batch_id: The batch number that Spark passes, or None for changes without one. These are always
-            merged; a second merge of the same changes has no effect.
+        batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page. A table
+            or a page is merged in one commit.
+        batch_id: The batch number that Spark passes, or None for changes without one. Changes without a
+            number are always merged; a second merge of the same changes has no effect.
         table_path: The path of a folder, or a URL that `deltalake` supports. Other threads and processes may
             write the table at the same time, for example `multiclouddb verify --repair`, or a job that
             compacts and vacuums it: a commit that another one prevents is made again.
-        app_id: A name that identifies the query and its checkpoint. With a new checkpoint directory
-            the numbering starts again, so use another `app_id`. The table stores the id of the query
-            beside the number, and the sink refuses another query under the same `app_id`. Over Spark
-            Connect, the sink reads this id from `checkpoint`, so give both. Give both `app_id` and
+        app_id: A name that identifies the query and its checkpoint. With a new checkpoint directory the
+            numbering starts again, so use another `app_id`. The table stores the id of the query beside the
+            number, and the sink refuses another query under the same `app_id`. Over Spark Connect, the sink
+            reads this id from `checkpoint`, so pass both `app_id` and `checkpoint`. Give both `app_id` and
             `batch_id`, or None for both.
         checkpoint: The `checkpointLocation` of the query: a folder, or a URL that Spark can read.
         create: False to raise an error if the table does not exist.
@@ -139,8 +140,8 @@ def merge_into_delta(
             column, with null in the existing rows; `"refuse"` refuses the batch.
         missing_state: What to do if the last change of a key has no document: `"refuse"` refuses the batch;
             `"keep"` keeps the document and the other columns of the row, moves its `order_key`, and writes
-            the time of the merge into the column `_stale_since`. If there is no row, one without a document
-            is written. The next change with a document empties `_stale_since`.
+            the time of the merge into the column `_stale_since`. If the key has no row yet, a row without a
+            document is written. The next change with a document empties `_stale_since`.
         max_bytes: The maximum size of a piece in bytes, as the sink estimates it in Arrow. Pieces are smaller
             if Spark's setting `spark.driver.maxResultSize` requires it. A single row is never split.
 
@@ -333,7 +334,7 @@ def _scans_in(batch: DataFrame | pa.Table | ChangeFeedPage) -> tuple[list[Scan],
                 raise invalid_request(
                     "batch",
                     f"lacks a row of a snapshot that cannot be decoded ({position}); at the end of the "
-                    "snapshot, the sink would take the document for a deleted one",
+                    "snapshot, the sink would treat the document as deleted",
                     "change or delete the document in the database, and begin another Snapshot()",
                 )
             case _:
@@ -367,7 +368,7 @@ def _told(
     if app_id is not None and query is None and not is_reported:
         raise invalid_request(
             "app_id",
-            "is given, but over Spark Connect the sink does not know which query numbers its batches so",
+            "is given, but over Spark Connect the sink cannot tell which query the batch number comes from",
             "also pass checkpoint=, the checkpointLocation of the query",
         )
     return query, scan, notes

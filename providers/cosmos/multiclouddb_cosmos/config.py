@@ -56,7 +56,7 @@ class CosmosConfig:
         return not self.tls or (parts is not None and parts.hostname in ("localhost", "127.0.0.1", "::1"))
 
     def find_credential(self) -> Any:
-        """Return the passed credential, the key in the environment, or what azure-identity finds."""
+        """Return the passed credential, the key in the environment, or one that azure-identity finds."""
         if self.credential is not None:
             return self.credential
         key = os.environ.get(KEY_VARIABLE, "").strip()
@@ -127,7 +127,7 @@ def check_mode(field: str, value: object) -> None:
 
 
 def check_marker(field: str, value: object, mode: object) -> None:
-    """Refuse a marker that is no path, or that has no effect in the mode."""
+    """Refuse a marker that is not a path, or that has no effect in the mode."""
     if mode != "latest":
         problem = f"has no effect with mode={mode or MODES[0]!r}"
         raise invalid_request(field, problem, "add mode=latest, or omit it")

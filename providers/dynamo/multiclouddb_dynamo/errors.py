@@ -35,7 +35,8 @@ _WHO: Final = (
     "check what boto3's credential chain finds (aws sts get-caller-identity): environment, profile, role"
 )
 _SLOWER: Final = (
-    "read with fewer processes: a shard serves two readers at a time, DescribeStream ten calls a second"
+    "read with fewer processes: a shard serves two readers at a time, and DescribeStream allows ten calls a "
+    "second"
 )
 _ASKED: Final = "pass a token or partition id unchanged, and a table name that DynamoDB allows"
 _KEPT: Final = "DynamoDB keeps a stream record for 24 hours"
@@ -57,7 +58,10 @@ _TRIMMED: Final = Row(ErrorCategory.CHECKPOINT_EXPIRED, f"{_KEPT}; {START_AGAIN}
 _MEANINGS: Final[list[tuple[Row, str]]] = [
     (Row(ErrorCategory.NOT_FOUND, "check the table's name, the region and the account"), MISSING),
     (_TRIMMED, "TrimmedDataAccessException"),
-    (Row(ErrorCategory.TRANSIENT_FAILURE, "an iterator lives 15 minutes; try again"), EXPIRED_ITERATOR),
+    (
+        Row(ErrorCategory.TRANSIENT_FAILURE, "an iterator expires after 15 minutes; try again"),
+        EXPIRED_ITERATOR,
+    ),
     (_REFUSED, "ValidationException"),
     (Row(ErrorCategory.INVALID_REQUEST, REPORT), "SerializationException"),
     (Row(ErrorCategory.CONFLICT, REPORT), "ConditionalCheckFailedException"),

@@ -192,7 +192,7 @@ class DynamoReader(Reader):
         if pause >= deadline.remaining():
             raise ProviderFault.of(
                 ErrorCategory.TRANSIENT_FAILURE,
-                f"the service lists {shard_id}, and says that there is no such shard; try again",
+                f"the service lists {shard_id}, but also says that there is no such shard; try again",
                 MISSING,
                 retryable=True,
             )

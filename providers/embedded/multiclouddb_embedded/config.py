@@ -123,5 +123,5 @@ def check_path(field: str, path: object) -> str:
             raise invalid_request(field, f"{place} is a folder", "name a file in it")
         if not place.parent.is_dir():
             problem = f"the folder {place.parent} does not exist"
-            raise invalid_request(field, problem, "make it first, or correct the path")
+            raise invalid_request(field, problem, "create it first, or correct the path")
     return str(place)

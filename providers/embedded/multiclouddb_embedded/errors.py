@@ -28,7 +28,9 @@ _FOLDER: Final = (
     "the folder is read-only, but SQLite has to create files in it (-wal, -shm) even to read a store; give "
     "this user the right to write in the folder, or read while a writer has the store open, or read a copy"
 )
-_NO_HANDLE: Final = f"the file is there; look at the limit of open files (ulimit -n) and {_RETRY}"
+_NO_HANDLE: Final = (
+    f"the file exists but cannot be opened; check the limit on open files (ulimit -n) and {_RETRY}"
+)
 
 _BROKEN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
 _LOCKED_FOLDER: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _FOLDER)
@@ -47,7 +49,7 @@ _CODES: Final[dict[int, Row]] = {
     sqlite3.SQLITE_SCHEMA: _passing(f"the store was changed in the meantime; {_RETRY}"),
     sqlite3.SQLITE_ABORT: _passing(f"the statement was rolled back; {_RETRY}"),
     sqlite3.SQLITE_NOMEM: _passing("memory ran out; read smaller pages"),
-    sqlite3.SQLITE_IOERR: _passing("the disk failed; look at the system's log"),
+    sqlite3.SQLITE_IOERR: _passing("the disk failed; check the system log"),
     sqlite3.SQLITE_FULL: Row(ErrorCategory.PERMANENT_FAILURE, _FULL),
     sqlite3.SQLITE_CORRUPT: _SPOILT,
     sqlite3.SQLITE_FORMAT: _SPOILT,

@@ -110,7 +110,9 @@ def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: 
     head_seq, head_ts, before, *columns = found
     row = PartitionRow(*columns)
     if seq > head_seq:
-        raise InvalidCursor(f"sequence {seq} is ahead of the store, as if it was restored from an older copy")
+        raise InvalidCursor(
+            f"sequence {seq} is ahead of the store, so the store was probably restored from an older copy"
+        )
     if seq < row.trimmed:
         raise expired(f"changes after sequence {seq} were trimmed, up to {row.trimmed}")
     return Standing(head_seq, head_ts, before, row)

@@ -96,7 +96,7 @@ class EmbeddedPlugin(ProviderPlugin):
             raise invalid_request("native_client", "is closed", "pass an open EmbeddedStore")
         checked = EmbeddedConfig.from_client(config, path=store.path, profile=self._profile)
         if checked.path != store.path:
-            problem = f"has the file {store.path}, but the connection names another"
+            problem = f"has the file {store.path}, but the connection names another file"
             raise invalid_request("native_client", problem, "name one file")
         return EmbeddedProvider(store.path, store.now, checked.profile)
 

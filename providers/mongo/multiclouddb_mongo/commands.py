@@ -83,8 +83,8 @@ def _whole(low: int) -> _Check:
 class RunCommandOptions:
     """The options of `run_command`; None, the default, is the same as omitting the option.
 
-    There are none for the read concern and the write concern, which the command does not inherit either:
-    write them into the command itself.
+    There are no options for the read concern and the write concern, and the command does not inherit them
+    from the client. Write them into the command itself.
     """
 
     read_preference: ReadPreference | None = attrs.field(default=None, validator=_PREFERENCE)
@@ -221,7 +221,7 @@ class RunCommandCursor(Iterator[Any]):
     def try_next(self) -> Any:
         """Return the next document, or None if the server returns no document.
 
-        It sends at most one request.
+        The call sends at most one request.
 
         Use it for tailable cursors, for which `next` asks the server repeatedly until it returns a document.
 
@@ -250,8 +250,8 @@ class RunCommandCursor(Iterator[Any]):
     def close(self) -> None:
         """Make the server close its cursor (`killCursors`), and release the session.
 
-        A second call does nothing. It raises no error: if the server does not answer, it closes the cursor
-        itself later. The call has the full `timeout_ms`, even if earlier ones have used a part of it.
+        A second call does nothing. Never raises: if the server does not answer, the server closes the cursor
+        on its own later. The call has the full `timeout_ms`, even if earlier calls have used part of it.
         """
         self._closed = True
         with suppress(PyMongoError, OSError), _limit(self._seconds or None):

@@ -225,7 +225,7 @@ def _checked_options(query: str) -> dict[str, Any]:
         outcome = _validated(name, value)
         if isinstance(outcome, str):
             way_out = _ESCAPE if nameless else outcome
-            raise invalid_request("connection.url", f"has {shown}, which PyMongo does not take", way_out)
+            raise invalid_request("connection.url", f"has {shown}, which PyMongo does not accept", way_out)
         known[lower] = outcome[0]
     return known
 
@@ -238,6 +238,6 @@ def _validated(name: str, value: str) -> tuple[Any] | str:
         return "name a file that can be read"
     except (PyMongoError, ValueError, TypeError, LookupError):
         if name.lower() in {common.lower() for common in _COMMON}:
-            return "give it a value that MongoDB's documentation of connection strings allows"
+            return "see MongoDB's connection string documentation for the values that it allows"
         return suggestion(name, _COMMON)
     return (next(iter(found.values())),)

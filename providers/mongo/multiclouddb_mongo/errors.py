@@ -81,14 +81,14 @@ AUTHENTICATION: Final = Row(
 )
 _AUTHORIZATION: Final = Row(
     ErrorCategory.AUTHORIZATION_FAILED,
-    f"the user has no permission for this; grant it the roles that {_PAGE} lists",
+    f"the user has no permission for this; grant the user the roles that {_PAGE} lists",
     # The server's text quotes the command, including its resume token.
     confidential=True,
 )
 UNAVAILABLE: Final = Row(_TRANSIENT, "the server is not available at this moment; try again", quoted=True)
 _CURSOR: Final = Row(_TRANSIENT, "the server has closed the cursor; read again from the same token")
 OUT_OF_TIME: Final = Row(
-    _TRANSIENT, "the time of the call was not enough for the server; try again with a longer timeout"
+    _TRANSIENT, "the server needed more time than the call allowed; try again with a longer timeout"
 )
 THROTTLED: Final = Row(
     ErrorCategory.THROTTLED, "the server is overloaded; read with fewer processes, or later"

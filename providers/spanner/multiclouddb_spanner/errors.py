@@ -35,7 +35,8 @@ _AUTHENTICATION: Final = Row(
     "check what Google's credential chain finds (gcloud auth application-default print-access-token)",
 )
 _BAD_REQUEST: Final = Row(
-    ErrorCategory.INVALID_REQUEST, "pass a token or partition id unchanged, and names as Spanner allows them"
+    ErrorCategory.INVALID_REQUEST,
+    "pass a token or partition id unchanged, and use only names that Spanner allows",
 )
 _EXPIRED: Final = Row(
     ErrorCategory.CHECKPOINT_EXPIRED,
@@ -66,7 +67,7 @@ STATUSES: Final[Mapping[grpc.StatusCode, Row]] = {
         ErrorCategory.THROTTLED, "read with fewer processes, or give the instance more nodes"
     ),
     _Code.FAILED_PRECONDITION: Row(
-        ErrorCategory.INVALID_REQUEST, "change what the service names and try again"
+        ErrorCategory.INVALID_REQUEST, "correct what the service's message names, and try again"
     ),
     _Code.ABORTED: _INTERRUPTED,
     _Code.OUT_OF_RANGE: Row(

@@ -202,14 +202,14 @@ class EmbeddedStore:
 
     The store writes the file, and a client from `connect("embedded:///…")` reads the feed. Any number of
     stores in any number of processes can have the same file open. Writers wait for each other, and readers
-    never wait. Several threads can use a store, and after a fork so can parent and child. The fork waits up
-    to ten seconds for calls in other threads. If one does not end in time, or if the application has its own
-    SQLite connection to the file, the child cannot use the store (`INVALID_REQUEST`).
+    never wait. Several threads can use a store. After a fork, both the parent and the child can use it. The
+    fork waits up to ten seconds for calls in other threads. If such a call does not end in time, or if the
+    application has its own SQLite connection to the file, the child cannot use the store (`INVALID_REQUEST`).
 
     Args:
         path: The path of the file; its folder must exist.
-        clock: A function that returns the time of commits, for tests. It may stand still or go back; the
-            store's time never goes back.
+        clock: A function that returns the time of commits, for tests. This clock may stand still or go back,
+            but the store's time never goes back.
         durable: If False, the operating system decides when to write commits to the disk, which allows about
             30 times as many single writes per second. A crash of the process loses nothing. A crash of the
             machine may lose the last commits, even if readers have already seen them.
