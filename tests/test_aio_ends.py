@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -251,7 +252,60 @@ class TestCancelledSave:
         assert store.saved == ["P@1"]
 
 
+class TestCancelledRead:
+    def test_of_now_is_not_made_again_by_another_iteration(self):
+        """A later read at `Now` would start after its events."""
+        fake = Fake([2, 2])
+
+        async def main():
+            async with opened(fake) as client:
+                changes = client.iterate_changes(wanted(api.Now()), until_idle=True)
+                fake.go.clear()
+                await cancelled_at(fake.began, never_returns(anext(changes.pages())))
+                fake.go.set()
+                return [ids(page.events) async for page in changes.pages()]
+
+        assert run(main) == [["P0", "P1"], ["P2", "P3"], []]
+        assert [read.start_position for read in fake.reads].count(api.Now()) == 1
+
+    def test_callers_that_give_up_do_not_prolong_a_pause(self):
+        fake = Fake([])
+
+        async def main():
+            async with opened(fake) as client:
+                changes = iterate(client, idle_backoff_seconds=0.3, max_idle_backoff_seconds=0.3)
+                while len(fake.reads) < 3:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(0.05):
+                            await anext(changes)
+                await changes.close()
+
+        run(main)
+
+
+def unretrieved(caplog):
+    gc.collect()
+    return [each.message for each in caplog.records if "never retrieved" in each.message]
+
+
 class TestErrors:
+    def test_of_an_awaited_store_that_nobody_awaits_is_never_logged(self, caplog):
+        store = Awaited()
+
+        async def main():
+            async with opened(Fake()) as client:
+                pages = iterate(client, store).pages()
+                await anext(pages)
+                store.go.clear()
+                await cancelled_at(store.began, never_returns(anext(pages)))
+                store.failures = ["lost"]
+                store.go.set()
+                while len(asyncio.all_tasks()) > 2:
+                    await asyncio.sleep(0)
+
+        run(main)
+        assert unretrieved(caplog) == []
+
     @pytest.mark.parametrize("make", STORES)
     def test_a_stop_iteration_of_the_store_is_an_error(self, make):
         """An asyncio future refuses it, and nobody would get an answer."""
@@ -326,6 +380,18 @@ class TestClose:
                     await changes.close()
 
         run(main)
+
+    def test_of_one_iteration_gives_its_page_to_the_next(self):
+        async def main():
+            async with opened(Fake()) as client:
+                changes = iterate(client)
+                for each in (changes.pages(), aiter(changes)):
+                    await anext(each)
+                    await each.aclose()
+                    assert await anext(each, None) is None
+                return ids((await anext(changes.pages())).events)
+
+        assert run(main) == ["P0", "P1"]
 
     def test_while_another_task_saves_waits_for_it(self):
         store = Gated()
@@ -422,6 +488,14 @@ class TestCursor:
 
         assert run(main) == [0, 1, 2, 3]
 
+    def test_several_tasks_get_each_document_once(self):
+        async def main():
+            async with opened(Fake()) as client:
+                cursor = await client.run_cursor_command("shop", {})
+                return await asyncio.gather(*(anext(cursor) for _ in range(5)))
+
+        assert sorted(run(main)) == list(range(5))
+
 
 class TestBroadcast:
     def test_a_cancelled_end_of_the_block_closes_the_iterator(self):
@@ -460,8 +534,26 @@ class TestBroadcast:
         with pytest.raises(api.MulticloudDbError) as caught:
             run(main)
         assert caught.value.category == api.ErrorCategory.NOT_FOUND
-        gc.collect()
-        assert [each for each in caplog.records if "never retrieved" in each.message] == []
+        assert unretrieved(caplog) == []
+
+    def test_an_error_of_the_follower_is_never_logged_if_the_block_is_cancelled(self, caplog):
+        fake = Fake()
+        fake.faults = [error(api.ErrorCategory.NOT_FOUND)]
+
+        async def main():
+            async with opened(fake) as client:
+
+                async def block():
+                    async with aio.Broadcast(iterate(client)) as broadcast:
+                        with suppress(api.MulticloudDbError):
+                            await anext(broadcast.listen())
+                        asyncio.current_task().cancel()
+
+                with pytest.raises(asyncio.CancelledError):
+                    await asyncio.create_task(block())
+
+        run(main)
+        assert unretrieved(caplog) == []
 
     def test_an_error_of_the_block_is_not_covered_by_one_of_the_store(self):
         store = MemoryStore()
@@ -501,12 +593,12 @@ class TestBroadcast:
 
     def test_a_listener_that_leaves_lets_the_follower_go_on(self):
         async def main():
-            async with opened(Fake([2, 2, 2])) as client:
+            async with opened(Fake([6])) as client:
                 changes = iterate(client, until_idle=True)
                 async with aio.Broadcast(changes, queue_size=2, on_slow="wait") as broadcast:
                     full, other = broadcast.listen(), broadcast.listen()
                     first = [await anext(other), await anext(other)]
-                    while full.waiting < 2:
+                    for _ in range(20):  # the follower sees that `full` is still full
                         await asyncio.sleep(0)
                     await full.aclose()
                     assert full.waiting == 0

@@ -672,6 +672,17 @@ class TestLife:
         with pytest.raises(ZeroDivisionError):
             fail()
 
+    def test_close_raises_the_error_of_the_store_and_closes_the_connection(self, store):
+        changes, closed = stored([], store, checkpoint_interval_seconds=60), []
+        changes._feed.at_close = lambda: closed.append("connection")
+        list(itertools.islice(changes.pages(), 3))
+        store.failures = ["lost"]
+        with pytest.raises(api.MulticloudDbError):
+            changes.close()
+        assert (store.saved, closed) == (["P@1"], ["connection"])
+        changes.close()
+        assert store.saved == ["P@1", "P@3"]
+
     def test_a_second_loop_takes_over_from_the_first(self):
         changes = iterator(Service([1, 1, 1]))
         first = changes.pages()
