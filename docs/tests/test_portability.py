@@ -14,7 +14,7 @@ PAGE = (DOCS / "configuration.md").read_text(encoding="utf-8")
 # Maps each warning in docs/configuration.md to the elements where a user can notice the gap. The plan
 # contains the numbers of the first seven warnings.
 CONCERNED = {
-    1: [MulticloudDbClient.read_changes, api.ChangeType],
+    1: [MulticloudDbClient.read_changes, MulticloudDbClient.capabilities, api.ChangeType],
     2: [api.AtTime],
     3: [api.Beginning, api.FromContinuationToken, api.SkipToOldest, api.Resnapshot, api.Gap],
     4: [MulticloudDbClient.read_changes, api.NewItemStateMode],
@@ -48,7 +48,14 @@ CONCERNED = {
     20: [api.FromContinuationToken, api.EntireDatabase, api.EntireCluster],
     21: [api.MulticloudDbKey, api.ResourceAddress],
     22: [MulticloudDbClient.plan_partitions, api.PartitionFoundLate, api.PhysicalPartition],
-    23: [api.Snapshot, api.Resnapshot, api.SnapshotStarted, api.BackfillDone, api.ChangeEvent],
+    23: [
+        api.Snapshot,
+        api.Resnapshot,
+        api.SnapshotStarted,
+        api.BackfillDone,
+        api.ChangeEvent,
+        MulticloudDbClient.lookup,
+    ],
     24: [api.Snapshot, api.SnapshotOrder],
 }
 # The words that a section must contain, so that it cannot be empty.
