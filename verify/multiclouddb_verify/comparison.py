@@ -11,9 +11,9 @@ up to K, or the target is wrong.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Any, Final
 
 import attrs
@@ -34,6 +34,7 @@ __all__ = [
     "Seen",
     "Verdict",
     "canonical",
+    "canonicals",
     "digest",
     "digests_of",
     "document_digest",
@@ -41,6 +42,7 @@ __all__ = [
     "join",
     "judge",
     "text_digest",
+    "text_digests",
 ]
 
 GONE: Final = 0
@@ -96,26 +98,40 @@ class Seen:
 
 def digest(data: bytes) -> int:
     """Return 64 bits that stand for a text."""
-    return int.from_bytes(hashlib.sha1(data, usedforsecurity=False).digest()[:8], "little", signed=True)
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
 def digests_of(texts: Iterable[bytes]) -> Integers:
     """Return the same as `digest`, for many texts."""
-    joined = b"".join([hashlib.sha1(text, usedforsecurity=False).digest()[:8] for text in texts])
-    return np.frombuffer(joined, dtype="<i8")
+    return np.frombuffer(b"".join([blake2b(text, digest_size=8).digest() for text in texts]), dtype="<i8")
 
 
 def canonical(value: Any) -> bytes:
     """Return the same as `canonical_json`, which is slow because it looks at every value."""
     try:
-        text = orjson.dumps(value, option=_FAST)
-        if b'"$' not in text and (
-            # A UUID has four dashes as text, and NaN is null.
-            (b"null" not in text and text.count(b"-") < 4) or orjson.loads(text) == value
-        ):
-            return text
+        return _checked(orjson.dumps(value, option=_FAST), value)
     except (TypeError, ValueError, RecursionError):
-        pass
+        return canonical_json(value)
+
+
+def canonicals(values: Sequence[Any]) -> list[bytes]:
+    """Return the same as `canonical`, for many values."""
+    dumps = orjson.dumps
+    try:
+        texts = [dumps(value, None, _FAST) for value in values]
+    except (TypeError, ValueError, RecursionError):
+        return list(map(canonical, values))
+    return [
+        # A UUID has four dashes as text, and NaN is null.
+        text if text.count(b"-") < 4 and b"null" not in text and b'"$' not in text else _checked(text, value)
+        for text, value in zip(texts, values, strict=True)
+    ]
+
+
+def _checked(text: bytes, value: Any) -> bytes:
+    """Return a text of orjson if it stands for the value, and otherwise the canonical text."""
+    if b'"$' not in text and ((b"null" not in text and text.count(b"-") < 4) or orjson.loads(text) == value):
+        return text
     return canonical_json(value)
 
 
@@ -138,6 +154,22 @@ def text_digest(text: str | None) -> int:
         ValueError,
     ):  # orjson raises TypeError if the text is nested too deep
         return UNREADABLE
+
+
+def text_digests(texts: Sequence[str | None]) -> Integers:
+    """Return the same as `text_digest`, for many texts."""
+    dumps, loads, option = orjson.dumps, orjson.loads, orjson.OPT_SORT_KEYS
+    if None not in texts:
+        try:
+            return digests_of(
+                [
+                    canonical_json(decode_json(text)) if '"$' in text else dumps(loads(text), None, option)  # type: ignore[operator, arg-type]
+                    for text in texts
+                ]
+            )
+        except (MulticloudDbError, TypeError, ValueError):
+            pass
+    return np.fromiter(map(text_digest, texts), dtype=np.int64, count=len(texts))
 
 
 def judge(

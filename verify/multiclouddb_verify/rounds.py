@@ -121,7 +121,8 @@ class Rounds(Sides):
             return
 
         def read() -> None:
-            for names, _, _, _ in self._batches():
+            for batch, _ in self._batches():
+                names = batch.column("key").to_pylist()
                 hashed = digests_of([name.encode() for name in names])
                 found = {names[at] for at in np.flatnonzero(np.isin(hashed, hashes))}
                 with self._state.transaction():

@@ -9,6 +9,8 @@ from zlib import crc32
 
 import attrs
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from multiclouddb_api import (
     ChangeFeedPage,
@@ -21,14 +23,14 @@ from multiclouddb_verify.comparison import (
     GONE,
     Integers,
     Seen,
-    canonical,
+    canonicals,
     digest,
     digests_of,
     document_digest,
-    text_digest,
+    text_digests,
 )
 from multiclouddb_verify.report import Progress
-from multiclouddb_verify.source import Change, Follower, Source, key_text
+from multiclouddb_verify.source import Change, Follower, Source, key_texts
 from multiclouddb_verify.state import ORDER_BITS, Rows, State, rows_of
 from multiclouddb_verify.target import Target
 
@@ -179,7 +181,7 @@ class Sides:
         page: ChangeFeedPage | None = None
         follow_at = 0.0
         for page in self._source.scan(token):
-            texts = [key_text(event.key.components) for event in page.events]
+            texts = key_texts(page.events)
             values = self._document_digests([event.new_item_state for event in page.events])
             orders = [order_digest(event.order_key) for event in page.events] if has_own else 0
             rows = rows_of(digests_of(texts), values, orders)
@@ -249,24 +251,19 @@ class Sides:
     def _document_digests(self, documents: Sequence[Mapping[str, Any] | None]) -> Integers:
         if self._transform is not None or None in documents:
             return np.array(list(map(self._document_digest, documents)), dtype=np.int64)
-        return digests_of(map(canonical, documents))
+        return digests_of(canonicals(documents))
 
     def _own(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of a table's own columns, without those that are null."""
         return {name: value for name, value in values.items() if value is not None}
 
-    def _batches(
-        self, keys: Sequence[str] | None = None
-    ) -> Iterator[tuple[list[str], list[str], list[int], list[str | None]]]:
-        """Return of each batch of the table keys, order keys, digests and texts."""
+    def _batches(self, keys: Sequence[str] | None = None) -> Iterator[tuple[pa.RecordBatch, Integers]]:
+        """Return each batch of the table with the digests of its rows."""
         for batch in self._target.rows(keys, own=self._transform is not None):
-            names, orders, states, gone = (
-                batch.column(name).to_pylist() for name in ("key", "order_key", "state", "deleted")
-            )
-            digests = [
-                GONE if deleted else text_digest(text) for text, deleted in zip(states, gone, strict=True)
-            ]
-            yield names, orders, digests, states
+            gone = batch.column("deleted").to_numpy(zero_copy_only=False).astype(bool)
+            digests = np.full(batch.num_rows, GONE, dtype=np.int64)
+            digests[~gone] = text_digests(batch.column("state").filter(pa.array(~gone)).to_pylist())
+            yield batch, digests
 
     def _retried(self, read: Callable[[], None]) -> None:
         """Read the table, and again if its version was removed meanwhile."""
@@ -288,18 +285,20 @@ class Sides:
             state.remove_runs("target")
             waiting, count = list[Any](), 0
             read = 0
-            for names, orders, digests, _ in self._batches():
-                hashes = digests_of([name.encode() for name in names])
-                marks = np.fromiter(map(order_digest, orders), dtype=np.int32, count=len(names))
+            for batch, digests in self._batches():
+                orders = batch.column("order_key")
+                hashes = digests_of(batch.column("key").cast(pa.binary()).to_pylist())
+                marks = np.array(list(map(crc32, orders.cast(pa.binary()).to_pylist())), dtype=np.int64)
+                marks = (marks & ORDER_MASK).astype(np.int32)
                 if ceiling is not None:
-                    above = np.fromiter((order > ceiling for order in orders), dtype=bool, count=len(names))
+                    above = pc.greater(orders, ceiling).to_numpy(zero_copy_only=False)
                     marks[above] |= _SUSPECT
                 rows = rows_of(hashes, digests, marks)
                 if self._sample is not None:
                     rows = rows[rows["hash"] % self._sample == 0]
                 waiting.append(rows)
                 count += len(rows)
-                read += len(names)
+                read += batch.num_rows
                 self._tell("table", target_rows=read)
                 if count >= _RUN:
                     with state.transaction():
@@ -320,8 +319,9 @@ class Sides:
 
         def read() -> None:
             found.seen.clear()
-            for names, orders, digests, texts in self._batches(keys):
-                for name, order, value, text in zip(names, orders, digests, texts, strict=True):
+            for batch, digests in self._batches(keys):
+                columns = (batch.column(name).to_pylist() for name in ("key", "order_key", "state"))
+                for name, order, text, value in zip(*columns, digests.tolist(), strict=True):
                     found.seen.setdefault(name, []).append(Seen(order, value))
                     found.texts[name] = text
 

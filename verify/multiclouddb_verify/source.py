@@ -35,7 +35,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_verify.comparison import GONE, UNKNOWN, digest, document_digest
 
-__all__ = ["Change", "Follower", "Source", "key_text"]
+__all__ = ["Change", "Follower", "Source", "key_text", "key_texts"]
 
 _PAGE: Final = 10_000
 _LOOKUP: Final = 1000
@@ -54,6 +54,17 @@ def key_text(components: Mapping[str, Any]) -> bytes:
             return encode_json(components)
     text = orjson.dumps(components)
     return text if b'"$' not in text else encode_json(components)
+
+
+def key_texts(events: Sequence[ChangeEvent]) -> list[bytes]:
+    """Return the same as `key_text`, for the keys of many events."""
+    keys = [event.key.components for event in events]
+    if {type(value) for key in keys for value in key.values()} != {str}:
+        return list(map(key_text, keys))
+    return [
+        text if b'"$' not in text else encode_json(key)
+        for key, text in zip(keys, map(orjson.dumps, keys), strict=True)
+    ]
 
 
 @attrs.frozen

@@ -113,7 +113,9 @@ def test_highest_order_key_for_a_blocked_row(tmp_path):
 
 
 def test_text_instead_of_values(tmp_path, monkeypatch):
-    monkeypatch.setattr(sides, "text_digest", lambda text: comparison.digest((text or "").encode()))
+    monkeypatch.setattr(
+        sides, "text_digests", lambda texts: comparison.digests_of([(text or "").encode() for text in texts])
+    )
     monkeypatch.setattr(
         sides,
         "document_digest",
