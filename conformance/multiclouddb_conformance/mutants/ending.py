@@ -234,7 +234,7 @@ class TakesEndedForGone(Mutant):
 
 
 class RoundsMoments(Mutant):
-    """The moment of a position is rounded, so that positions before and after a change have the same."""
+    """The moment of a position is rounded, so positions before and after a change have the same moment."""
 
     caught_by = ("TestFollowing::test_no_position_before_an_older_change_has_the_moment_of_a_merge",)
 

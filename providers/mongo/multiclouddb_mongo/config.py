@@ -150,7 +150,7 @@ def _checked(cls: type[MongoConfig], config: ClientConfig) -> MongoConfig:
         if value is not None and not isinstance(value, str):
             raise invalid_request(where, f"must be text, not {type(value).__name__}", "pass text")
         if value == "":
-            raise invalid_request(where, "is empty", "leave it out, or give its text")
+            raise invalid_request(where, "is empty", "leave it out, or give it a value")
     url = given.get("url")
     if url is None:
         raise invalid_request("connection.url", "is missing", _URL)
