@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -519,7 +520,12 @@ class TestBroadcast:
 
     def test_an_error_of_the_follower_is_not_covered_or_left_by_one_of_the_store(self, caplog):
         fake, store = Fake([1, 0, 1]), MemoryStore()
-        fake.faults = [None, None, error(api.ErrorCategory.NOT_FOUND)]
+
+        def fault(_):
+            store.failures = ["lost"] * 9
+            return error(api.ErrorCategory.NOT_FOUND)
+
+        fake.faults, fake.timer = [None, None, fault], SimpleNamespace(time=0.0)
 
         async def main():
             async with opened(fake) as client:
@@ -527,7 +533,6 @@ class TestBroadcast:
                 async with aio.Broadcast(changes) as broadcast:
                     listener = broadcast.listen()
                     await anext(listener)
-                    store.failures = ["lost"] * 9
                     with pytest.raises(api.MulticloudDbError):
                         await anext(listener)
 

@@ -223,16 +223,20 @@ class Sides:
         """Stop early if the table is the copy of another collection."""
         if self._force or len(first) < _FEWEST:
             return
-        found = self._rows_of(list(first)).seen
+        found: dict[str, int] = {}
+
+        def read() -> None:
+            for batch, digests in self._batches(list(first)):
+                found.update(zip(batch.column("key").to_pylist(), digests.tolist(), strict=True))
+                # The other files need not be read: what is wrong in them does not count here.
+                if len(found) == len(first):
+                    return
+
+        self._retried(read)
         follower.catch_up()
-        wrong = count = 0
-        for key, value in first.items():
-            rows = found.get(key, [])
-            is_wrong = not (len(rows) == 1 and rows[0].digest == value)
-            if is_wrong and self._state.versions(digest(key.encode()), key):
-                continue
-            count += 1
-            wrong += is_wrong
+        different = [key for key, value in first.items() if found.get(key) != value]
+        changed = sum(bool(self._state.versions(digest(key.encode()), key)) for key in different)
+        wrong, count = len(different) - changed, len(first) - changed
         if count >= _FEWEST and 2 * wrong > count:
             raise invalid_request(
                 "target",
