@@ -85,24 +85,20 @@ def connect(
         ...     client.capabilities().is_supported(Capability.CHANGE_FEED)
         True
     """
-    return MulticloudDbClient(checked_source(source), native_client=native_client, observer=observer)
+    # If this raises an error, no local variable contains the content of a URL.
+    source = outcome(to_config, source)
+    if isinstance(source, MulticloudDbError):
+        raise source
+    assert isinstance(source, ClientConfig)
+    return MulticloudDbClient(source, native_client=native_client, observer=observer)
 
 
-def checked_source(source: str | os.PathLike[str] | ClientConfig) -> ClientConfig:
+def to_config(source: str | os.PathLike[str] | ClientConfig) -> ClientConfig:
     """Return the configuration of a source; see `connect`.
 
     Args:
         source: A URL, the path of a TOML file, or a configuration.
     """
-    # If this raises an error, no local variable contains the content of a URL.
-    source = outcome(_to_config, source)
-    if isinstance(source, MulticloudDbError):
-        raise source
-    assert isinstance(source, ClientConfig)
-    return source
-
-
-def _to_config(source: str | os.PathLike[str] | ClientConfig) -> ClientConfig:
     if isinstance(source, ClientConfig):
         return source
     if isinstance(source, str) and "://" in source:

@@ -193,7 +193,8 @@ class FeedCache:
                 if not self._closed and len(self._feeds) < _MOST_FEEDS:
                     self._feeds[spec], kept.kept = kept, True
             kept.users += 1
-        self._forget_readers_of(old)
+        for each in old:
+            self._forget_readers(each.feed)
         return kept.feed, True
 
     def release(self, feed: Feed) -> None:
@@ -208,7 +209,8 @@ class FeedCache:
                 old = self._unused_since(now - _IDLE_SECONDS)
             if not (opened.users or opened.kept):
                 old.append(self._open.pop(id(feed)))
-        self._forget_readers_of(old)
+        for each in old:
+            self._forget_readers(each.feed)
 
     def forget(self, feed: Feed) -> None:
         """Open the feed again next time, because its resource may have been deleted and created again."""
@@ -273,10 +275,6 @@ class FeedCache:
         for opened in old:
             del self._open[id(opened.feed)], self._feeds[opened.feed.spec]
         return old
-
-    def _forget_readers_of(self, old: list[_Opened]) -> None:
-        for opened in old:
-            self._forget_readers(opened.feed)
 
 
 @attrs.define(eq=False)

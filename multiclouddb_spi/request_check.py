@@ -9,6 +9,7 @@ provider's `open_feed`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from multiclouddb_api import (
@@ -92,15 +93,18 @@ def require_start(
     provider: Provider, position: FeedStart | Snapshot, options: ProviderOptions | None, operation: str
 ) -> None:
     """Raise an error if the provider does not support a start position, as `require` does."""
-    for part in _needed(position):
-        require(provider, part, options, operation)
+    _require_parts(provider, (position,), options, operation)
 
 
-def _needed(*parts: object) -> list[Capability]:
-    """Return the capabilities that parts of a request need besides `CHANGE_FEED`."""
-    rows = any(isinstance(part, Snapshot) and not part.changes for part in parts)
-    needed = [each for kind, each in _NEEDS.items() if any(isinstance(part, kind) for part in parts)]
-    return [Capability.CHANGE_FEED_ROWS if rows and each is _SNAPSHOT else each for each in needed]
+def _require_parts(
+    provider: Provider, parts: Sequence[object], options: ProviderOptions | None, operation: str
+) -> None:
+    """Check the capabilities that parts of a request need besides `CHANGE_FEED`."""
+    for part in parts:
+        for kind, capability in _NEEDS.items():
+            if isinstance(part, kind):
+                alone = isinstance(part, Snapshot) and not part.changes
+                require(provider, Capability.CHANGE_FEED_ROWS if alone else capability, options, operation)
 
 
 def options_of(provider: Provider, given: ProviderOptions | None) -> ProviderOptions | None:
@@ -121,8 +125,8 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
     options = options_of(provider, request.provider_options)
     _check_address(request)
     require(provider, Capability.CHANGE_FEED, options, operation)
-    for capability in _needed(request.start_position, request.scope, request.on_expired):
-        require(provider, capability, options, operation)
+    parts = (request.start_position, request.scope, request.on_expired)
+    _require_parts(provider, parts, options, operation)
     if request.old_item_state_mode is not OldItemStateMode.OMIT:
         require(provider, Capability.CHANGE_FEED_OLD_ITEM_STATE, options, operation)
     start = request.start_position

@@ -48,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     WrittenTokens.checks = True  # checks that each token still contains the whole state
     config.stash[LACKING] = Counter()
     for line in (
+        "slow: takes ten seconds or more, or waits",
         "requires(capability): us8: runs if the provider has the capability, native or emulated",
         "refuses(capability): us8: tests the refusal of a capability that is missing or only emulated",
         "shows(*ids): the promises of docs/us8.toml that the test shows",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from multiclouddb_api.aio.driver import ended
 from multiclouddb_api.aio.iterator import AsyncChangeFeedIterator
 from multiclouddb_api.aio.threads import Threads
-from multiclouddb_api.client import MulticloudDbClient, checked_source
-from multiclouddb_api.config import ClientConfig
+from multiclouddb_api.client import MulticloudDbClient, to_config
+from multiclouddb_api.config import ClientConfig, outcome
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, check_type, invalid_request
 
 if TYPE_CHECKING:
@@ -58,7 +58,12 @@ def connect(
         >>> async with connect("embedded:///tmp/store.db") as client:
         ...     page = await client.read_changes(request)
     """
-    config = checked_source(source)
+    # If this raises an error, no local variable contains the content of a URL.
+    source = outcome(to_config, source)
+    if isinstance(source, MulticloudDbError):
+        raise source
+    assert isinstance(source, ClientConfig)
+    config = source
     check_type("threads", threads, int)
     if threads < 1:
         raise invalid_request(
