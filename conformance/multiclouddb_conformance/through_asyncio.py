@@ -9,7 +9,14 @@ from functools import cache, partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from multiclouddb_api import CapabilitySet, ChangeEvent, ChangeFeedPage, ChangeFeedRequest, MulticloudDbClient
+from multiclouddb_api import (
+    CapabilitySet,
+    ChangeEvent,
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    MulticloudDbClient,
+    ProviderOptions,
+)
 from multiclouddb_api.aio import AsyncChangeFeedIterator, AsyncMulticloudDbClient
 
 __all__ = ["AsyncioClient", "AsyncioIterator", "run"]
@@ -55,9 +62,13 @@ class AsyncioClient:
         """
         return AsyncioIterator(run(_made(partial(self._client.iterate_changes, request, **settings))))
 
-    def capabilities(self) -> CapabilitySet:
-        """See `MulticloudDbClient.capabilities`."""
-        return run(_made(self._client.capabilities))
+    def capabilities(self, provider_options: ProviderOptions | None = None) -> CapabilitySet:
+        """See `MulticloudDbClient.capabilities`.
+
+        Args:
+            provider_options: The provider's options of the request, or None.
+        """
+        return run(_made(partial(self._client.capabilities, provider_options)))
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._client, name)

@@ -64,7 +64,7 @@ def test_the_latest_versions(account, spark):
     ran = command(*map(local, words[1:]), "--until-idle", "--json")
     assert ran.exit_code == 0, ran.stderr
     assert [json.loads(line)["type"] for line in ran.stdout.splitlines()] == ["UPDATE", "DELETE"]
-    (code,) = page.blocks("python")
+    (code,) = page.blocks("py")
     found = {"spark": spark}
     exec(local(code), found)
     assert "old_item_state" in found["baskets"].columns

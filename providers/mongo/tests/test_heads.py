@@ -326,7 +326,9 @@ class TestEnds:
         world.native["elsewhere"].rename("c")
         world.write("back")
         step = world.plan()
-        with pytest.raises(MulticloudDbError, match=r"end of the planned range.*at a time before") as caught:
+        with pytest.raises(
+            MulticloudDbError, match=r"end of the planned range.*at an earlier time"
+        ) as caught:
             world.read(step.ranges())
         assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
 
