@@ -315,7 +315,7 @@ class Engine:
         with user_errors(self._provider, "lookup"):
             request = ChangeFeedRequest(address, Now(), provider_options=provider_options)
             spec = spec_of(self._provider, request, "lookup")
-            require(self._provider, Capability.LOOKUP, spec.options, "lookup")
+            require(self._provider, (Capability.LOOKUP,), spec.options, "lookup")
             with closing(self._opener.feed(spec, deadline)) as opened:
                 return opened.use(lambda feed: self._looked_up(feed, keys, deadline))
 
@@ -414,6 +414,6 @@ class Engine:
             self._feeds.close()
 
     def _commands(self, operation: str) -> SupportsCommands:
-        require(self._provider, Capability.RUN_COMMAND, None, operation)
+        require(self._provider, (Capability.RUN_COMMAND,), None, operation)
         assert isinstance(self._provider, SupportsCommands)
         return self._provider

@@ -17,7 +17,7 @@ from multiclouddb_api import ErrorCategory, MulticloudDbError, Snapshot, invalid
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.errors import cause_of, fault_of, user_errors
 from multiclouddb_spi.faults import ProviderFault
-from multiclouddb_spi.request_check import require_start
+from multiclouddb_spi.request_check import require
 from multiclouddb_spi.retry import Call
 from multiclouddb_spi.time_limits import Deadline
 
@@ -113,7 +113,7 @@ class OpenFeed:
 
     def check_start(self, position: FeedStart | Snapshot) -> None:
         """Refuse a start position that the provider does not support."""
-        require_start(self.provider, position, self.spec.options, "start")
+        require(self.provider, (position,), self.spec.options, "start")
 
     def renew(self) -> None:
         """Forget the feed, because its resource may have been deleted and created again."""

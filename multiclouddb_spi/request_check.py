@@ -36,7 +36,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_spi.continuation.entry import Plan
-from multiclouddb_spi.contract import FeedSpec, FeedStart, Provider
+from multiclouddb_spi.contract import FeedSpec, Provider
 
 _TITLES = {
     Capability.CHANGE_FEED: "a change feed",
@@ -69,42 +69,36 @@ _NEEDS: Final[dict[type, Capability]] = {
 
 
 def require(
-    provider: Provider, capability: Capability, options: ProviderOptions | None, operation: str
-) -> None:
-    """Accept a capability that is native, or that is emulated if the caller has opted in."""
-    known = provider.capabilities()
-    note = (known if options is None else options.narrow(known))[capability]
-    if note.support is Support.NATIVE:
-        return
-    if note.support is Support.EMULATED:
-        if options is not None and options.opts_into(capability):
-            return
-        problem = "is only emulated here and needs an opt-in"
-    else:
-        problem = "is not supported"
-    raise MulticloudDbError(
-        f"{_TITLES[capability]} {problem} on {provider.provider_id}; "
-        f"{note.note or 'check client.capabilities().is_supported(…) before the call'}",
-        ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, provider=provider.provider_id, operation=operation),
-    )
-
-
-def require_start(
-    provider: Provider, position: FeedStart | Snapshot, options: ProviderOptions | None, operation: str
-) -> None:
-    """Raise an error if the provider does not support a start position, as `require` does."""
-    _require_parts(provider, (position,), options, operation)
-
-
-def _require_parts(
     provider: Provider, parts: Sequence[object], options: ProviderOptions | None, operation: str
 ) -> None:
-    """Check the capabilities that parts of a request need besides `CHANGE_FEED`."""
+    """Accept capabilities, or parts of a request, that are native, or emulated if the caller has opted in."""
+    needed = list[Capability]()
     for part in parts:
+        if isinstance(part, Capability):
+            needed.append(part)
         for kind, capability in _NEEDS.items():
             if isinstance(part, kind):
                 alone = isinstance(part, Snapshot) and not part.changes
-                require(provider, Capability.CHANGE_FEED_ROWS if alone else capability, options, operation)
+                needed.append(Capability.CHANGE_FEED_ROWS if alone else capability)
+    known = provider.capabilities()
+    known = known if options is None else options.narrow(known)
+    for capability in needed:
+        note = known[capability]
+        if note.support is Support.NATIVE:
+            continue
+        if note.support is Support.EMULATED:
+            if options is not None and options.opts_into(capability):
+                continue
+            problem = "is only emulated here and needs an opt-in"
+        else:
+            problem = "is not supported"
+        raise MulticloudDbError(
+            f"{_TITLES[capability]} {problem} on {provider.provider_id}; "
+            f"{note.note or 'check client.capabilities().is_supported(…) before the call'}",
+            ErrorDetail(
+                ErrorCategory.UNSUPPORTED_CAPABILITY, provider=provider.provider_id, operation=operation
+            ),
+        )
 
 
 def options_of(provider: Provider, given: ProviderOptions | None) -> ProviderOptions | None:
@@ -124,11 +118,10 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
     """Check whether the provider supports a request, and return the spec of the feed to open."""
     options = options_of(provider, request.provider_options)
     _check_address(request)
-    require(provider, Capability.CHANGE_FEED, options, operation)
-    parts = (request.start_position, request.scope, request.on_expired)
-    _require_parts(provider, parts, options, operation)
+    parts = (Capability.CHANGE_FEED, request.start_position, request.scope, request.on_expired)
+    require(provider, parts, options, operation)
     if request.old_item_state_mode is not OldItemStateMode.OMIT:
-        require(provider, Capability.CHANGE_FEED_OLD_ITEM_STATE, options, operation)
+        require(provider, (Capability.CHANGE_FEED_OLD_ITEM_STATE,), options, operation)
     start = request.start_position
     begins = isinstance(start, Snapshot)
     if isinstance(start, Snapshot) and not start.changes and isinstance(request.on_expired, Resnapshot):
