@@ -183,52 +183,63 @@ _PIPE_SECONDS: Final = 10.0
 _CLEAR: Final = "\r\x1b[2K"
 
 
-def progress_line(progress: SnapshotProgress, rows_a_second: float | None) -> str:
-    """Return `[####------] 4/10 segments  1,200 rows  600 rows/s  about 3.0s left  ordered`."""
-    segments = progress.segments
+def progress_words(done: int, segments: int | None, rows: int, rows_a_second: float | None) -> list[str]:
+    """Return `[####------]`, `4/10 segments  1,200 rows` and `600 rows/s`, as far as they are known."""
     words = []
     if segments:
-        filled = _BAR * min(progress.segments_done, segments) // segments
+        filled = _BAR * min(done, segments) // segments
         words.append(f"[{'#' * filled}{'-' * (_BAR - filled)}]")
-    words.append(f"{progress.segments_done}/{segments or '?'} segments  {progress.rows:,} rows")
+    words.append(f"{done}/{segments or '?'} segments  {rows:,} rows")
     if rows_a_second:
         words.append(f"{rows_a_second:,.0f} rows/s")
-        if progress.records is not None and progress.records > progress.rows:
-            words.append(f"about {duration((progress.records - progress.rows) / rows_a_second)} left")
-    words.append(progress.order.value)
-    return "  ".join(words)
+    return words
 
 
-class ScanProgress:
-    """Shows the progress of one snapshot scan."""
+def progress_line(progress: SnapshotProgress, rows_a_second: float | None) -> str:
+    """Return `[####------] 4/10 segments  1,200 rows  600 rows/s  about 3.0s left  ordered`."""
+    words = progress_words(progress.segments_done, progress.segments, progress.rows, rows_a_second)
+    if rows_a_second and progress.records is not None and progress.records > progress.rows:
+        words.append(f"about {duration((progress.records - progress.rows) / rows_a_second)} left")
+    return "  ".join([*words, progress.order.value])
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+
+class ProgressLine:
+    """Shows on one line how far a scan is.
+
+    Args:
+        name: Begins each line that does not replace the line before.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._clock = name, clock
         self._terminal = sys.stderr.isatty()
         self._began: tuple[float, int] | None = None
         self._shown_at: float | None = None
         self._is_shown = False
 
     def clear(self) -> None:
-        """Remove the progress bar, because other output follows."""
+        """Remove the line, because other output follows."""
         if self._is_shown:
             typer.echo(_CLEAR, err=True, nl=False)
             self._is_shown = False
 
-    def show(self, progress: SnapshotProgress | None) -> None:
-        """Show the progress, unless it was shown just before."""
-        if progress is None:
-            return
+    def show(self, rows: int, line: Callable[[float | None], str]) -> None:
+        """Show the progress, unless it was shown just before.
+
+        Args:
+            rows: The number of rows that were read.
+            line: Returns the line from the number of rows that are read in a second, if it is known.
+        """
         now = self._clock()
         if self._began is None:
-            self._began = (now, progress.rows)
+            self._began = (now, rows)
         pause = _TERMINAL_SECONDS if self._terminal else _PIPE_SECONDS
         if self._shown_at is not None and now - self._shown_at < pause:
             return
-        self._shown_at = now
-        began, rows = self._began
-        line = progress_line(progress, (progress.rows - rows) / (now - began) if now > began else None)
-        self._is_shown = self._terminal
+        self._shown_at, self._is_shown = now, self._terminal
+        began, first = self._began
+        text = line((rows - first) / (now - began) if now > began else None)
         typer.echo(
-            f"{_CLEAR}{line}" if self._terminal else f"snapshot: {line}", err=True, nl=not self._terminal
+            f"{_CLEAR}{text}" if self._terminal else f"{self._name}: {text}", err=True, nl=not self._terminal
         )

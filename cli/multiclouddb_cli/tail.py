@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -38,13 +39,14 @@ from multiclouddb_cli.arguments import Bookmark, Selection
 from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.rendering import Renderer, notice_line
 from multiclouddb_cli.screen import (
-    ScanProgress,
+    ProgressLine,
     check_reader,
     counted,
     duration,
     emit,
     moment,
     printable,
+    progress_line,
     shorter,
     width,
 )
@@ -249,7 +251,7 @@ class _Printer:
         self.printed = 0
         self._wish, self._status = wish, status
         self._troubles: dict[str, str] = {}
-        self._progress = ScanProgress()
+        self._progress = ProgressLine("snapshot")
 
     def lines(self, events: list[ChangeEvent]) -> None:
         """Print events to stdout."""
@@ -272,7 +274,9 @@ class _Printer:
         for notice in page.notices:
             typer.echo(f"notice: {notice_line(notice)}", err=True)
         self._complain(page)
-        self._progress.show(page.diagnostics.snapshot)
+        progress = page.diagnostics.snapshot
+        if progress is not None:
+            self._progress.show(progress.rows, partial(progress_line, progress))
         if page.diagnostics.snapshot is None:
             self._status.show(page)
 

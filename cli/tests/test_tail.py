@@ -3,12 +3,13 @@
 import re
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from multiclouddb_api import FileCheckpointStore, SnapshotOrder, SnapshotProgress, event_from_json
-from multiclouddb_cli.screen import ScanProgress, progress_line
+from multiclouddb_cli.screen import ProgressLine, progress_line
 from multiclouddb_conformance.command_line import apart_from_silence
 
 from .terminals import follow
@@ -183,9 +184,9 @@ class TestSnapshot:
         monkeypatch.setattr("typer.echo", lambda text, err, nl: shown.append((text, nl)))
         monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
         times = iter([0.0, 1.0, 1.1, 2.0])
-        bar = ScanProgress(lambda: next(times))
+        bar = ProgressLine("snapshot", lambda: next(times))
         for rows in (0, 100, 110, 200):
-            bar.show(SnapshotProgress(SnapshotOrder.ORDERED, 0, 2, rows, 400))
+            bar.show(rows, partial(progress_line, SnapshotProgress(SnapshotOrder.ORDERED, 0, 2, rows, 400)))
         bar.clear()
         bar.clear()
         assert [text.partition("segments")[2] for text, _ in shown] == [

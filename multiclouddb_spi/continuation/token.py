@@ -18,8 +18,10 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import json
 import time
 import zlib
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeGuard
 
@@ -51,6 +53,7 @@ __all__ = [
     "decode_token",
     "encode_token",
     "is_micros",
+    "offsets_in",
     "scope_text",
     "to_micros",
     "to_moment",
@@ -369,3 +372,24 @@ def _damaged(reason: str) -> MulticloudDbError:
         f"is not a token of this library or is damaged ({reason})",
         "pass a page's continuation_token unchanged; store it as text or blob without a length limit",
     )
+
+
+def offsets_in(line: str) -> Iterator[dict[str, Any]]:
+    """Return the offsets of the Spark source in a line of Spark's offset log.
+
+    An offset contains what a token does; it may be inside the offset of another source.
+
+    Args:
+        line: The line, which may be anything.
+    """
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return
+    if not isinstance(value, dict):
+        return
+    if isinstance(value.get("src"), str) and isinstance(value.get("v"), int):
+        yield value
+        return
+    for part in value.values():
+        yield from offsets_in(part if isinstance(part, str) else json.dumps(part))

@@ -41,6 +41,7 @@ import attrs
 from multiclouddb_api import MulticloudDbError, Snapshot, invalid_request
 from multiclouddb_spi import Cursor, FeedStart, InvalidCursor, Range, ranges_between
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
+from multiclouddb_spi.continuation.token import offsets_in
 from multiclouddb_spi.open_feed import OpenFeed
 from pyspark_multiclouddb.errors import NEW_QUERY
 from pyspark_multiclouddb.options import Settings, position_from_text, position_text
@@ -278,7 +279,7 @@ class Checkpoint:
                 raise self._wrong(f"has no offsets/{batch_id}")
             lines = text.splitlines()[2:]
             self._sources[batch_id] = len(lines)
-            self._ends[batch_id] = [offset for line in lines for offset in _offsets_in(line)]
+            self._ends[batch_id] = [offset for line in lines for offset in offsets_in(line)]
         return self._ends[batch_id]
 
     def _completed(self) -> Iterator[int]:
@@ -336,18 +337,3 @@ def query_of(batch: DataFrame | None) -> tuple[str | None, bool]:
     except Exception:  # noqa: BLE001 - the error depends on the version of Connect
         return None, batch is None
     return query_id or None, True
-
-
-def _offsets_in(line: str) -> Iterator[dict[str, Any]]:
-    """Return the offsets of this source from a line of the offset log; they may be inside other objects."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return
-    if not isinstance(value, dict):
-        return
-    if isinstance(value.get("src"), str) and isinstance(value.get("v"), int):
-        yield value
-        return
-    for part in value.values():
-        yield from _offsets_in(part if isinstance(part, str) else json.dumps(part))

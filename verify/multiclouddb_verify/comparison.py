@@ -11,37 +11,30 @@ up to K, or the target is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
-from hashlib import blake2b
 from typing import Any, Final
 
 import attrs
 import numpy as np
 import numpy.typing as npt
-import orjson
 
-from multiclouddb_api import MulticloudDbError, decode_json
 from multiclouddb_api.codec import canonical_json
+from multiclouddb_verify.texts import Integers, canonicals, parsed
 
 __all__ = [
     "GONE",
     "UNKNOWN",
     "UNREADABLE",
-    "Integers",
     "Join",
     "Kind",
     "Seen",
     "Verdict",
-    "canonical",
-    "canonicals",
-    "digest",
-    "digests_of",
-    "document_digest",
+    "document_digests",
     "first_difference",
     "join",
     "judge",
-    "text_digest",
+    "places_in",
     "text_digests",
 ]
 
@@ -51,14 +44,6 @@ UNREADABLE: Final = 1
 """The digest of a text that cannot be decoded."""
 UNKNOWN: Final = 2
 """The digest of a document that exists, but which the change did not contain."""
-_FAST: Final = (
-    orjson.OPT_SORT_KEYS
-    | orjson.OPT_PASSTHROUGH_DATACLASS
-    | orjson.OPT_PASSTHROUGH_DATETIME
-    | orjson.OPT_PASSTHROUGH_SUBCLASS
-)
-
-Integers = npt.NDArray[np.int64]
 
 
 class Kind(StrEnum):
@@ -96,80 +81,25 @@ class Seen:
     digest: int
 
 
-def digest(data: bytes) -> int:
-    """Return 64 bits that stand for a text."""
-    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little", signed=True)
-
-
-def digests_of(texts: Iterable[bytes]) -> Integers:
-    """Return the same as `digest`, for many texts."""
-    return np.frombuffer(b"".join([blake2b(text, digest_size=8).digest() for text in texts]), dtype="<i8")
-
-
-def canonical(value: Any) -> bytes:
-    """Return the same as `canonical_json`, which is slow because it looks at every value."""
-    try:
-        return _checked(orjson.dumps(value, option=_FAST), value)
-    except (TypeError, ValueError, RecursionError):
-        return canonical_json(value)
-
-
-def canonicals(values: Sequence[Any]) -> list[bytes]:
-    """Return the same as `canonical`, for many values."""
-    dumps = orjson.dumps
-    try:
-        texts = [dumps(value, None, _FAST) for value in values]
-    except (TypeError, ValueError, RecursionError):
-        return list(map(canonical, values))
-    return [
-        # A UUID has four dashes as text, and NaN is null.
-        text if text.count(b"-") < 4 and b"null" not in text and b'"$' not in text else _checked(text, value)
-        for text, value in zip(texts, values, strict=True)
-    ]
-
-
-def _checked(text: bytes, value: Any) -> bytes:
-    """Return a text of orjson if it stands for the value, and otherwise the canonical text."""
-    if b'"$' not in text and ((b"null" not in text and text.count(b"-") < 4) or orjson.loads(text) == value):
-        return text
-    return canonical_json(value)
-
-
-def document_digest(document: Mapping[str, Any] | None) -> int:
-    """Return the digest of a document of the source; `GONE` for None."""
-    return GONE if document is None else digest(canonical(document))
-
-
-def text_digest(text: str | None) -> int:
-    """Return the digest of a document in the target's text; equal values have equal digests."""
-    if text is None:
-        return UNREADABLE
-    try:
-        if '"$' in text:
-            return digest(canonical_json(decode_json(text)))
-        return digest(orjson.dumps(orjson.loads(text), option=orjson.OPT_SORT_KEYS))
-    except (
-        MulticloudDbError,
-        TypeError,
-        ValueError,
-    ):  # orjson raises TypeError if the text is nested too deep
-        return UNREADABLE
+def document_digests(documents: Sequence[Mapping[str, Any] | None]) -> Integers:
+    """Return the digest of each document of the source; `GONE` for None."""
+    if None not in documents:
+        return canonicals(list(documents)).digests()
+    found = np.full(len(documents), GONE, dtype=np.int64)
+    there = [at for at, document in enumerate(documents) if document is not None]
+    found[there] = canonicals([documents[at] for at in there]).digests()
+    return found
 
 
 def text_digests(texts: Sequence[str | None]) -> Integers:
-    """Return the same as `text_digest`, for many texts."""
-    dumps, loads, option = orjson.dumps, orjson.loads, orjson.OPT_SORT_KEYS
-    if None not in texts:
-        try:
-            return digests_of(
-                [
-                    canonical_json(decode_json(text)) if '"$' in text else dumps(loads(text), None, option)  # type: ignore[operator, arg-type]
-                    for text in texts
-                ]
-            )
-        except (MulticloudDbError, TypeError, ValueError):
-            pass
-    return np.fromiter(map(text_digest, texts), dtype=np.int64, count=len(texts))
+    """Return the digest of each document in the target's text; equal values have equal digests."""
+    found = None if None in texts else parsed(texts)  # type: ignore[arg-type]
+    if found is not None:
+        return found.digests()
+    if len(texts) == 1:
+        return np.full(1, UNREADABLE, dtype=np.int64)
+    middle = len(texts) // 2
+    return np.concatenate([text_digests(texts[:middle]), text_digests(texts[middle:])])
 
 
 def judge(
@@ -228,10 +158,14 @@ class Join:
     Attributes:
         equal: The number of documents that are equal.
         rest: The hashes of all other keys, which are judged one by one.
+        still: The number of the source's keys that have not changed.
+        different: The number of them that have no row with the same digest.
     """
 
     equal: int
     rest: Integers
+    still: int
+    different: int
 
 
 def join(
@@ -252,32 +186,40 @@ def join(
     order = np.argsort(target[0], kind="stable")
     theirs, their_digests, suspects = target[0][order], target[1][order], suspects[order]
     once = _single(theirs)
-    plain = _single(ours)
-    at = np.searchsorted(theirs, ours)
-    inside = at < len(theirs)
-    at = np.where(inside, at, 0)
+    moved = np.sort(np.fromiter(changed, dtype=np.int64, count=len(changed)))
+    still = ~places_in(moved, ours)[1]
+    at, same = places_in(theirs, ours)
     if len(theirs):
-        same = inside & plain & (theirs[at] == ours) & once[at]
-        same &= (their_digests[at] == our_digests) & ~suspects[at]
-    else:
-        same = np.zeros(len(ours), dtype=bool)
-    moved = np.fromiter(changed, dtype=np.int64, count=len(changed))
-    if len(moved):
-        same &= ~np.isin(ours, moved)
+        same &= their_digests[at] == our_digests
+    different = int((still & ~same).sum())
+    same &= still & _single(ours)
+    if len(theirs):
+        same &= once[at] & ~suspects[at]
     settled = np.zeros(len(theirs), dtype=bool)
     settled[at[same]] = True
     # A tombstone of a key that the source does not have is right.
     gone = np.flatnonzero(once & (their_digests == GONE) & ~suspects)
-    settled[gone[~np.isin(theirs[gone], ours) & ~np.isin(theirs[gone], moved)]] = True
-    return Join(int(same.sum()), np.unique(np.concatenate([ours[~same], theirs[~settled], moved])))
+    settled[gone[~places_in(ours, theirs[gone])[1] & ~places_in(moved, theirs[gone])[1]]] = True
+    rest = np.unique(np.concatenate([ours[~same], theirs[~settled], moved]))
+    return Join(int(same.sum()), rest, int(still.sum()), different)
+
+
+def places_in(ordered: Integers, wanted: Integers) -> tuple[Integers, npt.NDArray[np.bool_]]:
+    """Return a place in the sorted numbers for each wanted one, and whether it is there."""
+    if not len(ordered):
+        return np.zeros(len(wanted), dtype=np.int64), np.zeros(len(wanted), dtype=bool)
+    at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
+    return at, ordered[at] == wanted
 
 
 def _sorted_pairs(hashes: Integers, digests: Integers) -> tuple[Integers, Integers]:
     """Sort by hash; a row that a scan has delivered twice with the same value counts once."""
+    order = np.argsort(hashes, kind="stable")
+    ordered = hashes[order]
+    if len(hashes) < 2 or not (ordered[1:] == ordered[:-1]).any():
+        return ordered, digests[order]
     order = np.lexsort((digests, hashes))
     hashes, digests = hashes[order], digests[order]
-    if not len(hashes):
-        return hashes, digests
     new = np.ones(len(hashes), dtype=bool)
     new[1:] = (hashes[1:] != hashes[:-1]) | (digests[1:] != digests[:-1])
     return hashes[new], digests[new]

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow.dataset import FileSystemDataset
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+from pyarrow.parquet import ParquetFile
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, encode_json, invalid_request
 from multiclouddb_api.redaction import redact_url
@@ -53,6 +55,7 @@ _FIRST_WAIT: Final = 0.02
 _LONGEST_WAIT: Final = 2.0
 _YIELDING: Final = 4.0
 _BATCH: Final = 8192
+_BUFFER: Final = 1 << 20
 _NO_ORDER: Final = "~null"
 """Stands for an `order_key` that is null: no change is higher, so the row refuses all of them."""
 # What the operating system says through deltalake, which has no error class for it.
@@ -212,11 +215,8 @@ class DeltaTarget:
         wanted = None if keys is None else pa.array(keys, pa.string())
         try:
             dataset = table.to_pyarrow_dataset(filesystem=filesystem)
-            scanner = dataset.scanner(
-                columns=[*_OURS, *extra], batch_size=_BATCH, batch_readahead=2, fragment_readahead=1,
-                use_threads=False,
-            )  # fmt: skip
-            for batch in scanner.to_batches():
+            is_plain = not own and not table.metadata().partition_columns
+            for batch in _batches(dataset, [*_OURS, *extra], is_plain=is_plain):
                 if wanted is not None:
                     batch = batch.filter(pc.is_in(batch["key"].cast(pa.string()), value_set=wanted))
                 if batch.num_rows:
@@ -365,6 +365,27 @@ class DeltaTarget:
             patience_seconds=self._patience,
             yields=True,
         )
+
+
+def _batches(dataset: FileSystemDataset, names: Sequence[str], *, is_plain: bool) -> Iterator[pa.RecordBatch]:
+    """Read columns of a table; `is_plain` if they are texts and times, and in its files."""
+    if not is_plain:
+        yield from dataset.scanner(columns=list(names), batch_size=_BATCH, use_threads=False).to_batches()
+        return
+    # A scanner of the dataset costs three times as much, and it keeps whole row groups.
+    fields = [dataset.schema.field(name) for name in names]
+    for path in dataset.files:
+        with dataset.filesystem.open_input_file(path) as stream:
+            file = ParquetFile(stream, buffer_size=_BUFFER)
+            there = set(file.schema_arrow.names).intersection(names)
+            for batch in file.iter_batches(_BATCH, columns=list(there), use_threads=False):
+                columns = [
+                    batch[field.name].cast(field.type)
+                    if field.name in there
+                    else pa.nulls(batch.num_rows, field.type)
+                    for field in fields
+                ]
+                yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
 def _transient(error: Exception) -> ErrorDetail:

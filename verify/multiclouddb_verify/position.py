@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from multiclouddb_api import (
     CheckpointStore,
@@ -19,7 +17,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.request import to_address
 from multiclouddb_api.validators import local_path
-from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_text
+from multiclouddb_spi.continuation.token import Envelope, encode_token, offsets_in, scope_text
 
 __all__ = ["spark_position", "stored_position"]
 
@@ -69,7 +67,7 @@ def spark_position(
                 text = (folder / "offsets" / str(number)).read_text(encoding="utf-8")
             except FileNotFoundError:
                 continue
-            offsets = [offset for line in text.splitlines()[2:] for offset in _offsets_in(line)]
+            offsets = [offset for line in text.splitlines()[2:] for offset in offsets_in(line)]
             if len(offsets) != 1 or not isinstance(offsets[0].get("c"), dict):
                 raise _wrong(folder, "does not belong to a query with this source alone")
             [offset] = offsets
@@ -94,18 +92,3 @@ def _wrong(folder: Path, problem: str) -> MulticloudDbError:
     return invalid_request(
         "position", f"{folder} {problem}", "give the checkpointLocation of the sink's query"
     )
-
-
-def _offsets_in(line: str) -> Iterator[dict[str, Any]]:
-    """Return the offsets of this source from a line of the offset log; they may be inside other objects."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return
-    if not isinstance(value, dict):
-        return
-    if isinstance(value.get("src"), str) and isinstance(value.get("v"), int):
-        yield value
-        return
-    for part in value.values():
-        yield from _offsets_in(part if isinstance(part, str) else json.dumps(part))

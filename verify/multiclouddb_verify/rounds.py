@@ -9,24 +9,28 @@ import numpy as np
 
 from multiclouddb_api import (
     ScanFloor,
+    invalid_request,
 )
 from multiclouddb_verify.comparison import (
     GONE,
+    Join,
     Kind,
     Seen,
     Verdict,
-    digest,
-    digests_of,
     join,
     judge,
+    places_in,
 )
-from multiclouddb_verify.sides import LOW_CEILING, ORDER_MASK, Sides, order_digest
+from multiclouddb_verify.sides import LOW_CEILING, ORDER_MASK, Sides, order_digests
 from multiclouddb_verify.source import Change
 from multiclouddb_verify.state import Pending
+from multiclouddb_verify.texts import column_digests, digests_of
 
 __all__ = ["Rounds"]
 
 _CHUNK: Final = 100_000
+_FIRST: Final = 10_000
+_FEWEST: Final = 1000
 _AGAIN: Final = -1.0
 """Marks a key that was suspected, and has changed since."""
 
@@ -44,6 +48,7 @@ class Rounds(Sides):
             state.clear_pending()
             state.put("window", window)
         equal, unnamed = 0, list[np.ndarray[Any, Any]]()
+        self._looked_at = self._wrong = 0
         self._tell("compare")
         for part in state.ranges():
             changes: dict[int, list[Change]] = {}
@@ -57,13 +62,13 @@ class Rounds(Sides):
             result = join(
                 (source["hash"], source["digest"]), (target["hash"], target["digest"]), suspects, changes
             )
+            self._check(result)
             equal += result.equal
             wanted = result.rest
-            matched = np.zeros(len(wanted), dtype=bool)
             keys, settled = self._settled(part, changes)
             equal += settled
             with state.transaction():
-                inside = np.flatnonzero(np.isin(source["hash"], wanted))
+                inside = np.flatnonzero(places_in(wanted, source["hash"])[1])
                 texts = part.source_keys(inside)
                 named = {text: int(source["digest"][at]) for text, at in zip(texts, inside, strict=True)}
                 for change in (each for group in changes.values() for each in group):
@@ -74,15 +79,30 @@ class Rounds(Sides):
                 # A key that has not changed was judged here for the first time.
                 still = (each for each in left.items() if each[0] not in moved)
                 state.add_pending(still, suspected_at=self._clock())
-            matched = np.isin(wanted, source["hash"]) | np.isin(
-                wanted, np.fromiter(changes, np.int64, len(changes))
+            named_hashes = np.concatenate(
+                [source["hash"][inside], np.fromiter(changes, np.int64, len(changes))]
             )
-            unnamed.append(wanted[~matched])
+            unnamed.append(wanted[~places_in(np.sort(named_hashes), wanted)[1]])
         # Only the table has these keys, so only the table has their texts.
         self._name(np.sort(np.concatenate([np.empty(0, dtype=np.int64), *unnamed])))
         with state.transaction():
             state.put("equal", equal)
             state.put("joined", 1)
+
+    def _check(self, result: Join) -> None:
+        """Stop if the table is the copy of another collection, as the first keys show."""
+        if self._looked_at >= _FIRST or self._force:
+            return
+        self._looked_at += result.still
+        self._wrong += result.different
+        if self._looked_at >= _FEWEST and 2 * self._wrong > self._looked_at:
+            raise invalid_request(
+                "target",
+                f"{self._target.name} differs from {self._source.address} in {self._wrong:,} of the first "
+                f"{self._looked_at:,} keys, so it looks like the table of another collection; nothing was "
+                "repaired",
+                "correct the collection or the table, or pass force=True",
+            )
 
     def _settled(self, part: Any, changes: Mapping[int, list[Change]]) -> tuple[set[str], int]:
         """Return the changed keys whose rows have one of their versions, and the number of documents."""
@@ -94,13 +114,15 @@ class Rounds(Sides):
         for row in rows.tolist():
             found.setdefault(row[0], []).append((row[1], row[2]))
         keys, documents = set[str](), 0
+        orders = [change[2] for group in changes.values() for change in group]
+        marks = dict(zip(orders, order_digests(orders).tolist(), strict=True))
         for hashed, group in changes.items():
             rows_here = found.get(hashed, [])
             if len(rows_here) != 1 or len({change[1] for change in group}) != 1:
                 continue
             value, mark = rows_here[0]
             mark &= ORDER_MASK
-            if any(change[3] == value and order_digest(change[2]) == mark for change in group):
+            if any(change[3] == value and marks[change[2]] == mark for change in group):
                 keys.add(group[0][1])
                 documents += value != GONE
         return keys, documents
@@ -123,7 +145,7 @@ class Rounds(Sides):
         def read() -> None:
             for batch, _ in self._batches():
                 names = batch.column("key").to_pylist()
-                hashed = digests_of([name.encode() for name in names])
+                hashed = column_digests(batch.column("key"))
                 found = {names[at] for at in np.flatnonzero(np.isin(hashed, hashes))}
                 with self._state.transaction():
                     still = ((name, GONE) for name in found)
@@ -156,7 +178,7 @@ class Rounds(Sides):
         # 1. The window begins at the K of the round before: everything up to it was read before, and the rows
         #    contain everything up to the new K.
         token, window = self._next_position(), state.fact("window") or ""
-        hashes = {digest(key.encode()) for key in state.judged()}
+        hashes = set(digests_of(key.encode() for key in state.judged()).tolist())
         waits, is_new, confirms = False, False, list[float]()
         for chunk in self._chunks():
             found = self._rows_of([key for key, *_ in chunk]).seen
@@ -167,10 +189,11 @@ class Rounds(Sides):
             now = self._clock()
             settled, suspected, confirmed = list[str](), list[tuple[str | None, float, str]](), []
             equal = 0
-            for key, scanned, kind, since in chunk:
+            hashed = digests_of([key.encode() for key, *_ in chunk]).tolist()
+            for at, (key, scanned, kind, since) in enumerate(chunk):
                 rows = found.get(key, [])
                 verdict = judge(
-                    rows, state.versions(digest(key.encode()), key), scanned, moved=key in moved,
+                    rows, state.versions(hashed[at], key), scanned, moved=key in moved,
                     ceiling=ceiling, own=own.get(key), exact=self._facts.floor != ScanFloor.HIGH,
                 )  # fmt: skip
                 if verdict is Verdict.EQUAL:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
-from zlib import crc32
 
 import attrs
 import numpy as np
@@ -19,22 +18,20 @@ from multiclouddb_api import (
     ScanFloor,
     invalid_request,
 )
+from multiclouddb_spi.batch import collector_paused
 from multiclouddb_verify.comparison import (
     GONE,
-    Integers,
     Seen,
-    canonicals,
-    digest,
-    digests_of,
-    document_digest,
+    document_digests,
     text_digests,
 )
 from multiclouddb_verify.report import Progress
 from multiclouddb_verify.source import Change, Follower, Source, key_texts
 from multiclouddb_verify.state import ORDER_BITS, Rows, State, rows_of
 from multiclouddb_verify.target import Target
+from multiclouddb_verify.texts import Integers, Lines, column_digests, digests_of
 
-__all__ = ["LOW_CEILING", "ORDER_MASK", "Found", "Position", "Sides", "Transform", "order_digest"]
+__all__ = ["LOW_CEILING", "ORDER_MASK", "Found", "Position", "Sides", "Transform", "order_digests"]
 
 Position: TypeAlias = str | Callable[[], str | None]
 """The token of the sink, or a function that returns the token that the sink has stored last."""
@@ -42,8 +39,6 @@ Transform: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """A function that makes the values of the table's own columns from a document."""
 _RUN: Final = 100_000
 _RUN_SECONDS: Final = 10.0
-_FIRST: Final = 10_000
-_FEWEST: Final = 1000
 _BEHIND: Final = 100
 ORDER_MASK: Final = (1 << ORDER_BITS) - 1
 _SUSPECT: Final = np.int32(-(2**31))
@@ -147,7 +142,7 @@ class Sides:
                 self._state.add("changes", len(changes))
                 self._charge(page)
 
-        return Follower(self._source, token, keep, self._pause, self._patience, self._document_digest)
+        return Follower(self._source, token, keep, self._pause, self._patience, self._document_digests)
 
     def _charge(self, page: ChangeFeedPage) -> None:
         if page.diagnostics.native_charge is not None:
@@ -157,15 +152,14 @@ class Sides:
         """Read every row once, and follow the stream meanwhile, so that its position does not expire."""
         state, token = self._state, self._state.fact("scan")
         follower = self._follower(state.fact("follow") or "")
-        keys, runs, count = list[bytes](), list[Rows](), 0
+        keys, runs, count = list[Lines](), list[Rows](), 0
         has_own, flushed = self._facts.floor == ScanFloor.ROW, self._clock()
-        first = None if state.number("rows") else dict[str, int]()
 
         def flush(page: ChangeFeedPage, *, is_last: bool = False) -> None:
             nonlocal flushed, count
             with state.transaction():
                 if count:
-                    state.add_run("source", np.concatenate(runs), b"\n".join(keys).split(b"\n"))
+                    state.add_run("source", np.concatenate(runs), Lines.joined(keys))
                 state.put("scan", page.continuation_token)
                 state.put("scanned", 1 if is_last else None)
                 state.add("rows", self._told.rows - state.number("rows"))
@@ -181,18 +175,16 @@ class Sides:
         page: ChangeFeedPage | None = None
         follow_at = 0.0
         for page in self._source.scan(token):
-            texts = key_texts(page.events)
+            texts, orders = key_texts(page.events), np.zeros(len(page.events), dtype=np.int64)
             values = self._document_digests([event.new_item_state for event in page.events])
-            orders = [order_digest(event.order_key) for event in page.events] if has_own else 0
-            rows = rows_of(digests_of(texts), values, orders)
-            if first is not None:
-                first |= zip((text.decode() for text in texts), values.tolist(), strict=True)
+            if has_own:
+                orders = order_digests([event.order_key for event in page.events])
+            rows = rows_of(texts.digests(), values, orders)
             if self._sample is not None:
                 chosen = np.flatnonzero(rows["hash"] % self._sample == 0)
-                rows, texts = rows[chosen], [texts[at] for at in chosen]
-            if texts:
-                # A text of orjson keeps more memory than it needs, so the texts of a page are put together.
-                keys.append(b"\n".join(texts))
+                rows, texts = rows[chosen], texts.take(chosen)
+            if len(texts):
+                keys.append(texts)
                 runs.append(rows)
                 count += len(texts)
             if page.events and not self._done("parts"):
@@ -205,9 +197,6 @@ class Sides:
                 segments_done=self._told.segments_done if done is None else done.segments_done,
                 segments=self._told.segments if done is None else done.segments,
             )
-            if first is not None and len(first) >= _FIRST:
-                self._look_at_first(first, follower)
-                first = None
             if count >= _RUN or self._clock() - flushed > _RUN_SECONDS:
                 flush(page)
             if self._clock() >= follow_at:
@@ -215,47 +204,15 @@ class Sides:
                 is_behind = len(follower.read().events) >= _BEHIND
                 follow_at = self._clock() + (0.0 if is_behind else 1.0)
         assert page is not None, "a scan has at least one page"
-        if first:
-            self._look_at_first(first, follower)
         flush(page, is_last=True)
-
-    def _look_at_first(self, first: Mapping[str, int], follower: Follower) -> None:
-        """Stop early if the table is the copy of another collection."""
-        if self._force or len(first) < _FEWEST:
-            return
-        found: dict[str, int] = {}
-
-        def read() -> None:
-            for batch, digests in self._batches(list(first)):
-                found.update(zip(batch.column("key").to_pylist(), digests.tolist(), strict=True))
-                # The other files need not be read: what is wrong in them does not count here.
-                if len(found) == len(first):
-                    return
-
-        self._retried(read)
-        follower.catch_up()
-        different = [key for key, value in first.items() if found.get(key) != value]
-        changed = sum(bool(self._state.versions(digest(key.encode()), key)) for key in different)
-        wrong, count = len(different) - changed, len(first) - changed
-        if count >= _FEWEST and 2 * wrong > count:
-            raise invalid_request(
-                "target",
-                f"{self._target.name} differs from {self._source.address} in {wrong:,} of the first "
-                f"{count:,} keys, so it looks like the table of another collection; nothing was repaired",
-                "correct the collection or the table, or pass force=True",
-            )
 
     # -- Step 3: the table
 
-    def _document_digest(self, document: Mapping[str, Any] | None) -> int:
-        if document is not None and self._transform is not None:
-            return document_digest(self._own(self._transform(document)))
-        return document_digest(document)
-
     def _document_digests(self, documents: Sequence[Mapping[str, Any] | None]) -> Integers:
-        if self._transform is not None or None in documents:
-            return np.array(list(map(self._document_digest, documents)), dtype=np.int64)
-        return digests_of(canonicals(documents))
+        if self._transform is not None:
+            transform = self._transform
+            documents = [None if each is None else self._own(transform(each)) for each in documents]
+        return document_digests(documents)
 
     def _own(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of a table's own columns, without those that are null."""
@@ -264,9 +221,11 @@ class Sides:
     def _batches(self, keys: Sequence[str] | None = None) -> Iterator[tuple[pa.RecordBatch, Integers]]:
         """Return each batch of the table with the digests of its rows."""
         for batch in self._target.rows(keys, own=self._transform is not None):
-            gone = batch.column("deleted").to_numpy(zero_copy_only=False).astype(bool)
-            digests = np.full(batch.num_rows, GONE, dtype=np.int64)
-            digests[~gone] = text_digests(batch.column("state").filter(pa.array(~gone)).to_pylist())
+            with collector_paused():
+                gone = batch.column("deleted").to_numpy(zero_copy_only=False).astype(bool)
+                digests = np.full(batch.num_rows, GONE, dtype=np.int64)
+                if not gone.all():
+                    digests[~gone] = text_digests(batch.column("state").filter(pa.array(~gone)).to_pylist())
             yield batch, digests
 
     def _retried(self, read: Callable[[], None]) -> None:
@@ -291,9 +250,8 @@ class Sides:
             read = 0
             for batch, digests in self._batches():
                 orders = batch.column("order_key")
-                hashes = digests_of(batch.column("key").cast(pa.binary()).to_pylist())
-                marks = np.array(list(map(crc32, orders.cast(pa.binary()).to_pylist())), dtype=np.int64)
-                marks = (marks & ORDER_MASK).astype(np.int32)
+                hashes = column_digests(batch.column("key"))
+                marks = (column_digests(orders) & ORDER_MASK).astype(np.int32)
                 if ceiling is not None:
                     above = pc.greater(orders, ceiling).to_numpy(zero_copy_only=False)
                     marks[above] |= _SUSPECT
@@ -346,6 +304,6 @@ class Sides:
             self._on_progress(self._told)
 
 
-def order_digest(order_key: str) -> int:
-    """Return the digest of an `order_key`, as `Rows` contain it."""
-    return ORDER_MASK & crc32(order_key.encode())
+def order_digests(order_keys: Sequence[str]) -> Integers:
+    """Return the digests of some `order_key`, as `Rows` contain them."""
+    return digests_of([order_key.encode() for order_key in order_keys]) & ORDER_MASK

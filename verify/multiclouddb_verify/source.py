@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import attrs
-import orjson
 
 from multiclouddb_api import (
     BackfillDone,
@@ -31,11 +30,11 @@ from multiclouddb_api import (
     Snapshot,
     SnapshotStarted,
     decode_json,
-    encode_json,
 )
-from multiclouddb_verify.comparison import GONE, UNKNOWN, digest, document_digest
+from multiclouddb_verify.comparison import UNKNOWN, document_digests
+from multiclouddb_verify.texts import Integers, Lines, written
 
-__all__ = ["Change", "Follower", "Source", "key_text", "key_texts"]
+__all__ = ["Change", "Follower", "Source", "key_texts"]
 
 _PAGE: Final = 10_000
 _LOOKUP: Final = 1000
@@ -47,24 +46,9 @@ Change = tuple[int, str, str, int]
 """A version of a key: hash and text of the key, `order_key`, digest of the document."""
 
 
-def key_text(components: Mapping[str, Any]) -> bytes:
-    """Return the text of a key as a sink writes it."""
-    for value in components.values():
-        if type(value) is not str:
-            return encode_json(components)
-    text = orjson.dumps(components)
-    return text if b'"$' not in text else encode_json(components)
-
-
-def key_texts(events: Sequence[ChangeEvent]) -> list[bytes]:
-    """Return the same as `key_text`, for the keys of many events."""
-    keys = [event.key.components for event in events]
-    if {type(value) for key in keys for value in key.values()} != {str}:
-        return list(map(key_text, keys))
-    return [
-        text if b'"$' not in text else encode_json(key)
-        for key, text in zip(keys, map(orjson.dumps, keys), strict=True)
-    ]
+def key_texts(events: Sequence[ChangeEvent]) -> Lines:
+    """Return the texts of the keys of events, as a sink writes them."""
+    return written([event.key.components for event in events])
 
 
 @attrs.frozen
@@ -144,16 +128,23 @@ def floor_of(page: ChangeFeedPage) -> str:
     return next(notice.floor for notice in page.notices if isinstance(notice, SnapshotStarted))
 
 
-def change_of(event: ChangeEvent, digest_of: Callable[[Mapping[str, Any]], int]) -> Change:
-    """Return what is stored of a change."""
-    text = key_text(event.key.components)
-    if event.type is ChangeType.DELETE:
-        version = GONE
-    elif event.new_item_state is None:
-        version = UNKNOWN
-    else:
-        version = digest_of(event.new_item_state)
-    return digest(text), text.decode(), event.order_key, version
+def changes_of(
+    events: Sequence[ChangeEvent], digests_of: Callable[[Sequence[Mapping[str, Any] | None]], Integers]
+) -> list[Change]:
+    """Return what is stored of changes."""
+    texts, documents = key_texts(events), [event.new_item_state for event in events]
+    digests = digests_of(documents).tolist()
+    return [
+        (
+            hashed,
+            text.decode(),
+            event.order_key,
+            UNKNOWN if document is None and event.type is not ChangeType.DELETE else value,
+        )
+        for hashed, text, event, document, value in zip(
+            texts.digests().tolist(), texts.texts(), events, documents, digests, strict=True
+        )
+    ]
 
 
 class Follower:
@@ -165,7 +156,7 @@ class Follower:
         keep: Called with the changes of each page and the token after it.
         pause: Called with the seconds to wait.
         patience: How long the stream may take to deliver what has been committed.
-        digest_of: Returns the digest of a document.
+        digests_of: Returns the digests of documents.
     """
 
     def __init__(
@@ -175,9 +166,9 @@ class Follower:
         keep: Callable[[list[Change], ChangeFeedPage], None],
         pause: Callable[[float], None],
         patience: float,
-        digest_of: Callable[[Mapping[str, Any]], int] = document_digest,
+        digests_of: Callable[[Sequence[Mapping[str, Any] | None]], Integers] = document_digests,
     ) -> None:
-        self._source, self._token, self._keep, self._digest_of = source, token, keep, digest_of
+        self._source, self._token, self._keep, self._digests_of = source, token, keep, digests_of
         self._pause, self._patience = pause, patience
 
     def read(self, wait: float = 0.0) -> ChangeFeedPage:
@@ -189,7 +180,7 @@ class Follower:
                     f"position: the feed does not go on ({notice}); the collection was removed or renamed",
                     ErrorDetail(ErrorCategory.NOT_FOUND),
                 )
-        self._keep([change_of(event, self._digest_of) for event in page.events], page)
+        self._keep(changes_of(page.events, self._digests_of), page)
         self._token = page.continuation_token
         return page
 

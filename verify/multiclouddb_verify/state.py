@@ -25,7 +25,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
-from multiclouddb_verify.comparison import Integers, Kind
+from multiclouddb_verify.comparison import Kind
+from multiclouddb_verify.texts import SEPARATOR, Integers, Lines
 
 __all__ = ["ORDER_BITS", "Pending", "Rows", "State"]
 
@@ -169,15 +170,15 @@ class State:
 
     # -- Runs
 
-    def add_run(self, side: str, rows: Rows, keys: Sequence[bytes] | None = None) -> None:
+    def add_run(self, side: str, rows: Rows, keys: Lines | None = None) -> None:
         """Store rows; call it inside a transaction, with everything that belongs to them.
 
         Args:
             side: `source` or `target`.
             rows: The rows.
-            keys: The keys of the rows, as JSON text.
+            keys: The keys of the rows.
         """
-        order = np.argsort(rows["hash"], kind="stable")
+        order = np.argsort(rows["hash"])
         rows = rows[order]
         starts = np.searchsorted(rows["hash"], _BOUNDS).astype(np.int64)
         blocks = list[tuple[int, int]]()
@@ -185,9 +186,8 @@ class State:
         with self._run(number).open("wb") as file:
             file.write(rows.tobytes())
             if keys is not None:
-                places = order.tolist()
-                for start in range(0, len(places), _BLOCK):
-                    block = b"\n".join([keys[place] for place in places[start : start + _BLOCK]])
+                for start in range(0, len(order), _BLOCK):
+                    block = keys.take(order[start : start + _BLOCK]).data
                     packed = self._codec.compress(block)
                     file.write(packed)
                     blocks.append((packed.size, len(block)))
@@ -248,7 +248,7 @@ class State:
                     file.seek(count * _ROW.itemsize + int(ends[at] - sizes[at, 0]))
                     packed = file.read(int(sizes[at, 0]))
                     text = self._codec.decompress(packed, decompressed_size=int(sizes[at, 1]), asbytes=True)
-                    block = text.split(b"\n")
+                    block = text.split(SEPARATOR)
                 found.append(block[place % _BLOCK].decode())
         return found
 

@@ -259,7 +259,7 @@ class Verification(Rounds):
             case _:
                 floor = ""
         events = self._look_up([key for key, _, _ in chunk])
-        now, fixes, pending = datetime.now(UTC), list[Fix](), list[tuple[str, int]]()
+        now, fixes = datetime.now(UTC), list[Fix]()
         for key, kind, orders in chunk:
             event = events[key]
             document = None if event is None else event.new_item_state
@@ -272,8 +272,9 @@ class Verification(Rounds):
             if document is not None and self._transform is not None:
                 columns = self._transform(document)
             fixes.append(Fix(key, orders, order, text, columns, now))
-            pending.append((key, self._document_digest(document)))
         self._target.fix(fixes)
+        documents = [None if event is None else event.new_item_state for event in events.values()]
+        pending = zip(events, self._document_digests(documents).tolist(), strict=True)
         with self._state.transaction():
             self._state.repaired(key for key, _, _ in chunk)
             self._state.add_pending(pending)

@@ -5,7 +5,7 @@ import pytest
 
 from multiclouddb_api import FromContinuationToken, MulticloudDbError, encode_json
 from multiclouddb_conformance.table import MemoryTable
-from multiclouddb_verify import Kind, comparison, sides
+from multiclouddb_verify import Kind, rounds, sides, texts
 from multiclouddb_verify.source import Follower, Source
 from multiclouddb_verify.verification import Verification
 
@@ -114,12 +114,14 @@ def test_highest_order_key_for_a_blocked_row(tmp_path):
 
 def test_text_instead_of_values(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        sides, "text_digests", lambda texts: comparison.digests_of([(text or "").encode() for text in texts])
+        sides, "text_digests", lambda found: texts.digests_of(str(text).encode() for text in found)
     )
     monkeypatch.setattr(
         sides,
-        "document_digest",
-        lambda value: 0 if value is None else comparison.digest(encode_json(value)),
+        "document_digests",
+        lambda values: [
+            0 if value is None else texts.digests_of([encode_json(value)])[0] for value in values
+        ],
     )
     assert noticed(tmp_path)
 
@@ -152,7 +154,7 @@ def test_segment_that_is_left_out(tmp_path, monkeypatch):
 
 class TestEarlyStop:
     def run(self, folder, monkeypatch, **settings):
-        monkeypatch.setattr(sides, "_FEWEST", 5)
+        monkeypatch.setattr(rounds, "_FEWEST", 5)
         world = World(3, behaviour=smooth(3), kinds=[])
         for row in world.target.table:
             row.text = None if row.deleted else '{"v": "of another collection"}'

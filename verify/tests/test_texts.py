@@ -1,0 +1,97 @@
+"""Digests: equal values have one digest, different ones have not, and damaged texts have none."""
+
+import random
+from datetime import UTC, datetime
+from decimal import Decimal
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from multiclouddb_api import encode_json
+from multiclouddb_verify.comparison import GONE, UNREADABLE, document_digests, text_digests
+from multiclouddb_verify.texts import Lines, column_digests, digests_of, written
+
+from .tables import VALUES
+
+DOCUMENTS = [
+    *({"v": value} for value in VALUES), {}, {"v": 2**63}, {"v": 2**64}, {"v": -(2**63)}, {"v": float("nan")},
+    {"v": UUID(int=8)}, {"v": str(UUID(int=8))}, {"v": "$x"}, {"$v": 1}, {"v": {"$map": {}}}, {"v": None},
+    {"v": Decimal(1)}, {"v": "1"}, {"v": "a-b-c-d-e"}, {"v": "null"}, {"v": "\x1e\n,\n"}, {"v": ",\n,"},
+    {"v": datetime(2026, 1, 2, tzinfo=UTC)}, {"b": 1, "a": {"d": 1, "c": 2}}, {"v": [[[{}]]]},
+]  # fmt: skip
+
+
+def text_of(document):
+    return encode_json(document).decode()
+
+
+@pytest.mark.parametrize("documents", [DOCUMENTS, DOCUMENTS[::-1], *([each] for each in DOCUMENTS)])
+def test_a_document_has_the_digest_of_its_text(documents):
+    ours, theirs = document_digests(documents), text_digests(list(map(text_of, documents)))
+    assert [
+        text for text, our, their in zip(map(text_of, documents), ours, theirs, strict=True) if our != their
+    ] == []
+    assert len(set(ours.tolist())) == len(documents)
+
+
+def test_a_digest_does_not_depend_on_what_is_encoded_with_it():
+    alone = [int(document_digests([each])[0]) for each in DOCUMENTS]
+    for seed in range(20):
+        order = random.Random(seed).sample(range(len(DOCUMENTS)), 9)
+        assert document_digests([DOCUMENTS[at] for at in order]).tolist() == [alone[at] for at in order]
+
+
+def test_no_document_and_no_text():
+    assert document_digests([None, {"v": 1}, None])[[0, 2]].tolist() == [GONE, GONE]
+    assert document_digests([]).tolist() == []
+    assert text_digests([None, '{"v":1}']).tolist() == [UNREADABLE, *document_digests([{"v": 1}]).tolist()]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["{"], ["", "{}"], ['{"a":1},{"b":2', '"c":3}'], ['{"x":[{}', '{}]}', '{"a":1},{"b":2}'],
+        ['{"a":"', '"}', "1,2"], ["[" * 5000], ['{"a":"\n"}'], ['{"v":{"$decimal":"x"}}'],
+    ],
+)  # fmt: skip
+def test_damaged_texts_do_not_help_each_other(texts):
+    there = ['{"a":1}', *texts, '{"a":1}']
+    first, *found, last = text_digests(there).tolist()
+    assert first == last == document_digests([{"a": 1}])[0]
+    assert found == [UNREADABLE if text != "{}" else document_digests([{}])[0] for text in texts]
+
+
+class TestHash:
+    def test_is_the_same_in_every_form(self):
+        texts = [b"x" * number for number in range(40)] + [b"", "ä€".encode(), b"\x00" * 8, b"\x00" * 9]
+        texts += [random.Random(size).randbytes(size) for size in (1000, 1 << 20, 3)]
+        found = digests_of(texts)
+        assert len(set(found.tolist())) == len(set(texts))
+        assert found.tolist() == [int(digests_of([text])[0]) for text in texts]
+        column = pa.array([b"before", *texts], pa.binary()).slice(1)
+        assert column_digests(column).tolist() == found.tolist()
+        assert column_digests(pa.array([], pa.string())).tolist() == []
+
+    def test_texts_that_are_nearly_equal_differ(self):
+        bits = [
+            bytes(8 * at) + (1 << one | 1 << two).to_bytes(16, "little") + bytes(72 - 8 * at)
+            for at in range(9)
+            for one in range(128)
+            for two in range(one, 128)
+        ]
+        texts = {*bits, *(f"{number:x}".encode() for number in range(100_000)), *map(bytes, range(500))}
+        found = digests_of(texts)
+        assert len(np.unique(found)) == len(texts)
+        parts = np.bincount((found.view(np.uint64) >> np.uint64(58)).astype(int), minlength=64)
+        assert parts.max() < 1.2 * parts.mean() > 1.2 * (parts.mean() - parts.min())
+
+    def test_does_not_change_because_a_later_process_goes_on(self):
+        assert digests_of([b"", b'{"id":"o-000001"}', b"x" * 100]).tolist() == [0, 0, 0]
+
+
+def test_lines_in_another_order():
+    lines = written([{"id": number} for number in range(5)])
+    assert Lines.joined([lines, lines]).take(np.array([7, 0])).texts() == [b'{"id":2}', b'{"id":0}']
+    assert lines.take(np.array([3, 1])).digests().tolist() == lines.digests()[[3, 1]].tolist()
