@@ -97,6 +97,9 @@ class ScanFacts:
     """The charge for each row that is scanned, in the unit of `native_charge`; None if it is not known."""
     units_per_kib: float | None = attrs.field(default=None, validator=is_a(int, float, type(None)))
     """The charge for each KiB that is scanned, in the unit of `native_charge`; None if it is not known."""
+    ceiling: str = attrs.field(default=":", validator=is_a(str))
+    """Sorts after the `order_key` of every change that the service can ever deliver, as far as its form says
+    that."""
 
 
 def _copied(notes: Mapping[Capability, CapabilityNote]) -> dict[Capability, CapabilityNote]:

@@ -108,7 +108,7 @@ def judge(
     scanned: int,
     *,
     moved: bool,
-    ceiling: str | None,
+    ceiling: str,
     own: str | None = None,
     exact: bool = False,
 ) -> Verdict | Kind:
@@ -119,7 +119,7 @@ def judge(
         versions: The digests of the versions of the key since the first K, by their `order_key`.
         scanned: The digest that the scan has read; `GONE` if it has not found the key.
         moved: Whether the key has changed since the last K.
-        ceiling: An `order_key` that is higher than that of each change before the rows were read, if known.
+        ceiling: An `order_key` that is higher than that of each change before the rows were read.
         own: The `order_key` of the scanned row, where each row has its own.
         exact: Whether no row may have a higher `order_key` than the key's last change. Where the rows of a
             snapshot sort after all earlier changes, a row may.
@@ -127,7 +127,7 @@ def judge(
     if len(rows) > 1:
         return Kind.DUPLICATE
     row = rows[0] if rows else None
-    if row is not None and ceiling is not None and row.order_key > ceiling:
+    if row is not None and row.order_key > ceiling:
         return Kind.BLOCKED
     if moved:
         if row is not None and versions.get(row.order_key) == row.digest:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from multiclouddb_api import (
     ScanFloor,
@@ -13,6 +14,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_verify.comparison import (
     GONE,
+    UNKNOWN,
     Join,
     Kind,
     Seen,
@@ -21,44 +23,56 @@ from multiclouddb_verify.comparison import (
     judge,
     places_in,
 )
-from multiclouddb_verify.sides import LOW_CEILING, ORDER_MASK, Sides, order_digests
-from multiclouddb_verify.source import Change
+from multiclouddb_verify.sides import ORDER_MASK, Sides, order_digests
+from multiclouddb_verify.source import Change, Follower
 from multiclouddb_verify.state import Pending
-from multiclouddb_verify.texts import column_digests, digests_of
+from multiclouddb_verify.texts import Integers, digests_of
 
 __all__ = ["Rounds"]
 
 _CHUNK: Final = 100_000
+_MOST: Final = 4_000_000
+"""The number of judged keys up to which the changes of other keys are left out."""
 _FIRST: Final = 10_000
 _FEWEST: Final = 1000
 _AGAIN: Final = -1.0
 """Marks a key that was suspected, and has changed since."""
 
 
-class Rounds(Sides):
-    """The comparison of both sides."""
+class Rounds:
+    """The comparison of both sides.
 
-    def _join(self) -> None:
+    Args:
+        sides: The two sides.
+    """
+
+    def __init__(self, sides: Sides) -> None:
+        self._sides = sides
+        self._own_known: dict[str, str] = {}
+        self._settled_at = 0.0
+        self._looked_at = self._wrong = 0
+
+    def join(self) -> None:
         """Compare all digests, and store the keys that have to be judged one by one."""
-        state = self._state
+        state = self._sides.state
         # The first round follows the stream from here on, because everything up to here has been read then.
-        window = self._next_position()
-        self._follower(state.fact("follow") or "").catch_up()
+        window = self._sides.next_position()
+        self._sides.follower(state.fact("follow") or "").catch_up()
         with state.transaction():
             state.clear_pending()
             state.put("window", window)
         equal, unnamed = 0, list[np.ndarray[Any, Any]]()
         self._looked_at = self._wrong = 0
-        self._tell("compare")
+        self._sides.tell("compare")
         for part in state.ranges():
             changes: dict[int, list[Change]] = {}
             for change in state.changes_between(part.low, part.high):
-                if self._sample is None or change[0] % self._sample == 0:
+                if self._sides.sample is None or change[0] % self._sides.sample == 0:
                     changes.setdefault(change[0], []).append(change)
             source, target = part.source, part.target
             suspects = target["order"] < 0
-            if self._facts.floor == ScanFloor.ROW:
-                suspects = self._foreign(source, target)
+            if self._sides.facts.floor == ScanFloor.ROW:
+                suspects |= self._foreign(source, target)
             result = join(
                 (source["hash"], source["digest"]), (target["hash"], target["digest"]), suspects, changes
             )
@@ -78,7 +92,7 @@ class Rounds(Sides):
                 state.add_pending(each for each in left.items() if each[0] in moved)
                 # A key that has not changed was judged here for the first time.
                 still = (each for each in left.items() if each[0] not in moved)
-                state.add_pending(still, suspected_at=self._clock())
+                state.add_pending(still, suspected_at=self._sides.clock())
             named_hashes = np.concatenate(
                 [source["hash"][inside], np.fromiter(changes, np.int64, len(changes))]
             )
@@ -91,16 +105,16 @@ class Rounds(Sides):
 
     def _check(self, result: Join) -> None:
         """Stop if the table is the copy of another collection, as the first keys show."""
-        if self._looked_at >= _FIRST or self._force:
+        if self._looked_at >= _FIRST or self._sides.force:
             return
         self._looked_at += result.still
         self._wrong += result.different
         if self._looked_at >= _FEWEST and 2 * self._wrong > self._looked_at:
             raise invalid_request(
                 "target",
-                f"{self._target.name} differs from {self._source.address} in {self._wrong:,} of the first "
-                f"{self._looked_at:,} keys, so it looks like the table of another collection; nothing was "
-                "repaired",
+                f"{self._sides.target.name} differs from {self._sides.source.address} in {self._wrong:,} of "
+                f"the first {self._looked_at:,} keys, so it looks like the table of another collection; "
+                "nothing was repaired",
                 "correct the collection or the table, or pass force=True",
             )
 
@@ -143,58 +157,60 @@ class Rounds(Sides):
             return
 
         def read() -> None:
-            for batch, _ in self._batches():
-                names = batch.column("key").to_pylist()
-                hashed = column_digests(batch.column("key"))
-                found = {names[at] for at in np.flatnonzero(np.isin(hashed, hashes))}
-                with self._state.transaction():
+            for batch, hashed, _ in self._sides.batches():
+                chosen = pa.array(places_in(hashes, hashed)[1])
+                found = set(batch.column("key").filter(chosen).to_pylist())
+                with self._sides.state.transaction():
                     still = ((name, GONE) for name in found)
-                    self._state.add_pending(still, suspected_at=self._clock())
+                    self._sides.state.add_pending(still, suspected_at=self._sides.clock())
 
-        self._retried(read)
+        self._sides.retried(read)
 
-    def _rounds(self) -> None:
+    def run(self) -> None:
         """Judge keys until none is left, or none has been settled for `patience_seconds`."""
-        self._settled_at, wait = self._clock(), 0.0
-        while left := self._state.pending_count():
-            self._tell("rounds", left=left)
+        self._settled_at, wait = self._sides.clock(), 0.0
+        while left := self._sides.state.pending_count():
+            self._sides.tell("rounds", left=left)
             next_at, is_new = self._round()
-            count = self._state.pending_count()
+            count = self._sides.state.pending_count()
             if is_new:
-                self._settled_at, wait = self._clock(), 0.0
-            elif self._clock() - self._settled_at > max(self._patience, 0.0):
+                self._settled_at, wait = self._sides.clock(), 0.0
+            elif self._sides.clock() - self._settled_at > max(self._sides.patience, 0.0):
                 return
             if count:
                 wait = min(2 * wait or 0.05, 5.0)
-                self._pause(max(wait if next_at is None else next_at - self._clock(), 0.0))
+                self._sides.pause(max(wait if next_at is None else next_at - self._sides.clock(), 0.0))
 
     def _round(self) -> tuple[float | None, bool]:
         """Judge all keys once.
 
         Return when all differences can be confirmed, if every key is suspected, and whether anything is new.
         """
-        state, settle = self._state, self._facts.settle_seconds
+        state, settle = self._sides.state, self._sides.facts.settle_seconds
         state.add("rounds", 1)
         # 1. The window begins at the K of the round before: everything up to it was read before, and the rows
         #    contain everything up to the new K.
-        token, window = self._next_position(), state.fact("window") or ""
-        hashes = set(digests_of(key.encode() for key in state.judged()).tolist())
+        token, window = self._sides.next_position(), state.fact("window") or ""
+        hashes = self._judged()
         waits, is_new, confirms = False, False, list[float]()
         for chunk in self._chunks():
-            found = self._rows_of([key for key, *_ in chunk]).seen
+            found = self._sides.rows_of([key for key, *_ in chunk]).seen
             ceiling, own = self._ceiling(chunk, found), self._own_orders(chunk, found)
             # 2. The window reaches at least as far as the rows that are compared.
             moved = set[str]()
-            self._follower(window, hashes, moved).catch_up()
-            now = self._clock()
+            follower = self._sides.follower(window, hashes, moved)
+            follower.catch_up()
+            hashed = digests_of([key.encode() for key, *_ in chunk]).tolist()
+            versions = [state.versions(each, key) for each, (key, *_) in zip(hashed, chunk, strict=True)]
+            self._complete(chunk, versions, moved, follower)
+            now = self._sides.clock()
             settled, suspected, confirmed = list[str](), list[tuple[str | None, float, str]](), []
             equal = 0
-            hashed = digests_of([key.encode() for key, *_ in chunk]).tolist()
             for at, (key, scanned, kind, since) in enumerate(chunk):
                 rows = found.get(key, [])
                 verdict = judge(
-                    rows, state.versions(hashed[at], key), scanned, moved=key in moved,
-                    ceiling=ceiling, own=own.get(key), exact=self._facts.floor != ScanFloor.HIGH,
+                    rows, versions[at], scanned, moved=key in moved,
+                    ceiling=ceiling, own=own.get(key), exact=self._sides.facts.floor != ScanFloor.HIGH,
                 )  # fmt: skip
                 if verdict is Verdict.EQUAL:
                     settled.append(key)
@@ -220,35 +236,75 @@ class Rounds(Sides):
         state.put("window", token)
         return (None if waits or not confirms else max(confirms)), is_new
 
-    def _ceiling(self, chunk: Sequence[Pending], found: Mapping[str, list[Seen]]) -> str | None:
-        """Return an `order_key` above that of each change before the rows were read, if there is one."""
-        match self._facts.floor:
-            case ScanFloor.LOW:
-                return LOW_CEILING
-            case ScanFloor.HIGH:
-                floor = self._state.fact("floor") or ""
-                if all(row.order_key <= floor for key, *_ in chunk for row in found.get(key, [])):
-                    return floor
-                return self._source.floor()
-            case _:
+    def _judged(self) -> Integers | None:
+        """Return the hashes of the keys that are judged or differ; None if there are too many to keep."""
+        found, part = list[Integers](), list[bytes]()
+        for count, key in enumerate(self._sides.state.judged()):
+            if count == _MOST:
                 return None
+            part.append(key.encode())
+            if len(part) == _CHUNK:
+                found.append(digests_of(part))
+                part.clear()
+        return np.sort(np.concatenate([*found, digests_of(part)]))
+
+    def _complete(
+        self,
+        chunk: Sequence[Pending],
+        versions: Sequence[dict[str, int]],
+        moved: set[str],
+        follower: Follower,
+    ) -> None:
+        """Look up the documents of changes that did not contain them."""
+        lacking = {
+            key: found
+            for (key, *_), found in zip(chunk, versions, strict=True)
+            if key not in moved and found and found[max(found)] == UNKNOWN
+        }
+        if not lacking:
+            return
+        events = self._sides.look_up(list(lacking))
+        documents = [None if event is None else event.new_item_state for event in events.values()]
+        for key, value in zip(events, self._sides.document_digests(documents).tolist(), strict=True):
+            lacking[key][max(lacking[key])] = value
+        # What was looked up may be newer than the change: then the key has moved.
+        follower.catch_up()
+
+    def _ceiling(self, chunk: Sequence[Pending], found: Mapping[str, list[Seen]]) -> str:
+        """Return an `order_key` that is above that of each change before the rows were read."""
+        if self._sides.facts.floor is not ScanFloor.HIGH:
+            return self._sides.facts.ceiling
+        floor = self._sides.state.fact("floor") or ""
+        if all(row.order_key <= floor for key, *_ in chunk for row in found.get(key, [])):
+            return floor
+        return self._sides.source.floor()
 
     def _chunks(self) -> Iterator[list[Pending]]:
         after = ""
-        while chunk := self._state.pending(after, _CHUNK):
+        while chunk := self._sides.state.pending(after, _CHUNK):
             after = chunk[-1][0]
             yield chunk
 
     def _own_orders(self, chunk: Sequence[Pending], found: Mapping[str, list[Seen]]) -> dict[str, str]:
         """Read the `order_key` of rows that have their own, where it decides whether the row is blocked."""
-        if self._facts.floor != ScanFloor.ROW:
+        if self._sides.facts.floor != ScanFloor.ROW:
             return {}
         asked = [
             key
             for key, scanned, _, _ in chunk
             if key not in self._own_known and [row.digest for row in found.get(key, [])] == [scanned]
         ]
-        # What was looked up once stays true: a later change of the key is one of its versions.
-        for key, event in (self._look_up(asked) if asked else {}).items():
-            self._own_known[key] = "" if event is None else event.order_key
+        if asked:
+            events = self._sides.look_up(asked)
+            self.know({key: "" if event is None else event.order_key for key, event in events.items()})
         return {key: order for key, order in self._own_known.items() if order}
+
+    def know(self, own: Mapping[str, str]) -> None:
+        """Keep the `order_key` of rows that were looked up, where each row has its own.
+
+        They stay true: a later change of the key is one of its versions.
+        """
+        if self._sides.facts.floor == ScanFloor.ROW:
+            if len(self._own_known) > _CHUNK:
+                self._own_known.clear()
+            self._own_known |= own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from multiclouddb_api import (
+    ChangeEvent,
     ChangeFeedPage,
     MulticloudDbError,
     ScanFacts,
@@ -23,6 +23,7 @@ from multiclouddb_verify.comparison import (
     GONE,
     Seen,
     document_digests,
+    places_in,
     text_digests,
 )
 from multiclouddb_verify.report import Progress
@@ -31,7 +32,7 @@ from multiclouddb_verify.state import ORDER_BITS, Rows, State, rows_of
 from multiclouddb_verify.target import Target
 from multiclouddb_verify.texts import Integers, Lines, column_digests, digests_of
 
-__all__ = ["LOW_CEILING", "ORDER_MASK", "Found", "Position", "Sides", "Transform", "order_digests"]
+__all__ = ["ORDER_MASK", "Found", "Position", "Sides", "Transform", "order_digests"]
 
 Position: TypeAlias = str | Callable[[], str | None]
 """The token of the sink, or a function that returns the token that the sink has stored last."""
@@ -42,8 +43,6 @@ _RUN_SECONDS: Final = 10.0
 _BEHIND: Final = 100
 ORDER_MASK: Final = (1 << ORDER_BITS) - 1
 _SUSPECT: Final = np.int32(-(2**31))
-LOW_CEILING: Final = ":"
-"""Sorts after each `order_key` that consists of digits, where the floor of a scan sorts before them all."""
 
 
 @attrs.define(kw_only=True)
@@ -66,7 +65,8 @@ class Sides:
         settings: The other arguments of `verify`.
     """
 
-    _state: State
+    state: State
+    """Set before anything else is called."""
 
     def __init__(
         self,
@@ -74,38 +74,32 @@ class Sides:
         target: Target,
         position: Position | None,
         *,
-        pause: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.time,
-        **settings: Any,
+        pause: Callable[[float], None],
+        clock: Callable[[], float],
+        settings: Mapping[str, Any],
     ) -> None:
-        self._source, self._target, self._position = source, target, position
-        self._pause, self._clock = pause, clock
-        self._repair: bool = settings.get("repair", False)
-        self._sample: int | None = settings.get("sample")
-        self._folder = settings.get("state")
-        self._patience: float = settings.get("patience_seconds", 600.0)
-        self._max_repairs: int | None = settings.get("max_repairs")
-        self._force: bool = settings.get("force", False)
-        self._transform: Transform | None = settings.get("transform")
-        self._show_values: bool = settings.get("show_values", False)
-        self._record: bool = settings.get("record", False)
+        self.source, self.target, self._position = source, target, position
+        self.pause, self.clock = pause, clock
+        self.sample: int | None = settings.get("sample")
+        self.patience: float = settings.get("patience_seconds", 600.0)
+        self.force: bool = settings.get("force", False)
+        self.transform: Transform | None = settings.get("transform")
         self._on_progress: Callable[[Progress], None] | None = settings.get("on_progress")
-        self._facts: ScanFacts = source.facts
+        self.facts: ScanFacts = source.facts
         self._told = Progress("scan")
-        self._settled_at = 0.0
-        self._largest = 0
-        self._refused: str | None = None
-        self._own_known: dict[str, str] = {}
+        self.largest = 0
 
-    def _done(self, name: str) -> bool:
-        return self._state.fact(name) is not None
+    def done(self, name: str) -> bool:
+        """Return whether a step is complete."""
+        return self.state.fact(name) is not None
 
     # -- The sink's position
 
-    def _first_position(self) -> str:
+    def first_position(self) -> str:
+        """Return the position that the sink has stored."""
         token = self._token()
         if token is None:
-            token = self._target.position()
+            token = self.target.position()
         if token is None:
             raise invalid_request(
                 "position",
@@ -117,43 +111,56 @@ class Sides:
     def _token(self) -> str | None:
         return self._position() if callable(self._position) else self._position
 
-    def _next_position(self) -> str:
+    def next_position(self) -> str:
+        """Return the newest position of the sink from which changes alone follow."""
         token = self._token()
         if token is None:
-            token = self._target.position()
+            token = self.target.position()
         if token is None:
             raise invalid_request(
                 "position", "has disappeared", "do not remove the sink's checkpoint meanwhile"
             )
+        if self.source.is_in_snapshot(token):
+            # The sink has begun a snapshot. What an earlier position proves is still right.
+            return self.state.fact("window") or self.state.fact("k") or token
         return token
 
     # -- Step 2: the rows and the changes
 
-    def _follower(self, token: str, wanted: set[int] | None = None, seen: set[str] | None = None) -> Follower:
-        """Follow the stream from a token; the changes and the token are kept together."""
+    def follower(self, token: str, wanted: Integers | None = None, seen: set[str] | None = None) -> Follower:
+        """Follow the stream from a token; the changes and the token are kept together.
+
+        Args:
+            token: The position.
+            wanted: The hashes of the keys of which changes are kept, in ascending order; None for all.
+            seen: Gets the keys of the changes that are kept.
+        """
 
         def keep(changes: list[Change], page: ChangeFeedPage) -> None:
+            kept = changes
+            if wanted is not None and changes:
+                hashes = np.fromiter((change[0] for change in changes), np.int64, len(changes))
+                kept = [changes[at] for at in np.flatnonzero(places_in(wanted, hashes)[1])]
             if seen is not None:
-                seen.update(change[1] for change in changes)
-            kept = changes if wanted is None else [each for each in changes if each[0] in wanted]
-            with self._state.transaction():
-                self._state.add_changes(kept)
-                self._state.put("follow", page.continuation_token)
-                self._state.add("changes", len(changes))
+                seen.update(change[1] for change in kept)
+            with self.state.transaction():
+                self.state.add_changes(kept)
+                self.state.put("follow", page.continuation_token)
+                self.state.add("changes", len(changes))
                 self._charge(page)
 
-        return Follower(self._source, token, keep, self._pause, self._patience, self._document_digests)
+        return Follower(self.source, token, keep, self.pause, self.patience, self.document_digests)
 
     def _charge(self, page: ChangeFeedPage) -> None:
         if page.diagnostics.native_charge is not None:
-            self._state.put("charge", float(self._state.fact("charge") or 0) + page.diagnostics.native_charge)
+            self.state.put("charge", float(self.state.fact("charge") or 0) + page.diagnostics.native_charge)
 
-    def _scan(self) -> None:
+    def scan(self) -> None:
         """Read every row once, and follow the stream meanwhile, so that its position does not expire."""
-        state, token = self._state, self._state.fact("scan")
-        follower = self._follower(state.fact("follow") or "")
+        state, token = self.state, self.state.fact("scan")
+        follower = self.follower(state.fact("follow") or "")
         keys, runs, count = list[Lines](), list[Rows](), 0
-        has_own, flushed = self._facts.floor == ScanFloor.ROW, self._clock()
+        has_own, flushed = self.facts.floor == ScanFloor.ROW, self.clock()
 
         def flush(page: ChangeFeedPage, *, is_last: bool = False) -> None:
             nonlocal flushed, count
@@ -167,101 +174,106 @@ class Sides:
             keys.clear()
             runs.clear()
             count = 0
-            self._largest = max(self._largest, state.size())
-            flushed = self._clock()
+            self.largest = max(self.largest, state.size())
+            flushed = self.clock()
 
-        self._tell("scan", rows=state.number("rows"))
+        self.tell("scan", rows=state.number("rows"))
         assert token is not None
         page: ChangeFeedPage | None = None
         follow_at = 0.0
-        for page in self._source.scan(token):
-            texts, orders = key_texts(page.events), np.zeros(len(page.events), dtype=np.int64)
-            values = self._document_digests([event.new_item_state for event in page.events])
-            if has_own:
-                orders = order_digests([event.order_key for event in page.events])
-            rows = rows_of(texts.digests(), values, orders)
-            if self._sample is not None:
-                chosen = np.flatnonzero(rows["hash"] % self._sample == 0)
-                rows, texts = rows[chosen], texts.take(chosen)
+        for page in self.source.scan(token):
+            events: Sequence[ChangeEvent] = page.events
+            texts = key_texts(events)
+            hashes = texts.digests()
+            if self.sample is not None:
+                chosen = np.flatnonzero(hashes % self.sample == 0)
+                events, hashes, texts = [events[at] for at in chosen], hashes[chosen], texts.take(chosen)
+            values = self.document_digests([event.new_item_state for event in events])
+            orders = order_digests([event.order_key for event in events]) if has_own else 0
+            rows = rows_of(hashes, values, orders)
             if len(texts):
                 keys.append(texts)
                 runs.append(rows)
                 count += len(texts)
-            if page.events and not self._done("parts"):
+            if page.events and not self.done("parts"):
                 state.put("parts", page.events[0].key.partition_components)
             done = page.diagnostics.snapshot
-            self._tell(
+            self.tell(
                 "scan",
                 rows=self._told.rows + len(page.events),
                 records=None if done is None else done.records,
                 segments_done=self._told.segments_done if done is None else done.segments_done,
                 segments=self._told.segments if done is None else done.segments,
             )
-            if count >= _RUN or self._clock() - flushed > _RUN_SECONDS:
+            if count >= _RUN or self.clock() - flushed > _RUN_SECONDS:
                 flush(page)
-            if self._clock() >= follow_at:
+            if self.clock() >= follow_at:
                 # A stream that is read faster than it grows is asked once a second.
                 is_behind = len(follower.read().events) >= _BEHIND
-                follow_at = self._clock() + (0.0 if is_behind else 1.0)
+                follow_at = self.clock() + (0.0 if is_behind else 1.0)
         assert page is not None, "a scan has at least one page"
         flush(page, is_last=True)
 
     # -- Step 3: the table
 
-    def _document_digests(self, documents: Sequence[Mapping[str, Any] | None]) -> Integers:
-        if self._transform is not None:
-            transform = self._transform
-            documents = [None if each is None else self._own(transform(each)) for each in documents]
+    def document_digests(self, documents: Sequence[Mapping[str, Any] | None]) -> Integers:
+        """Return the digests of documents of the source, in the form in which the table has them."""
+        if self.transform is not None:
+            transform = self.transform
+            documents = [None if each is None else self.own(transform(each)) for each in documents]
         return document_digests(documents)
 
-    def _own(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def own(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of a table's own columns, without those that are null."""
         return {name: value for name, value in values.items() if value is not None}
 
-    def _batches(self, keys: Sequence[str] | None = None) -> Iterator[tuple[pa.RecordBatch, Integers]]:
-        """Return each batch of the table with the digests of its rows."""
-        for batch in self._target.rows(keys, own=self._transform is not None):
+    def batches(
+        self, keys: Sequence[str] | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, Integers, Integers]]:
+        """Return batches of the table, with the digests of the keys and of the documents."""
+        for batch in self.target.rows(keys, own=self.transform is not None):
+            hashes = column_digests(batch.column("key"))
+            if self.sample is not None:
+                chosen = hashes % self.sample == 0
+                batch, hashes = batch.filter(pa.array(chosen)), hashes[chosen]
             with collector_paused():
                 gone = batch.column("deleted").to_numpy(zero_copy_only=False).astype(bool)
                 digests = np.full(batch.num_rows, GONE, dtype=np.int64)
                 if not gone.all():
                     digests[~gone] = text_digests(batch.column("state").filter(pa.array(~gone)).to_pylist())
-            yield batch, digests
+            yield batch, hashes, digests
 
-    def _retried(self, read: Callable[[], None]) -> None:
+    def retried(self, read: Callable[[], None]) -> None:
         """Read the table, and again if its version was removed meanwhile."""
-        until = self._clock() + self._patience
+        until = self.clock() + self.patience
         while True:
             try:
                 return read()
             except MulticloudDbError as error:
-                if not error.retryable or self._clock() > until:
+                if not error.retryable or self.clock() > until:
                     raise
-                self._pause(0.2)
+                self.pause(0.2)
 
-    def _read_table(self) -> None:
-        floor = self._state.fact("floor") or ""
-        ceiling = {ScanFloor.HIGH: floor, ScanFloor.LOW: LOW_CEILING}.get(self._facts.floor)
+    def read_table(self) -> None:
+        """Store the digests of one version of the table."""
+        floor = self.state.fact("floor") or ""
+        ceiling = floor if self.facts.floor is ScanFloor.HIGH else self.facts.ceiling
 
         def read() -> None:
-            state = self._state
+            state = self.state
             state.remove_runs("target")
             waiting, count = list[Any](), 0
             read = 0
-            for batch, digests in self._batches():
+            for batch, hashes, digests in self.batches():
                 orders = batch.column("order_key")
-                hashes = column_digests(batch.column("key"))
                 marks = (column_digests(orders) & ORDER_MASK).astype(np.int32)
-                if ceiling is not None:
-                    above = pc.greater(orders, ceiling).to_numpy(zero_copy_only=False)
-                    marks[above] |= _SUSPECT
+                above = pc.greater(orders, ceiling).to_numpy(zero_copy_only=False)
+                marks[above] |= _SUSPECT
                 rows = rows_of(hashes, digests, marks)
-                if self._sample is not None:
-                    rows = rows[rows["hash"] % self._sample == 0]
                 waiting.append(rows)
                 count += len(rows)
                 read += batch.num_rows
-                self._tell("table", target_rows=read)
+                self.tell("table", target_rows=read)
                 if count >= _RUN:
                     with state.transaction():
                         state.add_run("target", np.concatenate(waiting))
@@ -272,33 +284,37 @@ class Sides:
                 state.put("table", 1)
                 state.put("target_rows", read)
 
-        self._retried(read)
-        self._largest = max(self._largest, self._state.size())
+        self.retried(read)
+        self.largest = max(self.largest, self.state.size())
 
-    def _rows_of(self, keys: Sequence[str]) -> Found:
-        """Return the table's rows of some keys."""
+    def rows_of(self, keys: Sequence[str], *, texts: bool = False) -> Found:
+        """Return the table's rows of some keys, with their texts if wanted."""
         found = Found(seen={}, texts={})
 
         def read() -> None:
             found.seen.clear()
-            for batch, digests in self._batches(keys):
-                columns = (batch.column(name).to_pylist() for name in ("key", "order_key", "state"))
-                for name, order, text, value in zip(*columns, digests.tolist(), strict=True):
+            for batch, _, digests in self.batches(keys):
+                names = batch.column("key").to_pylist()
+                orders = batch.column("order_key").to_pylist()
+                for name, order, value in zip(names, orders, digests.tolist(), strict=True):
                     found.seen.setdefault(name, []).append(Seen(order, value))
-                    found.texts[name] = text
+                if texts:
+                    found.texts |= zip(names, batch.column("state").to_pylist(), strict=True)
 
-        self._retried(read)
-        with self._state.transaction():
-            self._state.add("target_rows", sum(map(len, found.seen.values())))
+        self.retried(read)
+        with self.state.transaction():
+            self.state.add("target_rows", sum(map(len, found.seen.values())))
         return found
 
-    def _look_up(self, keys: Sequence[str]) -> dict[str, Any]:
-        found = self._source.look_up(keys, self._state.number("parts") or 1)
-        with self._state.transaction():
-            self._state.add("looked_up", sum(event is not None for event in found.values()))
+    def look_up(self, keys: Sequence[str]) -> dict[str, ChangeEvent | None]:
+        """Read rows of the source by key."""
+        found = self.source.look_up(keys, self.state.number("parts") or 1)
+        with self.state.transaction():
+            self.state.add("looked_up", sum(event is not None for event in found.values()))
         return found
 
-    def _tell(self, phase: str, **fields: Any) -> None:
+    def tell(self, phase: str, **fields: Any) -> None:
+        """Report the progress."""
         self._told = attrs.evolve(self._told, phase=phase, **fields)
         if self._on_progress is not None:
             self._on_progress(self._told)

@@ -31,6 +31,10 @@ from multiclouddb_api import (
     SnapshotStarted,
     decode_json,
 )
+from multiclouddb_spi.continuation.entry import Plan
+from multiclouddb_spi.continuation.token import decode_token
+from multiclouddb_spi.scan.contract import plan_id_of
+from multiclouddb_spi.token_report import read_standings
 from multiclouddb_verify.comparison import UNKNOWN, document_digests
 from multiclouddb_verify.texts import Integers, Lines, written
 
@@ -101,6 +105,13 @@ class Source:
         """Read one page of changes."""
         request = self._request(FromContinuationToken(token), 0)
         return self.client.read_changes(request, OperationOptions(wait_seconds=wait))
+
+    def is_in_snapshot(self, token: str) -> bool:
+        """Return whether rows of a snapshot follow a position."""
+        return any(
+            isinstance(each.entry, Plan) or plan_id_of(each.partition_id) is not None
+            for each in read_standings(decode_token(token))
+        )
 
     def look_up(self, keys: Sequence[str], partition_components: int) -> dict[str, ChangeEvent | None]:
         """Read rows by key; a key that does not exist maps to None."""

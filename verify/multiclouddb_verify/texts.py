@@ -211,7 +211,7 @@ def _hashed(data: npt.NDArray[np.uint8], starts: Integers, ends: Integers) -> In
         mixed *= _FIRST
         mixed ^= mixed >> _SHIFT
         mixed *= _multipliers(int(count.max()))[places]
-        summed = np.add.reduceat(mixed, firsts) + length * _LENGTH
+        summed = np.add.reduceat(mixed, firsts) + (length + _ONE) * _LENGTH
         summed ^= summed >> _SHIFT
         summed *= _SECOND
         found[first:last] = summed ^ (summed >> _SHIFT)

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -39,7 +40,7 @@ from multiclouddb_verify.comparison import (
 )
 from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
 from multiclouddb_verify.rounds import Rounds
-from multiclouddb_verify.sides import Position, Transform
+from multiclouddb_verify.sides import Position, Sides, Transform
 from multiclouddb_verify.source import Source, floor_of
 from multiclouddb_verify.state import State, default_folder
 from multiclouddb_verify.target import Fix, SupportsRecord, Target
@@ -96,7 +97,8 @@ def verify(
             token, a key that changes after it can be found equal, but never different.
         repair: True to make each difference equal, while the sink runs. A row that the sink changes meanwhile
             stays as the sink wrote it.
-        sample: N to compare about one of N keys, chosen by the hash of the key. All rows are read.
+        sample: N to compare about one of N keys, chosen by the hash of the key. All rows are read, but only
+            these are compared.
         max_scan_rate: The maximum rate of the scan, as in `Snapshot`.
         state: The folder for what was read; by default a folder in the user's cache, named after database,
             collection and table.
@@ -133,65 +135,95 @@ def verify(
     return made.run()
 
 
-class Verification(Rounds):
-    """One comparison; see `verify`."""
+class Verification:
+    """One comparison; see `verify`.
+
+    Args:
+        source: The collection.
+        target: The table.
+        position: See `verify`.
+        pause: Waits for some seconds.
+        clock: Returns the time in seconds.
+        settings: The other arguments of `verify`.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        target: Target,
+        position: Position | None,
+        *,
+        pause: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.time,
+        **settings: Any,
+    ) -> None:
+        self._sides = Sides(source, target, position, pause=pause, clock=clock, settings=settings)
+        self._rounds = Rounds(self._sides)
+        self._folder = settings.get("state")
+        self._repair: bool = settings.get("repair", False)
+        self._max_repairs: int | None = settings.get("max_repairs")
+        self._show_values: bool = settings.get("show_values", False)
+        self._record: bool = settings.get("record", False)
+        self._refused: str | None = None
 
     def run(self) -> Report:
         """Compare, and repair if wanted."""
-        began = self._clock()
-        first = self._first_position()
+        began = self._sides.clock()
+        first = self._sides.first_position()
         identity = {
-            "database": repr(self._source.client.config),
-            "collection": str(self._source.address),
-            "table": self._target.name,
-            "sample": str(self._sample or 1),
-            "form": "own columns" if self._transform else "documents",
+            "database": repr(self._sides.source.client.config),
+            "collection": str(self._sides.source.address),
+            "table": self._sides.target.name,
+            "sample": str(self._sides.sample or 1),
+            "form": "own columns" if self._sides.transform else "documents",
         }
         folder = default_folder(identity) if self._folder is None else Path(os.fspath(self._folder))
-        self._state = State(folder, identity)
+        self._sides.state = State(folder, identity)
         try:
             report = self._resumed(first, began)
         except BaseException:
-            self._state.close()
+            self._sides.state.close()
             raise
-        self._state.remove()
+        self._sides.state.remove()
         return report
 
     def _resumed(self, first: str, began: float) -> Report:
-        resumes = self._state.fact("k") is not None
+        resumes = self._sides.state.fact("k") is not None
         try:
             return self._compare(first, began)
         except MulticloudDbError as error:
             # The stored position is the one at which this comparison was killed. The sink's own may be newer.
             if error.category != ErrorCategory.CHECKPOINT_EXPIRED or not resumes:
                 raise
-        self._state.begin_again()
+        self._sides.state.begin_again()
         return self._compare(first, began)
 
     def _compare(self, first: str, began: float) -> Report:
         self._begin(first)
-        if not self._done("scanned"):
-            self._scan()
-        if not self._done("table"):
-            self._read_table()
-        if not self._done("joined"):
-            self._join()
-        self._rounds()
+        if not self._sides.done("scanned"):
+            self._sides.scan()
+        if not self._sides.done("table"):
+            self._sides.read_table()
+        if not self._sides.done("joined"):
+            self._rounds.join()
+        self._rounds.run()
         if self._repair:
             self._repair_all()
         report = self._report(began)
         through = report.verified_through
-        if self._record and through is not None and isinstance(self._target, SupportsRecord):
+        if self._record and through is not None and isinstance(self._sides.target, SupportsRecord):
             at = datetime.now(UTC).isoformat()
-            self._target.record({"multiclouddb.verified_at": at, "multiclouddb.verified_through": through})
+            self._sides.target.record(
+                {"multiclouddb.verified_at": at, "multiclouddb.verified_through": through}
+            )
         return report
 
     def _begin(self, first: str) -> None:
         """Store K and begin the scan; the position is tried before anything is read."""
-        if self._state.fact("k") is not None:
+        if self._sides.state.fact("k") is not None:
             return
         try:
-            page = self._source.changes(first)
+            page = self._sides.source.changes(first)
         except MulticloudDbError as error:
             if error.category != ErrorCategory.CHECKPOINT_EXPIRED:
                 raise
@@ -207,13 +239,13 @@ class Verification(Rounds):
                 "wait until the sink has passed BackfillDone",
             )
         # The table is looked at before the source is read, because it may be none.
-        for _ in self._target.rows([], own=self._transform is not None):
+        for _ in self._sides.target.rows([], own=self._sides.transform is not None):
             break
-        if self._repair and self._transform is None:
-            self._target.fix(())
-        begun = self._source.first_page()
+        if self._repair and self._sides.transform is None:
+            self._sides.target.fix(())
+        begun = self._sides.source.first_page()
         until = decode_token(first).read_until
-        with self._state.transaction():
+        with self._sides.state.transaction():
             for name, value in {
                 "k": first,
                 "at": None if until is None else to_moment(until.micros).isoformat(),
@@ -221,81 +253,84 @@ class Verification(Rounds):
                 "floor": floor_of(begun),
                 "scan": begun.continuation_token,
             }.items():
-                self._state.put(name, value)
+                self._sides.state.put(name, value)
 
     # -- Step 6: the repair
 
     def _repair_all(self) -> None:
-        count = sum(self._state.kinds().values())
+        count = sum(self._sides.state.kinds().values())
         most = (
             self._max_repairs
             if self._max_repairs is not None
-            else max(1000, self._state.number("rows") // 100)
+            else max(1000, self._sides.state.number("rows") // 100)
         )
-        if count > most and not self._force:
+        if count > most and not self._sides.force:
             self._refused = (
                 f"max_repairs: there are {count:,} differences, and at most {most:,} rows are repaired; look "
                 "at them first, then pass max_repairs= or force=True"
             )
             return
         for _ in range(_REPAIRS):
-            if not self._state.kinds():
+            if not self._sides.state.kinds():
                 return
             after = ""
-            while chunk := self._state.differences(after, _AT_ONCE):
+            while chunk := self._sides.state.differences(after, _AT_ONCE):
                 after = chunk[-1][0]
-                self._tell("repair", left=sum(self._state.kinds().values()))
+                self._sides.tell("repair", left=sum(self._sides.state.kinds().values()))
                 self._fix(chunk)
-            self._rounds()
+            self._rounds.run()
 
     def _fix(self, chunk: Sequence[tuple[str, Kind, tuple[str, ...]]]) -> None:
         """Write the rows of the source, and judge their keys again."""
         # The floor is read before the rows, so that they contain every change below it.
-        match self._facts.floor:
+        match self._sides.facts.floor:
             case ScanFloor.HIGH:
-                floor = self._source.floor()
+                floor = self._sides.source.floor()
             case ScanFloor.LOW:
-                floor = self._state.fact("floor") or ""
+                floor = self._sides.state.fact("floor") or ""
             case _:
                 floor = ""
-        events = self._look_up([key for key, _, _ in chunk])
+        events = self._sides.look_up([key for key, _, _ in chunk])
         now, fixes = datetime.now(UTC), list[Fix]()
         for key, kind, orders in chunk:
             event = events[key]
             document = None if event is None else event.new_item_state
-            own = floor if event is None or self._facts.floor != ScanFloor.ROW else event.order_key
-            self._own_known[key] = own
+            own = floor if event is None or self._sides.facts.floor != ScanFloor.ROW else event.order_key
             # Only a blocked row may get a lower `order_key`.
             order = own if kind is Kind.BLOCKED else max(own, *orders) if orders else own
             text = None if document is None else encode_json(document).decode()
             columns = None
-            if document is not None and self._transform is not None:
-                columns = self._transform(document)
+            if document is not None and self._sides.transform is not None:
+                columns = self._sides.transform(document)
             fixes.append(Fix(key, orders, order, text, columns, now))
-        self._target.fix(fixes)
+        if self._sides.facts.floor == ScanFloor.ROW:
+            self._rounds.know(
+                {key: floor if each is None else each.order_key for key, each in events.items()}
+            )
+        self._sides.target.fix(fixes)
         documents = [None if event is None else event.new_item_state for event in events.values()]
-        pending = zip(events, self._document_digests(documents).tolist(), strict=True)
-        with self._state.transaction():
-            self._state.repaired(key for key, _, _ in chunk)
-            self._state.add_pending(pending)
+        pending = zip(events, self._sides.document_digests(documents).tolist(), strict=True)
+        with self._sides.state.transaction():
+            self._sides.state.repaired(key for key, _, _ in chunk)
+            self._sides.state.add_pending(pending)
 
     # -- The report
 
     def _report(self, began: float) -> Report:
-        state = self._state
+        state = self._sides.state
         left = state.kinds()
         unsettled = state.pending_count()
         equal = not left and not unsettled
-        is_proved = equal and self._sample is None
-        expected_ghosts = 0 if self._source.has_deletes else left.get(Kind.GHOST, 0)
+        is_proved = equal and self._sides.sample is None
+        expected_ghosts = 0 if self._sides.source.has_deletes else left.get(Kind.GHOST, 0)
         at = state.fact("at")
         charge = state.fact("charge")
         repaired = state.kinds(repaired=True)
         sample = None
-        if self._sample is not None:
+        if self._sides.sample is not None:
             sample = (
-                f"1/{self._sample} of the keys were compared; a difference in one key alone is found with a "
-                f"probability of 1/{self._sample}"
+                f"1/{self._sides.sample} of the keys were compared; a difference in one key alone is found "
+                f"with a probability of 1/{self._sides.sample}"
             )
         return Report(
             equal=equal,
@@ -321,10 +356,10 @@ class Verification(Rounds):
                 target_rows=state.number("target_rows"),
                 rounds=state.number("rounds"),
                 native_charge=None if charge is None else float(charge),
-                state_bytes=max(self._largest, state.size()),
-                seconds=self._clock() - began,
+                state_bytes=max(self._sides.largest, state.size()),
+                seconds=self._sides.clock() - began,
             ),
-            settle_seconds=self._facts.settle_seconds,
+            settle_seconds=self._sides.facts.settle_seconds,
             refused=self._refused,
             expected=_EXPECTED if expected_ghosts else None,
             sample=sample,
@@ -332,19 +367,19 @@ class Verification(Rounds):
 
     def _described(self) -> tuple[Difference, ...]:
         """Return the differences that are left, the first ones with the path at which they differ."""
-        found = self._state.differences(most=_SHOWN)
+        found = self._sides.state.differences(most=_SHOWN)
         stale = [key for key, kind, _ in found if kind is Kind.STALE][:_COMPARED]
         compared: dict[str, tuple[str, Any, Any]] = {}
         if stale:
-            events, texts = self._look_up(stale), self._rows_of(stale).texts
+            events, texts = self._sides.look_up(stale), self._sides.rows_of(stale, texts=True).texts
             for key in stale:
                 event, text = events[key], texts.get(key)
                 if event is None or text is None:
                     continue
                 with suppress(MulticloudDbError):
                     ours: Any = event.new_item_state
-                    if self._transform is not None and ours is not None:
-                        ours = self._own(self._transform(ours))
+                    if self._sides.transform is not None and ours is not None:
+                        ours = self._sides.own(self._sides.transform(ours))
                     if where := first_difference(ours, _decoded(text)):
                         compared[key] = where
         return tuple(self._difference(key, kind, orders, compared.get(key)) for key, kind, orders in found)

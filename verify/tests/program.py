@@ -80,9 +80,9 @@ def maintain(folder, commits):
         time.sleep(0.2)
 
 
-def many(folder, count):
-    """Compare many rows that are made when they are read."""
-    count = int(count)
+def many(folder, count, damage="0"):
+    """Compare many rows that are made when they are read; one of so many rows differs in the table."""
+    count, damage = int(count), int(damage)
 
     class Rows(Source):
         def scan(self, token):
@@ -115,7 +115,7 @@ def many(folder, count):
                     {
                         "key": names,
                         "order_key": ["0"] * len(names),
-                        "state": [f'{{"n":{n}}}' for n in numbers],
+                        "state": [f'{{"n":{-1 if damage and n % damage == 0 else n}}}' for n in numbers],
                         "deleted": [False] * len(names),
                     }
                 )
@@ -136,14 +136,15 @@ def many(folder, count):
         store.create_collection("orders")
     with connect(f"embedded://{folder / 'shop.db'}") as client:
         token = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning())).continuation_token
-        report = Verification(Rows(client, ADDRESS), Table(), token, state=folder / "state").run()
+        report = Verification(Rows(client, ADDRESS), Table(), token, state=folder / "state", force=True).run()
     # `ru_maxrss` counts the memory of the process that started this one.
     [peak] = [
         line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line
     ]
     rss = int(peak) * 1024
     used = resource.getrusage(resource.RUSAGE_SELF)
-    told = {"equal": report.equal, "state_bytes": report.cost.state_bytes, "rss": rss}
+    told = {"different": sum(report.counts.differences.values()), "equal": report.counts.equal}
+    told |= {"unsettled": report.counts.unsettled, "state_bytes": report.cost.state_bytes, "rss": rss}
     print(json.dumps(told | {"cpu": used.ru_utime + used.ru_stime}))  # noqa: T201
 
 

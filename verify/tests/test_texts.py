@@ -17,7 +17,7 @@ from .tables import VALUES
 
 DOCUMENTS = [
     *({"v": value} for value in VALUES), {}, {"v": 2**63}, {"v": 2**64}, {"v": -(2**63)}, {"v": float("nan")},
-    {"v": UUID(int=8)}, {"v": str(UUID(int=8))}, {"v": "$x"}, {"$v": 1}, {"v": {"$map": {}}}, {"v": None},
+    {"v": UUID(int=8)}, {"v": str(UUID(int=8))}, {"v": "$x"}, {"$v": 1}, {"v": {"$map": {}}},
     {"v": Decimal(1)}, {"v": "1"}, {"v": "a-b-c-d-e"}, {"v": "null"}, {"v": "\x1e\n,\n"}, {"v": ",\n,"},
     {"v": datetime(2026, 1, 2, tzinfo=UTC)}, {"b": 1, "a": {"d": 1, "c": 2}}, {"v": [[[{}]]]},
 ]  # fmt: skip
@@ -88,7 +88,11 @@ class TestHash:
         assert parts.max() < 1.2 * parts.mean() > 1.2 * (parts.mean() - parts.min())
 
     def test_does_not_change_because_a_later_process_goes_on(self):
-        assert digests_of([b"", b'{"id":"o-000001"}', b"x" * 100]).tolist() == [0, 0, 0]
+        assert digests_of([b"", b'{"id":"o-000001"}', b"x" * 100]).tolist() == [
+            -2145516268887277930,
+            -7119469365767147785,
+            -3293226512607914818,
+        ]
 
 
 def test_lines_in_another_order():

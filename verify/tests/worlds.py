@@ -11,6 +11,7 @@ from multiclouddb_api import (
     ClientConfig,
     FromContinuationToken,
     MulticloudDbError,
+    Snapshot,
     encode_json,
 )
 from multiclouddb_conformance.open_client import open_client
@@ -42,7 +43,10 @@ class Moving:
         self.world.tick()
         page = self.world.read(self.client, request)
         self.world.rows += sum(event.backfilled for event in page.events)
-        return page
+        if self.world.has_images:
+            return page
+        bare = [each if each.backfilled else attrs.evolve(each, new_item_state=None) for each in page.events]
+        return attrs.evolve(page, events=tuple(bare))
 
     def lookup(self, *args, **settings):
         self.world.tick()
@@ -74,6 +78,7 @@ class World:
         self.clients = [open_client(plugin, ClientConfig(PROVIDER_ID, {})) for _ in range(2)]
         self.client, self.rows = Moving(self, self.clients[0]), 0
         self.lag, self.settle_seconds, self.written = 0.0, 0.0, {}
+        self.facts, self.has_images, self.begins_again = {}, True, False
         self.target, self.token, self.time, self.number = MemoryTable(self.tick), None, 1e9, 0
         self.reserved = [f"r{number}" for number in range(12)]
         self.lively = [f"k{number}" for number in range(keys)]
@@ -159,6 +164,10 @@ class World:
                         self.put(name)
                 if dice.random() < 0.05 and not self.lag:
                     self.reshape()
+            if self.begins_again and dice.random() < 0.1:
+                self.begins_again = False
+                request = ChangeFeedRequest(self.sim.address, Snapshot())
+                self.token = self.clients[1].read_changes(request).continuation_token
             if dice.random() < self.speed or self.left <= 0:
                 self.step(stores=dice.random() < 0.8)
         finally:
@@ -199,7 +208,9 @@ class World:
         return self.time
 
     def source(self):
-        facts = attrs.evolve(self.client.capabilities().scan, settle_seconds=self.settle_seconds)
+        facts = attrs.evolve(
+            self.client.capabilities().scan, settle_seconds=self.settle_seconds, **self.facts
+        )
         return Settling(self.client, self.sim.address, given=facts)
 
     def verify(self, folder, *, made=Verification, **settings):

@@ -60,6 +60,10 @@ def seconds_of(record: Record) -> float | None:
     return moment if isinstance(moment, int | float) and 0 <= moment <= MOST_SECONDS else None
 
 
+CEILING: Final = "41"
+"""Sorts after every `order_key`, because a sequence number has at most 40 digits."""
+
+
 def order_key(seq: str) -> str:
     """Return a text that sorts like the number: the number of its digits, followed by the digits."""
     digits = seq.lstrip("0")

@@ -22,6 +22,7 @@ from multiclouddb_dynamo.client import Calls
 from multiclouddb_dynamo.config import DynamoClients, DynamoConfig
 from multiclouddb_dynamo.errors import PROVIDER_ID, classify
 from multiclouddb_dynamo.feed import DynamoFeed
+from multiclouddb_dynamo.mapping import CEILING
 from multiclouddb_dynamo.shards import ShardMap
 from multiclouddb_dynamo.source import DELAY_SECONDS, EMPTY_ANSWERS, Source
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
@@ -83,6 +84,7 @@ CAPABILITIES: Final = CapabilitySet(
         _SETTLE_SECONDS,
         "one read unit for every 4 KB that a scan reads, at least one for each request",
         units_per_kib=0.25,
+        ceiling=CEILING,
     ),
 )
 """The capabilities of a table with an enabled stream."""

@@ -1,0 +1,47 @@
+"""What a round decides where the source tells less, or the sink does something else."""
+
+import pytest
+
+from multiclouddb_api import ScanFloor
+from multiclouddb_verify import Kind
+
+from .test_lives import smooth
+from .worlds import World, found, key_of
+
+
+class TestBlocked:
+    """A row whose `order_key` would refuse later changes, where scanned rows do not tell what is too high."""
+
+    @pytest.mark.parametrize("floor", [ScanFloor.LOW, ScanFloor.ROW])
+    @pytest.mark.parametrize("order_key", ["~", "9" * 30])
+    @pytest.mark.parametrize("name", ["r0", "r8"])
+    def test_is_found_also_if_it_is_a_tombstone(self, floor, order_key, name, tmp_path):
+        world = World(1, behaviour=smooth(1), kinds=[])
+        world.left, world.facts = 0, {"floor": floor, "ceiling": "8"}
+        [row] = [row for row in world.target.table if row.key == key_of(name)]
+        row.order_key = order_key
+        assert found(world.verify(tmp_path / "state")) == {key_of(name): Kind.BLOCKED}
+        world.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_changes_without_documents_are_settled_by_looking_their_keys_up(seed, tmp_path):
+    world = World(seed, behaviour=smooth(seed))
+    world.has_images = False
+    report = world.verify(tmp_path / "state", patience_seconds=5.0)
+    assert found(report) == world.faults
+    assert report.counts.unsettled == 0
+    world.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_sink_that_begins_a_snapshot_is_waited_for_and_its_rows_are_not_read(seed, tmp_path):
+    world = World(seed, behaviour=smooth(seed))
+    world.begins_again = True
+    report = world.verify(tmp_path / "state")
+    assert not world.begins_again
+    # The snapshot of the sink may have repaired the others.
+    assert found(report).items() <= world.faults.items()
+    assert report.counts.unsettled == 0
+    assert world.rows == report.cost.rows
+    world.close()
