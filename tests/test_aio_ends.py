@@ -564,7 +564,6 @@ def test_cancelled_at_each_two_awaits_delivers_the_same(store, then):
         first += 1
         if first >= reached:
             break
-    print(f"{explored} histories of at most {reached} awaits")
     assert explored > 100
 
 
