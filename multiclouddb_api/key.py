@@ -28,11 +28,6 @@ def _copied(components: Mapping[str, Any]) -> dict[str, Any]:
     return to_dict("MulticloudDbKey.components", components)
 
 
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not name:
-        raise invalid_request("MulticloudDbKey.components", f"has the name {name!r}", "names are text")
-
-
 @attrs.frozen(eq=False, hash=False)
 class MulticloudDbKey(Slotted):
     """Ordered components that identify one document; the first components form the partition key.
@@ -65,7 +60,10 @@ class MulticloudDbKey(Slotted):
         if not self.components:
             raise invalid_request("MulticloudDbKey.components", "is empty", "name at least one component")
         for name in self.components:
-            _check_name(name)
+            if not isinstance(name, str) or not name:
+                raise invalid_request(
+                    "MulticloudDbKey.components", f"has the name {name!r}", "names are text"
+                )
         if not 1 <= self.partition_components <= len(self.components):
             raise invalid_request(
                 "MulticloudDbKey.partition_components",

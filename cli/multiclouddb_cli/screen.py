@@ -144,7 +144,10 @@ def rich_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Se
         table.add_column(Text(columns[place]), overflow="fold", no_wrap=not folds)
     for row in rows:
         cells = [row[place] for place in shown]
-        table.add_row(*(Text(printable(_text(cell)), style=_style(cell)) for cell in cells))
+        styles = ("" if isinstance(cell, str) else cell[1] for cell in cells)
+        table.add_row(
+            *(Text(printable(_text(each)), style=style) for each, style in zip(cells, styles, strict=True))
+        )
     return table
 
 
@@ -171,10 +174,6 @@ def _plain(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
 
 def _text(cell: Cell) -> str:
     return cell if isinstance(cell, str) else cell[0]
-
-
-def _style(cell: Cell) -> str:
-    return "" if isinstance(cell, str) else cell[1]
 
 
 _BAR: Final = 20

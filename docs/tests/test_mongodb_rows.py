@@ -5,6 +5,7 @@ import runpy
 from pathlib import Path
 
 import pymongo
+import pytest
 
 DOCS = Path(__file__).resolve().parents[1]
 MADE = runpy.run_path(str(DOCS / "mongodb_rows.py"))
@@ -28,3 +29,35 @@ class TestRows:
     def test_the_page_names_the_driver_that_its_tests_run_with(self):
         minor = ".".join(pymongo.version.split(".")[:2])
         assert f"*PyMongo*: PyMongo {minor}, the driver that this provider uses." in text()
+
+
+WORDS = {
+    "CS-18: read_changes is preferred to a raw aggregate": [
+        "Read a change stream with `read_changes`.*a raw aggregate is never resumed"
+    ],
+    "CS-20: the read concern": ["change stream is `majority`, or none at all"],
+    "CS-49: what to store, and how to get every update of the token": [
+        "Store `page.continuation_token` after every page, even after an empty page.",
+        "To receive every update of the token, call `read_changes` in a loop",
+    ],
+    "RR-26: what is retried, and a warning of retry loops": [
+        r"\*\*Retried\*\*: .*find.*aggregate.*distinct.*counts.*listDatabases.*listCollections.*listIndexes"
+        r".* - \*\*Not retried\*\*: .*`getMore`.*`run_command`.*`run_cursor_command`.*`mapReduce`.* - \*\*",
+        "a loop that tries a read n times sends it up to 2n times",
+    ],
+    "RC-5: which fields are undefined": [
+        r"the driver adds itself \(.*`lsid`.*`\$db`.*`\$clusterTime`.*`\$readPreference`.*`txnNumber`"
+        r".*\), the behaviour is \*\*not"
+    ],
+    "RC-17: what happens to maxTimeMS": [r"the remaining time \*\*overwrites\*\* `maxTimeMS`"],
+    "RC-24: the options are for getMore": [
+        r"`comment` of `run_cursor_command` are \*\*for `getMore` only\*\*"
+    ],
+    "RC-26: another cursor type": [r"`cursor_type` has to match .* the behaviour is \*\*undefined\*\*"],
+    "RC-28: two timeouts": ["A command with both `timeout_ms` and `max_time_ms` is refused"],
+}
+
+
+@pytest.mark.parametrize("row", WORDS)
+def test_a_row_that_asks_for_documentation_is_on_the_page(row):
+    assert [words for words in WORDS[row] if not re.search(words, text())] == []
