@@ -103,8 +103,12 @@ def to_config(source: str | os.PathLike[str] | ClientConfig) -> ClientConfig:
         return source
     if isinstance(source, str) and "://" in source:
         return ClientConfig.from_url(source)
+    return ClientConfig.from_toml(_toml_file(source))
+
+
+def _toml_file(source: object) -> Path:
     if isinstance(source, str | os.PathLike) and Path(source).suffix == ".toml":
-        return ClientConfig.from_toml(Path(source))
+        return Path(source)
     raise invalid_request(
         "source",
         f"is neither a URL, nor a .toml file, nor a ClientConfig: {type_name(source)}",

@@ -28,6 +28,11 @@ def _copied(components: Mapping[str, Any]) -> dict[str, Any]:
     return to_dict("MulticloudDbKey.components", components)
 
 
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise invalid_request("MulticloudDbKey.components", f"has the name {name!r}", "names are text")
+
+
 @attrs.frozen(eq=False, hash=False)
 class MulticloudDbKey(Slotted):
     """Ordered components that identify one document; the first components form the partition key.
@@ -60,10 +65,7 @@ class MulticloudDbKey(Slotted):
         if not self.components:
             raise invalid_request("MulticloudDbKey.components", "is empty", "name at least one component")
         for name in self.components:
-            if not isinstance(name, str) or not name:
-                raise invalid_request(
-                    "MulticloudDbKey.components", f"has the name {name!r}", "names are text"
-                )
+            _check_name(name)
         if not 1 <= self.partition_components <= len(self.components):
             raise invalid_request(
                 "MulticloudDbKey.partition_components",

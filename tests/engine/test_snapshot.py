@@ -17,6 +17,7 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
 )
 from multiclouddb_conformance.simulation import feed as simulated_feed
+from multiclouddb_conformance.simulation import provider as simulated
 from multiclouddb_conformance.simulation.segments import SegmentReader, cut_segments
 from multiclouddb_spi import (
     Awaiting,
@@ -26,6 +27,7 @@ from multiclouddb_spi import (
     Drained,
     Ended,
     Engine,
+    Feed,
     FeedSpec,
     InlineExecutor,
     Planner,
@@ -269,6 +271,16 @@ class TestTrouble:
         end_segments(monkeypatch)
         notices = [type(notice) for page in consumer.pages() for notice in page.notices]
         assert notices == [api.Dropped]
+
+    def test_a_provider_without_snapshots_refuses_the_token_of_one(self, monkeypatch):
+        consumer = Consumer(filled(40))
+        consumer.page()
+        scans = ("snapshot", "segments", "__dict__", "__weakref__")
+        kept = {name: member for name, member in vars(SimulationFeed).items() if name not in scans}
+        monkeypatch.setattr(simulated, "SimulationFeed", type("PlainFeed", (Feed,), kept))
+        other = Consumer(consumer.sim)
+        other.position = consumer.position
+        refused(other, "does not support snapshots", api.ErrorCategory.INVALID_REQUEST)
 
     def test_changes_do_not_wait_for_a_scan_that_fails(self, monkeypatch):
         sim = filled(200, 2)
