@@ -376,7 +376,8 @@ class Poll(Generic[T]):
 
     def _put_on_page(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> bool:
         """Put the records up to `stop` on the page; False if the provider cannot map its own records."""
-        first, result, value = reader.taken, self._result, list[T]()
+        first, result = reader.taken, self._result
+        value: list[T] = []
         while stop > first and not value:
             try:
                 with collector_paused():
