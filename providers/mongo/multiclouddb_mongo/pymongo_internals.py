@@ -26,6 +26,7 @@ from pymongo.collection import Collection
 from pymongo.cursor import Cursor
 from pymongo.database import Database
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError, ServerSelectionTimeoutError
+from pymongo.pool_options import _is_faas
 from pymongo.synchronous.topology import Topology
 
 from multiclouddb_api import EntireCluster, EntireDatabase, ErrorCategory, FeedScope
@@ -325,6 +326,13 @@ def inner_cursor(stream: Stream) -> object:
     # After PyMongo has resumed the stream, an empty answer does not mean that the end of the oplog is
     # reached.
     return getattr(stream, "_cursor", None)
+
+
+def is_told_at_once(client: MongoClient[Any]) -> bool:
+    """Return True if the servers tell a client at once which of them is the primary."""
+    # Otherwise, the client asks them every ten seconds.
+    mode = client.options.server_monitoring_mode
+    return mode == "stream" or (mode == "auto" and not _is_faas())
 
 
 @contextmanager
