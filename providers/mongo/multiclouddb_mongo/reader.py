@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
@@ -39,7 +39,9 @@ from multiclouddb_mongo.raw_change import (
     is_before,
     is_item_change,
     is_untouched_change,
+    namespace_of,
     place_of_change,
+    text_before,
 )
 from multiclouddb_mongo.source import LogEnd, Source
 from multiclouddb_mongo.values import CODEC
@@ -114,7 +116,7 @@ class Taker:
 
     def __init__(self, source: Source, until: Place | None) -> None:
         self._source, self._until = source, until
-        self._bound = None if until is None else _surely_before(until)
+        self._bound = None if until is None else text_before(until)
         self._parts: dict[str, Any] = {}
         # Most changes are taken unchanged. The server and the caller decide which changes need a closer
         # check.
@@ -243,28 +245,12 @@ class Taker:
             taken.changes.append(bson.encode(whole, codec_options=CODEC))
 
 
-def namespace_of(change: Mapping[str, Any], field: str = "ns") -> str:
-    """Return the `database/collection` of a change."""
-    # If a pipeline has removed one of the two names, the result contains a question mark in its place.
-    namespace = change.get(field)
-    names = namespace if isinstance(namespace, Mapping) else {}
-    return f"{names.get('db', '?')}/{names.get('coll', '?')}"
-
-
 def _altered(name: str) -> Exception:
     return ProviderFault.of(
         ErrorCategory.INVALID_REQUEST,
         f"MongoOptions.pipeline removes or alters {name!r} of the changes; leave _id, operationType, ns and "
         "documentKey as they are",
     )
-
-
-def _surely_before(until: Place) -> bytes:
-    """Return a text for comparisons with the tokens of changes."""
-    # A change is before the bound if its token sorts before this text.
-    if isinstance(until, At):
-        return f"82{until.seconds:08X}".encode()
-    return until.data.partition(".")[0].encode() if until.data.startswith("82") else b""
 
 
 # Larger answers are slower, because they are no longer in the processor's cache when they are decoded.

@@ -72,7 +72,7 @@ class Source:
     Attributes:
         patience: For how many seconds a server may send nothing while it searches its log.
         closed_at: The position at which the server has closed the connection instead of an answer, or None.
-        believed: The election of the primary whose empty answers show the end of the log; see `LogEnd`.
+        believed: The elections whose primaries' empty answers show the end of the log; see `LogEnd`.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class Source:
         splits: bool = False,
         sharded: bool = False,
         bounded: bool = False,
+        believed: set[object] | None = None,
     ) -> None:
         assert isinstance(spec.options, MongoOptions)
         self._closer = closer or Closer()
@@ -95,7 +96,7 @@ class Source:
         self.patience = self._calm = SILENT_SECONDS if bounded else ANSWER_SECONDS
         limits = (client.options.timeout, client.options.pool_options.socket_timeout)
         self.closed_at: Place | None = None
-        self.believed: object = None
+        self.believed = set() if believed is None else believed
         self._limit_ms = min((int(limit * 1000) for limit in limits if limit is not None), default=None)
 
     # -- The streams of a reader
@@ -178,8 +179,7 @@ class Source:
             return False
         if self.client.topology_description.topology_type_name == "Single" and not server.is_writable:
             return True  # no other server can be asked
-        told = server.topology_version is not None
-        return told and self.believed is not None and self.election(stream) == self.believed
+        return server.topology_version is not None and self.election(stream) in self.believed
 
     def reaches(self, place: At) -> bool:
         """Return True if the log still contains everything from a cluster time on."""
@@ -361,6 +361,7 @@ class LogEnd:
         if self._last is None:
             self.ask()
         if self._last is None:
+            self.is_late = not self.is_elsewhere
             return False
         if self._election is not None and source.election(stream) == self._election:
             return before is not None
@@ -379,13 +380,18 @@ class LogEnd:
         self.is_elsewhere = not answer.get("isWritablePrimary", True)
         if self.is_elsewhere:
             return
-        written = answer.get("lastWrite", {})
-        last, common = written.get("opTime", {}), written.get("majorityOpTime", {})
-        stamp = last.get("ts", Timestamp(0, 0))
+        stamp = answer.get("lastWrite", {}).get("opTime", {}).get("ts", Timestamp(0, 0))
         self._last = ticks_at(At(stamp.time, stamp.inc))
-        if last.get("t") == common.get("t"):
-            self._election = answer.get("electionId")
-            source.believed = self._election if is_told_at_once(client) else None
+        self._election = elected(answer)
+        if self._election is not None and is_told_at_once(client):
+            source.believed.add(self._election)
+
+
+def elected(hello: Mapping[str, Any]) -> object:
+    """Return the election that a server has won and in which a majority has one of its writes, or None."""
+    written = hello.get("lastWrite", {})
+    knows = written.get("opTime", {}).get("t") == written.get("majorityOpTime", {}).get("t")
+    return hello.get("electionId") if knows and hello.get("isWritablePrimary") else None
 
 
 def _address(stream: Stream | Rows) -> tuple[str, int | None] | None:

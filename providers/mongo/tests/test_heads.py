@@ -1,7 +1,6 @@
 """Tests planned bounded reads on real servers: their cost and their end. No change may be lost."""
 
 import itertools
-import threading
 import time
 from unittest import mock
 
@@ -331,39 +330,6 @@ class TestEnds:
         ) as caught:
             world.read(step.ranges())
         assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
-
-
-@pytest.mark.parametrize(("most", "target"), [(None, True), (50, False)], ids=["to a target", "bounded"])
-def test_everything_comes_once_and_in_order_while_it_is_written(make, most, target):
-    """Changes are planned and read while single writes and transactions are running."""
-    world = make()
-    world.start()
-
-    def write():
-        client = world.native.client
-        for number in range(0, 600, 6):
-            world.native["c"].insert_one({"_id": number})
-            with client.start_session() as session:
-                session.with_transaction(
-                    lambda session, first=number + 1: world.native["c"].insert_many(
-                        [{"_id": each} for each in range(first, first + 5)], session=session
-                    )
-                )
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    got, steps = [], []
-    while writer.is_alive() or len(got) < 600:
-        until = world.planner.target(world.at, soon()) if target else None
-        while (step := world.plan(most, until)).moved:
-            steps.append((step.ranges(), read := world.read(step.ranges())))
-            assert most is None or len(read) <= most
-            world.at = step.after
-            got += read
-    writer.join()
-    assert got == list(range(600))
-    for parts, read in steps:
-        assert world.read(parts) == read
 
 
 class TestLaggingMember:

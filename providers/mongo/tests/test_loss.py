@@ -296,22 +296,6 @@ class TestEnd:
                 items.insert_one({"_id": 1})
                 assert self.until_idle(client, items, token) == [1]
 
-    @pytest.mark.parametrize("monitoring", ["stream", "poll"])
-    def test_a_new_primary_does_not_show_it_at_once(self, proxied, items, monitoring):
-        """Only its first write tells a primary which writes of its predecessor a majority has."""
-        with connect(proxied.uri(serverMonitoringMode=monitoring)) as client:
-            token, former = self.idle(client, items), proxied.wait_primary()
-            with ExitStack() as stack:
-                for member in proxied.members:
-                    stack.enter_context(deaf(proxied.direct(member)))
-                proxied.step_down()
-                proxied.wait_primary()
-                page = read(client, ResourceAddress(items.database.name, "c"), token)
-                assert (ids(page), page.idle) == ([], False)
-            items.insert_one({"_id": 1})
-            assert self.until_idle(client, items, page.continuation_token) == [1]
-            proxied.stand(former)
-
 
 def test_a_change_that_is_rolled_back_is_never_seen(proxied, database):
     """The change is never delivered, because only a primary that is cut off from the other members has it."""

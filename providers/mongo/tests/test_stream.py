@@ -253,11 +253,11 @@ def test_the_log_is_asked_where_the_changes_come_from(one, here, app, sharded, l
 class Member:
     """Simulates the source of a stream whose server has won an election, or is a secondary."""
 
-    sharded, believed, opening = False, None, contextlib.nullcontext
+    sharded, opening = False, contextlib.nullcontext
 
     def __init__(self, won, *, there=True, term=2, mode="poll", **hello):
         self.won, self.client, self.admin, self.topology_description = won, self, self, self
-        self.has_writable_server = lambda: there
+        self.has_writable_server, self.believed = lambda: there, set()
         self.options = SimpleNamespace(server_monitoring_mode=mode)
         written = {"opTime": {"ts": Timestamp(5, 2), "t": 2}, "majorityOpTime": {"t": term}}
         self.hello = {"isWritablePrimary": True, "electionId": ELECTION, "lastWrite": written, **hello}
@@ -269,7 +269,7 @@ class Member:
         return self.won
 
     def is_believed(self, stream):
-        return self.believed == self.won is not None
+        return self.won in self.believed
 
 
 ELECTION, EARLIER = "the last election", "the election before"
