@@ -29,7 +29,7 @@ from multiclouddb_cli.screen import (
     print_fields,
     print_table,
     print_text,
-    progress_words,
+    scan_line,
 )
 from multiclouddb_cli.session import until_signal
 
@@ -88,11 +88,7 @@ def verify(config: ClientConfig, wish: Wish, *, as_json: bool, estimate: bool) -
                 )
             _print_estimate(found, as_json=as_json)
             return
-        line = ProgressLine("verify")
-
-        def show(progress: Progress) -> None:
-            line.show(progress.rows, lambda rows_a_second: _line(progress, rows_a_second))
-
+        line = ProgressLine("verify", _progress_line)
         try:
             with interrupt.reading():
                 report = multiclouddb_verify.verify(
@@ -110,7 +106,7 @@ def verify(config: ClientConfig, wish: Wish, *, as_json: bool, estimate: bool) -
                     show_values=wish.show_values,
                     record=wish.record,
                     provider_options=wish.options,
-                    on_progress=show,
+                    on_progress=line.show,
                 )
         finally:
             line.clear()
@@ -202,10 +198,9 @@ def _print_estimate(found: Estimate, *, as_json: bool) -> None:
     print_fields([*fields, ("duration", duration(seconds))])
 
 
-def _line(progress: Progress, rows_a_second: float | None) -> str:
+def _progress_line(progress: Progress, rows_a_second: float | None) -> str:
     if progress.phase == "scan":
-        done, segments = progress.segments_done, progress.segments
-        return "  ".join(progress_words(done, segments, progress.rows, rows_a_second))
+        return scan_line(progress, rows_a_second)
     if progress.phase == "table":
         return f"table: {progress.target_rows:,} rows"
     return f"{progress.phase}: {progress.left:,} keys left"

@@ -10,10 +10,12 @@ import os
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
+from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.dataset import FileSystemDataset
@@ -24,7 +26,7 @@ from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, enco
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.validators import local_path
 from multiclouddb_spi.sink_rules import DOCUMENT, STALE_SINCE
-from multiclouddb_verify.target import Fix
+from multiclouddb_verify.target import Fix, Part
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, WriterProperties
@@ -56,6 +58,7 @@ _LONGEST_WAIT: Final = 2.0
 _YIELDING: Final = 4.0
 _BATCH: Final = 8192
 _BUFFER: Final = 1 << 20
+_PART_BYTES: Final = 128 << 20
 _NO_ORDER: Final = "~null"
 """Stands for an `order_key` that is null: no change is higher, so the row refuses all of them."""
 # What the operating system says through deltalake, which has no error class for it.
@@ -205,8 +208,31 @@ class DeltaTarget:
             own: True to read the table's own columns instead of `new_item_state`.
         """
         table = self._open(own=own)
-        if keys is not None and not keys:
-            return
+        if keys is None or keys:
+            yield from self._read(table, keys, own=own)
+
+    def parts(self, *, own: bool = False) -> Sequence[Part]:
+        """Divide the latest version of the table; see `SupportsParts.parts`.
+
+        Args:
+            own: True to read the table's own columns instead of `new_item_state`.
+        """
+        table = self._open(own=own)
+        actions = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes"])
+        sizes = dict(zip(*(column.to_pylist() for column in actions.columns), strict=True))
+        groups, size = list[list[str]](), _PART_BYTES
+        for path in table.to_pyarrow_dataset().files:
+            if size >= _PART_BYTES:
+                groups.append([])
+                size = 0
+            groups[-1].append(path)
+            size += sizes.get(path, _PART_BYTES)
+        return [DeltaPart(self._where, table.version(), own, frozenset(group)) for group in groups]
+
+    def _read(
+        self, table: DeltaTable, keys: Sequence[str] | None, *, own: bool, paths: Set[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Read rows of a version, from all files or from some."""
         names = [field.name for field in table.schema().fields]
         extra = _own(names) if own else [DOCUMENT]
         filesystem = None
@@ -216,7 +242,7 @@ class DeltaTarget:
         try:
             dataset = table.to_pyarrow_dataset(filesystem=filesystem)
             is_plain = not own and not table.metadata().partition_columns
-            for batch in _batches(dataset, [*_OURS, *extra], is_plain=is_plain):
+            for batch in _batches(dataset, [*_OURS, *extra], paths, is_plain=is_plain):
                 if wanted is not None:
                     batch = batch.filter(pc.is_in(batch["key"].cast(pa.string()), value_set=wanted))
                 if batch.num_rows:
@@ -367,14 +393,19 @@ class DeltaTarget:
         )
 
 
-def _batches(dataset: FileSystemDataset, names: Sequence[str], *, is_plain: bool) -> Iterator[pa.RecordBatch]:
-    """Read columns of a table; `is_plain` if they are texts and times, and in its files."""
+def _batches(
+    dataset: FileSystemDataset, names: Sequence[str], paths: frozenset[str] | None, *, is_plain: bool
+) -> Iterator[pa.RecordBatch]:
+    """Read columns of some files, or of all; `is_plain` if they are texts and times, and in the files."""
     if not is_plain:
+        if paths is not None:
+            fragments = [each for each in dataset.get_fragments() if each.path in paths]
+            dataset = FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
         yield from dataset.scanner(columns=list(names), batch_size=_BATCH, use_threads=False).to_batches()
         return
     # A scanner of the dataset costs three times as much, and it keeps whole row groups.
     fields = [dataset.schema.field(name) for name in names]
-    for path in dataset.files:
+    for path in dataset.files if paths is None else [each for each in dataset.files if each in paths]:
         with dataset.filesystem.open_input_file(path) as stream:
             file = ParquetFile(stream, buffer_size=_BUFFER)
             there = set(file.schema_arrow.names).intersection(names)
@@ -386,6 +417,29 @@ def _batches(dataset: FileSystemDataset, names: Sequence[str], *, is_plain: bool
                     for field in fields
                 ]
                 yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+@attrs.frozen
+class DeltaPart:
+    """Some files of one version of a Delta table; see `Part`."""
+
+    where: str = attrs.field(repr=redact_url)
+    version: int
+    own: bool
+    paths: frozenset[str]
+
+    def rows(self, keys: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Read the rows of the files."""
+        table = _at_version(self.where, self.version)
+        return DeltaTarget(self.where)._read(table, keys, own=self.own, paths=self.paths)
+
+
+@lru_cache(4)
+def _at_version(where: str, version: int) -> DeltaTable:
+    """Return a version of a table; the log of a large table is not read again for each part."""
+    from deltalake import DeltaTable
+
+    return DeltaTable(where, version=version)
 
 
 def _transient(error: Exception) -> ErrorDetail:

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from multiclouddb_api import (
     ScanFloor,
-    invalid_request,
 )
 from multiclouddb_verify.comparison import (
     GONE,
@@ -23,7 +22,7 @@ from multiclouddb_verify.comparison import (
     judge,
     places_in,
 )
-from multiclouddb_verify.sides import ORDER_MASK, Sides, order_digests
+from multiclouddb_verify.sides import FEWEST, ORDER_MASK, Sides, order_digests
 from multiclouddb_verify.source import Change, Follower
 from multiclouddb_verify.state import Pending
 from multiclouddb_verify.texts import Integers, digests_of
@@ -34,7 +33,6 @@ _CHUNK: Final = 100_000
 _MOST: Final = 4_000_000
 """The number of judged keys up to which the changes of other keys are left out."""
 _FIRST: Final = 10_000
-_FEWEST: Final = 1000
 _AGAIN: Final = -1.0
 """Marks a key that was suspected, and has changed since."""
 
@@ -109,14 +107,8 @@ class Rounds:
             return
         self._looked_at += result.still
         self._wrong += result.different
-        if self._looked_at >= _FEWEST and 2 * self._wrong > self._looked_at:
-            raise invalid_request(
-                "target",
-                f"{self._sides.target.name} differs from {self._sides.source.address} in {self._wrong:,} of "
-                f"the first {self._looked_at:,} keys, so it looks like the table of another collection; "
-                "nothing was repaired",
-                "correct the collection or the table, or pass force=True",
-            )
+        if self._looked_at >= FEWEST and 2 * self._wrong > self._looked_at:
+            raise self._sides.looks_foreign(self._wrong, self._looked_at)
 
     def _settled(self, part: Any, changes: Mapping[int, list[Change]]) -> tuple[set[str], int]:
         """Return the changed keys whose rows have one of their versions, and the number of documents."""

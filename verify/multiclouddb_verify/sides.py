@@ -32,7 +32,19 @@ from multiclouddb_verify.state import ORDER_BITS, Rows, State, rows_of
 from multiclouddb_verify.target import Target
 from multiclouddb_verify.texts import Integers, Lines, column_digests, digests_of
 
-__all__ = ["ORDER_MASK", "Found", "Position", "Sides", "Transform", "order_digests"]
+__all__ = [
+    "FEWEST",
+    "ORDER_MASK",
+    "Found",
+    "Position",
+    "Sides",
+    "Transform",
+    "order_digests",
+    "own_values",
+    "row_digests",
+    "source_digests",
+    "target_rows",
+]
 
 Position: TypeAlias = str | Callable[[], str | None]
 """The token of the sink, or a function that returns the token that the sink has stored last."""
@@ -40,7 +52,10 @@ Transform: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """A function that makes the values of the table's own columns from a document."""
 _RUN: Final = 100_000
 _RUN_SECONDS: Final = 10.0
+FEWEST: Final = 1000
+"""The number of keys from which on a table may look like that of another collection."""
 _BEHIND: Final = 100
+_BATCH: Final = 8192
 ORDER_MASK: Final = (1 << ORDER_BITS) - 1
 _SUSPECT: Final = np.int32(-(2**31))
 
@@ -81,6 +96,10 @@ class Sides:
         self.source, self.target, self._position = source, target, position
         self.pause, self.clock = pause, clock
         self.sample: int | None = settings.get("sample")
+        if self.sample is not None and self.sample < 2:
+            raise invalid_request(
+                "sample", f"is {self.sample}", "give a number N from 2 on, to compare one of N keys"
+            )
         self.patience: float = settings.get("patience_seconds", 600.0)
         self.force: bool = settings.get("force", False)
         self.transform: Transform | None = settings.get("transform")
@@ -214,34 +233,31 @@ class Sides:
         assert page is not None, "a scan has at least one page"
         flush(page, is_last=True)
 
+    def looks_foreign(self, wrong: int, count: int) -> MulticloudDbError:
+        """Make the error for a table that is the copy of another collection."""
+        return invalid_request(
+            "target",
+            f"{self.target.name} differs from {self.source.address} in {wrong:,} of "
+            f"{count:,} keys, so it looks like the table of another collection; nothing was repaired",
+            "correct the collection or the table, or pass force=True",
+        )
+
     # -- Step 3: the table
 
     def document_digests(self, documents: Sequence[Mapping[str, Any] | None]) -> Integers:
         """Return the digests of documents of the source, in the form in which the table has them."""
-        if self.transform is not None:
-            transform = self.transform
-            documents = [None if each is None else self.own(transform(each)) for each in documents]
-        return document_digests(documents)
-
-    def own(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of a table's own columns, without those that are null."""
-        return {name: value for name, value in values.items() if value is not None}
+        return source_digests(documents, self.transform)
 
     def batches(
         self, keys: Sequence[str] | None = None
     ) -> Iterator[tuple[pa.RecordBatch, Integers, Integers]]:
         """Return batches of the table, with the digests of the keys and of the documents."""
-        for batch in self.target.rows(keys, own=self.transform is not None):
+        for batch in _larger(self.target.rows(keys, own=self.transform is not None)):
             hashes = column_digests(batch.column("key"))
             if self.sample is not None:
                 chosen = hashes % self.sample == 0
                 batch, hashes = batch.filter(pa.array(chosen)), hashes[chosen]
-            with collector_paused():
-                gone = batch.column("deleted").to_numpy(zero_copy_only=False).astype(bool)
-                digests = np.full(batch.num_rows, GONE, dtype=np.int64)
-                if not gone.all():
-                    digests[~gone] = text_digests(batch.column("state").filter(pa.array(~gone)).to_pylist())
-            yield batch, hashes, digests
+            yield batch, hashes, row_digests(batch)
 
     def retried(self, read: Callable[[], None]) -> None:
         """Read the table, and again if its version was removed meanwhile."""
@@ -254,10 +270,15 @@ class Sides:
                     raise
                 self.pause(0.2)
 
+    def first_ceiling(self) -> str:
+        """Return the `order_key` above which a row has to be looked at."""
+        if self.facts.floor is ScanFloor.HIGH:
+            return self.state.fact("floor") or ""
+        return self.facts.ceiling
+
     def read_table(self) -> None:
         """Store the digests of one version of the table."""
-        floor = self.state.fact("floor") or ""
-        ceiling = floor if self.facts.floor is ScanFloor.HIGH else self.facts.ceiling
+        ceiling = self.first_ceiling()
 
         def read() -> None:
             state = self.state
@@ -265,11 +286,7 @@ class Sides:
             waiting, count = list[Any](), 0
             read = 0
             for batch, hashes, digests in self.batches():
-                orders = batch.column("order_key")
-                marks = (column_digests(orders) & ORDER_MASK).astype(np.int32)
-                above = pc.greater(orders, ceiling).to_numpy(zero_copy_only=False)
-                marks[above] |= _SUSPECT
-                rows = rows_of(hashes, digests, marks)
+                rows = target_rows(batch, hashes, digests, ceiling)
                 waiting.append(rows)
                 count += len(rows)
                 read += batch.num_rows
@@ -318,6 +335,53 @@ class Sides:
         self._told = attrs.evolve(self._told, phase=phase, **fields)
         if self._on_progress is not None:
             self._on_progress(self._told)
+
+
+def _larger(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Put small batches together, because each of them costs as much as some hundred rows."""
+    waiting, count = list[pa.RecordBatch](), 0
+    for batch in batches:
+        waiting.append(batch)
+        count += batch.num_rows
+        if count >= _BATCH:
+            yield pa.concat_batches(waiting)
+            waiting, count = [], 0
+    if waiting:
+        yield pa.concat_batches(waiting)
+
+
+def own_values(document: Mapping[str, Any] | None, transform: Transform | None) -> Mapping[str, Any] | None:
+    """Return what is compared of a document: with `transform`, its values that are not null."""
+    if document is None or transform is None:
+        return document
+    return {name: value for name, value in transform(document).items() if value is not None}
+
+
+def source_digests(
+    documents: Sequence[Mapping[str, Any] | None], transform: Transform | None = None
+) -> Integers:
+    """Return the digests of documents of the source."""
+    if transform is not None:
+        documents = [own_values(each, transform) for each in documents]
+    return document_digests(documents)
+
+
+def row_digests(batch: pa.RecordBatch) -> Integers:
+    """Return the digests of rows of the table."""
+    gone = batch.column("deleted").to_numpy(zero_copy_only=False).astype(bool)
+    digests = np.full(batch.num_rows, GONE, dtype=np.int64)
+    if not gone.all():
+        with collector_paused():
+            digests[~gone] = text_digests(batch.column("state").filter(pa.array(~gone)).to_pylist())
+    return digests
+
+
+def target_rows(batch: pa.RecordBatch, hashes: Integers, digests: Integers, ceiling: str) -> Rows:
+    """Return rows of the table; the ones above the ceiling are marked."""
+    orders = batch.column("order_key")
+    marks = (column_digests(orders) & ORDER_MASK).astype(np.int32)
+    marks[pc.greater(orders, ceiling).to_numpy(zero_copy_only=False)] |= _SUSPECT
+    return rows_of(hashes, digests, marks)
 
 
 def order_digests(order_keys: Sequence[str]) -> Integers:

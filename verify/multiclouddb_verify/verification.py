@@ -40,7 +40,7 @@ from multiclouddb_verify.comparison import (
 )
 from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
 from multiclouddb_verify.rounds import Rounds
-from multiclouddb_verify.sides import Position, Sides, Transform
+from multiclouddb_verify.sides import Position, Sides, Transform, own_values
 from multiclouddb_verify.source import Source, floor_of
 from multiclouddb_verify.state import State, default_folder
 from multiclouddb_verify.target import Fix, SupportsRecord, Target
@@ -125,8 +125,6 @@ def verify(
     """
     if not isinstance(target, Target):
         raise invalid_request("target", f"is a {type(target).__name__}", "pass DeltaTarget(path)")
-    if sample is not None and sample < 2:
-        raise invalid_request("sample", f"is {sample}", "give a number N from 2 on, to compare one of N keys")
     made = Verification(
         Source(client, to_address(address), provider_options, max_scan_rate), target, position,
         repair=repair, sample=sample, state=state, patience_seconds=patience_seconds, max_repairs=max_repairs,
@@ -200,12 +198,7 @@ class Verification:
 
     def _compare(self, first: str, began: float) -> Report:
         self._begin(first)
-        if not self._sides.done("scanned"):
-            self._sides.scan()
-        if not self._sides.done("table"):
-            self._sides.read_table()
-        if not self._sides.done("joined"):
-            self._rounds.join()
+        self._compare_sides()
         self._rounds.run()
         if self._repair:
             self._repair_all()
@@ -217,6 +210,15 @@ class Verification:
                 {"multiclouddb.verified_at": at, "multiclouddb.verified_through": through}
             )
         return report
+
+    def _compare_sides(self) -> None:
+        """Read both sides, and store the keys that have to be judged one by one."""
+        if not self._sides.done("scanned"):
+            self._sides.scan()
+        if not self._sides.done("table"):
+            self._sides.read_table()
+        if not self._sides.done("joined"):
+            self._rounds.join()
 
     def _begin(self, first: str) -> None:
         """Store K and begin the scan; the position is tried before anything is read."""
@@ -377,9 +379,7 @@ class Verification:
                 if event is None or text is None:
                     continue
                 with suppress(MulticloudDbError):
-                    ours: Any = event.new_item_state
-                    if self._sides.transform is not None and ours is not None:
-                        ours = self._sides.own(self._sides.transform(ours))
+                    ours: Any = own_values(event.new_item_state, self._sides.transform)
                     if where := first_difference(ours, _decoded(text)):
                         compared[key] = where
         return tuple(self._difference(key, kind, orders, compared.get(key)) for key, kind, orders in found)

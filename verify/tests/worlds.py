@@ -6,6 +6,7 @@ import random
 import attrs
 
 from multiclouddb_api import (
+    BackfillDone,
     Beginning,
     ChangeFeedRequest,
     ClientConfig,
@@ -121,9 +122,18 @@ class World:
                 raise
             return None
         self.target.merge(page.events)
+        if any(isinstance(notice, BackfillDone) for notice in page.notices):
+            changes = {"order_key": self.floor, "text": None, "deleted": True}
+            self.mark(lambda row: row.order_key < self.floor, **changes)
         if stores:
             self.token = page.continuation_token
         return page
+
+    def mark(self, chosen, **changes):
+        """Do what a sink does with its rows when a snapshot begins or ends."""
+        self.target.table = [
+            attrs.evolve(row, **changes) if chosen(row) else row for row in self.target.table
+        ]
 
     def read(self, client, request):
         """Read a page; the stream shows a change only some time after it was made."""
@@ -164,10 +174,12 @@ class World:
                         self.put(name)
                 if dice.random() < 0.05 and not self.lag:
                     self.reshape()
-            if self.begins_again and dice.random() < 0.1:
+            if self.begins_again and dice.random() < 0.3:
                 self.begins_again = False
                 request = ChangeFeedRequest(self.sim.address, Snapshot())
-                self.token = self.clients[1].read_changes(request).continuation_token
+                page = self.clients[1].read_changes(request)
+                self.token, [self.floor] = page.continuation_token, [each.floor for each in page.notices]
+                self.mark(lambda row: row.order_key >= self.floor, order_key="")
             if dice.random() < self.speed or self.left <= 0:
                 self.step(stores=dice.random() < 0.8)
         finally:
@@ -200,6 +212,7 @@ class World:
 
     def pause(self, seconds):
         self.time += max(seconds, 0.001)
+        self.sim.advance(max(seconds, 0.001))
         for _ in range(5):
             self.tick()
 
