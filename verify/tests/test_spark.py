@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
-from multiclouddb_verify import DeltaTarget, Kind, sides, stored_position
+from multiclouddb_verify import DeltaTarget, Kind, rounds, stored_position
 from pyspark_multiclouddb import verify_with_spark
 
 from .tables import NAME, Busy, Shop, key_of
@@ -140,7 +140,7 @@ def test_killed_it_goes_on_with_the_same_report_in_either_way(shop, phase):
 
 def test_table_of_another_collection_is_refused_unless_it_is_forced(shop, monkeypatch):
     monkeypatch.setattr("pyspark_multiclouddb.verification.FEWEST", 5)
-    monkeypatch.setattr(sides, "FEWEST", 5)
+    monkeypatch.setattr(rounds, "FEWEST", 5)
     DeltaTable(shop.table).update(updates={"new_item_state": """'{"other":1}'"""})
     with pytest.raises(MulticloudDbError, match="looks like the table of another collection"):
         shop.verify_with_spark(repair=True)
