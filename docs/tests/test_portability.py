@@ -1,4 +1,4 @@
-"""Tests that the docstring of each element in which a user notices a gap names the numbered warnings of it."""
+"""Tests that docstrings name the numbered warnings about gaps between databases."""
 
 import inspect
 import re
