@@ -89,6 +89,8 @@ class Lines:
 
     def take(self, order: Integers) -> Lines:
         """Return the texts in another order, or some of them."""
+        if not len(order):
+            return Lines.of([])
         buffers = [None, pa.py_buffer(_edges(self.ends)), pa.py_buffer(self.data)]
         array = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(self), buffers)
         _, edges, data = array.take(pa.array(order)).buffers()

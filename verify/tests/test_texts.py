@@ -99,3 +99,4 @@ def test_lines_in_another_order():
     lines = written([{"id": number} for number in range(5)])
     assert Lines.joined([lines, lines]).take(np.array([7, 0])).texts() == [b'{"id":2}', b'{"id":0}']
     assert lines.take(np.array([3, 1])).digests().tolist() == lines.digests()[[3, 1]].tolist()
+    assert len(lines.take(np.array([], dtype=np.int64))) == 0
