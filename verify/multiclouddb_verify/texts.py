@@ -122,19 +122,32 @@ def _encoded(
     try:
         text = orjson.dumps(pairs, None, _PLAIN | option)
     except (TypeError, ValueError, RecursionError):
-        if len(values) == 1:
-            return Lines.of([exact(values[0])])
-        return Lines.joined([_encoded([value], option, exact) for value in values])
+        return Lines.of(_one(value, option, exact) for value in values)
     found = Lines.cut(text[1:-1] + SEPARATOR[-1:])
     # `{"$...": ...}` would mean something else, NaN becomes null, and a UUID becomes a text.
     has_marks = b"$" in text and b'"$' in text
     if has_marks or (not are_decoded and (b"null" in text or _has_uuid(text)) and found.values() != values):
-        texts = found.texts()
-        for at, each in enumerate(texts):
-            if b'"$' in each or orjson.loads(each) != values[at]:
-                texts[at] = exact(values[at])
-        return Lines.of(texts)
+        return Lines.of(
+            exact(value) if _differs(each, value) else each
+            for each, value in zip(found.texts(), values, strict=True)
+        )
     return found
+
+
+def _one(value: Any, option: int, exact: Callable[[Any], bytes]) -> bytes:
+    try:
+        text = orjson.dumps(value, None, _PLAIN | option)
+    except (TypeError, ValueError, RecursionError):
+        return exact(value)
+    return exact(value) if _differs(text, value) else text
+
+
+def _differs(text: bytes, value: Any) -> bool:
+    """Return whether a text of orjson stands for another value."""
+    if b'"$' in text:
+        return True
+    may_differ = b"null" in text or text.count(b"-") > 3
+    return may_differ and bool(orjson.loads(text) != value)
 
 
 def _has_uuid(text: bytes) -> bool:
