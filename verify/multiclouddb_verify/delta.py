@@ -394,7 +394,7 @@ class DeltaTarget:
 
 
 def _batches(
-    dataset: FileSystemDataset, names: Sequence[str], paths: frozenset[str] | None, *, is_plain: bool
+    dataset: FileSystemDataset, names: Sequence[str], paths: Set[str] | None, *, is_plain: bool
 ) -> Iterator[pa.RecordBatch]:
     """Read columns of some files, or of all; `is_plain` if they are texts and times, and in the files."""
     if not is_plain:

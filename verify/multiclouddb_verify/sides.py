@@ -206,7 +206,11 @@ class Sides:
             hashes = texts.digests()
             if self.sample is not None:
                 chosen = np.flatnonzero(hashes % self.sample == 0)
-                events, hashes, texts = [events[at] for at in chosen], hashes[chosen], texts.take(chosen)
+                events, hashes, texts = (
+                    [events[at] for at in chosen.tolist()],
+                    hashes[chosen],
+                    texts.take(chosen),
+                )
             values = self.document_digests([event.new_item_state for event in events])
             orders = order_digests([event.order_key for event in events]) if has_own else 0
             rows = rows_of(hashes, values, orders)

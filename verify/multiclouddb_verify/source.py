@@ -43,6 +43,7 @@ __all__ = ["Change", "Follower", "Source", "key_texts"]
 _PAGE: Final = 10_000
 _LOOKUP: Final = 1000
 _POLL_SECONDS: Final = 0.05
+_MOST_POLL_SECONDS: Final = 0.4
 _LEAST_PATIENCE: Final = 60.0
 _CLOCK_ERROR = 1.0
 """The engine asks for the service's time once a minute, so what it takes for it may be late by some time."""
@@ -201,11 +202,11 @@ class Follower:
         No clock of this machine decides that: the moment is of the service's clock, and a page says for all
         partitions up to which moment it was read.
         """
-        page, moment, waited = self.read(), None, 0.0
+        page, moment, waited, pause = self.read(), None, 0.0, _POLL_SECONDS
         while not _has_read(page, moment := moment or self._moment(page)):
             if page.idle or not page.events:
-                self._pause(_POLL_SECONDS)
-                waited += _POLL_SECONDS
+                self._pause(pause)
+                waited, pause = waited + pause, min(2 * pause, _MOST_POLL_SECONDS)
             if waited > max(self._patience, _LEAST_PATIENCE):
                 raise MulticloudDbError(
                     f"the stream has been read up to {page.diagnostics.read_until} only, and {moment} is "

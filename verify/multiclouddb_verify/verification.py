@@ -225,7 +225,7 @@ class Verification:
         if self._sides.state.fact("k") is not None:
             return
         try:
-            page = self._sides.source.changes(first)
+            self._sides.source.changes(first)
         except MulticloudDbError as error:
             if error.category != ErrorCategory.CHECKPOINT_EXPIRED:
                 raise
@@ -234,7 +234,7 @@ class Verification:
                 "failOnDataLoss=false) first, then run verify with repair",
                 error.detail,
             ) from error
-        if page.diagnostics.snapshot is not None:
+        if self._sides.source.is_in_snapshot(first):
             raise invalid_request(
                 "position",
                 "is inside the sink's own snapshot, so nobody knows what the table has to contain",

@@ -6,6 +6,7 @@ import pytest
 from multiclouddb_api import FromContinuationToken, MulticloudDbError, encode_json
 from multiclouddb_conformance.table import MemoryTable
 from multiclouddb_verify import Kind, rounds, sides, texts
+from multiclouddb_verify.comparison import GONE
 from multiclouddb_verify.sides import Sides
 from multiclouddb_verify.source import Follower, Source
 from multiclouddb_verify.verification import Verification
@@ -113,16 +114,16 @@ def test_highest_order_key_for_a_blocked_row(tmp_path):
 
 
 def test_text_instead_of_values(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        sides, "text_digests", lambda found: texts.digests_of(str(text).encode() for text in found)
-    )
-    monkeypatch.setattr(
-        sides,
-        "document_digests",
-        lambda values: [
-            0 if value is None else texts.digests_of([encode_json(value)])[0] for value in values
-        ],
-    )
+    def document_digests(values):
+        found = texts.digests_of(b"" if value is None else encode_json(value) for value in values)
+        found[[value is None for value in values]] = GONE
+        return found
+
+    def text_digests(found):
+        return texts.digests_of(str(text).encode() for text in found)
+
+    monkeypatch.setattr(sides, "text_digests", text_digests)
+    monkeypatch.setattr(sides, "document_digests", document_digests)
     assert noticed(tmp_path)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from multiclouddb_api import ScanFloor
+from multiclouddb_api import ChangeFeedRequest, ErrorCategory, MulticloudDbError, ScanFloor, Snapshot
 from multiclouddb_verify import Kind
 
 from .test_lives import smooth
@@ -44,4 +44,16 @@ def test_a_sink_that_begins_a_snapshot_is_waited_for_and_its_rows_are_not_read(s
     assert found(report).items() <= world.faults.items()
     assert report.counts.unsettled == 0
     assert world.rows == report.cost.rows
+    world.close()
+
+
+def test_a_position_inside_a_snapshot_is_refused_however_short_the_snapshot_is(tmp_path):
+    world = World(1, behaviour=smooth(1))
+    world.moves = False
+    world.token = (
+        world.clients[1].read_changes(ChangeFeedRequest(world.sim.address, Snapshot())).continuation_token
+    )
+    with pytest.raises(MulticloudDbError, match="snapshot") as caught:
+        world.verify(tmp_path / "state")
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
     world.close()

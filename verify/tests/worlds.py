@@ -174,7 +174,7 @@ class World:
                         self.put(name)
                 if dice.random() < 0.05 and not self.lag:
                     self.reshape()
-            if self.begins_again and dice.random() < 0.3:
+            if self.begins_again and self.rows and dice.random() < 0.3:
                 self.begins_again = False
                 request = ChangeFeedRequest(self.sim.address, Snapshot())
                 page = self.clients[1].read_changes(request)
