@@ -72,7 +72,7 @@ class Source:
     Attributes:
         patience: For how many seconds a server may send nothing while it searches its log.
         closed_at: The position at which the server has closed the connection instead of an answer, or None.
-        believed: The elections whose primaries' empty answers show the end of the log; see `LogEnd`.
+        believed: The election whose primary's empty answers show the end of the log, if any; see `LogEnd`.
     """
 
     def __init__(
@@ -384,6 +384,7 @@ class LogEnd:
         self._last = ticks_at(At(stamp.time, stamp.inc))
         self._election = elected(answer)
         if self._election is not None and is_told_at_once(client):
+            source.believed.clear()  # there is only one primary, so only its election is kept
             source.believed.add(self._election)
 
 
