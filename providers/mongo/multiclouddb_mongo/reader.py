@@ -438,8 +438,6 @@ class MongoReader(Reader):
             else:  # the end of a bounded read is its bound
                 taken.at_end = not self._source.sharded
             taken.caught_up = None if taken.at_end else False
-            if self._end.is_elsewhere:
-                self.close()
             self._check()
             now, behind = time.monotonic(), self._until is None and not taken.at_end
             if now >= (max(until, end_until) if behind else until):
