@@ -153,8 +153,9 @@ class Rules:
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         return min(map(at, cursors))
 
-    def compare(self, a: Cursor, b: Cursor) -> int:
-        return (at(a) > at(b)) - (at(a) < at(b))
+    def compare(self, a: Cursor, b: Cursor) -> int | None:
+        # A position of a service that names children late does not show its age.
+        return (at(a) > at(b)) - (at(a) < at(b)) if a == b or not self.names_late else None
 
     def moment(self, cursor: Cursor) -> int | None:
         return None if self.names_late else at(cursor)
@@ -274,8 +275,8 @@ def children_of(world: World, i: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def survey_of(world: World, asked: Mapping[str, Cursor]) -> Survey:
-    """State what `Feed.survey` of such a service states."""
+def survey_of(world: World, asked: Mapping[str, Cursor], *, whole: bool = True) -> Survey:
+    """State what `Feed.survey` of such a service states; `whole` as there."""
     kind, parts = world.bounds.kind, world.parts
     gone = {i for i in range(len(parts)) if is_gone(world, i)}
     if kind is Kind.ALIVE:
@@ -290,7 +291,12 @@ def survey_of(world: World, asked: Mapping[str, Cursor]) -> Survey:
             tuple(_present(world, i, asked, with_parents=False) for i in sorted(there)), lost, heirs
         )
     wanted = range(len(parts)) if world.bounds.scope is not Scope.KEY else held_by_key(world)
-    present = tuple(_present(world, i, asked) for i in wanted if i not in gone and parts[i].shown)
+    present = tuple(
+        _present(world, i, asked)
+        for i in wanted
+        if i not in gone and parts[i].shown
+        if whole or not asked.keys().isdisjoint(map(str, parts[i].parents))
+    )
     if kind is Kind.LISTED or world.bounds.told:
         return Survey(present, {str(i): parents_of(world, i) for i in gone if parts[i].shown})
     unlisted = {parent for each in present for parent in each.parents} | set(asked)
