@@ -35,8 +35,6 @@ from multiclouddb_spi.faults import ProviderFault, expired
 from multiclouddb_spi.retry import Call
 from multiclouddb_spi.time_limits import Deadline
 
-__all__ = ["Ending", "Follow", "Found", "Looks", "apply_end", "begun", "is_search_due", "most_looks"]
-
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 120.0
 _MOST_KEPT: Final = 16384
@@ -264,20 +262,24 @@ class Follow:
             if end.partition_id in answered and self._looks.asked(self._feed, end)
         ]
         proved, stranded = list[Seed](), list[Loss]()
-        if lineage.is_doubtful:
+        over = bool(survey.final) and len(lineage.ends()) == len(lineage)
+        if lineage.is_doubtful or over:
             try:
                 proved, stranded = self._found(self._survey(self._entries(), self._deadline))
             except NotProvableError:
                 raise self._not_provable(asked) from None
         children, started = lineage.looked(survey, counted, most_looks(self._watch_seconds))
         started += [seed.partition_id for seed in proved]
-        over = []
+        # An end without children shows that it was read, so it leaves only with all others.
+        over = over and len(lineage.ends()) == len(lineage)
+        ended = []
         for name, notice in survey.final.items():
-            if (end := lineage.ending(name)) is not None:
+            end = lineage.ending(name)
+            if end is not None and (end.children or over):
                 started += lineage.ended(name, (), complete=True)
-                over.append((name, Ended(None if end.children else notice)))
+                ended.append((name, Ended(None if end.children else notice)))
         gaps = self.told(stranded)
-        return Found(tuple(started), tuple(children), gaps, over=tuple(over), left=tuple(proved))
+        return Found(tuple(started), tuple(children), gaps, over=tuple(ended), left=tuple(proved))
 
     # -- Uncovered partitions
 
@@ -324,15 +326,7 @@ class Follow:
 
     def _entries(self) -> dict[str, Cursor]:
         """Return all partitions about which the service is asked, with their positions."""
-        asked: dict[str, Cursor] = {
-            parent: None
-            for each in self._lineage.waiting()
-            if each.listed
-            for parent in each.waits
-            if parent not in self._lineage
-        }
-        asked |= {each.partition_id: each.cursor for each in self._lineage.listed()}
-        return asked
+        return {each.partition_id: each.cursor for each in self._lineage.listed()}
 
     def _survey(
         self,

@@ -46,8 +46,6 @@ from multiclouddb_spi.contract import PartitionState, Seed, Survey
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.faults import ProviderFault
 
-__all__ = ["INSPECTED", "Lineage", "Loss", "NotProvableError", "Rules"]
-
 
 class Rules(Protocol):
     """What a lineage asks of its feed; all are pure (`Feed`)."""
@@ -451,8 +449,13 @@ class Lineage:
         held = {name: each for name, each in held.items() if name not in lost}
         read = self._read_by(held, parents)
         found = _Tops(read=read)
-        # An open partition was not read to its end; nor was a parent for which an entry waits.
-        pending = [each.partition_id for each in survey.present if each.state is PartitionState.OPEN]
+        # An open partition was not read to its end; nor was a parent for which an entry waits. An end without
+        # children stays as long as the feed.
+        pending = [
+            each.partition_id
+            for each in survey.present
+            if each.state is PartitionState.OPEN or each.partition_id in survey.final
+        ]
         pending += [one for each in held.values() for one in each.waits if one in parents]
         pending += below
         tops, undecided = dict[str, None](), set[str]()

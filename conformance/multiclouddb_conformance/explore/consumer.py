@@ -45,6 +45,7 @@ from multiclouddb_spi import (
     Cursor,
     Deadline,
     Drained,
+    Ended,
     Feed,
     FeedIdentity,
     FeedSpec,
@@ -132,7 +133,7 @@ def _consumer(world: World) -> Iterator[tuple[str, World]]:
             yield "look", _look(world)
             # In a feed of one partition, nothing finds a child that is listed after the last look.
             if bounds.scope is not Scope.DESCENDANTS or all(part.shown for part in world.parts):
-                yield "look last", _look(world, last=True)
+                yield "look last", _last_look(world)
         if bounds.scope is not Scope.DESCENDANTS:  # a feed of one partition does not search
             yield "search", _search(world)
     else:
@@ -195,7 +196,11 @@ def _with(world: World, lineage: Lineage, **more: Any) -> World:
         and entry.cursor == answer[1]
     )
     consumer = world.consumer._replace(entries=entries, **more)
-    return world._replace(consumer=consumer, fetched=fetched)
+    world = world._replace(consumer=consumer, fetched=fetched)
+    if not entries:  # nothing is left to read, so the feed ends
+        check_read(world)
+        return world._replace(consumer=consumer._replace(over=True))
+    return world
 
 
 def _read(world: World, i: int) -> World:
@@ -219,7 +224,9 @@ def _took(world: World, i: int, position: int, end: int, is_end: bool, children:
     reading = {each.partition_id for each in lineage.active()}
     lineage.took(str(i), end)
     named = tuple(Child(str(j), parents_of(world, j), said_by(world, i, j)) for j in children)
-    outcome: Outcome = Drained(named, complete=not late) if named or not late else Awaiting()
+    outcome: Outcome = Drained(named, complete=not late)
+    if not named:
+        outcome = Awaiting() if late else Ended(None)
     ending = apply_end(lineage, str(i), outcome if is_end else Continue(), names_late=late)
     started = {each.partition_id for each in lineage.active()} - reading
     if started.difference(() if ending is None else ending.started):
@@ -262,9 +269,13 @@ def _lost(world: World, i: int) -> World:
 
 def _look(world: World, *, last: bool = False) -> World:
     lineage = _lineage(world)
-    after = _asked(world, lineage, lambda follow: follow.look(lineage.ends()), looks=True, last=last)
-    # The last look forgets what was lost.
-    return after._replace(consumer=after.consumer._replace(told=frozenset())) if last else after
+    return _asked(world, lineage, lambda follow: follow.look(lineage.ends()), looks=True, last=last)
+
+
+def _last_look(world: World) -> World:
+    after = _look(world, last=True)
+    # It forgets what was lost.
+    return after._replace(consumer=after.consumer._replace(told=frozenset()))
 
 
 def _search(world: World) -> World:
@@ -300,6 +311,8 @@ def _asked(
         return _refused(world, lineage, refusal, gone)
     after = {each.partition_id: each for each in lineage.listed()}
     _check_found(found, before, after, looks=looks)
+    if found.gaps and bounds.fails:
+        raise BrokenError(f"a loss is skipped: {found.gaps}")
     names = [service.numbers[gap.partition_id] for gap, _ in found.gaps]
     left = {name for _, started in found.gaps for name in started}
     left |= {str(service.numbers[late.partition_id]) for late in found.late}
@@ -315,6 +328,8 @@ def _asked(
         return world  # what follows may be listed soon
     if sorted(i for i in names if i is not None) != [i for i in missing if not (begins_again and i in gone)]:
         raise BrokenError(f"{missing} lose records, and {names} are told")
+    if silent := set(found.started).difference(left):
+        raise BrokenError(f"{silent} start after a loss, and no notice says so")
     if names.count(None) != begins_again:
         raise BrokenError(f"it begins {'' if begins_again else 'not '}again, and {names} are told")
     for name, old in before.items():
@@ -344,11 +359,12 @@ def _refused(world: World, lineage: Lineage, refusal: ProviderFault, gone: Colle
         raise BrokenError(f"a defect of the provider: {refusal}")
     if _entries(lineage) != world.consumer.entries:
         raise BrokenError("a loss that is refused changes the token")
+    ends = any(int(end.partition_id) in gone for end in lineage.ends())
     if not bounds.fails:
         is_clear = bounds.kind is Kind.LISTED or (bounds.kind is Kind.LATE and bounds.told)
         if bounds.scope is not Scope.DESCENDANTS or (is_clear and not hides(world)):
             raise BrokenError(f"all parents are listed, and an heir cannot be proved: {refusal}")
-    elif not gone and not _misses(world):
+    elif not ends and not _misses(world):
         raise BrokenError(f"nothing was lost, and the feed ends: {refusal}")
     return _over(world)
 
@@ -435,7 +451,7 @@ class _Service(Rules, Feed):
             entry = self._lineage.at(name)
             if position != (entry.cursor if entry is not None else None):
                 raise BrokenError(f"the service is asked about {name} at {position}, but it is {entry}")
-        return survey_of(self._world, asked, whole=whole)
+        return survey_of(self._world, asked, expired, whole=whole)
 
     def describe(self, cursor: Cursor) -> Position:
         return Position(str(cursor), None)
@@ -481,10 +497,12 @@ def drained(world: World) -> World:
                 return _read(world, i)
     if world.bounds.kind is not Kind.LATE:
         return _passed(world)
-    looked = _look(world)
-    if looked != world or looked.consumer.over or world.bounds.scope is Scope.DESCENDANTS:
-        return looked
-    return _search(looked)
+    for ask in (_look, _search, _last_look):
+        if ask is _search and world.bounds.scope is Scope.DESCENDANTS:
+            continue
+        if (after := ask(world)) != world:
+            return after
+    return world
 
 
 def check_settled(world: World) -> None:

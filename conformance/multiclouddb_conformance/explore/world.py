@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import attrs
 
+from multiclouddb_api import FeedEnded, Notice
 from multiclouddb_spi import Cursor, Partition, PartitionState, Seed, Survey
 from multiclouddb_spi.continuation.entry import AnyEntry
 
@@ -87,6 +88,7 @@ class Bounds:
         told: True if a late listing tells the parents of what is gone.
         watched: True if the feed begins after the end of a partition that may have more children.
         chained: True if the feed begins when its last partition has ended, whose child waits for it.
+        stops: True if the stream may be disabled: all partitions end without children.
         symmetric: True if histories that differ only in the numbers of the partitions are explored once.
     """
 
@@ -104,6 +106,7 @@ class Bounds:
     told: bool = False
     watched: bool = False
     chained: bool = False
+    stops: bool = False
     symmetric: bool = False
 
 
@@ -161,6 +164,7 @@ class Rules:
         return None if self.names_late else at(cursor)
 
 
+_OVER: Final = FeedEnded("it has stopped")
 RULES_OF: Final = {kind: Rules(kind) for kind in Kind}
 """The rules of each kind of service."""
 RULES: Final = RULES_OF[Kind.LATE]
@@ -186,8 +190,12 @@ def moves(world: World) -> Iterator[tuple[str, World]]:
         if merges:
             for pair in combinations(there, 2):
                 yield f"merge {pair[0]} {pair[1]}", _shaped(world, pair, 1)
+    if bounds.stops and not merges and there and world.kept < world.now and not hides(world):
+        yield "stop", _shaped(world, tuple(there), 0)
     # Nothing is removed that is younger than a partition which is not listed yet.
     latest = min((part.born for part in parts if not part.shown), default=world.now)
+    if not there:  # a stream without records does not exist
+        latest = max(end_of(world, i) for i in range(len(parts))) - 1
     if world.kept < latest:
         yield "trim", world._replace(kept=latest)
     for i, part in enumerate(parts):
@@ -275,8 +283,10 @@ def children_of(world: World, i: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def survey_of(world: World, asked: Mapping[str, Cursor], *, whole: bool = True) -> Survey:
-    """State what `Feed.survey` of such a service states; `whole` as there."""
+def survey_of(
+    world: World, asked: Mapping[str, Cursor], expired: Collection[str] = (), *, whole: bool = True
+) -> Survey:
+    """State what `Feed.survey` of such a service states; `expired` and `whole` as there."""
     kind, parts = world.bounds.kind, world.parts
     gone = {i for i in range(len(parts)) if is_gone(world, i)}
     if kind is Kind.ALIVE:
@@ -288,26 +298,36 @@ def survey_of(world: World, asked: Mapping[str, Cursor], *, whole: bool = True) 
             held = held_by_key(world)
             heirs = tuple(seed for seed in heirs if int(seed.partition_id) in held)
         return Survey(
-            tuple(_present(world, i, asked, with_parents=False) for i in sorted(there)), lost, heirs
+            tuple(_present(world, i, asked, expired, with_parents=False) for i in sorted(there)), lost, heirs
         )
     wanted = range(len(parts)) if world.bounds.scope is not Scope.KEY else held_by_key(world)
     present = tuple(
-        _present(world, i, asked)
+        _present(world, i, asked, expired)
         for i in wanted
         if i not in gone and parts[i].shown
         if whole or not asked.keys().isdisjoint(map(str, parts[i].parents))
     )
+    final = dict[str, Notice | None]()
+    if kind is Kind.LATE:
+        stopped = all(part.closed is not None for part in parts)
+        names = [each.partition_id for each in present] if whole else asked
+        final = {name: _OVER for name in names if stopped and int(name) not in gone}
     if kind is Kind.LISTED or world.bounds.told:
-        return Survey(present, {str(i): parents_of(world, i) for i in gone if parts[i].shown})
+        lost = {str(i): parents_of(world, i) for i in gone if parts[i].shown}
+        return Survey(present, lost, final=final)
     unlisted = {parent for each in present for parent in each.parents} | set(asked)
-    return Survey(present, {name: None for name in unlisted if int(name) in gone})
+    return Survey(present, {name: None for name in unlisted if int(name) in gone}, final=final)
 
 
-def _present(world: World, i: int, asked: Mapping[str, Cursor], *, with_parents: bool = True) -> Partition:
+def _present(
+    world: World, i: int, asked: Mapping[str, Cursor], expired: Collection[str], *, with_parents: bool = True
+) -> Partition:
     part, position = world.parts[i], asked.get(str(i))
     state = PartitionState.OPEN if part.closed is None else PartitionState.CLOSED
     parents = parents_of(world, i) if with_parents else ()
-    if position is not None and not refuses(world, i, at(position)):
+    # A position of a service that names children late does not show its age.
+    is_old = str(i) in expired or world.bounds.kind is not Kind.LATE
+    if position is not None and not (is_old and refuses(world, i, at(position))):
         return Partition(str(i), parents, state)
     return Partition(str(i), parents, state, min(max(part.born, world.kept), end_of(world, i)))
 

@@ -157,7 +157,10 @@ class TestChildren:
             for _ in range(2):
                 feed.survey({}, soon())
             survey = feed.survey({b: OLD, c: OLD}, soon(), whole=False)
-            assert {name: type(notice) for name, notice in survey.final.items()} == {c: FeedEnded}
+            assert {name: type(notice) for name, notice in survey.final.items()} == {
+                b: FeedEnded,
+                c: FeedEnded,
+            }
 
 
 def listed(name, parent=None, *, last=None, seen=NOW):
@@ -166,6 +169,8 @@ def listed(name, parent=None, *, last=None, seen=NOW):
 
 class Refusing:
     """Stands for the source of a feed and for its shards; knows which shards are gone and which trimmed."""
+
+    settled = False
 
     def __init__(self, gone=(), trimmed=()):
         self.shards, self._gone, self._trimmed, self.asked = self, set(gone), set(trimmed), []
