@@ -16,7 +16,8 @@ Four transitions change it. A child starts as soon as nothing is left to wait fo
 
 Nothing is decided from what the lineage has forgotten. A partition that is read to its end leaves, and its
 children are entries; so a partition was read if and only if it is an ancestor of an entry, through parents
-for which the entry does not wait. A partition that is open was not read to its end.
+for which the entry does not wait. A partition that is open was not read to its end, nor was one without
+children that is no entry: such an end stays until the feed is over.
 
 The three sentences that make this possible are C1, C2 and C3 in `multiclouddb_spi.contract`.
 """
