@@ -196,8 +196,8 @@ class Survey:
             partition is gone: all partitions that existed at the oldest readable moment, each with its
             position at that moment. None if the engine can find the successors of a lost partition from the
             parents in `present`.
-        final: Ended partitions that will have no more children, each with a notice for the application or
-            None. In a whole listing, also those that are not asked, if they have no children.
+        final: Asked ended partitions that will have no more children, each with a notice for the application
+            or None. After the whole stream has ended, a listing names here every partition without children.
         answered: The asked ended partitions whose known children are all in `present`. A provider that limits
             its calls may leave out some of these partitions. None means all.
     """
