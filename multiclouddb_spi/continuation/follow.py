@@ -262,7 +262,7 @@ class Follow:
             if end.partition_id in answered and self._looks.asked(self._feed, end)
         ]
         proved, stranded = list[Seed](), list[Loss]()
-        over = bool(survey.final) and len(lineage.ends()) == len(lineage)
+        over = all(each.partition_id in survey.final for each in lineage)
         if lineage.is_doubtful or over:
             try:
                 proved, stranded = self._found(self._survey(self._entries(), self._deadline))
@@ -271,7 +271,7 @@ class Follow:
         children, started = lineage.looked(survey, counted, most_looks(self._watch_seconds))
         started += [seed.partition_id for seed in proved]
         # An end without children shows that it was read, so it leaves only with all others.
-        over = over and len(lineage.ends()) == len(lineage)
+        over = over and all(each.partition_id in survey.final for each in lineage)
         ended = []
         for name, notice in survey.final.items():
             end = lineage.ending(name)

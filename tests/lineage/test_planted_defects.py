@@ -96,7 +96,7 @@ IN_FOLLOW = {
     "a look names no children": (LATE, "base", "look", "return Found(tuple(started), tuple(children), gaps", "return Found(tuple(started), (), gaps"),
     "a look does not name what it proves": (LATE, "descendants", "look", "over=tuple(ended), left=tuple(proved))", "over=tuple(ended))"),
     "a stream that was disabled is read for ever": (LATE, "stops", "look", "started += lineage.ended(name, (), complete=True)", "pass"),
-    "an end that was read leaves before the others": (LATE, "stops", "look", "over = over and len(lineage.ends()) == len(lineage)", "over = True"),
+    "an end that was read leaves before the others": (LATE, "stops", "look", "over = over and all(each.partition_id in survey.final for each in lineage)", "over = True"),
     "a feed is over before the rest was looked for": (LATE, "stops", "look", "if lineage.is_doubtful or over:", "if lineage.is_doubtful:"),
     # search
     "a search does not see what is gone": (LATE, "base", "search", "if gone := lineage.gone(survey):", "if gone := {}:"),

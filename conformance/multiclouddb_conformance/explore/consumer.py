@@ -131,6 +131,9 @@ def _consumer(world: World) -> Iterator[tuple[str, World]]:
     if bounds.kind is Kind.LATE:
         if any(isinstance(entry, Entry) and entry.stage is Stage.END for entry in kept):
             yield "look", _look(world)
+            for entry in kept if bounds.stops else ():
+                if isinstance(entry, Entry) and entry.stage is Stage.END:
+                    yield f"look at {entry.partition_id}", _look(world, only=entry.partition_id)
             # In a feed of one partition, nothing finds a child that is listed after the last look.
             if bounds.scope is not Scope.DESCENDANTS or all(part.shown for part in world.parts):
                 yield "look last", _last_look(world)
@@ -267,9 +270,11 @@ def _lost(world: World, i: int) -> World:
     return _asked(world, _lineage(world), ask, refused=str(i))
 
 
-def _look(world: World, *, last: bool = False) -> World:
+def _look(world: World, *, only: str | None = None, last: bool = False) -> World:
     lineage = _lineage(world)
-    return _asked(world, lineage, lambda follow: follow.look(lineage.ends()), looks=True, last=last)
+    ends = [end for end in lineage.ends() if only in (None, end.partition_id)]
+    looks = {int(end.partition_id) for end in ends}
+    return _asked(world, lineage, lambda follow: follow.look(ends), looks=looks, last=last)
 
 
 def _last_look(world: World) -> World:
@@ -294,7 +299,7 @@ def _asked(
     ask: Callable[[Follow], Found],
     *,
     refused: str | None = None,
-    looks: bool = False,
+    looks: Collection[int] | None = None,
     last: bool = False,
 ) -> World:
     """Let the consumer ask the service about its partitions; check what it decides and what it is told."""
@@ -302,7 +307,7 @@ def _asked(
     before = {each.partition_id: each for each in lineage.listed()}
     begins_again = bounds.kind is Kind.ALIVE and any(is_gone(world, int(name)) for name in before)
     missing = _missing(world, before.values(), refused, begins_again=begins_again)
-    gone = {i for i in missing if is_gone(world, i) and (not looks or before[str(i)].stage is Stage.END)}
+    gone = {i for i in missing if is_gone(world, i) and (looks is None or i in looks)}
     policy = Fail() if bounds.fails else SkipToOldest()
     seconds = 0.0 if last else _LOOK_SECONDS
     try:
@@ -310,7 +315,7 @@ def _asked(
     except ProviderFault as refusal:
         return _refused(world, lineage, refusal, gone)
     after = {each.partition_id: each for each in lineage.listed()}
-    _check_found(found, before, after, looks=looks)
+    _check_found(found, before, after, looks=looks is not None)
     if found.gaps and bounds.fails:
         raise BrokenError(f"a loss is skipped: {found.gaps}")
     names = [service.numbers[gap.partition_id] for gap, _ in found.gaps]
