@@ -106,7 +106,6 @@ IN_FOLLOW = {
     "a search does not read on after a loss": (LATE, "base", "search", "return Found(started, gaps=self.told(losses))", "return Found((), gaps=self.told(losses))"),
     "what a search adds is not told": (LATE, "base", "search", "late=late)", "late=())"),
     "what a search adds is not read now": (LATE, "base", "search", "return Found(started, gaps=self.told(stranded), late=late)", "return Found((), gaps=self.told(stranded), late=late)"),
-    "what was lost unseen is skipped although it must not": (LATE, "fails", "_found", "skips=self._skips", "skips=True"),
     "a loss is refused although it may be skipped": (LATE, "told", "_refuse", "if gone and not self._skips:", "if gone:"),
     "only what is read is asked about": (LATE, "chained", "_entries", "self._lineage.listed()", "self._lineage.active()"),
     "the service is never asked about all": (LATE, "base", "_survey", "whole=whole", "whole=False"),

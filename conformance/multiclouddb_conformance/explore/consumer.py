@@ -322,6 +322,8 @@ def _asked(
     left = {name for _, started in found.gaps for name in started}
     left |= {str(service.numbers[late.partition_id]) for late in found.late}
     lost = {i for i in names if i is not None}
+    if absent := left - after.keys():
+        raise BrokenError(f"a notice says that {absent} are read, and they are not")
     gap = world.consumer.gap | lost | _told(world, [after[name] for name in left])
     if refused is None and (bounds.fails or not gone):
         if twice := lost & world.consumer.told:
@@ -504,6 +506,8 @@ def drained(world: World) -> World:
         return _passed(world)
     for ask in (_look, _search, _last_look):
         if ask is _search and world.bounds.scope is Scope.DESCENDANTS:
+            continue
+        if ask is _last_look and not world.bounds.stops:
             continue
         if (after := ask(world)) != world:
             return after

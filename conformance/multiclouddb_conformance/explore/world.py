@@ -309,14 +309,21 @@ def survey_of(
     )
     final = dict[str, Notice | None]()
     if kind is Kind.LATE:
-        stopped = all(part.closed is not None for part in parts)
         names = [each.partition_id for each in present] if whole else asked
-        final = {name: _OVER for name in names if stopped and int(name) not in gone}
+        final = {name: _OVER for name in names if _is_final(world, int(name), asked)}
     if kind is Kind.LISTED or world.bounds.told:
-        lost = {str(i): parents_of(world, i) for i in gone if parts[i].shown}
-        return Survey(present, lost, final=final)
+        told = {str(i): parents_of(world, i) for i in gone if parts[i].shown}
+        return Survey(present, told, final=final)
     unlisted = {parent for each in present for parent in each.parents} | set(asked)
     return Survey(present, {name: None for name in unlisted if int(name) in gone}, final=final)
+
+
+def _is_final(world: World, i: int, asked: Mapping[str, Cursor]) -> bool:
+    """Return whether it is sure that nothing follows a partition; it is only after some time."""
+    read = (position is None or at(position) >= end_of(world, int(name)) for name, position in asked.items())
+    parts = world.parts
+    ended = all(part.closed is not None for part in parts) and not is_gone(world, i)
+    return ended and all(read) and not any(i in part.parents for part in parts)
 
 
 def _present(

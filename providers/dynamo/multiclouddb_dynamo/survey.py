@@ -70,7 +70,7 @@ def survey_of_children(source: Source, asked: Mapping[str, Cursor], deadline: De
     gone = source.shards.gone((name for name in childless if name not in listed), deadline)
     final: dict[str, Notice | None] = {}
     if source.shards.settled:
-        final = {name: _OVER for name in found if name not in gone}
+        final = {name: _OVER for name in childless if name not in gone}
     return Survey(tuple(present.values()), dict.fromkeys(gone), final=final, answered=found.keys())
 
 
