@@ -197,7 +197,7 @@ class Survey:
             position at that moment. None if the engine can find the successors of a lost partition from the
             parents in `present`.
         final: Asked ended partitions that will have no more children, each with a notice for the application
-            or None. After the whole stream has ended, a listing names here every partition without children.
+            or None.
         answered: The asked ended partitions whose known children are all in `present`. A provider that limits
             its calls may leave out some of these partitions. None means all.
     """

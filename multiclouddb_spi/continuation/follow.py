@@ -262,24 +262,20 @@ class Follow:
             if end.partition_id in answered and self._looks.asked(self._feed, end)
         ]
         proved, stranded = list[Seed](), list[Loss]()
-        over = all(each.partition_id in survey.final for each in lineage)
-        if lineage.is_doubtful or over:
+        if lineage.is_doubtful:
             try:
                 proved, stranded = self._found(self._survey(self._entries(), self._deadline))
             except NotProvableError:
                 raise self._not_provable(asked) from None
         children, started = lineage.looked(survey, counted, most_looks(self._watch_seconds))
         started += [seed.partition_id for seed in proved]
-        # An end without children shows that it was read, so it leaves only with all others.
-        over = over and all(each.partition_id in survey.final for each in lineage)
-        ended = []
+        over = []
         for name, notice in survey.final.items():
-            end = lineage.ending(name)
-            if end is not None and (end.children or over):
+            if (end := lineage.ending(name)) is not None:
                 started += lineage.ended(name, (), complete=True)
-                ended.append((name, Ended(None if end.children else notice)))
+                over.append((name, Ended(None if end.children else notice)))
         gaps = self.told(stranded)
-        return Found(tuple(started), tuple(children), gaps, over=tuple(ended), left=tuple(proved))
+        return Found(tuple(started), tuple(children), gaps, over=tuple(over), left=tuple(proved))
 
     # -- Uncovered partitions
 

@@ -16,8 +16,7 @@ Four transitions change it. A child starts as soon as nothing is left to wait fo
 
 Nothing is decided from what the lineage has forgotten. A partition that is read to its end leaves, and its
 children are entries; so a partition was read if and only if it is an ancestor of an entry, through parents
-for which the entry does not wait. A partition that is open was not read to its end, nor was one without
-children that is no entry: such an end stays until the feed is over.
+for which the entry does not wait. A partition that is open was not read to its end.
 
 The three sentences that make this possible are C1, C2 and C3 in `multiclouddb_spi.contract`.
 """
@@ -450,13 +449,8 @@ class Lineage:
         held = {name: each for name, each in held.items() if name not in lost}
         read = self._read_by(held, parents)
         found = _Tops(read=read)
-        # An open partition was not read to its end; nor was a parent for which an entry waits. An end without
-        # children stays as long as the feed.
-        pending = [
-            each.partition_id
-            for each in survey.present
-            if each.state is PartitionState.OPEN or each.partition_id in survey.final
-        ]
+        # An open partition was not read to its end; nor was a parent for which an entry waits.
+        pending = [each.partition_id for each in survey.present if each.state is PartitionState.OPEN]
         pending += [one for each in held.values() for one in each.waits if one in parents]
         pending += below
         tops, undecided = dict[str, None](), set[str]()

@@ -94,10 +94,7 @@ IN_FOLLOW = {
     "what a doubtful look adds is not read now": (LATE, "descendants", "look", "started += [seed.partition_id for seed in proved]", "pass"),
     "what a look adds is not read now": (LATE, "base", "look", "return Found(tuple(started), tuple(children), gaps", "return Found((), tuple(children), gaps"),
     "a look names no children": (LATE, "base", "look", "return Found(tuple(started), tuple(children), gaps", "return Found(tuple(started), (), gaps"),
-    "a look does not name what it proves": (LATE, "descendants", "look", "over=tuple(ended), left=tuple(proved))", "over=tuple(ended))"),
-    "a stream that was disabled is read for ever": (LATE, "stops", "look", "started += lineage.ended(name, (), complete=True)", "pass"),
-    "an end that was read leaves before the others": (LATE, "stops", "look", "over = over and all(each.partition_id in survey.final for each in lineage)", "over = True"),
-    "a feed is over before the rest was looked for": (LATE, "stops", "look", "if lineage.is_doubtful or over:", "if lineage.is_doubtful:"),
+    "a look does not name what it proves": (LATE, "descendants", "look", "over=tuple(over), left=tuple(proved))", "over=tuple(over))"),
     # search
     "a search does not see what is gone": (LATE, "base", "search", "if gone := lineage.gone(survey):", "if gone := {}:"),
     "a search never skips": (LATE, "base", "search", "if not self._skips:", "if True:"),

@@ -45,7 +45,6 @@ from multiclouddb_spi import (
     Cursor,
     Deadline,
     Drained,
-    Ended,
     Feed,
     FeedIdentity,
     FeedSpec,
@@ -131,9 +130,6 @@ def _consumer(world: World) -> Iterator[tuple[str, World]]:
     if bounds.kind is Kind.LATE:
         if any(isinstance(entry, Entry) and entry.stage is Stage.END for entry in kept):
             yield "look", _look(world)
-            for entry in kept if bounds.stops else ():
-                if isinstance(entry, Entry) and entry.stage is Stage.END:
-                    yield f"look at {entry.partition_id}", _look(world, only=entry.partition_id)
             # In a feed of one partition, nothing finds a child that is listed after the last look.
             if bounds.scope is not Scope.DESCENDANTS or all(part.shown for part in world.parts):
                 yield "look last", _last_look(world)
@@ -199,11 +195,7 @@ def _with(world: World, lineage: Lineage, **more: Any) -> World:
         and entry.cursor == answer[1]
     )
     consumer = world.consumer._replace(entries=entries, **more)
-    world = world._replace(consumer=consumer, fetched=fetched)
-    if not entries:  # nothing is left to read, so the feed ends
-        check_read(world)
-        return world._replace(consumer=consumer._replace(over=True))
-    return world
+    return world._replace(consumer=consumer, fetched=fetched)
 
 
 def _read(world: World, i: int) -> World:
@@ -227,9 +219,7 @@ def _took(world: World, i: int, position: int, end: int, is_end: bool, children:
     reading = {each.partition_id for each in lineage.active()}
     lineage.took(str(i), end)
     named = tuple(Child(str(j), parents_of(world, j), said_by(world, i, j)) for j in children)
-    outcome: Outcome = Drained(named, complete=not late)
-    if not named:
-        outcome = Awaiting() if late else Ended(None)
+    outcome: Outcome = Awaiting() if late and not named else Drained(named, complete=not late)
     ending = apply_end(lineage, str(i), outcome if is_end else Continue(), names_late=late)
     started = {each.partition_id for each in lineage.active()} - reading
     if started.difference(() if ending is None else ending.started):
@@ -270,9 +260,9 @@ def _lost(world: World, i: int) -> World:
     return _asked(world, _lineage(world), ask, refused=str(i))
 
 
-def _look(world: World, *, only: str | None = None, last: bool = False) -> World:
+def _look(world: World, *, last: bool = False) -> World:
     lineage = _lineage(world)
-    ends = [end for end in lineage.ends() if only in (None, end.partition_id)]
+    ends = lineage.ends()
     looks = {int(end.partition_id) for end in ends}
     return _asked(world, lineage, lambda follow: follow.look(ends), looks=looks, last=last)
 
@@ -504,14 +494,10 @@ def drained(world: World) -> World:
                 return _read(world, i)
     if world.bounds.kind is not Kind.LATE:
         return _passed(world)
-    for ask in (_look, _search, _last_look):
-        if ask is _search and world.bounds.scope is Scope.DESCENDANTS:
-            continue
-        if ask is _last_look and not world.bounds.stops:
-            continue
-        if (after := ask(world)) != world:
-            return after
-    return world
+    looked = _look(world)
+    if looked != world or world.bounds.scope is Scope.DESCENDANTS:
+        return looked
+    return _search(world)
 
 
 def check_settled(world: World) -> None:

@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 
 import attrs
 
-from multiclouddb_api import FeedEnded, Notice
 from multiclouddb_spi import Cursor, Partition, PartitionState, Seed, Survey
 from multiclouddb_spi.continuation.entry import AnyEntry
 
@@ -88,7 +87,6 @@ class Bounds:
         told: True if a late listing tells the parents of what is gone.
         watched: True if the feed begins after the end of a partition that may have more children.
         chained: True if the feed begins when its last partition has ended, whose child waits for it.
-        stops: True if the stream may be disabled: all partitions end without children.
         symmetric: True if histories that differ only in the numbers of the partitions are explored once.
     """
 
@@ -106,7 +104,6 @@ class Bounds:
     told: bool = False
     watched: bool = False
     chained: bool = False
-    stops: bool = False
     symmetric: bool = False
 
 
@@ -164,7 +161,6 @@ class Rules:
         return None if self.names_late else at(cursor)
 
 
-_OVER: Final = FeedEnded("it has stopped")
 RULES_OF: Final = {kind: Rules(kind) for kind in Kind}
 """The rules of each kind of service."""
 RULES: Final = RULES_OF[Kind.LATE]
@@ -190,12 +186,8 @@ def moves(world: World) -> Iterator[tuple[str, World]]:
         if merges:
             for pair in combinations(there, 2):
                 yield f"merge {pair[0]} {pair[1]}", _shaped(world, pair, 1)
-    if bounds.stops and not merges and there and world.kept < world.now and not hides(world):
-        yield "stop", _shaped(world, tuple(there), 0)
     # Nothing is removed that is younger than a partition which is not listed yet.
     latest = min((part.born for part in parts if not part.shown), default=world.now)
-    if not there:  # a stream without records does not exist
-        latest = max(end_of(world, i) for i in range(len(parts))) - 1
     if world.kept < latest:
         yield "trim", world._replace(kept=latest)
     for i, part in enumerate(parts):
@@ -307,23 +299,10 @@ def survey_of(
         if i not in gone and parts[i].shown
         if whole or not asked.keys().isdisjoint(map(str, parts[i].parents))
     )
-    final = dict[str, Notice | None]()
-    if kind is Kind.LATE:
-        names = [each.partition_id for each in present] if whole else asked
-        final = {name: _OVER for name in names if _is_final(world, int(name), asked)}
     if kind is Kind.LISTED or world.bounds.told:
-        told = {str(i): parents_of(world, i) for i in gone if parts[i].shown}
-        return Survey(present, told, final=final)
+        return Survey(present, {str(i): parents_of(world, i) for i in gone if parts[i].shown})
     unlisted = {parent for each in present for parent in each.parents} | set(asked)
-    return Survey(present, {name: None for name in unlisted if int(name) in gone}, final=final)
-
-
-def _is_final(world: World, i: int, asked: Mapping[str, Cursor]) -> bool:
-    """Return whether it is sure that nothing follows a partition; it is only after some time."""
-    read = (position is None or at(position) >= end_of(world, int(name)) for name, position in asked.items())
-    parts = world.parts
-    ended = all(part.closed is not None for part in parts) and not is_gone(world, i)
-    return ended and all(read) and not any(i in part.parents for part in parts)
+    return Survey(present, {name: None for name in unlisted if int(name) in gone})
 
 
 def _present(

@@ -463,23 +463,6 @@ class TestLostShards:
             assert set(kept) <= set(consumer.markers) < {*lost, *kept}
             assert consumer.kinds.count(Gap) == 1
 
-    def test_what_remains_of_a_disabled_stream_is_read(self, world):
-        """A splits into B and C, C rolls over to D; A and C expire, and no shard is open any more."""
-        world.settings["child_watch_seconds"] = 1.0
-        a, consumer = world.chain(), world.consumer(**SKIPS)
-        consumer.until_found(world.put("a"))
-        b, c = world.script.split(a)
-        world.put_in(c)
-        left = world.put_in(b) + world.put_in(world.script.roll_over(c), 2)
-        world.enable(False)
-        world.script.drop_shards([a, c])
-        consumer.restart()
-        del consumer.events[:]
-        while FeedEnded not in consumer.kinds:
-            consumer.read()
-        assert sorted(consumer.markers) == left
-        assert consumer.kinds.count(Gap) == 2
-
     @pytest.mark.parametrize("settings", [{}, SKIPS], ids=["fail", "skip"])
     def test_a_worker_with_descendants_is_planned_again_after_a_loss(self, settings):
         """What remains may descend from the partition of another worker."""
