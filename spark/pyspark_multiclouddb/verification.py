@@ -449,6 +449,8 @@ def _batch(
     read, chosen = len(rows), np.flatnonzero(rows["hash"] % sample == 0)
     rows, keys = rows[chosen], keys.take(pa.array(chosen))
     count = len(rows)
+    if not is_ours:
+        read = count
 
     def column(values: Any, kind: pa.DataType) -> pa.Array:
         return pa.concat_arrays([pa.array(values, kind), pa.nulls(1, kind)])
