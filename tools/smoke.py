@@ -1,4 +1,4 @@
-"""Checks an environment in which the wheels of a release are installed: every package works, and says its version."""
+"""Checks an environment in which the wheels of a release are installed."""
 
 import importlib
 import subprocess
@@ -16,7 +16,8 @@ def main() -> None:
     versions = {each.version for each in ours.values()}
     if len(versions) != 1:
         raise SystemExit(f"several versions are installed: {sorted(versions)}")
-    packages = {file.parts[0] for each in ours.values() for file in each.files or () if file.name == "py.typed"}
+    files = [file for each in ours.values() for file in each.files or ()]
+    packages = {file.parts[0] for file in files if file.name == "py.typed"}
     for package in sorted(packages - NEEDS_SPARK):
         importlib.import_module(package)
 
