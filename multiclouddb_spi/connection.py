@@ -85,9 +85,7 @@ def parse_location(
     found: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in options:
-            raise invalid_request(
-                field, f"has the unknown option {name!r}", suggestion(name, options)
-            )
+            raise invalid_request(field, f"has the unknown option {name!r}", suggestion(name, options))
         if name in found:
             raise _twice(name)
         found[name] = value

@@ -1,4 +1,4 @@
-"""Checks the examples, the workflows and the settings of the site: linters, and runs where one is possible."""
+"""Checks the examples, the workflows and the settings of the site, with linters and by running them."""
 
 import asyncio
 import json
@@ -84,9 +84,9 @@ def test_the_service_answers_with_the_newest_orders(tmp_path, monkeypatch):
                 store.put("orders", "o-1", {"status": "paid"})
                 store.put("orders", "o-2", {"status": "new"})
                 async with asyncio.timeout(60):
-                    while {"status": "paid"} != service["orders"].get("o-1") or "o-2" not in service[
-                        "orders"
-                    ]:
+                    while (
+                        service["orders"].get("o-1") != {"status": "paid"} or "o-2" not in service["orders"]
+                    ):
                         await asyncio.sleep(0.05)
                 return await service["order"]("o-1"), (await service["metrics"]()).body
 
