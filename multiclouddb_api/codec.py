@@ -81,14 +81,6 @@ def _encode_float(value: float) -> JsonValue:
     return {"$float": "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
 
 
-def _encode_datetime(value: datetime) -> JsonValue:
-    if value.utcoffset() is None:
-        raise invalid_request(
-            "value", f"holds the naive datetime {value.isoformat()}", "add a time zone: tzinfo=UTC"
-        )
-    return {"$date": rfc3339(value)}
-
-
 def _encode(value: Any, depth: int) -> JsonValue:
     kind = type(value)
     if value is None or kind is bool or kind is str:
@@ -116,7 +108,11 @@ def _encode(value: Any, depth: int) -> JsonValue:
 def _encode_rare(value: Any, depth: int) -> JsonValue:
     """Encode a value of a less frequent type, or of a subclass of a frequent type."""
     if isinstance(value, datetime):
-        return _encode_datetime(value)
+        if value.utcoffset() is None:
+            raise invalid_request(
+                "value", f"holds the naive datetime {value.isoformat()}", "add a time zone: tzinfo=UTC"
+            )
+        return {"$date": rfc3339(value)}
     if isinstance(value, Decimal):
         return {"$decimal": str(value)}
     if isinstance(value, bytes | bytearray | memoryview):
@@ -261,10 +257,6 @@ def _decode_tagged(tag: str, inner: Any) -> Any:
         ) from error
 
 
-def _decode_bytes(inner: str) -> bytes:
-    return base64.b64decode(inner, validate=True)
-
-
 def _decode_datetime(inner: str) -> datetime:
     moment = datetime.fromisoformat(inner)
     if moment.utcoffset() is None:
@@ -292,19 +284,15 @@ def _from_text(decode: Callable[[str], Any]) -> _Decoder:
     return checked
 
 
-def _decode_map(inner: dict[str, Any]) -> dict[str, Any]:
-    return {name: _decode(item) for name, item in inner.items()}
-
-
 _decoders.update(
     {
         "decimal": _from_text(Decimal),
-        "bytes": _from_text(_decode_bytes),
+        "bytes": _from_text(lambda inner: base64.b64decode(inner, validate=True)),
         "date": _from_text(_decode_datetime),
         "set": _decode_set,
         "uuid": _from_text(UUID),
         "int": _from_text(int),
         "float": _from_text(float),
-        "map": _decode_map,
+        "map": lambda inner: {name: _decode(item) for name, item in inner.items()},
     }
 )

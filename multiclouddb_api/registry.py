@@ -36,7 +36,7 @@ def load_plugin(provider_id: str) -> Plugin:
     if not points:
         raise _missing(provider_id)
     if len(points) > 1:
-        owners = ", ".join(sorted(_owner(point) for point in points))
+        owners = ", ".join(sorted(point.dist.name if point.dist else point.value for point in points))
         raise invalid_request(
             "provider", f"{provider_id!r} is offered by {owners}", "uninstall all but one of them"
         )
@@ -48,10 +48,6 @@ def load_plugin(provider_id: str) -> Plugin:
             f'run: pip install "multiclouddb[{provider_id}]"',
             ErrorDetail(ErrorCategory.INVALID_REQUEST, provider=provider_id),
         ) from error
-
-
-def _owner(point: EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else point.value
 
 
 def _missing(provider_id: str) -> MulticloudDbError:

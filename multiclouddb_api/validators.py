@@ -55,8 +55,10 @@ def _field(instance: object, attribute: attrs.Attribute[Any]) -> str:
 def is_a(*types: type) -> Validator:
     """Check that the value is an instance of one of the types; a bool does not count as an int."""
 
+    refused = () if bool in types else bool
+
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if not isinstance(value, types) or isinstance(value, bool):
+        if not isinstance(value, types) or isinstance(value, refused):
             check_type(_field(instance, attribute), value, *types)
 
     return check
@@ -66,11 +68,12 @@ def each_is(*types: type) -> Validator:
     """Check that the value is a tuple whose items are instances of one of the types."""
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        field = _field(instance, attribute)
-        check_type(field, value, tuple)
-        assert isinstance(value, tuple)
+        if not isinstance(value, tuple):
+            check_type(_field(instance, attribute), value, tuple)
+            return
         for item in value:
-            check_type(field, item, *types)
+            if not isinstance(item, types) or isinstance(item, bool):
+                check_type(_field(instance, attribute), item, *types)
 
     return check
 

@@ -116,8 +116,22 @@ def options_of(provider: Provider, given: ProviderOptions | None) -> ProviderOpt
 
 def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> FeedSpec:
     """Check whether the provider supports a request, and return the spec of the feed to open."""
+    address = request.address
+    match request.scope:
+        case EntireCluster():
+            wrong = address != ResourceAddress()
+            way_out = "pass ResourceAddress() with EntireCluster()"
+        case EntireDatabase():
+            wrong = address.database is None or address.collection is not None
+            way_out = "with EntireDatabase(), name the database and no collection"
+        case _:
+            wrong = address.collection is None
+            way_out = "name the collection: ResourceAddress(collection=…)"
+    if wrong:
+        raise invalid_request(
+            "ChangeFeedRequest.address", f"does not fit {type(request.scope).__name__}()", way_out
+        )
     options = options_of(provider, request.provider_options)
-    _check_address(request)
     parts = (Capability.CHANGE_FEED, request.start_position, request.scope, request.on_expired)
     require(provider, parts, options, operation)
     if request.old_item_state_mode is not OldItemStateMode.OMIT:
@@ -175,21 +189,3 @@ def _holding(field: str, problem: str) -> MulticloudDbError:
         "Snapshot(order=SnapshotOrder.INTERLEAVED); or, if Beginning() is a backfill, read each "
         "PhysicalPartition(…) from Beginning()",
     )
-
-
-def _check_address(request: ChangeFeedRequest) -> None:
-    address: ResourceAddress = request.address
-    match request.scope:
-        case EntireCluster():
-            wrong = address != ResourceAddress()
-            way_out = "pass ResourceAddress() with EntireCluster()"
-        case EntireDatabase():
-            wrong = address.database is None or address.collection is not None
-            way_out = "with EntireDatabase(), name the database and no collection"
-        case _:
-            wrong = address.collection is None
-            way_out = "name the collection: ResourceAddress(collection=…)"
-    if wrong:
-        raise invalid_request(
-            "ChangeFeedRequest.address", f"does not fit {type(request.scope).__name__}()", way_out
-        )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import attrs
 
 from multiclouddb_spi.errors import fault_of
-from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, Arrival, Deadline, arriving, current
+from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, Arrival, Deadline, current
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState, Retrying
@@ -63,16 +64,14 @@ class Tries:
     pause: Callable[[float], Any] = _pause
     # Called before each wait with the number of the attempt, the seconds and the failure.
     on_retry: Callable[[int, float, Exception], None] = lambda _attempt, _seconds, _error: None
+    limits: bool = True  # the time for each answer; with False, the function that is called sets the limits
 
     def call(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
         """Make the call (see `Call`); no attempt starts after the deadline."""
-        arrival = current() or Arrival()
-
-        def once() -> T:
-            arrival.begin_call(silence=CALL_SILENT_SECONDS)
-            with arriving(arrival):
-                return ask()
-
+        if self.limits and current() is None:
+            with Arrival():
+                return self.call(ask, deadline)
+        once = partial(_limited, ask) if self.limits else ask
         try:
             return once()
         except Exception as error:  # noqa: BLE001 - raised again below, where it is the first try of the policy
@@ -118,6 +117,13 @@ class Tries:
 
     def _tell(self, state: RetryCallState) -> None:
         self.on_retry(state.attempt_number, state.upcoming_sleep, _failure(state))
+
+
+def _limited(ask: Callable[[], T]) -> T:
+    arrival = current()
+    if arrival is not None:
+        arrival.begin_call(silence=CALL_SILENT_SECONDS)
+    return ask()
 
 
 def _failure(state: RetryCallState) -> Exception:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -60,6 +58,7 @@ SILENT_SECONDS: Final = 10.0
 CALL_SILENT_SECONDS: Final = 30.0
 """How long the service may send nothing if it is asked for other information than records."""
 _WINDOW_SECONDS: Final = 4.0
+_NEVER: Final = float("inf")
 _LEAST_BYTES: Final = 1024
 # An error message is shorter than this.
 _ERROR_BYTES: Final = 8192
@@ -84,14 +83,25 @@ class Arrival:
 
     def __init__(self, closed: threading.Event | None = None) -> None:
         self._closed, self._cancelled = closed, False
+        self._wait, self._silence = 0.0, SILENT_SECONDS
         self._over: str | None = None
-        self.begin_call()
+        self._silent_at = self._end = self._window_end = _NEVER
+        self.received = self._count = self._answer = 0
 
     def begin_call(self, wait: float = 0.0, silence: float | None = None) -> None:
         """Begin a call, in which the service may `wait` for records and then send nothing for `silence`."""
         self._wait, self._silence, self._over = wait, SILENT_SECONDS if silence is None else silence, None
         self.received = 0
         self.begin()
+
+    def __enter__(self) -> Arrival:
+        """Apply the limits to all answers that this thread receives in the `with` block."""
+        self._before: Arrival | None = getattr(_local, "arrival", None)
+        _local.arrival = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _local.arrival = self._before
 
     @property
     def cancelled(self) -> bool:
@@ -106,14 +116,14 @@ class Arrival:
         """Begin to wait for one answer."""
         now = time.monotonic()
         self._silent_at = now + self._wait + self._silence
-        self._end = now + max(ANSWER_SECONDS, self._silence) + self._wait
-        self._window_end, self._count, self._answer = float("inf"), 0, 0
+        self._end = now + self._wait + max(ANSWER_SECONDS, self._silence)
+        self._window_end, self._count, self._answer = _NEVER, 0, 0
 
     def heard(self, nbytes: int) -> None:
         """Record that some bytes of the answer have arrived."""
         now = time.monotonic()
         self._silent_at = now + self._silence
-        if self._window_end == float("inf"):
+        if self._window_end == _NEVER:
             self._window_end = now + _WINDOW_SECONDS
         self._count += nbytes
         self._answer += nbytes
@@ -144,17 +154,6 @@ def answer_deadline(deadline: Deadline) -> Deadline:
 
 
 _local = threading.local()
-
-
-@contextmanager
-def arriving(arrival: Arrival) -> Iterator[Arrival]:
-    """Apply limits to all answers that this thread receives in the `with` block."""
-    before = current()
-    _local.arrival = arrival
-    try:
-        yield arrival
-    finally:
-        _local.arrival = before
 
 
 def current() -> Arrival | None:
@@ -193,10 +192,14 @@ _FULL: Final = AnswerSize()
 
 
 class AnswerSizes:
-    """The sizes of all partitions of one client; several threads share the object."""
+    """The sizes of all partitions of one client; several threads share the object.
+
+    `has_failed` is False until a first `failed`: all partitions have the full size.
+    """
 
     def __init__(self) -> None:
         self._feeds: WeakKeyDictionary[object, dict[str, AnswerSize]] = WeakKeyDictionary()
+        self.has_failed = False
 
     def of(self, feed: object, partition_id: str) -> AnswerSize:
         """Return the size for a partition; do not change it."""
@@ -206,6 +209,7 @@ class AnswerSizes:
         """Record that a read has failed with an error that may pass."""
         if arrival.received >= _ERROR_BYTES and not arrival.cancelled:
             self._feeds.setdefault(feed, {}).setdefault(partition_id, AnswerSize()).broke()
+            self.has_failed = True
 
     def arrived(self, feed: object, partition_id: str) -> None:
         """Record that an answer with records has arrived."""

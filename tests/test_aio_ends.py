@@ -4,13 +4,15 @@ import asyncio
 import gc
 import threading
 from contextlib import suppress
-from types import SimpleNamespace
+from types import SimpleNamespace, coroutine
 
 import pytest
 
 import multiclouddb_api as api
 from multiclouddb import aio
+from multiclouddb_api.aio import worker
 from multiclouddb_conformance.waiting import wait_until
+from multiclouddb_embedded import EmbeddedStore
 from tests.test_iterator import ADDRESS, MemoryStore, Service, error, ids
 
 
@@ -470,6 +472,127 @@ class TestClose:
 
         run(main)
         assert fake.closed == 1
+
+
+class Cuts:
+    """Counts how often coroutines are suspended, and cancels them at given suspensions.
+
+    A cut is a number and True if the result has already arrived when the task is cancelled.
+    """
+
+    def __init__(self, *cuts):
+        self.cuts, self.suspended = dict(cuts), 0
+
+    @coroutine
+    def run(self, wrapped):
+        value, error = None, None
+        while True:
+            try:
+                future = wrapped.send(value) if error is None else wrapped.throw(error)
+            except StopIteration as end:
+                return end.value
+            late, error = self.cuts.get(self.suspended), None
+            self.suspended += 1
+            if late is not False:
+                try:
+                    yield future
+                except BaseException as raised:  # noqa: BLE001 - the coroutine gets it
+                    error = raised
+            elif future is not None:
+                future._asyncio_future_blocking = False
+            if late is not None:
+                error = asyncio.CancelledError()
+
+    async def until_done(self, make, when_cancelled=None):
+        """Run a new coroutine until one is not cancelled."""
+        while True:
+            try:
+                return await self.run(make())
+            except asyncio.CancelledError:
+                if when_cancelled is not None:
+                    await when_cancelled()
+
+
+async def delivered(client, store, each, then):
+    """Read a feed to its end; after a cancelled wait, go on as `then` says."""
+    changes = iterate(client, store, until_idle=True)
+    pages, seen = changes.pages(), []
+
+    async def go_on():
+        nonlocal changes, pages
+        if then == "the next iterator":
+            await each.until_done(changes.close)
+            changes = iterate(client, store, until_idle=True)
+        if then != "the same iteration":
+            pages = changes.pages()
+
+    while (page := await each.until_done(lambda: anext(pages, None), go_on)) is not None:
+        seen += ids(page.events)
+    await each.until_done(changes.close)
+    return seen
+
+
+@pytest.mark.parametrize("then", ["the same iteration", "the next iteration", "the next iterator"])
+@pytest.mark.parametrize("store", STORES)
+def test_cancelled_at_each_two_awaits_delivers_the_same(store, then):
+    """All pairs of awaits of one iteration and its end, each cancelled before or after its result."""
+
+    def history(*cuts):
+        kept, fake, each = store(), Fake([2, 0, 1]), Cuts(*cuts)
+
+        async def main():
+            async with opened(fake) as client:
+                return await delivered(client, kept, each, then)
+
+        seen = asyncio.run(main())
+        assert kept.saved == sorted(kept.saved)
+        if then == "the next iterator":  # a read whose iterator was closed is made again
+            return (seen, kept.saved[-1] >= "P@4"), each.suspended
+        return (seen, kept.saved[-1], len(fake.reads)), each.suspended
+
+    expected = history()[0]
+    assert expected[0] == ["P0", "P1", "P2"]
+    explored, first = 0, 0
+    while True:
+        for late in (False, True):
+            reached, second = history((first, late))[1], first + 1
+            while second < reached:
+                for later in (False, True):
+                    cuts = (first, late), (second, later)
+                    assert history(*cuts)[0] == expected, cuts
+                explored, second = explored + 2, second + 1
+        first += 1
+        if first >= reached:
+            break
+    assert explored > 100
+
+
+class TestFollow:
+    def test_whose_opening_was_cancelled_opens_again(self, tmp_path, monkeypatch):
+        followed, began, go = worker.followed, threading.Event(), threading.Event()
+
+        def waits(*arguments):
+            began.set()
+            assert go.wait(30)
+            return followed(*arguments)
+
+        monkeypatch.setattr(worker, "followed", waits)
+        with EmbeddedStore(tmp_path / "store.db") as store:
+            store.create_collection("orders")
+            store.put("orders", "one", {})
+
+            async def main():
+                path = f"embedded://{store.path}"
+                events = aiter(aio.follow(path, "orders", start=api.Beginning(), until_idle=True))
+                opening = asyncio.create_task(never_returns(anext(events)))
+                await reached(began)
+                threading.Timer(0.05, go.set).start()
+                opening.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await opening
+                return [event.key["id"] async for event in events]
+
+            assert run(main) == ["one"]
 
 
 class TestCursor:

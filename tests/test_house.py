@@ -1,6 +1,5 @@
 """Checks rules of this repository that no linter checks."""
 
-import ast
 import importlib
 import pkgutil
 import re
@@ -17,7 +16,6 @@ import multiclouddb_spi
 
 ROOT = Path(__file__).parents[1]
 EMULATORS = sorted(ROOT.glob("tools/emulators/*/pyproject.toml"))
-API = sorted((ROOT / "multiclouddb_api").rglob("*.py"))
 SDKS = {
     "azure", "boto3", "botocore", "deltalake", "google", "grpc", "numpy", "pandas", "py4j", "pyarrow",
     "pymongo", "pyspark", "pytest",
@@ -26,31 +24,11 @@ SDKS = {
 WIRE = {"spanner": {"google", "grpc"}}
 
 
-def tree(path):
-    return ast.parse((ROOT / path).read_text())
-
-
 def loaded_by(imports):
     """Return the modules that a fresh interpreter has loaded after an import."""
     program = f"import {imports}, sys; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return {name.partition(".")[0] for name in ran.stdout.split()}
-
-
-class TestImports:
-    def test_the_api_needs_nothing_but_what_the_distribution_names(self):
-        allowed = {"attrs", "multiclouddb_api", "orjson", *sys.stdlib_module_names}
-        for path in API:
-            if path.name in ("arrow.py", "page.py"):
-                continue  # tables are extras; the test above checks what the import loads
-            for node in ast.walk(tree(path)):
-                names = []
-                if isinstance(node, ast.Import):
-                    names = [alias.name for alias in node.names]
-                elif isinstance(node, ast.ImportFrom):
-                    assert node.level == 0
-                    names = [node.module]
-                assert {name.partition(".")[0] for name in names} <= allowed, path
 
 
 @pytest.mark.parametrize("file", EMULATORS, ids=lambda file: file.parent.name)

@@ -74,7 +74,8 @@ def report(error: Exception, *, debug: bool) -> int:
         if isinstance(error, MulticloudDbError) and not debug and sys.stderr.isatty():
             # In a log, an error must stay on one line, so the link is omitted. A traceback already contains
             # the link.
-            typer.echo(_dim(error.help_url), err=True)
+            link = error.help_url
+            typer.echo(link if os.environ.get("NO_COLOR") else typer.style(link, dim=True), err=True)
     return code
 
 
@@ -91,10 +92,6 @@ def _traces(error: BaseException) -> str:
         parts.append("".join(lines))
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return _BEHIND.join(reversed(parts))
-
-
-def _dim(text: str) -> str:
-    return text if os.environ.get("NO_COLOR") else typer.style(text, dim=True)
 
 
 def _line(error: Exception) -> tuple[int, str]:

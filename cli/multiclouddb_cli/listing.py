@@ -52,18 +52,15 @@ class Installed:
 
 def providers(*, as_json: bool) -> None:
     """Print one line for each provider."""
-    found = sorted((_look(point) for point in _points()), key=lambda item: item.provider)
+    # An editable distribution may be found twice.
+    points = {(point.name, point.value): point for point in entry_points(group=GROUP)}.values()
+    found = sorted(map(_look, points), key=lambda item: item.provider)
     if as_json:
         typer.echo(orjson.dumps([attrs.asdict(item) for item in found]))
     elif found:
         print_table(["provider", "distribution", "version", "imports"], [_row(item) for item in found])
     else:
         typer.echo('no provider is installed; run: pip install "multiclouddb[embedded]"')
-
-
-def _points() -> list[EntryPoint]:
-    """Return each entry point only once; an editable distribution may be found twice."""
-    return list({(point.name, point.value): point for point in entry_points(group=GROUP)}.values())
 
 
 def _look(point: EntryPoint) -> Installed:
@@ -243,7 +240,9 @@ def _lines(family: Family, public_id: Callable[[str], str]) -> Iterator[str]:
     for branch in family.tree(lines=is_terminal()):
         item = branch.partition
         state = item.state.value
-        words = [printable(item.partition_id), _coloured(state, item.state)]
+        if with_colour():
+            state = typer.style(state, fg=_COLOURS[item.state])
+        words = [printable(item.partition_id), state]
         if branch.again:
             words.append("(see above)")
         elif item.state is PartitionState.OPEN:
@@ -252,10 +251,6 @@ def _lines(family: Family, public_id: Callable[[str], str]) -> Iterator[str]:
         if gone and not branch.again:
             words.append(printable(f"(from {', '.join(gone)}, no longer listed)"))
         yield branch.lead + "  ".join(words)
-
-
-def _coloured(text: str, state: PartitionState) -> str:
-    return typer.style(text, fg=_COLOURS[state]) if with_colour() else text
 
 
 def _mermaid(family: Family) -> Iterator[str]:

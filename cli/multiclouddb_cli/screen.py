@@ -10,7 +10,7 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import typer
 
@@ -144,7 +144,10 @@ def rich_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Se
         table.add_column(Text(columns[place]), overflow="fold", no_wrap=not folds)
     for row in rows:
         cells = [row[place] for place in shown]
-        table.add_row(*(Text(printable(_text(cell)), style=_style(cell)) for cell in cells))
+        styles = ("" if isinstance(cell, str) else cell[1] for cell in cells)
+        table.add_row(
+            *(Text(printable(_text(each)), style=style) for each, style in zip(cells, styles, strict=True))
+        )
     return table
 
 
@@ -173,62 +176,80 @@ def _text(cell: Cell) -> str:
     return cell if isinstance(cell, str) else cell[0]
 
 
-def _style(cell: Cell) -> str:
-    return "" if isinstance(cell, str) else cell[1]
-
-
 _BAR: Final = 20
 _TERMINAL_SECONDS: Final = 0.2
 _PIPE_SECONDS: Final = 10.0
-_CLEAR: Final = "\r\x1b[2K"
+CLEAR: Final = "\r\x1b[2K"
+"""Removes the line of a terminal."""
 
 
-def progress_line(progress: SnapshotProgress, rows_a_second: float | None) -> str:
-    """Return `[####------] 4/10 segments  1,200 rows  600 rows/s  about 3.0s left  ordered`."""
-    segments = progress.segments
-    words = []
+class ScanNumbers(Protocol):
+    """How far a scan is."""
+
+    @property
+    def segments(self) -> int | None:
+        """The number of segments, or None."""
+
+    @property
+    def segments_done(self) -> int:
+        """The number of segments that were read."""
+
+    @property
+    def rows(self) -> int:
+        """The number of rows that were read."""
+
+
+P = TypeVar("P", bound=ScanNumbers)
+
+
+def scan_line(progress: ScanNumbers, rows_a_second: float | None) -> str:
+    """Return `[####------]  4/10 segments  1,200 rows  600 rows/s`."""
+    segments, words = progress.segments, list[str]()
     if segments:
         filled = _BAR * min(progress.segments_done, segments) // segments
         words.append(f"[{'#' * filled}{'-' * (_BAR - filled)}]")
     words.append(f"{progress.segments_done}/{segments or '?'} segments  {progress.rows:,} rows")
     if rows_a_second:
         words.append(f"{rows_a_second:,.0f} rows/s")
-        if progress.records is not None and progress.records > progress.rows:
-            words.append(f"about {duration((progress.records - progress.rows) / rows_a_second)} left")
-    words.append(progress.order.value)
     return "  ".join(words)
 
 
-class ScanProgress:
-    """Shows the progress of one snapshot scan."""
+def snapshot_line(progress: SnapshotProgress, rows_a_second: float | None) -> str:
+    """Return the line of `scan_line`, followed by `about 3.0s left  ordered`."""
+    words = [scan_line(progress, rows_a_second)]
+    if rows_a_second and progress.records is not None and progress.records > progress.rows:
+        words.append(f"about {duration((progress.records - progress.rows) / rows_a_second)} left")
+    return "  ".join([*words, progress.order.value])
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+
+class ProgressLine(Generic[P]):
+    """Shows on one line how far a scan is; `line` makes the text from the progress and its rows a second."""
+
+    def __init__(
+        self, title: str, line: Callable[[P, float | None], str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._title, self._line, self._clock = title, line, clock
         self._terminal = sys.stderr.isatty()
         self._began: tuple[float, int] | None = None
         self._shown_at: float | None = None
         self._is_shown = False
 
     def clear(self) -> None:
-        """Remove the progress bar, because other output follows."""
+        """Remove the line, because other output follows."""
         if self._is_shown:
-            typer.echo(_CLEAR, err=True, nl=False)
+            typer.echo(CLEAR, err=True, nl=False)
             self._is_shown = False
 
-    def show(self, progress: SnapshotProgress | None) -> None:
+    def show(self, progress: P) -> None:
         """Show the progress, unless it was shown just before."""
-        if progress is None:
-            return
         now = self._clock()
         if self._began is None:
             self._began = (now, progress.rows)
         pause = _TERMINAL_SECONDS if self._terminal else _PIPE_SECONDS
         if self._shown_at is not None and now - self._shown_at < pause:
             return
-        self._shown_at = now
+        self._shown_at, self._is_shown = now, self._terminal
         began, rows = self._began
-        line = progress_line(progress, (progress.rows - rows) / (now - began) if now > began else None)
-        self._is_shown = self._terminal
-        typer.echo(
-            f"{_CLEAR}{line}" if self._terminal else f"snapshot: {line}", err=True, nl=not self._terminal
-        )
+        line = self._line(progress, (progress.rows - rows) / (now - began) if now > began else None)
+        text = f"{CLEAR}{line}" if self._terminal else f"{self._title}: {line}"
+        typer.echo(text, err=True, nl=not self._terminal)

@@ -37,7 +37,8 @@ from multiclouddb_cli.arguments import Bookmark, Selection
 from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.rendering import Renderer, notice_line
 from multiclouddb_cli.screen import (
-    ScanProgress,
+    CLEAR,
+    ProgressLine,
     check_reader,
     counted,
     duration,
@@ -45,11 +46,11 @@ from multiclouddb_cli.screen import (
     moment,
     printable,
     shorter,
+    snapshot_line,
     width,
 )
 from multiclouddb_cli.session import OUTAGE_SECONDS, Contact, Interrupt, until_signal
 
-_CLEAR: Final = "\r\x1b[2K"
 _SHOWN_SECONDS: Final = 0.5
 
 
@@ -67,7 +68,7 @@ class StatusLine:
     def clear(self) -> None:
         """Remove the line, because other output follows."""
         if self._is_shown:
-            typer.echo(_CLEAR, err=True, nl=False)
+            typer.echo(CLEAR, err=True, nl=False)
             self._is_shown = False
             self._shown_at = None
 
@@ -81,7 +82,7 @@ class StatusLine:
         if not self._terminal or (self._shown_at is not None and now - self._shown_at < _SHOWN_SECONDS):
             return
         self._shown_at, self._is_shown = now, True
-        typer.echo(f"{_CLEAR}{shorter(self._line(page), width() - 1)}", err=True, nl=False)
+        typer.echo(f"{CLEAR}{shorter(self._line(page), width() - 1)}", err=True, nl=False)
 
     def _line(self, page: ChangeFeedPage) -> str:
         diagnostics = page.diagnostics
@@ -248,7 +249,7 @@ class _Printer:
         self.printed = 0
         self._wish, self._status = wish, status
         self._troubles: dict[str, str] = {}
-        self._progress = ScanProgress()
+        self._progress = ProgressLine("snapshot", snapshot_line)
 
     def lines(self, events: list[ChangeEvent]) -> None:
         """Print events to stdout."""
@@ -271,7 +272,8 @@ class _Printer:
         for notice in page.notices:
             typer.echo(f"notice: {notice_line(notice)}", err=True)
         self._complain(page)
-        self._progress.show(page.diagnostics.snapshot)
+        if page.diagnostics.snapshot is not None:
+            self._progress.show(page.diagnostics.snapshot)
         if page.diagnostics.snapshot is None:
             self._status.show(page)
 

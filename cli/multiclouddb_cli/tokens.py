@@ -236,7 +236,12 @@ def check(
 ) -> None:
     """Print whether the token can be resumed."""
     envelope = decode_token(token)
-    _check_provider(config, envelope, options)
+    check_provider(config.provider, envelope)
+    if envelope.options_digest and options is None:
+        raise typer.BadParameter(
+            "the token was made with provider options that change positions: give the same options",
+            param_hint="--option NAME=VALUE",
+        )
     request = ChangeFeedRequest(
         envelope.address,
         FromContinuationToken(token),
@@ -285,15 +290,6 @@ def _scope(envelope: Envelope, key: MulticloudDbKey | None) -> FeedScope:
     if scope is None:
         raise typer.BadParameter("the token belongs to one partition key: give that key", param_hint="--key")
     return scope
-
-
-def _check_provider(config: ClientConfig, envelope: Envelope, options: ProviderOptions | None) -> None:
-    check_provider(config.provider, envelope)
-    if envelope.options_digest and options is None:
-        raise typer.BadParameter(
-            "the token was made with provider options that change positions: give the same options",
-            param_hint="--option NAME=VALUE",
-        )
 
 
 def _read(session: Session, request: ChangeFeedRequest) -> ChangeFeedPage | MulticloudDbError:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,16 +21,21 @@ from multiclouddb_api import (
 )
 from multiclouddb_cli.arguments import to_token
 from multiclouddb_cli.exits import DIFFERENT, UNSETTLED
-from multiclouddb_cli.screen import counted, duration, moment, print_fields, print_table, print_text
+from multiclouddb_cli.screen import (
+    ProgressLine,
+    counted,
+    duration,
+    moment,
+    print_fields,
+    print_table,
+    print_text,
+    scan_line,
+)
 from multiclouddb_cli.session import until_signal
 
 if TYPE_CHECKING:
     from multiclouddb_verify import Difference, Estimate, Position, Progress, Report
 
-_CLEAR: Final = "\r\x1b[2K"
-_BAR: Final = 20
-_TERMINAL_SECONDS: Final = 0.2
-_PIPE_SECONDS: Final = 10.0
 _SHOWN: Final = 20
 
 
@@ -86,7 +88,7 @@ def verify(config: ClientConfig, wish: Wish, *, as_json: bool, estimate: bool) -
                 )
             _print_estimate(found, as_json=as_json)
             return
-        line = ProgressLine()
+        line = ProgressLine("verify", _progress_line)
         try:
             with interrupt.reading():
                 report = multiclouddb_verify.verify(
@@ -196,48 +198,9 @@ def _print_estimate(found: Estimate, *, as_json: bool) -> None:
     print_fields([*fields, ("duration", duration(seconds))])
 
 
-class ProgressLine:
-    """Shows on one line how far a comparison is."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._terminal = clock, sys.stderr.isatty()
-        self._began: tuple[float, int] | None = None
-        self._shown_at: float | None = None
-        self._is_shown = False
-
-    def clear(self) -> None:
-        """Remove the line, because other output follows."""
-        if self._is_shown:
-            typer.echo(_CLEAR, err=True, nl=False)
-            self._is_shown = False
-
-    def show(self, progress: Progress) -> None:
-        """Show the progress, unless it was shown just before."""
-        now = self._clock()
-        if self._began is None:
-            self._began = (now, progress.rows)
-        pause = _TERMINAL_SECONDS if self._terminal else _PIPE_SECONDS
-        if self._shown_at is not None and now - self._shown_at < pause:
-            return
-        self._shown_at, self._is_shown = now, self._terminal
-        line = self._line(progress, now)
-        text = f"{_CLEAR}{line}" if self._terminal else f"verify: {line}"
-        typer.echo(text, err=True, nl=not self._terminal)
-
-    def _line(self, progress: Progress, now: float) -> str:
-        assert self._began is not None
-        began, rows = self._began
-        if progress.phase == "scan":
-            words = []
-            if progress.segments:
-                filled = _BAR * min(progress.segments_done, progress.segments) // progress.segments
-                words.append(f"[{'#' * filled}{'-' * (_BAR - filled)}]")
-            words.append(
-                f"{progress.segments_done}/{progress.segments or '?'} segments  {progress.rows:,} rows"
-            )
-            if now > began and progress.rows > rows:
-                words.append(f"{(progress.rows - rows) / (now - began):,.0f} rows/s")
-            return "  ".join(words)
-        if progress.phase == "table":
-            return f"table: {progress.target_rows:,} rows"
-        return f"{progress.phase}: {progress.left:,} keys left"
+def _progress_line(progress: Progress, rows_a_second: float | None) -> str:
+    if progress.phase == "scan":
+        return scan_line(progress, rows_a_second)
+    if progress.phase == "table":
+        return f"table: {progress.target_rows:,} rows"
+    return f"{progress.phase}: {progress.left:,} keys left"

@@ -328,16 +328,6 @@ class TestDescendants:
         with connect(url) as client:
             return client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), scope)).continuation_token
 
-    def test_tail_reads_on_in_the_children(self, run, url, root):
-        def events(scope):
-            words = ("--from", "beginning", "--until-idle", "--json", "--scope", f"{scope}:{root}")
-            lines = run("tail", url, "main/orders", *words).stdout.splitlines()
-            return [json.loads(line)["event_id"] for line in lines]
-
-        whole = events("descendants")
-        assert set(events("partition")) < set(whole)
-        assert len(set(whole)) == len(whole)
-
     def test_inspect_and_check_understand_the_token(self, run, url, token):
         shown = run("token", "inspect", token).stdout
         assert re.search(r"^scope +descendants:p0$", shown, re.MULTILINE)
@@ -347,14 +337,6 @@ class TestDescendants:
         check_lines(checked.stdout, "resumes +yes", "covers +unknown")
         told = re.findall(r"^p\d +active .*(nothing new|has changes)$", checked.stdout, re.MULTILINE)
         assert len(told) == 2
-
-    def test_token_of_the_other_form_is_refused(self, run, url, root, token, tmp_path):
-        (tmp_path / "token").write_text(token)
-        words = ("tail", url, "main/orders", "--from", f"@{tmp_path}/token", "--until-idle", "--scope")
-        assert run(*words, f"descendants:{root}").exit_code == 0
-        result = run(*words, f"partition:{root}")
-        assert result.exit_code == 3
-        assert "with its descendants" in result.stderr
 
 
 class TestScope:

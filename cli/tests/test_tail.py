@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from multiclouddb_api import FileCheckpointStore, SnapshotOrder, SnapshotProgress, event_from_json
-from multiclouddb_cli.screen import ScanProgress, progress_line
+from multiclouddb_cli.screen import ProgressLine, snapshot_line
 from multiclouddb_conformance.command_line import apart_from_silence
 
 from .terminals import follow
@@ -171,19 +171,19 @@ class TestSnapshot:
 
     def test_line_has_segments_rows_rate_and_the_rest(self):
         progress = SnapshotProgress(SnapshotOrder.ORDERED, 4, 10, 1200, 3000)
-        assert progress_line(progress, 600.0) == (
+        assert snapshot_line(progress, 600.0) == (
             "[########------------]  4/10 segments  1,200 rows  600 rows/s  about 3.0s left  ordered"
         )
 
         progress = SnapshotProgress(SnapshotOrder.INTERLEAVED, 4, None, 0, None)
-        assert progress_line(progress, None) == "4/? segments  0 rows  interleaved"
+        assert snapshot_line(progress, None) == "4/? segments  0 rows  interleaved"
 
     def test_a_terminal_has_one_line_that_is_renewed(self, monkeypatch):
         shown = []
         monkeypatch.setattr("typer.echo", lambda text, err, nl: shown.append((text, nl)))
         monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
         times = iter([0.0, 1.0, 1.1, 2.0])
-        bar = ScanProgress(lambda: next(times))
+        bar = ProgressLine("snapshot", snapshot_line, lambda: next(times))
         for rows in (0, 100, 110, 200):
             bar.show(SnapshotProgress(SnapshotOrder.ORDERED, 0, 2, rows, 400))
         bar.clear()

@@ -117,12 +117,6 @@ def test_a_wrapper_can_do_what_the_one_inside_can(protocol):
     assert not any(isinstance(wrapped(inside(of)), protocol) for of in CONTRACT)
 
 
-def test_there_are_protocols():
-    assert {each.__name__ for each in PROTOCOLS} == {
-        name for name in (*abilities.__all__, *scan.__all__) if name.startswith("Supports")
-    }
-
-
 def test_what_a_wrapper_overrides_is_asked():
     class Late(WrappedProvider):
         def find_heads(self, feed, cursors, max_records, deadline):

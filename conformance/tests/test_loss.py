@@ -1,7 +1,6 @@
 """Tests that the loss oracle accepts correct clients and detects each kind of incorrect client."""
 
 import itertools
-import pickle
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 
@@ -162,11 +161,6 @@ class TestARightClient:
         assert len(late) == sum("stored" in run.name for run in report.runs)
         assert {run.written for run in late} == {report.runs[0].written}
 
-    def test_kills_may_be_bounded(self):
-        plans = [run.plan for run in oracle().run(max_kills=5).runs]
-        assert (plans.count(EACH_STEP), plans.count(LATE)) == (5, 5)
-        assert oracle().run(max_kills=0).kills > 0
-
     def test_each_run_has_a_world_and_each_life_a_client_of_its_own(self):
         worlds, clients = [], []
 
@@ -195,14 +189,11 @@ class TestARightClient:
         report.assert_all_kept()
         assert any("failed: [THROTTLED]" in run.name for run in report.runs)
 
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize(
+        "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 303))]
+    )
     def test_the_engine_loses_nothing_in_rough_weather(self, seed):
         check_engine(seed, kills=6)
-
-    @pytest.mark.soak
-    @pytest.mark.parametrize("seed", range(3, 303))
-    def test_the_engine_loses_nothing_in_rough_weather_for_long(self, seed):
-        check_engine(seed, kills=8)
 
 
 def behind_two(world):
@@ -381,10 +372,6 @@ class TestWrongClients:
         assert "life step" in first
         assert "killed after each step, killed after step" in second
 
-    def test_idle_too_soon_is_named(self):
-        life = [*scripted_life()[:-1], Read(3)]
-        assert every_finding(oracle(broken(always_idle), life=life).run(max_kills=1), "hasty")
-
     @pytest.mark.parametrize(
         ("kind", "change"),
         [
@@ -431,17 +418,8 @@ class TestWrongClients:
         with pytest.raises(AssertionError, match=message):
             oracle(client, **limit).run().assert_nothing_lost()
 
-    def test_a_bug_goes_through_with_its_trace(self):
-        with pytest.raises(ZeroDivisionError):
-            oracle(broken(lambda *_: 1 / 0)).run()
-
 
 class TestTruth:
-    def test_keys_may_be_values_or_keys(self):
-        assert Change("a", 1) == Change(api.MulticloudDbKey({"_id": "a"}), 1)
-        both = api.MulticloudDbKey({"tenant": 1, "id": 2})
-        assert Change(both, 1).key == both
-
     def test_deletes_are_told_apart_by_their_place(self):
         def lose_second(_, page):
             return attrs.evolve(page, events=tuple(each for each in page.events if each.event_id != "4.0"))
@@ -502,12 +480,6 @@ class TestTrims:
         life = [*scripted_life()[:4], ReadUntilIdle(), trim, scripted_life()[4]]
         report = oracle(life=life).run(max_kills=2)
         assert len(trims) == len(report.runs) - 2
-
-
-def test_a_report_pickles_and_compares():
-    report = oracle(SkipsAfterResume).run(max_kills=4)
-    assert pickle.loads(pickle.dumps(report)) == report
-    assert "more" in str(oracle(broken(drop_last)).run(max_kills=20)).splitlines()[-1]
 
 
 class EngineClient:

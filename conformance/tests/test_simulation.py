@@ -19,7 +19,7 @@ from multiclouddb_conformance.simulation import (
     ThrottledError,
 )
 from multiclouddb_conformance.waiting import wait_until
-from multiclouddb_spi import Awaiting, Continue, Deadline, Drained, Fault, FeedSpec, ProviderFault, Seed
+from multiclouddb_spi import Continue, Deadline, Drained, Fault, FeedSpec, ProviderFault, Seed
 
 SOON = Deadline.after(3600)
 
@@ -244,29 +244,6 @@ class TestTroubles:
         names = ["p0", "p1", "p2"]
         assert course(1, names) == course(1, names[::-1])
         assert course(1, names)[1] != course(2, names)[1]
-
-    @pytest.mark.parametrize("seed", range(5))
-    def test_nothing_is_lost_in_rough_weather(self, seed):
-        sim = Simulation(partitions=2, behaviour=ServiceBehaviour.rough(seed, control=0.0))
-        fill(sim, 15)
-        sim.transaction([(f"k{number}", {"n": number}) for number in range(7)])
-        sim.merge(*sim.split("p0"))
-        fill(sim, 15)
-        feed = opened(sim)
-        order, pending = [], {"p0": 0, "p1": 0}
-        while pending:
-            name, cursor = pending.popitem()
-            events, batches = drain(feed, name, cursor, most=4)
-            order += events
-            outcome, named = batches[-1].outcome, ()
-            while isinstance(outcome, Awaiting) and not named:
-                named = feed.survey({name: 0}, SOON, whole=False).present
-            pending.update({part.partition_id: part.oldest for part in named})
-            if isinstance(outcome, Drained):
-                pending.update({child.partition_id: child.cursor for child in outcome.children})
-        got = {event.event_id for event in order}
-        assert got == {record.event_id for record in sim.history}
-        assert feed.calls.violations == []
 
 
 class TestScript:

@@ -1,12 +1,10 @@
 """Checks documents: changelogs name the version, and all files and make targets that documents name exist."""
 
 import re
-import tarfile
 import tomllib
 from pathlib import Path
 
 import pytest
-from hatchling.builders.sdist import SdistBuilder
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = sorted(
@@ -40,20 +38,6 @@ class TestChangelog:
         assert newest is not None, "write: ## [VERSION] - DATE"
         assert newest["version"] == project_of(folder)["version"]
         assert re.fullmatch(r"Unreleased|\d{4}-\d\d-\d\d", newest["date"])
-
-    def test_it_goes_into_the_source_distribution(self, folder, tmp_path):
-        (made,) = SdistBuilder(str(folder)).build(directory=str(tmp_path), versions=["standard"])
-        with tarfile.open(made) as archive:
-            assert f"{Path(made).name.removesuffix('.tar.gz')}/CHANGELOG.md" in archive.getnames()
-
-
-def test_the_first_changelog_points_to_all_others():
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", text, re.MULTILINE))
-    others = [folder for folder in PROJECTS if folder != ROOT]
-    assert rows == {
-        name_of(folder): (folder / "CHANGELOG.md").relative_to(ROOT).as_posix() for folder in others
-    }
 
 
 def test_the_site_shows_the_changelog_of_every_distribution():

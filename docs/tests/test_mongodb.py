@@ -270,14 +270,6 @@ class TestRoles:
                 assert next(found)["ts"]
             assert not self.may(client, "database")
 
-    def test_the_beginning_is_found_with_and_without_a_look_at_the_log(self, users):
-        shop, local = ({"role": "read", "db": name} for name in ("shop", "local"))
-        for roles in ([shop], [shop, local]):
-            began = time.monotonic()
-            with self.reader(users, roles=roles) as client:
-                assert page_of(client, ORDERS, api.Beginning()).events
-            assert time.monotonic() - began < 20
-
 
 class TestOplog:
     def test_the_server_takes_what_the_page_sets(self, users):

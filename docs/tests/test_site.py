@@ -144,19 +144,6 @@ def test_warnings_that_a_docstring_names_are_links(built, pages):
         assert page != "api-requests" or len(links) > 15
 
 
-def test_the_reference_shows_how_values_are_made(pages):
-    """A field of attrs is shown as a parameter with its default if the constructor accepts the field."""
-    shown = "".join(pages[f"reference/{page}/index.html"].text for page in API)
-    assert "max_page_size: int = 0," in shown
-    assert "scope: FeedScope = EntireCollection()," in shown
-    assert "max_idle_backoff_seconds: float = 5.0," in shown
-    for page in REFERENCE:
-        text = pages[f"reference/{page}/index.html"].text
-        assert "attrs.field" not in text
-        assert "validator=" not in text
-        assert "init=False" not in text
-
-
 def test_pages_and_style_sheets_load_nothing_from_another_host(built, pages):
     foreign = {(name, source) for name, page in pages.items() for source in page.loads if "//" in source}
     assert foreign == set()

@@ -322,6 +322,9 @@ class AsyncMulticloudDbClient:
             "pickle client.config and connect(config) in the other process",
         )
 
+    def _renewed(self) -> AsyncMulticloudDbClient:
+        return AsyncMulticloudDbClient(self._make, self._most)
+
     async def _open(self) -> AsyncMulticloudDbClient:
         if self._closed or self._threads is not None:
             raise invalid_request(

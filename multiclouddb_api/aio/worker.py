@@ -107,12 +107,15 @@ class Follower:
 
     async def _opened(self) -> AsyncChangeFeedIterator:
         if self._changes is None:
-            client = await self._client
+            client = self._client
             try:
+                await client
                 request, settings, check = await client._open_threads.start(followed, *self._arguments)
                 changes = client.iterate_changes(request, **settings)
                 await client._open_threads.start(check)
             except BaseException:
+                # 1. A client is opened once, so the next try, for example after a timeout, needs another.
+                self._client = client._renewed()
                 await client.close()
                 raise
             changes._feed.at_close = client.close

@@ -21,7 +21,7 @@ from multiclouddb_spi.faults import Fault, ProviderFault
 from multiclouddb_spi.fetching.readers import Budget, PartitionReader, ReaderCache
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.retry import ATTEMPTS, Tries
-from multiclouddb_spi.time_limits import AnswerSizes, Arrival, Deadline, arriving
+from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, AnswerSizes, Arrival, Deadline
 
 T = TypeVar("T")
 _LOOK_SECONDS: Final = 0.2
@@ -73,7 +73,7 @@ class Fetcher:
         self, live: PartitionReader, records: int, nbytes: int, wait: float, deadline: Deadline
     ) -> None:
         """Start a fetch, for which the reader holds bytes already; its future is `live.future`."""
-        live.asked_at, live.arrival = time.monotonic(), None
+        live.asked_at = time.monotonic()
         live.future = self._submit(self._fetch, live, records, nbytes, wait, deadline)
 
     def call(self, operation: Callable[[], T], deadline: Deadline) -> T:
@@ -113,7 +113,7 @@ class Fetcher:
             raise
 
     def _bounded(self, tries: Tries, operation: Callable[[], T], deadline: Deadline) -> T:
-        with arriving(Arrival(self._closed)):
+        with Arrival(self._closed):
             return tries.call(operation, deadline)
 
     def _fetch(
@@ -121,18 +121,25 @@ class Fetcher:
     ) -> Batch:
         live.retries, live.trouble = 0, None
         # Whoever cancels the reader later cancels the arrival too; who did so before is noticed by `once`.
-        live.arrival = arrival = Arrival(self._closed)
+        arrival = live.arrival
+        if arrival is None:
+            arrival = live.arrival = Arrival(self._closed)
 
         def once() -> Batch:
             if live.cancelled or self._closed.is_set():
                 raise closed_fault()
             try:
-                reader = live.open()
-                if live.cancelled:  # cancelled before the reader was open
-                    raise closed_fault()
+                reader = live.reader
+                if reader is None:
+                    arrival.begin_call(silence=CALL_SILENT_SECONDS)
+                    reader = live.open()
+                    if live.cancelled:  # cancelled before the reader was open
+                        raise closed_fault()
                 arrival.begin_call(wait)
-                size = self._sizes.of(live.feed, live.partition_id)
-                return reader.fetch(size.of(records), size.of(nbytes), wait, deadline)
+                if self._sizes.has_failed:
+                    size = self._sizes.of(live.feed, live.partition_id)
+                    return reader.fetch(size.of(records), size.of(nbytes), wait, deadline)
+                return reader.fetch(records, nbytes, wait, deadline)
             except BaseException as error:
                 live.drop_reader()
                 if isinstance(error, Exception) and self.fault(error).retryable:
@@ -144,16 +151,16 @@ class Fetcher:
             address, where = live.feed.spec.address, live.feed.public_id(live.partition_id)
             self._observing.retry(address, where, attempt, seconds, self.fault(error).message)
 
-        with arriving(arrival):
-            batch = self._tries(on_retry).call(once, deadline)
-        if len(batch):
+        with arrival:
+            batch = self._tries(on_retry, limits=False).call(once, deadline)
+        if self._sizes.has_failed and len(batch):
             self._sizes.arrived(live.feed, live.partition_id)
         live.trouble = None  # the traceback of the ended fetch would keep the batch in memory
         live.fetched(nbytes, batch.nbytes)
         return batch
 
-    def _tries(self, on_retry: Callable[[int, float, Exception], None]) -> Tries:
-        return Tries(self._provider, self._attempts, self._pause, on_retry)
+    def _tries(self, on_retry: Callable[[int, float, Exception], None], *, limits: bool = True) -> Tries:
+        return Tries(self._provider, self._attempts, self._pause, on_retry, limits)
 
     def fault(self, error: Exception) -> Fault:
         """Return the fault of a failure, with its category and message."""

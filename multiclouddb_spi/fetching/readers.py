@@ -69,7 +69,7 @@ class PartitionReader:
     retries: int = 0  # of the last fetch
     trouble: Exception | None = None  # why the running fetch was retried or, without a fetch, of `not_before`
     waiting: bool = False  # the running fetch waits for new records, because there were none
-    arrival: Arrival | None = None  # the limits on the running fetch's answers, once its thread has begun
+    arrival: Arrival | None = None  # the limits on the answers of its fetches, once the first has begun
     cancelled: bool = False  # no call needs the result of the running fetch any longer
     call: object = None  # the call that used this reader last
     proven: bool = False  # a later call has used this reader again
@@ -226,7 +226,8 @@ class ReaderCache:
 
     def put(self, reader: PartitionReader) -> None:
         """Keep a reader for the next call."""
-        reader.used_at, gone = time.monotonic(), list[PartitionReader]()
+        reader.used_at = time.monotonic()
+        gone: list[PartitionReader] = []
         partition = (id(reader.feed), reader.partition_id)
         with self._lock:
             if self._closed:

@@ -196,6 +196,7 @@ class PageBuilder:
         plan, waiting, ends = lineage.plan, lineage.waiting(), lineage.ends()
         if state is lineage and not len(lineage):
             raise no_partition_named()
+        body = state.to_json() if isinstance(state, Lineage) else end_to_json(state)
         nearest = min(result.turns.all.values(), key=attrgetter("headroom"), default=None)
         headroom = math.inf if nearest is None else nearest.headroom
         if nearest is not None and headroom < self._headroom_warning:
@@ -233,7 +234,7 @@ class PageBuilder:
         if progress.read_until is not None:
             until = ReadUntil(to_micros(progress.read_until), progress.estimated)
         page = self._page(
-            session, state, diagnostics, tuple(result.notices), watermark, until, idle=result.idle
+            session, state, body, diagnostics, tuple(result.notices), watermark, until, idle=result.idle
         )
         return Reading(tuple(result.values), page)
 
@@ -247,13 +248,15 @@ class PageBuilder:
         diagnostics = OperationDiagnostics(
             requests=look.requests, partition_errors=errors, open_watches=watches
         )
-        page = self._page(session, state, diagnostics, (), session.watermark, session.read_until, idle=False)
+        body, until = end_to_json(state), session.read_until
+        page = self._page(session, state, body, diagnostics, (), session.watermark, until, idle=False)
         return Reading((), page)
 
     def _page(
         self,
         session: Session,
         state: FeedState,
+        body: Any,
         diagnostics: OperationDiagnostics,
         notices: tuple[Notice, ...],
         watermark: int | None,
@@ -272,7 +275,6 @@ class PageBuilder:
             notices, idle = (*notices, FeedEnded(state.reason)), True
         if session.skipped:
             notices = (*_skipped(session), *notices)
-        body = state.to_json() if isinstance(state, Lineage) else end_to_json(state)
         envelope = session.envelope(body, watermark=watermark, read_until=read_until)
         token = encode_token(envelope)
         if isinstance(state, Lineage):

@@ -152,12 +152,22 @@ class Poll(Generic[T]):
 
     def _read(self) -> None:
         """Read the partitions that are due, including newly started ones, until the call must end."""
-        turns = self._turns
+        turns, scanning = self._turns, self._scanning
         while not self._is_full():
             self._launch()
             if time.monotonic() < self._waiting.until and self._may_begin_again():
                 return
-            turn = self._fetches.land(self._patience()) if turns.asked else None
+            turn = None
+            if turns.asked:  # 4. How long to wait for the next answer.
+                if self._head is not None and (self._result.count or turns.held):
+                    patience = self._waiting.for_head()
+                elif turns.held and scanning is not None and scanning.is_sharing():
+                    patience = scanning.patience(self._waiting.for_head())
+                elif self._result.count:
+                    patience = self._waiting.for_more()
+                else:
+                    patience = self._waiting.for_answer(more_to_ask=bool(turns.due))
+                turn = self._fetches.land(patience)
             if turn is not None:
                 self._answer(turn)
                 self._fetches.hand.clear()
@@ -232,16 +242,6 @@ class Poll(Generic[T]):
             fetches.hand.clear()
 
     # -- 4. Wait for answers
-
-    def _patience(self) -> float:
-        """Return how long to wait for the next answer."""
-        if self._head is not None and (self._result.count or self._turns.held):
-            return self._waiting.for_head()
-        if self._turns.held and self._scanning is not None and self._scanning.is_sharing():
-            return self._scanning.patience(self._waiting.for_head())
-        if self._result.count:
-            return self._waiting.for_more()
-        return self._waiting.for_answer(more_to_ask=bool(self._turns.due))
 
     def _may_begin_again(self) -> bool:
         """5. Return whether to read all partitions again; waiting or slow partitions do not prevent this."""
@@ -376,7 +376,8 @@ class Poll(Generic[T]):
 
     def _put_on_page(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> bool:
         """Put the records up to `stop` on the page; False if the provider cannot map its own records."""
-        first, result, value = reader.taken, self._result, list[T]()
+        first, result = reader.taken, self._result
+        value: list[T] = []
         while stop > first and not value:
             try:
                 with collector_paused():

@@ -115,12 +115,13 @@ class Standings:
         if len(self._known) > _MOST_KNOWN:
             self._known = {}
         proven, moments, estimated, count = list[datetime](), dict[str, datetime](), False, 0
+        delay = feed.visible_after()
         for entry in entries:
             # The known children of an ended partition are in the lineage; nothing is known of the others.
             if not isinstance(entry, Entry) or (entry.stage is Stage.END and entry.children):
                 continue
             count += 1
-            stand = self._stand(feed, entry, answered.get(entry.partition_id), now)
+            stand = self._stand(feed, entry, answered.get(entry.partition_id), now, delay)
             moment, likely = least, is_estimated
             if stand.proven is not None:
                 proven.append(stand.proven)
@@ -137,7 +138,9 @@ class Standings:
             mark = min(proven) if mark is None else max(min(proven), mark)
         return Progress(mark, least, is_estimated, moments)
 
-    def _stand(self, feed: Feed, entry: Entry, turn: Answered | None, now: datetime | None) -> _Stand:
+    def _stand(
+        self, feed: Feed, entry: Entry, turn: Answered | None, now: datetime | None, delay: float | None
+    ) -> _Stand:
         known = self._known.get(entry.partition_id)
         public_id = feed.public_id(entry.partition_id) if known is None else known.public_id
         if not entry.said:
@@ -154,14 +157,17 @@ class Standings:
         watermark = None if turn is None else turn.watermark
         if watermark is None and not is_there:
             watermark = feed.describe(cursor).time
-        proven = max(filter(None, (known.proven, watermark)), default=None)
-        likely = known.likely
+        proven, likely = known.proven, known.likely
+        if watermark is not None and (proven is None or watermark > proven):
+            proven = watermark
         if turn is not None:
-            likely = max(filter(None, (likely, turn.likely_read_until)), default=None)
-            delay = feed.visible_after()
+            latest = turn.likely_read_until
+            if latest is not None and (likely is None or latest > likely):
+                likely = latest
             if turn.caught_up_at is not None and now is not None and delay is not None:
-                ago = timedelta(seconds=time.monotonic() - turn.caught_up_at + delay)
-                proven = max(filter(None, (proven, now - ago)))
+                shown = now - timedelta(seconds=time.monotonic() - turn.caught_up_at + delay)
+                if proven is None or shown > proven:
+                    proven = shown
         stand = _Stand(public_id, cursor, proven, likely)
         if cursor is not None:
             self._known[entry.partition_id] = stand

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from multiclouddb_api import BackfillDone
 from multiclouddb_spi.batch import Batch, Segment
-from multiclouddb_spi.continuation.entry import Entry, Plan
+from multiclouddb_spi.continuation.entry import Plan
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import Retired
 from multiclouddb_spi.contract import Feed
@@ -72,16 +72,14 @@ class Scanning:
         if plan.holds and plan.auto and worn:
             lineage.release_stream()
             self._context.observing.snapshot_interleaved(self._feed.spec.address, left)
-        stream = sorted((entry for entry in lineage.active() if entry.listed), key=self._age)
+        listed = (entry for entry in lineage.active() if entry.listed)
+        stream = sorted(listed, key=lambda entry: self._feed.describe(entry.cursor).time or _LATE)
         self.active = [*stream, *(entry for entry in lineage.active() if not entry.listed)]
         if stream:
             self._stream_first = True
             self._unasked = {entry.partition_id for entry in stream}
             self._kept, credit = divmod(0 if worn else self._result.limit + plan.credit, _SHARE)
             lineage.change_plan(credit=credit)
-
-    def _age(self, entry: Entry) -> datetime:
-        return self._feed.describe(entry.cursor).time or _LATE
 
     # -- Places on the page
 

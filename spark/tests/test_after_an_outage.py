@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from multiclouddb_api import (
     BackfillDone,
     Beginning,
-    ChangeFeedPage,
     ChangeFeedRequest,
     ErrorCategory,
     ErrorDetail,
@@ -52,8 +51,6 @@ from .micro_batches import (
     make_checkpoint,
     notes_of,
     rows,
-    scanned,
-    tombstones,
     with_columns,
 )
 
@@ -116,20 +113,6 @@ def pages_of(source):
 
 
 class TestRepairs:
-    @pytest.mark.parametrize("start", [None, Beginning()])
-    @pytest.mark.parametrize("is_empty", [False, True])
-    def test_new_snapshot_into_the_same_table(self, source, path, start, is_empty):
-        source.write(60)
-        follow(source, path, start)
-        source.delete_some(40 if is_empty else 5)
-        if is_empty:
-            source.trim()
-        else:
-            source.lose()
-        follow(source, path)
-        check_equal(path, source)
-        assert bool(documents(path)) is not is_empty
-
     def test_collection_that_was_created_again(self, source, path):
         source.write(40)
         with Pages(source, path) as pages:
@@ -142,21 +125,6 @@ class TestRepairs:
             pages.token = None
             pages.drain()
         check_equal(path, source)
-
-    def test_floor_below_every_change_as_on_dynamodb(self, path):
-        """Without the mark at the begin, the row of the scan would not replace the stale row."""
-        where = "dynamo:0.0:snapshot:p"
-
-        def merge(batch):
-            merge_into_delta(batch, None, path, None)
-
-        merge(rows(("a", 1, {"v": 1}), ("gone", 2, {"v": 2}), ("b", 3, None)))
-        merge(ChangeFeedPage((), "token", idle=False, notices=(SnapshotStarted("00", where),)))
-        merge(scanned("a", "b", floor="00"))
-        merge(rows(("c", 9, {"v": 9})))
-        merge(ChangeFeedPage((), "token", idle=False, notices=(BackfillDone(where, "00"),)))
-        assert documents(path) == {"a": {"scan": "a"}, "b": {"scan": "b"}, "c": {"v": 9}}
-        assert tombstones(path) == {"gone": "00"}
 
     @pytest.mark.parametrize(("seed", "order"), LIVED)
     def test_equal_after_kills_lost_tokens_and_outages(self, source, path, kills, seed, order):

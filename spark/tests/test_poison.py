@@ -5,18 +5,16 @@ import logging
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
 
 from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
-    ErrorCategory,
     MulticloudDbError,
     ResourceAddress,
     Snapshot,
     connect,
 )
-from pyspark_multiclouddb import error_from_query, live_rows, merge_into_delta
+from pyspark_multiclouddb import live_rows, merge_into_delta
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.readers import ChangeFeedReader
@@ -24,7 +22,6 @@ from pyspark_multiclouddb.rows import ROW_SCHEMA
 
 from .conftest import COLLECTION
 from .micro_batches import Query, documents, make_checkpoint, notes_of, write_offset
-from .test_source import run_sink
 
 WRITTEN = 12
 LEFT = [n for n in range(WRITTEN) if n not in (3, 4, 8)]
@@ -164,23 +161,3 @@ def test_first_commit_of_a_table_names_what_is_left_out_and_a_replay_is_the_same
     assert query.plan("all")
     assert merge(2), "the table has the columns of the batch"
     assert live_rows(path).read_all()["total"].to_pylist() == [1.5]
-
-
-@pytest.mark.soak
-def test_a_query_that_has_failed_goes_on_with_the_option(spark, source, path, tmp_path):
-    def merge(frame, batch_id):
-        merge_into_delta(frame, batch_id, path, "orders", checkpoint=tmp_path / "checkpoint")
-
-    def run(**options):
-        return run_sink(spark, source, tmp_path / "checkpoint", merge, **options)
-
-    source.fill(WRITTEN)
-    source.damage(4, 5, 9)
-    with pytest.raises(StreamingQueryException, match="onPoison=skip") as caught:
-        run()
-    assert error_from_query(caught.value) == ErrorCategory.PROVIDER_ERROR
-    query = run(onPoison="skip")
-    assert sorted(each["n"] for each in documents(path).values()) == LEFT
-    ends = [json.loads(each["sources"][0]["endOffset"]) for each in query.recentProgress]
-    assert [end["poison"]["count"] for end in ends if "poison" in end] == [3]
-    assert [json.loads(each)["count"] for each in notes_of(path, "poison")] == [3]

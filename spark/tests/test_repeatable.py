@@ -3,9 +3,7 @@
 The calls come in the order of Spark 4.2, or of Spark 4.0 and 4.1.
 """
 
-import json
 import os
-import pickle
 from unittest.mock import patch
 
 import pytest
@@ -23,42 +21,6 @@ from pyspark_multiclouddb.readers import PlainStreamReader
 from pyspark_multiclouddb.rows import ROW_SCHEMA
 
 from .micro_batches import Query, ids
-
-
-def live(source, query):
-    source.write(60)
-    found = [query.step()]
-    for turn in range(6):
-        found.append(query.step())
-        source.write(25, seed=turn)
-        source.split(turn)
-        found.append(query.step())
-        source.write(10, seed=turn)
-        if turn % 2:
-            source.merge(turn)
-        found.append(query.step())
-    return [rows for rows in [*found, *iter(query.step, None)] if rows is not None]
-
-
-@pytest.mark.parametrize("limit", [{}, {"maxRecordsPerTrigger": "7"}, {"maxRecordsPerTrigger": "40"}])
-def test_batches_are_the_log_in_order_and_the_same_when_they_are_read_again(source, limit):
-    query = Query(source, **limit)
-    batches = live(source, query)
-    rows = sorted((row for rows in batches for row in rows), key=lambda row: row["order_key"])
-    assert [(row["type"], json.loads(row["key"])["id"], row["new_item_state"]) for row in rows] == [
-        (kind, key, document and json.dumps(document, separators=(",", ":")))
-        for kind, key, document in source.truth
-    ]
-    assert max(map(len, batches)) <= int(limit.get("maxRecordsPerTrigger", 1000))
-    last = {}
-    for batch in batches:
-        for row in sorted(batch, key=lambda row: row["order_key"]):
-            assert last.get(row["key"], "") < row["order_key"]
-            last[row["key"]] = row["order_key"]
-    source.write(50, seed="later")
-    source.split(1)
-    source.merge(0)
-    assert [query.restart().read(number) for number in range(len(query.log))] == batches
 
 
 def test_sequence_counts_rows_in_partition_and_batch(source, monkeypatch):
@@ -156,11 +118,6 @@ class TestPlainStream:
         assert query.reader.latestOffset() == query.log[-1]
         assert query.step() == []
         assert len(query.step()) == 5
-
-    def test_copy_in_another_process_has_the_same_options(self, query):
-        copy = pickle.loads(pickle.dumps(query.reader))
-        assert type(copy) is PlainStreamReader
-        assert copy._batches.settings == query.settings
 
 
 LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "8"))

@@ -19,12 +19,8 @@ from deltalake import DeltaTable
 from deltalake.table import TableAlterer, TableMerger
 
 from multiclouddb_api import (
-    Beginning,
-    ChangeFeedRequest,
     ErrorCategory,
     MulticloudDbError,
-    ResourceAddress,
-    connect,
 )
 from pyspark_multiclouddb import drop_tombstones, latest_by_key, live_rows, merge_into_delta
 from pyspark_multiclouddb.checkpoint import Scan
@@ -194,29 +190,6 @@ class TestOlderChange:
         assert DeltaTable(path).version() == version
         assert DeltaTable(path).transaction_version("app") == 0
 
-    def test_number_of_a_batch_never_decreases(self, path):
-        merge_into_delta(rows(*self.HISTORY[:2]), 7, path, "app")
-        assert not merge_into_delta(rows(*self.HISTORY), 3, path, "app")
-        assert DeltaTable(path).transaction_version("app") == 7
-        assert documents(path) == {"a": {"n": 2}}
-
-    def test_second_query_that_stands_before(self, path):
-        merge_into_delta(rows(*self.HISTORY), 0, path, "first")
-        for number, change in enumerate(self.HISTORY):
-            merge_into_delta(rows(change), number, path, "second")
-            self.check(path)
-
-    def test_children_that_come_late(self, path):
-        """Events of two partitions can arrive in any order, and every order of batches must give the same
-        table."""
-        for seed in range(4):
-            dice, folder = random.Random(seed), path / str(seed)
-            order = list(self.HISTORY)
-            dice.shuffle(order)
-            for number, change in enumerate(order):
-                merge_into_delta(rows(change), number, folder, "app")
-            self.check(folder)
-
     def test_rows_of_a_scan_follow_the_same_rule(self, path):
         """A row from a scan has the position at which the scan started; 2 changes come after this position,
         and 1 before."""
@@ -269,17 +242,6 @@ class TestCleaning:
         with pytest.raises(MulticloudDbError, match="there is no Delta table at") as caught:
             call(path)
         assert caught.value.detail.category == ErrorCategory.NOT_FOUND
-
-
-def test_pages_of_an_iterator_make_the_same_table(source, path):
-    source.write(120)
-    source.split()
-    source.write(80, seed=1)
-    request = ChangeFeedRequest(ResourceAddress(collection="orders"), Beginning(), max_page_size=25)
-    with connect(f"embedded://{source.store.path}") as client:
-        for page in client.iterate_changes(request, until_idle=True).pages():
-            assert merge_into_delta(page, None, path, None) == bool(page.events)
-    assert documents(path) == source.documents
 
 
 A, B, C = rows(("a", 1, {"n": 1})), rows(("b", 2, {"n": 2})), rows(("c", 3, {"n": 3}))

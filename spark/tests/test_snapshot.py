@@ -281,20 +281,6 @@ class TestAnotherSnapshot:
         merge_into_delta(older, None, query.table, None)
         check_equal(query.table, source)
 
-    @pytest.mark.parametrize("start", ["beginning", "snapshot"])
-    @pytest.mark.parametrize("is_new", [False, True], ids=["the same query", "a new query"])
-    def test_repairs_a_table_that_is_stale(self, source, tmp_path, start, is_new):
-        source.write(80)
-        query = MergedQuery(source, tmp_path, startingPosition=start, **RESNAPSHOT)
-        query.drain()
-        source.lose()
-        query.restart()
-        if is_new:
-            query = MergedQuery(source, tmp_path, "new", **{**SMALL, "maxRecordsPerTrigger": "10"})
-        query.drain()
-        assert query.snapshot["over"]
-        check_equal(query.table, source)
-
     def test_batch_that_was_planned_and_expired_says_what_to_do(self, source, tmp_path):
         source.write(40)
         query = MergedQuery(source, tmp_path, maxRecordsPerTrigger="5", **RESNAPSHOT)

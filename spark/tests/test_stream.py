@@ -87,14 +87,6 @@ class TestLimit:
         query.done += 1
         assert self.sizes(query) == [120]
 
-    @pytest.mark.parametrize("limit", [30, 50])
-    def test_of_the_option_holds_for_the_whole_query(self, source, limit):
-        source.write(80)
-        query = Query(source, maxRecordsPerTrigger=str(limit))
-        assert max(self.sizes(query)) == limit
-        source.write(120)
-        assert max(self.sizes(query)) == limit
-
     def test_of_the_backlog_holds_again_in_a_new_run(self, source):
         query = Query(source)
         query.drain()
@@ -235,13 +227,6 @@ class TestIdlePosition:
             assert query.step() is None
             assert len(query.restart().step()) == 1
 
-    def test_is_replayed_without_the_database(self, source, query, tmp_path):
-        self.write_beside(source)
-        assert query.plan()
-        source.store.close()
-        (tmp_path / "store.db").rename(tmp_path / "gone.db")
-        assert query.restart().read() == []
-
     def test_is_not_looked_through_twice(self, source, query, monkeypatch):
         begun, advance = [], Planner.advance
 
@@ -278,19 +263,6 @@ class TestIdlePosition:
         assert query.step() == []
         clock.seconds += 300
         assert not query.plan()
-
-    @pytest.mark.parametrize("interval", ["0", "1 hour"])
-    def test_loses_nothing_that_is_written_later(self, source, query, interval):
-        query.restart(idleCheckpointInterval=interval)
-        found = []
-        for number in range(20):
-            self.write_beside(source)
-            source.write(number % 3)
-            if number % 5 == 4:
-                source.split(number)
-            found += query.step(2) or []
-        found += query.drain()
-        assert len(set(ids(found))) == len(found) == len(source.truth) - 10
 
 
 def test_children_are_saved_before_they_are_read(simulation):
@@ -416,18 +388,6 @@ class TestReport:
         assert query.report["skipped"]["count"] >= 1
         query.restart().plan()
         assert query.report["skipped"]["count"] == 0
-
-    def test_tells_what_was_skipped_with_count_and_place(self, source):
-        source.write(20)
-        query = Query(source, failOnDataLoss="false")
-        query.step()
-        source.trim(5)
-        rows, report = query.step(), query.report
-        assert report["skipped"]["count"] >= 1
-        assert " after sequence " in report["skipped"]["last"]
-        assert (report["events"], report["idle"]) == (len(rows), False)
-        assert not query.plan()
-        assert query.report["skipped"] == report["skipped"]
 
     def test_summary_is_small_and_tells_how_far(self, source):
         source.write(20)

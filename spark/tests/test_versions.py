@@ -5,7 +5,6 @@ processes.
 """
 
 import json
-import signal
 
 import pyspark
 import pytest
@@ -115,17 +114,3 @@ def test_no_secret_of_a_database_is_shown_or_written(databases, tmp_path, versio
     secrets = {secret for feed in feeds for secret in feed.secrets}
     found = [(file, secret) for file in files for secret in secrets if secret.encode() in file.read_bytes()]
     assert found == []
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("version", DIGESTS)
-def test_nothing_is_lost_or_doubled_by_a_kill_of_driver_and_jvm(databases, start_queries, version):
-    queries = start_queries(list(databases(f"killed{version}", "embedded")), version=version)
-    queries.start("sink")
-    queries.write()
-    queries.reach()
-    queries.kill()
-    assert queries.process.returncode == -signal.SIGKILL
-    queries.start()
-    queries.end()
-    queries.check()

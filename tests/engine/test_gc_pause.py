@@ -3,7 +3,6 @@
 import gc
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -48,26 +47,6 @@ def collector():
     _pausing.release()
 
 
-class Elsewhere:
-    """A second thread, which stays inside the pausing block until the test releases the thread."""
-
-    def __init__(self):
-        self._inside, self._leave = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        assert self._inside.wait(60)
-
-    def _run(self):
-        with collector_paused():
-            self._inside.set()
-            self._leave.wait(60)
-
-    def leave(self):
-        self._leave.set()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-
-
 class TestPause:
     def test_an_error_brings_it_back(self):
         with pytest.raises(ValueError, match="inside"), collector_paused():
@@ -76,12 +55,6 @@ class TestPause:
 
 
 class TestThreads:
-    def test_threads_that_come_one_after_another_do_not_keep_it_out_for_ever(self):
-        first, second = Elsewhere(), Elsewhere()
-        first.leave()
-        assert gc.isenabled()
-        second.leave()
-
     def test_a_child_of_a_fork_has_it(self):
         ran = subprocess.run(
             [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK],

@@ -5,9 +5,6 @@ from functools import partial
 from linecache import getline
 from types import SimpleNamespace
 
-import pytest
-
-from multiclouddb_api import Beginning
 from multiclouddb_spi.fetching import readers
 from multiclouddb_spi.fetching.readers import Budget, PartitionReader, ReaderCache
 from multiclouddb_spi.reading import poll
@@ -84,23 +81,3 @@ def test_at_any_line_of_a_page_it_leaks_no_reader_and_no_byte(make_bench, ids):
         assert (bench.engine.buffered_bytes, bench.calls.open_readers) == (0, 0), f"after line {line}"
         line += 1
     assert line > 40
-
-
-def test_while_an_answer_is_taken_it_closes_the_other_readers_of_the_call(
-    make_bench, monkeypatch, eventually
-):
-    bench = make_bench(4)
-    bench.connect(threads=True)
-    bench.fill(40)
-    bench.sim.hold("p3")
-
-    def interrupted(self):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(PartitionReader, "land", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        bench.page(Beginning(), size=3)
-    monkeypatch.undo()
-    bench.sim.release()
-    eventually(lambda: bench.calls.open_readers == 0)
-    eventually(lambda: bench.engine.buffered_bytes == 0)

@@ -72,19 +72,6 @@ class TestReadingAhead:
         assert bench.calls.fetches["p0"] == 3
 
 
-class TestReaders:
-    @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
-    def test_readers_live_on_from_page_to_page(self, make_bench, threads):
-        bench = make_bench(4)
-        bench.connect(threads=threads)
-        place = BEGINNING
-        for _ in range(1000):
-            bench.fill(2, keys=40)
-            place = bench.page(place, size=3).continuation_token
-        assert sum(bench.calls.opens.values()) <= 2 * 4
-        assert bench.calls.most_open_readers <= 4
-
-
 class TestBuffers:
     def test_bytes_of_a_fetch_that_was_given_up_are_given_back(self, threaded, monkeypatch, eventually):
         monkeypatch.setattr(SimulationReader, "longest_fetch", lambda reader: 0.0)
@@ -128,15 +115,6 @@ class TestLive:
         provider = SimulationProvider(bench.sim)
         feed = provider.open_feed(FeedSpec(bench.sim.address), Deadline.after(60))
         return PartitionReader(feed, "p0", 0, Budget(10_000), Observing(None))
-
-    def test_bytes_add_up_when_two_threads_account_at_once(self, live):
-        def account():
-            for number in range(3000):
-                live.hold(number % 7)
-
-        together(*[account for _ in range(4)])
-        live.hold(0)
-        assert live._budget.used == 0
 
     def test_fetch_that_ends_while_it_is_discarded_gives_its_bytes_back(self, live):
         class JustDone(Future):

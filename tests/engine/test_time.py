@@ -3,20 +3,13 @@
 Each time limit is half of the time that a failure would take, so that a busy machine does not break the test.
 """
 
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from types import SimpleNamespace
 
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now
-from multiclouddb_conformance.explore.world import RULES
 from multiclouddb_conformance.simulation import (
     CorruptError,
     ServiceBehaviour,
@@ -26,11 +19,6 @@ from multiclouddb_conformance.simulation import (
     ThrottledError,
 )
 from multiclouddb_conformance.waiting import assert_prompt
-from multiclouddb_spi import Deadline
-from multiclouddb_spi.continuation.entry import Entry
-from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.fetching.turns import Turns
-from multiclouddb_spi.reading.poll import Fetches
 
 pytestmark = pytest.mark.slow
 
@@ -284,53 +272,6 @@ class TestClose:
         assert not error.retryable
 
 
-INTERRUPTED = """
-    import signal, sys, time
-    from multiclouddb_api import *
-    from multiclouddb_conformance.simulation import *
-    from multiclouddb_spi import Engine
-
-    # A shell's background jobs ignore it, and whatever they start does too.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    state = sys.argv[1]
-    sim = Simulation(partitions=3)
-    engine = Engine(SimulationProvider(sim), ClientConfig("simulation"))
-    request = ChangeFeedRequest(sim.address, Now())
-    page = engine.read_changes(request, OperationOptions())
-    request = ChangeFeedRequest(sim.address, FromContinuationToken(page.continuation_token))
-    match state:
-        case "held":
-            sim.hold("p1")
-        case "throttled":
-            sim.fail_next(None, ThrottledError("slow down", retry_after=20), times=None)
-    try:
-        print("ready", flush=True)
-        engine.read_changes(request, OperationOptions(60))
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-    finally:
-        engine.close()
-    print("closed", flush=True)
-"""
-
-
-@pytest.mark.parametrize("state", ["held", "throttled"])
-def test_ctrl_c_ends_a_call_and_the_process(state):
-    command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED), state]
-
-    def attempt():
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout.readline() == "ready\n"
-            time.sleep(0.5)
-            began = time.monotonic()
-            process.send_signal(signal.SIGINT)
-            assert process.stdout.read() == "interrupted\nclosed\n"
-            assert process.wait(60) == 0
-            return time.monotonic() - began
-
-    prompt(2, attempt)
-
-
 BRIEF = 0.4
 
 
@@ -499,27 +440,6 @@ class TestRounds:
         page = bench.page(token, wait=20, timeout=30)
         assert ids(page) == news
         assert len(news) == 1
-
-
-@pytest.mark.parametrize(
-    ("had_nothing", "wait", "trouble", "quiet"),
-    [
-        (False, 1.0, None, set()),  # it has never answered
-        (True, 1.0, None, {"p0"}),
-        (True, 0.0, None, set()),  # it is only asked again
-        (True, 1.0, OSError("reset"), set()),
-    ],
-)
-def test_a_partition_that_had_nothing_is_quiet_while_it_waits_for_news(had_nothing, wait, trouble, quiet):
-    """A page is idle only if every partition has answered that it has no more records."""
-    turns = Turns(Lineage([Entry.read("p0", 1)], RULES))
-    budget = SimpleNamespace(limit=1 << 30, used=0, expected=0)
-    context = SimpleNamespace(width=2, page_records=20, budget=budget, cache=None)
-    turns.ask(["p0"])
-    turns.of("p0").silent = had_nothing
-    reader = SimpleNamespace(batch=None, future=Future(), asked_at=0.0, trouble=trouble)
-    Fetches(context, None, turns, 1, 20, Deadline.after(60)).launch(turns.of("p0"), reader, wait)
-    assert turns.quiet() == quiet
 
 
 def test_not_more_than_the_width_are_asked_at_a_time(make_bench, monkeypatch):

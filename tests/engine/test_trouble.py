@@ -206,14 +206,6 @@ class TestPoison:
 
 
 class TestExpiry:
-    def expired(self, make_bench, partitions=1, **settings):
-        bench = make_bench(partitions, **settings)
-        bench.fill(40, keys=40)
-        token = bench.page(size=1).continuation_token
-        bench.sim.trim(upto=20)
-        bench.connect()
-        return bench, token
-
     def test_skipping_names_the_gap_to_the_observer(self, make_bench):
         told = []
 
@@ -221,7 +213,10 @@ class TestExpiry:
             def gap(self, address, gap):
                 told.append((address, gap))
 
-        bench, token = self.expired(make_bench)
+        bench = make_bench()
+        bench.fill(40, keys=40)
+        token = bench.page(size=1).continuation_token
+        bench.sim.trim(upto=20)
         bench.connect(observer=Gaps())
         page = bench.page(token, on_expired=api.SkipToOldest())
         assert told == [(bench.sim.address, page.notices[0])]

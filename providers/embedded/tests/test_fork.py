@@ -132,17 +132,6 @@ join(pid)
 with connect(URL) as other:
     assert seen(other)[0] == 1202
 """),
-    "the parent writes on after the child has closed": (301, """
-def life():
-    write(store, "child", 100)
-    store.close()
-    client.close()
-pid = child(life)
-write(store, "parent", 100)
-join(pid)
-write(store, "later", 100)
-assert seen(client)[0] == 301
-"""),
     "forks while threads write lock nobody out": (1 + 5 * 50, """
 end = busy(lambda thread, n: store.batch("items", [Put(f"{thread}-{n}-{k}", {}) for k in range(20)]))
 def life(name):
@@ -151,17 +140,6 @@ def life(name):
 for n in range(5):
     join(child(life, f"child{n}"))
 print(20 * end())
-"""),
-    "a daemon writes when the parent is gone": (501, """
-if os.fork():
-    os.wait()
-    sys.exit(0)
-os.setsid()
-if os.fork():
-    sys.exit(0)
-signal.alarm(60)
-write(store, "daemon", 500)
-assert seen(client)[0] == 501
 """),
     "multiprocessing": (1 + 9 * 20 + 3 * 20, """
 def work(name):

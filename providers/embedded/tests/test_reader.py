@@ -1,7 +1,6 @@
 """Tests feeds, starts, readers and batches against the contract."""
 
 import os
-import random
 import re
 import threading
 from datetime import timedelta
@@ -104,19 +103,6 @@ class TestLineage:
         assert listed["p0"] is listed["p1"] is PartitionState.CLOSED
         assert listed["p2"] is listed["p4"] is PartitionState.OPEN
 
-    def test_a_far_behind_reader_meets_every_partition_once(self, world):
-        """It may find a merged child before one of its parents, because empty partitions split and merge."""
-        world.store.create_collection("items", partitions=2)
-        address = api.ResourceAddress("main", "items")
-        with api.connect(api.ClientConfig("embedded"), native_client=world.store) as client:
-            token = client.read_changes(api.ChangeFeedRequest(address, api.Beginning())).continuation_token
-            _reshape(world.store, random.Random(7))
-            world.store.batch("items", [Put(n, {"n": n}) for n in range(100)])
-            _reshape(world.store, random.Random(-7))
-            request = api.ChangeFeedRequest(address, api.FromContinuationToken(token))
-            events = list(client.iterate_changes(request, until_idle=True))
-        assert len(events) == len({event.event_id for event in events}) == 100
-
 
 class TestStarts:
     def test_at_time_starts_in_the_partitions_of_that_time(self, items):
@@ -208,13 +194,6 @@ class TestExpiry:
 
 
 class TestSurvey:
-    def test_oldest_is_the_first_change_that_is_left(self, items):
-        items.store.trim("items", max_count=4)
-        feed = items.feed()
-        (part,) = feed.survey({"p0": [2, 0]}, items.deadline(), expired={"p0"}).present
-        assert numbers(items.drain(feed.open("p0", part.oldest))[0]) == [7, 8, 9, 10]
-        assert part.oldest == items.start(feed)[0].cursor
-
     def test_what_is_gone_is_told_with_its_parents(self, items):
         items.store.split("items", "p0")  # p1, p2
         items.store.split("items", "p1")  # p3, p4
@@ -591,13 +570,3 @@ class TestPoison:
                 ]
             items.sql("DELETE FROM log WHERE seq = 4")
             items.sql(f"INSERT INTO log VALUES ({', '.join('?' * len(rows[3]))})", *rows[3])
-
-
-def _reshape(store, chance):
-    for _ in range(40):
-        parts = [part.partition_id for part in store.partitions("items")]
-        index = chance.randrange(len(parts))
-        if len(parts) > 3 and index + 1 < len(parts):
-            store.merge("items", parts[index], parts[index + 1])
-        else:
-            store.split("items", parts[index])

@@ -205,17 +205,6 @@ class TestPartitions:
         assert all(a.high == b.low for a, b in pairwise(parts))
         assert parts[-1].low == HASH_END - 1
 
-    def test_writes_go_to_the_open_partition(self, store):
-        store.create_collection("items", partitions=1)
-        store.put("items", "a", {})
-        store.split("items", "p0")
-        store.batch("items", [Put(number, {}) for number in range(50)])
-        assert store.merge("items", "p1", "p2") == "p3"
-        store.put("items", "a", {})
-        written = dict(rows(store, "SELECT name, written FROM partitions"))
-        assert (written["p0"], written["p3"], written["p1"] + written["p2"]) == (1, 1, 50)
-        assert min(written["p1"], written["p2"])
-
     def test_what_cannot_be_split_or_merged(self, store):
         store.create_collection("items", partitions=3)
         store.split("items", "p0")

@@ -258,7 +258,9 @@ class MongoFeed(Feed):
             return Head(at_end, len(first), first.outcome)
         if not len(first):
             return None if first.caught_up is False else Head(at_end, 0, Continue())
-        now = self._source.now()
+        now = self._source.head()
+        if now is None:
+            return None
         order = compare(place_of(at_end), now)
         if order in (0, 1):
             return Head(at_end, len(first), Continue())

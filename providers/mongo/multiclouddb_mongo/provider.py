@@ -33,13 +33,14 @@ from multiclouddb_mongo.pymongo_internals import (
     give_up_soon,
     hushed,
     interrupt,
+    is_told_at_once,
     log_in_again,
     reach,
     retried,
 )
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.snapshots import SegmentReader
-from multiclouddb_mongo.source import Source
+from multiclouddb_mongo.source import Source, elected
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 from multiclouddb_spi.connection import checked_native
 
@@ -108,6 +109,7 @@ class MongoProvider(Provider):
         self._readers: WeakSet[MongoReader | SegmentReader] = WeakSet()
         self._closer = Closer()
         self._features: tuple[bool, bool] | None = None
+        self._believed: set[object] = set()
 
     def capabilities(self) -> CapabilitySet:
         """Return the capabilities of a replica set."""
@@ -131,6 +133,7 @@ class MongoProvider(Provider):
             splits=splits,
             sharded=sharded,
             bounded=self._ours,
+            believed=self._believed,
         )
         return MongoFeed(source, found, self._readers)
 
@@ -186,6 +189,8 @@ class MongoProvider(Provider):
             hello = retried(self._client, lambda: self._client.admin.command("hello"))
             wire = hello.get("maxWireVersion", 0)
             splits = wire >= _WIRE_OF_7_0 or (wire == _WIRE_OF_6_0 and self._is_late_6_0())
+            if is_told_at_once(self._client):
+                self._believed |= {elected(hello)} - {None}
             self._features = (splits, hello.get("msg") == "isdbgrid")
         return self._features
 

@@ -1,8 +1,8 @@
 """The only module that uses PyMongo's internals, for cases in which its public interface is not sufficient.
 
-Some internals are optional: `bounded_pool`, `buffered`, `inner_cursor`, `interrupt` and `next_answer`. If a
-later version of PyMongo does not have the optional internals, reading still works, but sends more requests to
-the server, or waits longer for a server that has become silent.
+Some internals are optional: `bounded_pool`, `buffered`, `inner_cursor`, `interrupt`, `is_told_at_once` and
+`next_answer`. If a later version of PyMongo does not have the optional internals, reading still works, but
+sends more requests to the server, or waits longer for a server that has become silent.
 """
 
 from __future__ import annotations
@@ -325,6 +325,17 @@ def inner_cursor(stream: Stream) -> object:
     # After PyMongo has resumed the stream, an empty answer does not mean that the end of the oplog is
     # reached.
     return getattr(stream, "_cursor", None)
+
+
+def is_told_at_once(client: MongoClient[Any]) -> bool:
+    """Return True if the servers tell a client at once which of them is the primary."""
+    # Otherwise, the client asks them every ten seconds.
+    mode = client.options.server_monitoring_mode
+    try:
+        from pymongo.pool_options import _is_faas
+    except ImportError:  # pragma: no cover - a later version
+        return mode == "stream"
+    return mode == "stream" or (mode == "auto" and not _is_faas())
 
 
 @contextmanager

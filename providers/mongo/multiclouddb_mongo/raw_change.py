@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator
+from collections.abc import ItemsView, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 import bson
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
-from multiclouddb_mongo.position import After, token_text
+from multiclouddb_mongo.position import After, At, Place, token_text
 from multiclouddb_mongo.values import CODEC
 
 Raw: TypeAlias = bytes | memoryview
@@ -109,6 +109,13 @@ def is_item_change(change: Raw) -> bool:
     return bytes(change[at : at + _LONGEST]).startswith(_ITEM_CHANGES)
 
 
+def text_before(until: Place) -> bytes:
+    """Return a text for `is_before`: a change whose token sorts before this text is before `until`."""
+    if isinstance(until, At):
+        return f"82{until.seconds:08X}".encode()
+    return until.data.partition(".")[0].encode() if until.data.startswith("82") else b""
+
+
 def is_before(change: Raw, text: bytes) -> bool:
     """Return True if the change's token certainly sorts before the given text."""
     if change[_LENGTH:_TOKEN] != _HEAD or change[_DATA - len(_DATA_HEAD) : _DATA] != _DATA_HEAD:
@@ -129,6 +136,13 @@ def place_of_change(change: Raw) -> After:
     if change[_LENGTH:_TOKEN] == _HEAD:
         return After("e", token_text(_token(change)))
     return After("e", token_text(RawBSONDocument(change)["_id"]))
+
+
+def namespace_of(change: Mapping[str, Any], field: str = "ns") -> str:
+    """Return the `database/collection` of a change, with a question mark for a name that is missing."""
+    namespace = change.get(field)
+    names = namespace if isinstance(namespace, Mapping) else {}
+    return f"{names.get('db', '?')}/{names.get('coll', '?')}"
 
 
 def _token(change: Raw) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
@@ -39,9 +39,11 @@ from multiclouddb_mongo.raw_change import (
     is_before,
     is_item_change,
     is_untouched_change,
+    namespace_of,
     place_of_change,
+    text_before,
 )
-from multiclouddb_mongo.source import Source
+from multiclouddb_mongo.source import LogEnd, Source
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import (
     Batch,
@@ -114,7 +116,7 @@ class Taker:
 
     def __init__(self, source: Source, until: Place | None) -> None:
         self._source, self._until = source, until
-        self._bound = None if until is None else _surely_before(until)
+        self._bound = None if until is None else text_before(until)
         self._parts: dict[str, Any] = {}
         # Most changes are taken unchanged. The server and the caller decide which changes need a closer
         # check.
@@ -243,28 +245,12 @@ class Taker:
             taken.changes.append(bson.encode(whole, codec_options=CODEC))
 
 
-def namespace_of(change: Mapping[str, Any], field: str = "ns") -> str:
-    """Return the `database/collection` of a change."""
-    # If a pipeline has removed one of the two names, the result contains a question mark in its place.
-    namespace = change.get(field)
-    names = namespace if isinstance(namespace, Mapping) else {}
-    return f"{names.get('db', '?')}/{names.get('coll', '?')}"
-
-
 def _altered(name: str) -> Exception:
     return ProviderFault.of(
         ErrorCategory.INVALID_REQUEST,
         f"MongoOptions.pipeline removes or alters {name!r} of the changes; leave _id, operationType, ns and "
         "documentKey as they are",
     )
-
-
-def _surely_before(until: Place) -> bytes:
-    """Return a text for comparisons with the tokens of changes."""
-    # A change is before the bound if its token sorts before this text.
-    if isinstance(until, At):
-        return f"82{until.seconds:08X}".encode()
-    return until.data.partition(".")[0].encode() if until.data.startswith("82") else b""
 
 
 # Larger answers are slower, because they are no longer in the processor's cache when they are decoded.
@@ -287,6 +273,8 @@ _LOOKS: Final = 50
 _RESUMES: Final = 3
 # How long a read waits behind a `mongos` for shards without writes. They write an empty operation every 10 s.
 _SHARDS_SECONDS: Final = 15.0
+# How long a read waits for a member of a replica set that does not have the last writes.
+_MEMBERS_SECONDS: Final = 2.0
 _SPARE_SECONDS: Final = 0.5
 _CLOSED: Final = "connection closed"  # PyMongo's words
 
@@ -318,7 +306,7 @@ class MongoReader(Reader):
         self._searches = True
         self._await_ms = _SHORT_AWAIT_MS
         self._outcome: Outcome = Continue()
-        self._asked: Place | None = None
+        self._begin, self._end = place, LogEnd(source)
         self._deadline = Deadline.after(0)
         self._cancelled = threading.Event()
 
@@ -334,7 +322,7 @@ class MongoReader(Reader):
         # whatever `max_bytes` is. If `max_bytes` is small, an answer may have fewer changes than usual.
         taken = Taken(self._place)
         self._stop_at_bound(taken)
-        self._deadline, self._asked = deadline, None
+        self._deadline, self._end = deadline, LogEnd(self._source)
         self._is_brief = max_bytes < _BRIEF_BYTES
         if isinstance(self._outcome, Continue):
             self._hurry(wait)
@@ -373,11 +361,11 @@ class MongoReader(Reader):
 
     def _opened(self, taken: Taken, max_records: int) -> Stream:
         size = min(_MOST_BATCH, max(1 if self._is_brief else _LEAST_BATCH, max_records))
-        if self._stream is not None and not buffered(self._stream) and not self._source.answers(self._stream):
+        used_up = self._stream is not None and not buffered(self._stream)
+        if self._stream is not None and used_up and self._source.is_replaced(self._stream):
             # PyMongo would wait for this server, although another server may be the primary now.
             self.close()
-        used_up = self._stream is not None and not buffered(self._stream)
-        if used_up and self._batch_size < min(size, _LEAST_BATCH) and not self._wanted_size:
+        elif used_up and self._batch_size < min(size, _LEAST_BATCH) and not self._wanted_size:
             self.close()  # the batch size of an open stream cannot be changed
         if self._stream is None:
             self._batch_size = self._wanted_size or size
@@ -418,7 +406,8 @@ class MongoReader(Reader):
         """Take changes until there are enough of them or the answer is used up."""
         began = time.monotonic()
         until = began + wait
-        shards_until = began + min(_SHARDS_SECONDS, self._deadline.remaining() - _SPARE_SECONDS)
+        patience = _SHARDS_SECONDS if self._source.sharded else _MEMBERS_SECONDS
+        end_until = began + min(patience, self._deadline.remaining() - _SPARE_SECONDS)
         looks = resumes = 0
         self._overtaken = False
         while not taken.enough():
@@ -443,27 +432,19 @@ class MongoReader(Reader):
                 continue
             # A stream that another thread closed also returns nothing.
             self._look()
-            taken.at_end = self._is_at_end(taken)
+            if self._until is None:
+                taken.at_end = self._end.is_passed(taken.place, self._stream, self._begin)
+            else:  # the end of a bounded read is its bound
+                taken.at_end = not self._source.sharded
             taken.caught_up = None if taken.at_end else False
+            if self._end.is_elsewhere:
+                self.close()
             self._check()
-            waits = self._asked is not None and not taken.at_end
-            if time.monotonic() >= (max(until, shards_until) if waits else until):
+            behind = self._until is None and not taken.at_end
+            if time.monotonic() >= (max(until, end_until) if behind else until):
                 return
-            if self._await_ms == _SHORT_AWAIT_MS and (waits or 1000 * wait >= _LONG_AWAIT_MS):
+            if self._await_ms == _SHORT_AWAIT_MS and (self._end.is_late or 1000 * wait >= _LONG_AWAIT_MS):
                 self._exchange(_LONG_AWAIT_MS)
-
-    def _is_at_end(self, taken: Taken) -> bool:
-        """Return True if an empty answer shows that every earlier change was delivered."""
-        # A `mongos` also answers so while it waits for a shard that may have an earlier change. Behind a
-        # `mongos`, the stream has to pass the end that the log had during this fetch. The end of a bounded
-        # read is its bound.
-        if not self._source.sharded:
-            return True
-        if self._until is not None:
-            return False
-        if self._asked is None:
-            self._asked = self._source.now()
-        return compare(taken.place, self._asked) in (0, 1)
 
     def _answer(self, taken: Taken, max_records: int) -> tuple[bool, bool] | None:
         """Read the changes of one answer, or the changes left from an earlier answer."""

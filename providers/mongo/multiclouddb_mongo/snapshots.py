@@ -76,7 +76,6 @@ _MAJORITY: Final = ReadConcern("majority")
 _COMMENT: Final = "multiclouddb scan"
 _LOOKUP: Final = "multiclouddb lookup"
 _MOST_KEYS: Final = 200
-_GONE: Final = (26, 175)  # NamespaceNotFound, QueryPlanKilled
 _SHORT: Final = 600
 """The largest number of hexadecimal digits in an `_id` that may be the end of a segment.
 
@@ -165,10 +164,6 @@ class ScanSource:
         return database.get_collection(address.collection)
 
     # -- Whether the collection still exists
-
-    def may_be_gone(self, error: OperationFailure) -> bool:
-        """Return True if an error can mean that the collection was dropped or renamed."""
-        return error.code in _GONE
 
     def gone(self, place: Range) -> Notice | None:
         """Return the notice for a collection that was dropped or renamed."""
@@ -377,7 +372,7 @@ class SegmentReader(Reader):
 
     def _ended_by(self, error: PyMongoError) -> bool:
         """Return True if the server refuses to continue because the collection no longer exists."""
-        if not isinstance(error, OperationFailure) or not self._source.may_be_gone(error):
+        if not isinstance(error, OperationFailure):
             return False
         notice = self._source.gone(self._place)
         if notice is None:

@@ -15,6 +15,8 @@ from pymongo.cursor import Cursor
 from pymongo.database import Database
 from pymongo.errors import NetworkTimeout, OperationFailure
 from pymongo.read_concern import ReadConcern
+from pymongo.read_preferences import ReadPreference
+from pymongo.server_description import ServerDescription
 
 from multiclouddb_api import (
     EntireCluster,
@@ -26,8 +28,17 @@ from multiclouddb_api import (
 )
 from multiclouddb_mongo.errors import CONVERSION_FAILURE, HISTORY_LOST, TIME_LIMIT, classify
 from multiclouddb_mongo.options import MongoOptions
-from multiclouddb_mongo.position import After, At, Place, ticks_at, token_text
-from multiclouddb_mongo.pymongo_internals import Closer, Rows, Stream, inner_cursor, reach, watch_otherwise
+from multiclouddb_mongo.position import After, At, Place, compare, ticks_at, token_text
+from multiclouddb_mongo.pymongo_internals import (
+    Closer,
+    Rows,
+    Stream,
+    inner_cursor,
+    is_told_at_once,
+    reach,
+    retried,
+    watch_otherwise,
+)
 from multiclouddb_mongo.raw_change import RAW_CODEC, RawChange
 from multiclouddb_mongo.values import CODEC, to_bson
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault
@@ -61,6 +72,7 @@ class Source:
     Attributes:
         patience: For how many seconds a server may send nothing while it searches its log.
         closed_at: The position at which the server has closed the connection instead of an answer, or None.
+        believed: The elections whose primaries' empty answers show the end of the log; see `LogEnd`.
     """
 
     def __init__(
@@ -74,6 +86,7 @@ class Source:
         splits: bool = False,
         sharded: bool = False,
         bounded: bool = False,
+        believed: set[object] | None = None,
     ) -> None:
         assert isinstance(spec.options, MongoOptions)
         self._closer = closer or Closer()
@@ -83,6 +96,7 @@ class Source:
         self.patience = self._calm = SILENT_SECONDS if bounded else ANSWER_SECONDS
         limits = (client.options.timeout, client.options.pool_options.socket_timeout)
         self.closed_at: Place | None = None
+        self.believed = set() if believed is None else believed
         self._limit_ms = min((int(limit * 1000) for limit in limits if limit is not None), default=None)
 
     # -- The streams of a reader
@@ -119,22 +133,53 @@ class Source:
 
     def answers(self, stream: Stream | Rows) -> bool:
         """Return False if the server of a stream is known to be unreachable."""
-        cursor = stream if isinstance(stream, Cursor) else inner_cursor(stream)
-        address = getattr(cursor, "address", None)
-        if address is None:
-            return True
-        server = self.client.topology_description.server_descriptions().get(address)
-        return server is not None and server.is_server_type_known
+        return _address(stream) is None or self._server(stream) is not None
+
+    def is_replaced(self, stream: Stream) -> bool:
+        """Return True if another server has to be read: this one is unreachable, or no primary any more."""
+        server = self._server(stream)
+        if server is None:
+            return not self.answers(stream)
+        return (
+            server.server_type_name == "RSSecondary"
+            and self.client.topology_description.topology_type_name == "ReplicaSetWithPrimary"
+            and self.client.read_preference == ReadPreference.PRIMARY
+        )
 
     def now(self) -> After:
-        """Return the end of the log, which is later than every acknowledged write."""
+        """Return the end of the log as a server that may be read knows it; see `LogEnd`."""
+        return self._now()[0]
+
+    def head(self) -> After | None:
+        """Return the end of the log; None if only another server may know it."""
+        end = LogEnd(self)
+        if not (self.sharded or self.believed):
+            end.ask()
+        now, stream = self._now()
+        return now if self.sharded or end.is_passed(now, stream, now) else None
+
+    def _now(self) -> tuple[After, Stream]:
         # The position comes from the first answer of a stream that requests no changes. A `mongos` learns
         # from the answers of the shards how late it is, so only the second stream begins late enough.
         for _ in range(2 if self.sharded else 1):
             with self.opening(), self._watch(0, self._awaiting(1)) as stream:
                 token = stream.resume_token
         assert token is not None  # every supported server sends a token, even with an empty batch
-        return After("h", token_text(token))
+        return After("h", token_text(token)), stream
+
+    def election(self, stream: Stream | None) -> object:
+        """Return the id of the election that the stream's server has won; None if it is no primary."""
+        server = None if stream is None else self._server(stream)
+        return None if server is None or server.server_type_name != "RSPrimary" else server.election_id
+
+    def is_believed(self, stream: Stream | None) -> bool:
+        """Return True if an empty answer of the stream's server shows the end of the log; see `LogEnd`."""
+        server = None if stream is None else self._server(stream)
+        if server is None:
+            return False
+        if self.client.topology_description.topology_type_name == "Single" and not server.is_writable:
+            return True  # no other server can be asked
+        return server.topology_version is not None and self.election(stream) in self.believed
 
     def reaches(self, place: At) -> bool:
         """Return True if the log still contains everything from a cluster time on."""
@@ -230,6 +275,13 @@ class Source:
 
     # -- Internals
 
+    def _server(self, stream: Stream | Rows) -> ServerDescription | None:
+        """Return what PyMongo knows of a stream's server; None if it does not reach the server."""
+        address = _address(stream)
+        servers = self.client.topology_description.server_descriptions()
+        server = None if address is None else servers.get(address)
+        return server if server is not None and server.is_server_type_known else None
+
     def _awaiting(self, await_ms: int) -> int:
         """Return a wait time that is shorter than the connection string's time limit for each call."""
         # If the wait were longer than the connection string's time limit, every call that waits would exceed
@@ -266,6 +318,85 @@ class Source:
 
     def _database(self, name: str) -> Database[RawChange]:
         return self.client.get_database(name, codec_options=RAW_CODEC, read_concern=_MAJORITY)
+
+
+class LogEnd:
+    """Decides in one fetch whether an empty answer shows that every acknowledged write was delivered."""
+
+    # A server answers from the part of its log that a majority has, as far as the server knows.
+    # 1. After its election, a primary learns with its first own write that a majority has the writes of its
+    #    predecessor. From then on, its empty answers are believed, so an idle feed costs no further request.
+    #    A client that is not told at once of an election asks in every fetch; the next answer counts.
+    # 2. A secondary may lag. The stream has to pass the last write that the primary has now. The position at
+    #    which a reader begins may be before the write of the same time; later positions are after it.
+    # 3. A `mongos` answers while it waits for a shard that may have an earlier change. Therefore, the stream
+    #    has to pass the end that the log had during this fetch.
+    #
+    # `is_late` is True if another answer of the same server may be needed, and only after some time.
+    # `is_elsewhere` is True if the server that PyMongo knows as the primary is none any more.
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._mark: After | None = None
+        self._last: int | None = None
+        self._election: object = None
+        self.is_elsewhere = self.is_late = False
+
+    def is_passed(self, place: Place, stream: Stream | None, begin: Place) -> bool:
+        """Return True if the answer after which a stream is at `place` was the end of the log.
+
+        Args:
+            place: The position of the stream.
+            stream: The stream, or None if it is closed.
+            begin: The position at which the reader has begun.
+        """
+        source = self._source
+        if source.sharded:
+            self._mark = self._mark or source.now()
+            self.is_late = compare(place, self._mark) not in (0, 1)
+            return not self.is_late
+        if source.is_believed(stream):
+            return True
+        before = self._election
+        if self._last is None:
+            self.ask()
+        if self._last is None:
+            self.is_late = not self.is_elsewhere
+            return False
+        if self._election is not None and source.election(stream) == self._election:
+            return before is not None
+        at = ticks_at(place)
+        unmoved = place == begin or (isinstance(begin, At) and at == ticks_at(begin))
+        self.is_late = at is not None and (at < self._last or (at == self._last and unmoved))
+        return not self.is_late
+
+    def ask(self) -> None:
+        """Ask the primary for its last write."""
+        source, client = self._source, self._source.client
+        if not client.topology_description.has_writable_server():
+            return  # an election is running
+        with source.opening():
+            answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
+        self.is_elsewhere = not answer.get("isWritablePrimary", True)
+        if self.is_elsewhere:
+            return
+        stamp = answer.get("lastWrite", {}).get("opTime", {}).get("ts", Timestamp(0, 0))
+        self._last = ticks_at(At(stamp.time, stamp.inc))
+        self._election = elected(answer)
+        if self._election is not None and is_told_at_once(client):
+            source.believed.add(self._election)
+
+
+def elected(hello: Mapping[str, Any]) -> object:
+    """Return the election that a server has won and in which a majority has one of its writes, or None."""
+    written = hello.get("lastWrite", {})
+    knows = written.get("opTime", {}).get("t") == written.get("majorityOpTime", {}).get("t")
+    return hello.get("electionId") if knows and hello.get("isWritablePrimary") else None
+
+
+def _address(stream: Stream | Rows) -> tuple[str, int | None] | None:
+    cursor = stream if isinstance(stream, Cursor) else inner_cursor(stream)
+    return getattr(cursor, "address", None)
 
 
 def _start(place: Place) -> dict[str, Any]:

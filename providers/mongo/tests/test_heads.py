@@ -1,7 +1,6 @@
 """Tests planned bounded reads on real servers: their cost and their end. No change may be lost."""
 
 import itertools
-import threading
 import time
 from unittest import mock
 
@@ -196,7 +195,7 @@ def test_a_mark_right_behind_the_start_is_left_to_reading(make, monkeypatch, far
     first = mock.MagicMock(outcome=Continue(), **{"__len__.return_value": 1})
     first.cursor_after.return_value = cursor_of(late_place)
     monkeypatch.setattr(type(world.feed), "_peek", lambda *_: first)
-    monkeypatch.setattr(Source, "now", lambda _: mark)
+    monkeypatch.setattr(Source, "head", lambda _: mark)
     assert world.heads(cursor) == ({"0": Head(cursor_of(mark), None, Continue())} if far == 2 else {})
 
 
@@ -206,7 +205,7 @@ def test_a_change_from_behind_the_end_of_the_log_is_a_head_itself(make, monkeypa
     cursor = world.start()
     before = world.feed._source.now()
     world.write(1, 2, 3)
-    monkeypatch.setattr(Source, "now", lambda _: before)
+    monkeypatch.setattr(Source, "head", lambda _: before)
     (head,) = world.heads(cursor).values()
     assert (head.records, head.outcome) == (1, Continue())
     assert world.read([Range("0", cursor, head.cursor)]) == [1]
@@ -223,7 +222,7 @@ def test_the_time_of_the_start_is_kept_as_long_as_it_lies_ahead(make, monkeypatc
     (part,) = world.feed.survey({"0": None}, soon(), expired={"0"}).present
     assert start_of(part.oldest) >= begin
     place = After("h", f"82{begin - 1:016X}2B0229296E04")
-    monkeypatch.setattr(Source, "now", lambda _: place)
+    monkeypatch.setattr(Source, "head", lambda _: place)
     (head,) = world.heads(cursor).values()
     assert head.cursor == ["h", place.data, begin]
 
@@ -331,39 +330,6 @@ class TestEnds:
         ) as caught:
             world.read(step.ranges())
         assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
-
-
-@pytest.mark.parametrize(("most", "target"), [(None, True), (50, False)], ids=["to a target", "bounded"])
-def test_everything_comes_once_and_in_order_while_it_is_written(make, most, target):
-    """Changes are planned and read while single writes and transactions are running."""
-    world = make()
-    world.start()
-
-    def write():
-        client = world.native.client
-        for number in range(0, 600, 6):
-            world.native["c"].insert_one({"_id": number})
-            with client.start_session() as session:
-                session.with_transaction(
-                    lambda session, first=number + 1: world.native["c"].insert_many(
-                        [{"_id": each} for each in range(first, first + 5)], session=session
-                    )
-                )
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    got, steps = [], []
-    while writer.is_alive() or len(got) < 600:
-        until = world.planner.target(world.at, soon()) if target else None
-        while (step := world.plan(most, until)).moved:
-            steps.append((step.ranges(), read := world.read(step.ranges())))
-            assert most is None or len(read) <= most
-            world.at = step.after
-            got += read
-    writer.join()
-    assert got == list(range(600))
-    for parts, read in steps:
-        assert world.read(parts) == read
 
 
 class TestLaggingMember:

@@ -13,6 +13,7 @@ from multiclouddb_api import (
     EntireCollection,
     EntireDatabase,
     ErrorCategory,
+    FromContinuationToken,
     Now,
     OperationOptions,
     ResourceAddress,
@@ -31,7 +32,7 @@ from multiclouddb_conformance.loss import (
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_conformance.waiting import assert_prompt
 
-from .monitor import ids, read
+from .monitor import ids, keys, read, watched
 
 APPLICATION = "a-consumer"
 KEYS = 9
@@ -251,6 +252,49 @@ def deaf(member):
         yield
     finally:
         member.admin.command({**command, "mode": "off"})
+
+
+class TestEnd:
+    """A page is idle only after every change that a majority had acknowledged before the call."""
+
+    @pytest.fixture
+    def items(self, proxied, database):
+        proxied.wait_healthy()
+        yield proxied.client()[database].create_collection("c", write_concern=WriteConcern("majority"))
+        proxied.wait_healthy()
+
+    def until_idle(self, client, items, token):
+        request = ChangeFeedRequest(ResourceAddress(items.database.name, "c"), FromContinuationToken(token))
+        with client.iterate_changes(request, until_idle=True) as changes:
+            return keys(changes)
+
+    def idle(self, client, items):
+        """Return the token of an idle page; the client keeps its stream open."""
+        page = read(client, ResourceAddress(items.database.name, "c"), Now())
+        while not page.idle:
+            page = read(client, ResourceAddress(items.database.name, "c"), page.continuation_token)
+        return page.continuation_token
+
+    @pytest.mark.parametrize("monitoring", ["stream", "poll"])
+    def test_a_former_primary_does_not_show_it(self, proxied, items, monitoring):
+        """In the mode `poll`, the client does not learn for a minute that there was an election."""
+        options = {"serverMonitoringMode": monitoring, "heartbeatFrequencyMS": 60_000}
+        with connect(proxied.uri(**options)) as client:
+            token, former = self.idle(client, items), proxied.wait_primary()
+            with deaf(proxied.direct(former)):
+                proxied.step_down()
+                proxied.wait_primary()
+                items.insert_one({"_id": 1})
+                assert self.until_idle(client, items, token) == [1]
+            proxied.stand(former)
+
+    def test_a_lagging_secondary_does_not_show_it(self, proxied, items):
+        with watched(proxied.uri(readPreference="secondary")) as (client, commands):
+            token = self.idle(client, items)
+            member = "{}:{}".format(*commands.opening()[-1].connection_id)
+            with deaf(proxied.direct(member)):
+                items.insert_one({"_id": 1})
+                assert self.until_idle(client, items, token) == [1]
 
 
 def test_a_change_that_is_rolled_back_is_never_seen(proxied, database):

@@ -5,7 +5,6 @@ from contextlib import ExitStack
 import pytest
 
 from multiclouddb_api import (
-    ClientConfig,
     Dropped,
     EntireCluster,
     EntireDatabase,
@@ -17,11 +16,9 @@ from multiclouddb_api import (
 )
 from multiclouddb_mongo import MongoOptions
 
-from .monitor import in_scope, keys, read, watched
+from .monitor import in_scope, keys, read
 
 FOLLOW = MongoOptions(after_invalidate="follow")
-PAGE = 5
-ROUNDS = 4
 
 
 def pages_of(uri, token, *, restart=False, **asked):
@@ -89,38 +86,3 @@ def test_a_process_a_page_has_every_notice_in_its_place(one, reader, database, s
     gone = [Dropped(f"{database}/c"), Invalidated("the server invalidated the stream")]
     assert in_order(pages) == ["0.0", "0.1", *gone, "1.0", "1.1", *gone, "2.0", "2.1"]
     check_every_token(one.uri(), pages, **asked)
-
-
-class Consumers:
-    """Several consumers at different positions. The consumers take turns; each reads one page per turn."""
-
-    def __init__(self, reader, address, collection, count):
-        self._client, self._address = reader, address
-        start = read(reader, address, Now()).continuation_token
-        collection.insert_many([{"n": number} for number in range(7 * count + 2 * ROUNDS * PAGE)])
-        self._tokens = [self._read(start, 7 * number + 1) for number in range(count)]
-
-    def _read(self, token, size):
-        page = read(self._client, self._address, token, size)
-        assert page.events
-        return page.continuation_token
-
-    def turns(self):
-        for _ in range(ROUNDS):
-            self._tokens = [self._read(token, PAGE) for token in self._tokens]
-
-
-def test_no_consumer_opens_a_cursor_a_page(ours, here, written):
-    reader, commands = ours
-    consumers = Consumers(reader, here, written, 17)
-    commands.clear()
-    consumers.turns()
-    assert len(commands.opening()) == 0
-    assert commands.names("killCursors") == []
-
-
-def test_no_more_cursors_are_kept_than_the_option_says(one, app, here, written):
-    config = ClientConfig("mongo", {"url": one.uri(appName=app)}, max_readers_per_partition=2)
-    with watched(config) as (reader, commands):
-        Consumers(reader, here, written, 4).turns()
-        assert len(commands.opening()) - len(commands.names("killCursors")) == 2

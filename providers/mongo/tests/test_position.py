@@ -258,9 +258,18 @@ def test_a_segment_and_a_plan_are_read_back():
         assert range_of(part.cursor()) == part
         assert is_scan_cursor(part.cursor())
         assert "65F" not in describe_scan(part.cursor()).text
-    rest = Rest(PLAN, TIME, UUID, 50_000, 7, ONE, 3, ("region",))
-    assert rest_of(rest.cursor()) == rest
-    assert "segment 3" in describe_scan(rest.cursor()).text
+    for rest in (Rest(PLAN, TIME, UUID, 50_000, 7, ONE, 3, ("region",)), Rest(PLAN, TIME, "", 0)):
+        assert rest_of(rest.cursor()) == rest
+        assert f"segment {rest.number}" in describe_scan(rest.cursor()).text
+
+
+@pytest.mark.parametrize(
+    ("begin", "names", "operator"), [("[", (), "$gte"), ("(", (), "$gt"), ("(", ("region",), "$gte")]
+)
+def test_rows_of_other_shards_with_the_last_id_are_asked_for_again(begin, names, operator):
+    """They may not have been sent yet; without a shard key, only one row has an `_id`."""
+    (bound,) = Range(TIME, UUID, f"{begin}{ONE}", "", names).filter()["$expr"]["$and"]
+    assert list(bound) == [operator]
 
 
 @pytest.mark.parametrize(

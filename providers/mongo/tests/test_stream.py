@@ -1,11 +1,13 @@
 """Tests how a stream is opened, and how it is closed."""
 
+import contextlib
 import logging
 import time
+from types import SimpleNamespace
 
 import pymongo
 import pytest
-from bson import Decimal128
+from bson import Decimal128, Timestamp
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, NetworkTimeout, OperationFailure
 
@@ -19,9 +21,9 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_mongo.position import At, ticks_at
+from multiclouddb_mongo.position import After, At, ticks_at
 from multiclouddb_mongo.pymongo_internals import Closer, hushed
-from multiclouddb_mongo.source import ENDINGS, Source
+from multiclouddb_mongo.source import ENDINGS, LogEnd, Source
 from multiclouddb_spi import FeedSpec
 
 from .monitor import Commands
@@ -246,3 +248,59 @@ def test_the_log_is_asked_where_the_changes_come_from(one, here, app, sharded, l
         assert source.reaches(At((ticks_at(source.now()) >> 32) + 5, 1))
     assert command["maxTimeMS"] == longest
     assert command["$readPreference"] == {"mode": "secondaryPreferred"}
+
+
+class Member:
+    """Simulates the source of a stream whose server has won an election, or is a secondary."""
+
+    sharded, opening = False, contextlib.nullcontext
+
+    def __init__(self, won, *, there=True, term=2, mode="poll", **hello):
+        self.won, self.client, self.admin, self.topology_description = won, self, self, self
+        self.has_writable_server, self.believed = lambda: there, set()
+        self.options = SimpleNamespace(server_monitoring_mode=mode)
+        written = {"opTime": {"ts": Timestamp(5, 2), "t": 2}, "majorityOpTime": {"t": term}}
+        self.hello = {"isWritablePrimary": True, "electionId": ELECTION, "lastWrite": written, **hello}
+
+    def command(self, *_, **__):
+        return self.hello
+
+    def election(self, stream):
+        return self.won
+
+    def is_believed(self, stream):
+        return self.won in self.believed
+
+
+ELECTION, EARLIER = "the last election", "the election before"
+BEFORE, LAST, PAST = (After("h", f"82{5:08X}{number:08X}2B0229296E04") for number in (1, 2, 3))
+CHANGE = After("e", f"82{5:08X}{2:08X}2B022C")
+
+
+@pytest.mark.parametrize(
+    ("won", "hello", "begin", "places", "ends"),
+    [
+        (ELECTION, {}, BEFORE, [BEFORE, BEFORE], [False, True]),  # the first answer came before the question
+        (ELECTION, {"term": 1}, BEFORE, [BEFORE, BEFORE, CHANGE], [False, False, True]),
+        (EARLIER, {}, BEFORE, [BEFORE, BEFORE, LAST], [False, False, True]),
+        (None, {}, BEFORE, [BEFORE, BEFORE, LAST], [False, False, True]),
+        (None, {}, LAST, [LAST, CHANGE], [False, True]),
+        (None, {}, At(5, 2), [LAST, PAST], [False, True]),
+        (None, {}, PAST, [PAST], [True]),
+        (None, {"there": False}, BEFORE, [PAST, PAST], [False, False]),
+        (ELECTION, {"isWritablePrimary": False}, BEFORE, [PAST, PAST], [False, False]),
+    ],
+)
+def test_an_empty_answer_shows_the_end_of_the_log(won, hello, begin, places, ends):
+    end = LogEnd(Member(won, **hello))
+    assert [end.is_passed(place, "stream", begin) for place in places] == ends
+    assert end.is_elsewhere is ("isWritablePrimary" in hello)
+
+
+@pytest.mark.parametrize(("mode", "believed"), [("stream", True), ("poll", False)])
+def test_a_primary_is_asked_once_if_elections_are_told_at_once(mode, believed):
+    source = Member(ELECTION, mode=mode)
+    assert not LogEnd(source).is_passed(BEFORE, "stream", BEFORE)
+    assert LogEnd(source).is_passed(BEFORE, "stream", BEFORE) is believed
+    source.won = EARLIER  # the member of another election
+    assert not LogEnd(source).is_passed(BEFORE, "stream", BEFORE)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from multiclouddb_api import ChangeType, ErrorCategory, NewItemStateMode
+from multiclouddb_api import ChangeType, NewItemStateMode
 from multiclouddb_conformance import us8
 from multiclouddb_conformance.harness import Kind
 from multiclouddb_conformance.us8 import *  # noqa: F403
@@ -25,13 +25,6 @@ class TestImages(us8.TestImages):
         assert [event.new_item_state for event in events] == [
             images.harness.document("a", each) for each in fields
         ]
-
-    @pytest.mark.needs("alone")
-    def test_require_is_refused_without_images_with_the_command_that_enables_them(self, collection):
-        error = collection.refused(
-            ErrorCategory.UNSUPPORTED_CAPABILITY, collection.begin, new_item_state_mode=REQUIRE
-        )
-        assert "changeStreamPreAndPostImages" in error.message
 
 
 class TestPropagation(us8.TestPropagation):

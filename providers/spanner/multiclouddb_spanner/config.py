@@ -34,6 +34,8 @@ ALIVE: Final = (
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 20),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
 )
 """The settings of our channels. If nothing arrives for 30 seconds during a call, gRPC sends a ping. If
 there is no answer within 10 seconds, gRPC opens another connection. Without these settings, every later
@@ -41,7 +43,11 @@ call would wait on a connection that a firewall or proxy has dropped in silence.
 
 By default, gRPC also sends pings to measure the network. On a slow network, the answer to such a ping comes
 after all data that is on its way, so a fast limit would close the connection; and while such a ping is on its
-way, no other ping is sent. Therefore gRPC does not measure, and has a fixed amount of data on its way."""
+way, no other ping is sent. Therefore gRPC does not measure, and has a fixed amount of data on its way.
+
+By default, gRPC waits up to two minutes before it connects again, and all channels of a process that have the
+same address and settings wait together. A feed could not be read for so long after an outage. Therefore each
+client has a connection of its own, and waits 5 seconds at most."""
 
 STREAM_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 """A pattern for the names that Spanner allows for a change stream. Queries contain the name as plain text, so

@@ -1,6 +1,7 @@
 """Tests the library's client behind a proxy that drops, delays, cuts or limits the service's answers."""
 
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import grpc
@@ -10,7 +11,7 @@ from google.auth.credentials import AnonymousCredentials
 from multiclouddb_api import ErrorCategory, MulticloudDbError, Now, Snapshot, connect
 from multiclouddb_conformance.proxy import Proxy
 from multiclouddb_conformance.slow_link import SlowConsumer
-from multiclouddb_conformance.waiting import assert_prompt
+from multiclouddb_conformance.waiting import assert_prompt, wait_until
 from multiclouddb_spanner import config
 from multiclouddb_spanner.config import ALIVE, SpannerConfig
 from multiclouddb_spanner.reader import SpannerReader
@@ -57,6 +58,48 @@ class TestCut:
             link.cut_after = 60_000
             heads = made.feed.heads(starts, None, made.soon())
             assert [head.records for head in heads.values()] == [None]
+
+
+class TestOutage:
+    def test_a_client_connects_again_within_a_bounded_time(self, items, link, monkeypatch):
+        """gRPC would double its waits up to two minutes: 10 tries would take more than a minute."""
+        monkeypatch.setattr(config, "ALIVE", SOON)
+        with connect(f"spanner://tests/tests?emulator_host=127.0.0.1:{link.port}") as ours:
+            token = items.page(Now(), client=ours).continuation_token
+            link.cut()
+            wanted = link.connections + 10
+
+            def tried():
+                with suppress(MulticloudDbError):
+                    items.page(token, client=ours, timeout=0.2)
+                return link.connections >= wanted
+
+            wait_until(tried, seconds=20)
+            link.heal()
+            items.put(("k", 1))
+            assert_prompt(2.0, lambda: seconds_until_read(items, ours, token), at_most=10)
+
+    def test_a_client_does_not_wait_because_another_one_failed(self, items, link, ours):
+        """Clients of one process would share a connection, and with it the wait after a failure."""
+        url = f"spanner://tests/tests?emulator_host=127.0.0.1:{link.port}"
+        items.page(Now(), client=ours)
+        known = link.connections
+        with connect(url) as another:
+            items.page(Now(), client=another)
+        assert link.connections > known
+
+
+def seconds_until_read(items, client, token):
+    began = time.monotonic()
+
+    def read():
+        try:
+            return items.page(token, client=client, timeout=2.0).events
+        except MulticloudDbError:
+            return None
+
+    wait_until(read)
+    return time.monotonic() - began
 
 
 @pytest.mark.parametrize("trouble", ["killed", "silent"])
