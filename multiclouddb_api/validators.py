@@ -54,7 +54,6 @@ def _field(instance: object, attribute: attrs.Attribute[Any]) -> str:
 
 def is_a(*types: type) -> Validator:
     """Check that the value is an instance of one of the types; a bool does not count as an int."""
-
     refused = () if bool in types else bool
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
