@@ -71,12 +71,13 @@ class Worker:
         found = self.store.load(name)
         return found is not None and found.token == DONE
 
-    def claim(self, name, planned):
+    def claim(self, plan, name):
         """Return the checkpoint of a partition that nobody follows, now that this worker follows it."""
         found = self.store.load(name)
         if found is None:
-            ready = all(map(self.is_done, planned["parents"]))
-            return self.save(name, planned["start"], None) if ready else None
+            # A parent that is not in the plan is done, or is older than the retention.
+            ready = all(map(self.is_done, plan.keys() & plan[name]["parents"]))
+            return self.save(name, plan[name]["start"], None) if ready else None
         if found.token == DONE:
             return None
         version, since = self.seen.get(name, (None, 0.0))
@@ -115,9 +116,10 @@ class Worker:
         with closing(sqlite3.connect(self.target, timeout=60)) as copy, copy:
             copy.execute(TABLE)
         while not self.stop.is_set():
-            for name, planned in self.plan()[0].items():
-                if name not in self.followed and (claimed := self.claim(name, planned)) is not None:
-                    arguments = name, planned, claimed
+            plan, _ = self.plan()
+            for name in plan.keys() - self.followed.keys():
+                if (claimed := self.claim(plan, name)) is not None:
+                    arguments = name, plan[name], claimed
                     self.followed[name] = threading.Thread(target=self.run_follower, args=arguments)
                     self.followed[name].start()
                     break  # one at a time, so that the other workers get some too
