@@ -1,6 +1,7 @@
 """A week of micro-batches over many partitions, on a clock that runs fast.
 
-`tests/test_week.py` has the pages. The readers are called as Spark calls them, with offsets that were JSON in between.
+`tests/test_week.py` has the pages. The readers are called as Spark calls them,
+with offsets that were JSON in between.
 """
 
 import json
