@@ -87,6 +87,7 @@ class GcsCheckpointStore(SharedCheckpointStore):
     def _answer(self, error: Exception) -> Answer | Row | None:
         from google.api_core.exceptions import GoogleAPICallError, RetryError
         from google.auth.exceptions import GoogleAuthError, TransportError
+        from requests import Response
         from requests.exceptions import RequestException
 
         match error:
@@ -94,6 +95,9 @@ class GcsCheckpointStore(SharedCheckpointStore):
                 return self._answer(error.cause)
             case GoogleAPICallError():
                 status = int(error.code or 0)
+                return Answer(status, str(status), "")
+            # What a retry that ran out of time had last: versions of the library name this class differently.
+            case Exception(response=Response(status_code=status)):
                 return Answer(status, str(status), "")
             case TransportError() | RequestException():
                 return row_of_connection(error) or NO_ANSWER
