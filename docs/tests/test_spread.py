@@ -163,7 +163,7 @@ def drill(store, tmp_path, positions, kills):
     for number, (at, when) in enumerate(kills):
         store.batch("orders", [Put(f"o-{number}-{each}", {"at": number}) for each in range(30)])
         if number % 4 == 1:
-            newest = store.partitions("orders")[-1].name
+            newest = store.partitions("orders")[-1].partition_id
             store.split("orders", newest)
         folder = tmp_path / f"machine-{number % 2}"
         with machine(folder, at, when, *words, program=("-c", MACHINE)) as dying:
