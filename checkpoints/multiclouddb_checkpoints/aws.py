@@ -95,4 +95,5 @@ class AwsCheckpointStore(SharedCheckpointStore):
                 return REGION
             case boto.ConnectionError() | boto.HTTPClientError():
                 return row_of_connection(error) or NO_ANSWER
-        return None
+            case _:
+                return None

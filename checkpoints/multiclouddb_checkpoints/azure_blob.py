@@ -38,7 +38,7 @@ class AzureBlobCheckpointStore(SharedCheckpointStore):
 
     scheme = "azblob"
     form = "write azblob://ACCOUNT/CONTAINER/PREFIX"
-    extra = "checkpoints-azure-blob"
+    extra = "multiclouddb[checkpoints-azure-blob]"
     options = ("endpoint_url",)
     advice = Advice(
         _WHO,
@@ -136,7 +136,8 @@ class AzureBlobCheckpointStore(SharedCheckpointStore):
                 return row_of_connection(error) or NO_ANSWER
             case AzureError():
                 return NO_ANSWER
-        return None
+            case _:
+                return None
 
 
 def _code(error: Any) -> str:

@@ -29,7 +29,7 @@ class DynamoCheckpointStore(AwsCheckpointStore):
 
     scheme = "dynamodb"
     form = "write dynamodb://TABLE/PREFIX or dynamodb://TABLE/PREFIX?region=REGION"
-    extra = "checkpoints-dynamo"
+    extra = "multiclouddb[checkpoints-dynamo]"
     advice = Advice(WHO, "grant dynamodb:GetItem and dynamodb:PutItem on the table", _TABLE)
     meanings: ClassVar = {
         **CODES,

@@ -35,7 +35,7 @@ class GcsCheckpointStore(SharedCheckpointStore):
 
     scheme = "gs"
     form = "write gs://BUCKET/PREFIX"
-    extra = "checkpoints-gcs"
+    extra = "multiclouddb[checkpoints-gcs]"
     advice = Advice(
         _WHO,
         "grant storage.objects.get, storage.objects.create and storage.objects.delete on the bucket",
@@ -87,7 +87,6 @@ class GcsCheckpointStore(SharedCheckpointStore):
     def _answer(self, error: Exception) -> Answer | Row | None:
         from google.api_core.exceptions import GoogleAPICallError, RetryError
         from google.auth.exceptions import GoogleAuthError, TransportError
-        from requests import Response
         from requests.exceptions import RequestException
 
         match error:
@@ -96,11 +95,11 @@ class GcsCheckpointStore(SharedCheckpointStore):
             case GoogleAPICallError():
                 status = int(error.code or 0)
                 return Answer(status, str(status), "")
-            # What a retry that ran out of time had last: versions of the library name this class differently.
-            case Exception(response=Response(status_code=status)):
-                return Answer(status, str(status), "")
             case TransportError() | RequestException():
                 return row_of_connection(error) or NO_ANSWER
             case GoogleAuthError():
                 return _NOT_ACCEPTED
-        return None
+            case _:
+                # What a retry that ran out of time had last: versions of the library name this class differently.
+                status = getattr(getattr(error, "response", None), "status_code", None)
+                return None if status is None else Answer(status, str(status), "")

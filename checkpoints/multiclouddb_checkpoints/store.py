@@ -102,7 +102,7 @@ class SharedCheckpointStore(ABC):
     form: ClassVar[str]
     """The text that describes a valid URL in messages."""
     extra: ClassVar[str]
-    """The extra of `multiclouddb` that installs the vendor's library."""
+    """What pip installs for the vendor's library."""
     options: ClassVar[Sequence[str]] = ()
     """The options that a URL may have."""
     advice: ClassVar[Advice]
@@ -255,7 +255,7 @@ class SharedCheckpointStore(ABC):
                 raise invalid_request(
                     "checkpoint_store",
                     f"the library for {self.scheme}:// is not installed ({error})",
-                    f'run: pip install "multiclouddb[{self.extra}]"',
+                    f'run: pip install "{self.extra}"',
                 ) from error
             self._made.setdefault(process, made)
         return self._made[process]

@@ -81,7 +81,8 @@ def s3():
     server.start()
     try:
         endpoint = "http://{}:{}".format(*server.get_host_and_port())
-        client = boto3.client("s3", endpoint_url=endpoint)
+        keys = {"aws_access_key_id": "any", "aws_secret_access_key": "any", "region_name": "eu-west-1"}
+        client = boto3.client("s3", endpoint_url=endpoint, **keys)
         client.create_bucket(Bucket=PLACE, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
         client.close()
         yield endpoint
