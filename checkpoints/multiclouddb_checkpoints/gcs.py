@@ -43,9 +43,9 @@ class GcsCheckpointStore(SharedCheckpointStore):
     )
 
     def _connect(self) -> Any:
-        from google.cloud import storage
+        from google.cloud.storage import Client
 
-        return storage.Client()
+        return Client()
 
     def _blob(self, key: str) -> Any:
         return self._client.bucket(self._location.host).blob(key)
@@ -100,6 +100,6 @@ class GcsCheckpointStore(SharedCheckpointStore):
             case GoogleAuthError():
                 return _NOT_ACCEPTED
             case _:
-                # What a retry that ran out of time had last: versions of the library name this class differently.
+                # What a retry had last; the versions of the library name this class differently.
                 status = getattr(getattr(error, "response", None), "status_code", None)
                 return None if status is None else Answer(status, str(status), "")
