@@ -62,6 +62,11 @@ class Places:
         return self.root / "merged.jsonl"
 
     @property
+    def proved(self) -> Path:
+        """Return the file that exists when the comparison beside the writer has ended."""
+        return self.root / "proved"
+
+    @property
     def chart(self) -> Path:
         """Return the file with the chart of rate and lag over time."""
         return self.root / "chart.png"

@@ -34,11 +34,15 @@ class Proof:
         self._thread.start()
 
     def _run(self) -> None:
-        if self._faults:
-            self._planted = plant(self._places)
-            self._command("--json")
-            self._command("--repair")
-        self._command()
+        try:
+            if self._faults:
+                self._planted = plant(self._places)
+                self._command("--json")
+                self._command("--repair")
+            self._command()
+        finally:
+            # Until now the writer runs.
+            self._places.proved.touch()
 
     def _command(self, *more: str) -> None:
         places = self._places

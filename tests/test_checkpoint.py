@@ -3,6 +3,7 @@
 `test_checkpoint_stores.py` tests what every store promises.
 """
 
+import fcntl
 import json
 import os
 import stat
@@ -78,6 +79,27 @@ os._exit(0)
         store.save("other", "1", None)
         subprocess.run([sys.executable, "-c", program], check=True)
         store.save("orders", "1", None)
+
+    def test_a_lock_that_a_forked_child_has_inherited_is_free(self, store, monkeypatch):
+        lock, inherited = fcntl.flock, []
+
+        def forking(handle, operation):
+            if operation == fcntl.LOCK_EX:
+                inherited.append(os.dup(handle))
+            lock(handle, operation)
+
+        monkeypatch.setattr("fcntl.flock", forking)
+        store.save("orders", "1", None)
+        with (store.path("orders").parent / ".orders.lock").open() as file:
+            lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(*inherited)
+
+    def test_a_link_in_the_place_of_the_draft_is_not_followed(self, store, tmp_path):
+        first, other = store.save("orders", "1", None), tmp_path / "other"
+        other.write_text("mine")
+        (store.path("orders").parent / ".orders.tmp").symlink_to(other)
+        assert refusal(store.save, "orders", "2", first.version).category == ErrorCategory.PERMANENT_FAILURE
+        assert (other.read_text(), store.load("orders")) == ("mine", first)
 
 
 class TestDamage:

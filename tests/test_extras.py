@@ -51,12 +51,6 @@ def test_a_provider_that_messages_name_is_an_extra_and_can_be_found(provider):
     assert provider in points
 
 
-def test_all_is_all():
-    (requirement,) = MAIN["all"]
-    ((_, extras),) = NAMED.findall(requirement)
-    assert extras.split(",") == sorted(MAIN.keys() - {"all"})
-
-
 def test_the_extra_of_spark_is_the_whole_pipeline():
     """The package that contains only the source does not require PySpark, because pip would replace a
     platform's Spark.

@@ -329,12 +329,7 @@ ADDRESS = api.ResourceAddress("main", "orders")
 
 
 WAYS_OUT = [
-    (lambda _: api.ChangeFeedRequest(ADDRESS, api.Beginning), "not the class Beginning; write Beginning()"),
-    (lambda _: api.ChangeFeedRequest(ADDRESS, api.AtTime), "write AtTime(…)"),
-    (
-        lambda _: api.ChangeFeedRequest(ADDRESS, api.Now(), new_item_state_mode="omit"),
-        "pass NewItemStateMode.OMIT",
-    ),
+    (lambda _: api.ChangeFeedRequest(ADDRESS, api.AtTime), "not the class AtTime; write AtTime(…)"),
     (
         lambda client: client.capabilities().is_supported("CHANGE_FEED_POINT_IN_TIME"),
         "pass Capability.CHANGE_FEED_POINT_IN_TIME",

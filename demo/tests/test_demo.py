@@ -13,16 +13,31 @@ import pytest
 
 from demo.__main__ import main
 from demo.flights import KEY, load_flights
-from demo.places import Places, append_line, merged_batches
+from demo.places import Places, append_line, merged_batches, read_lines
 from demo.writer import write
 
 ROOT = Path(__file__).parents[2]
 
 
-def run_demo(folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "demo", "--rows", "1500", "--folder", str(folder)]
+def run_demo(folder: Path, rows: str = "1500", **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "demo", "--rows", rows, "--folder", str(folder)]
     environment = {**os.environ, "FAST": "1", **more}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def check_proved(ran: subprocess.CompletedProcess[str], folder: Path) -> None:
+    """Check that the table was proved equal while the writer still ran."""
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "EQUAL: the table contains" in ran.stdout
+    places = Places(folder)
+    assert read_lines(places.written)[-1]["at"] > places.proved.stat().st_mtime
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("fast", "rows"), [("", "1500"), ("", "20000"), ("1", "20000"), ("1", "1")])
+def test_table_is_proved_while_the_writer_still_runs(tmp_path: Path, fast: str, rows: str) -> None:
+    check_proved(run_demo(tmp_path / "out", rows, FAST=fast), tmp_path / "out")
 
 
 @pytest.mark.timeout(900)
@@ -35,7 +50,7 @@ def test_table_equals_the_store_after_a_kill_and_one_row_changed_by_hand_fails_t
     assert "EQUAL: all 1," in ran.stdout
     assert "SIGKILL to the pipeline" in ran.stdout
     assert "7 differences, exactly what was planted" in ran.stdout
-    assert "EQUAL: the table contains" in ran.stdout
+    check_proved(ran, tmp_path / "out")
     assert (tmp_path / "out" / "chart.png").read_bytes().startswith(b"\x89PNG")
     # The rows of the scan have no lag, and the changes have one.
     assert {line["lag"] is None for line in merged_batches(Places(tmp_path / "out"))} == {True, False}
@@ -81,6 +96,7 @@ def test_changes_are_spread_over_two_minutes_unless_it_must_be_fast(
     places.begun.parent.mkdir(parents=True)
     places.begun.touch()
     append_line(places.merged, events=1)
+    places.proved.touch()
     monkeypatch.setenv("FAST", fast)
     monkeypatch.setattr("demo.writer.time", clock)
     write(places, 20_000)

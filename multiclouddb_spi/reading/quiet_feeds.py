@@ -113,7 +113,7 @@ class QuietFeeds:
         check: Check | None,
     ) -> None:
         """Remember an idle page if the next page may be equal to it."""
-        if page.notices or page.diagnostics.partition_errors or not isinstance(feed, SupportsChangeMark):
+        if page.notices or not isinstance(feed, SupportsChangeMark):
             return
         mark = check.mark if check is not None and check.feed is feed else None
         self._keep(_Idle(page, feed, feed.spec, request.scope, audited, mark))

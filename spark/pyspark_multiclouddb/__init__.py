@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark_multiclouddb.session import ensure_java, local_session
     from pyspark_multiclouddb.sinks import drop_tombstones, latest_by_key, live_rows, merge_into_delta
     from pyspark_multiclouddb.source import DefaultSource
+    from pyspark_multiclouddb.verification import verify_with_spark
 
 __all__ = [
     "DefaultSource",
@@ -33,6 +34,7 @@ __all__ = [
     "local_session",
     "merge_into_delta",
     "pages_to_dataframe",
+    "verify_with_spark",
 ]
 
 _MODULES = {
@@ -47,6 +49,7 @@ _MODULES = {
     "local_session": "session",
     "merge_into_delta": "sinks",
     "pages_to_dataframe": "rows",
+    "verify_with_spark": "verification",
 }
 
 

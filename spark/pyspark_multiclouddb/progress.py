@@ -49,7 +49,6 @@ from pyspark_multiclouddb.errors import check_has
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import (
-        QueryIdleEvent,
         QueryProgressEvent,
         QueryStartedEvent,
         QueryTerminatedEvent,
@@ -253,13 +252,6 @@ class ProgressTable(StreamingQueryListener):
                 self._write(f"  left out, cannot be decoded: {poison['count']}, last: {poison.get('last')}")
             if report.get("foundLate"):
                 self._write(f"  partitions that an audit found late: {report['foundLate']}")
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Print nothing, because an idle query has no micro-batch.
-
-        Args:
-            event: The event; Spark passes it.
-        """
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Print how a query ended.

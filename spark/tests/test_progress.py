@@ -57,6 +57,9 @@ class Database:
     def describe(self, cursor):
         return Position("a place", None if cursor is None else NOON + timedelta(seconds=cursor))
 
+    def visible_after(self):
+        return None
+
     def public_id(self, partition_id):
         return partition_id
 

@@ -36,6 +36,7 @@ class TestSize:
         bench.fill(50)
         bench.page(size=1)
         assert bench.page(size=1).diagnostics.native_charge <= 3
+        assert bench.calls.fetches["p0"] == 2, "nothing is read ahead of a first page"
 
 
 class TestIdle:

@@ -5,6 +5,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
@@ -194,6 +195,16 @@ def test_a_page_that_is_read_again_and_again_leaves_one_reader(bench):
     bench.fill(50)
     for _ in range(30):
         bench.page(Beginning(), 5)
+    assert bench.calls.open_readers == 1
+
+
+def test_a_reader_that_nobody_has_used_for_a_minute_is_closed(bench, monkeypatch):
+    bench.fill(50)
+    token, _ = (bench.page(size=size).continuation_token for size in (5, 7))
+    assert bench.calls.open_readers == 2
+    later = time.monotonic() + 61
+    monkeypatch.setattr(readers, "time", SimpleNamespace(monotonic=lambda: later))
+    bench.page(token, 5)
     assert bench.calls.open_readers == 1
 
 

@@ -204,6 +204,17 @@ class TestPoison:
         assert len(set(positions)) == 3
         assert ids(bench.page(place)) == bench.written()[3:]
 
+    def test_a_skip_keeps_the_watermark(self, bench, monkeypatch):
+        bench.fill(5)
+        first = bench.page()
+        bench.sim.write("bad", {"n": 0}, poison=True)
+        error = bench.refused(api.ErrorCategory.PROVIDER_ERROR, first.continuation_token)
+        monkeypatch.setattr(type(bench.sim), "commit_time", lambda self, number: None)
+        bench.sim.behaviour = ServiceBehaviour(watermarks=False)
+        bench.connect()
+        page = bench.page(error.detail.skip_token)
+        assert page.diagnostics.watermark == first.diagnostics.watermark is not None
+
 
 class TestExpiry:
     def test_skipping_names_the_gap_to_the_observer(self, make_bench):

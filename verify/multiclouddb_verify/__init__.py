@@ -8,7 +8,7 @@ from multiclouddb_verify.estimate import Estimate, estimate
 from multiclouddb_verify.position import spark_position, stored_position
 from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
 from multiclouddb_verify.sides import Position, Transform
-from multiclouddb_verify.target import Fix, SupportsRecord, Target
+from multiclouddb_verify.target import Fix, Part, SupportsParts, SupportsRecord, Target
 from multiclouddb_verify.verification import verify
 
 __all__ = [
@@ -19,9 +19,11 @@ __all__ = [
     "Estimate",
     "Fix",
     "Kind",
+    "Part",
     "Position",
     "Progress",
     "Report",
+    "SupportsParts",
     "SupportsRecord",
     "Target",
     "Transform",

@@ -10,19 +10,22 @@ import os
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
+from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow.dataset import FileSystemDataset
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, encode_json, invalid_request
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.validators import local_path
 from multiclouddb_spi.sink_rules import DOCUMENT, STALE_SINCE
-from multiclouddb_verify.target import Fix
+from multiclouddb_verify.target import Fix, Part
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, WriterProperties
@@ -53,6 +56,7 @@ _FIRST_WAIT: Final = 0.02
 _LONGEST_WAIT: Final = 2.0
 _YIELDING: Final = 4.0
 _BATCH: Final = 8192
+_PART_BYTES: Final = 128 << 20
 _NO_ORDER: Final = "~null"
 """Stands for an `order_key` that is null: no change is higher, so the row refuses all of them."""
 # What the operating system says through deltalake, which has no error class for it.
@@ -202,8 +206,31 @@ class DeltaTarget:
             own: True to read the table's own columns instead of `new_item_state`.
         """
         table = self._open(own=own)
-        if keys is not None and not keys:
-            return
+        if keys is None or keys:
+            yield from self._read(table, keys, own=own)
+
+    def parts(self, *, own: bool = False) -> Sequence[Part]:
+        """Divide the latest version of the table; see `SupportsParts.parts`.
+
+        Args:
+            own: True to read the table's own columns instead of `new_item_state`.
+        """
+        table = self._open(own=own)
+        actions = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes"])
+        sizes = dict(zip(*(column.to_pylist() for column in actions.columns), strict=True))
+        groups, size = list[list[str]](), _PART_BYTES
+        for path in table.to_pyarrow_dataset().files:
+            if size >= _PART_BYTES:
+                groups.append([])
+                size = 0
+            groups[-1].append(path)
+            size += sizes.get(path, _PART_BYTES)
+        return [DeltaPart(self._where, table.version(), own, frozenset(group)) for group in groups]
+
+    def _read(
+        self, table: DeltaTable, keys: Sequence[str] | None, *, own: bool, paths: Set[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Read rows of a version, from all files or from some."""
         names = [field.name for field in table.schema().fields]
         extra = _own(names) if own else [DOCUMENT]
         filesystem = None
@@ -212,6 +239,9 @@ class DeltaTarget:
         wanted = None if keys is None else pa.array(keys, pa.string())
         try:
             dataset = table.to_pyarrow_dataset(filesystem=filesystem)
+            if paths is not None:
+                fragments = [each for each in dataset.get_fragments() if each.path in paths]
+                dataset = FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
             scanner = dataset.scanner(
                 columns=[*_OURS, *extra], batch_size=_BATCH, batch_readahead=2, fragment_readahead=1,
                 use_threads=False,
@@ -365,6 +395,29 @@ class DeltaTarget:
             patience_seconds=self._patience,
             yields=True,
         )
+
+
+@attrs.frozen
+class DeltaPart:
+    """Some files of one version of a Delta table; see `Part`."""
+
+    where: str = attrs.field(repr=redact_url)
+    version: int
+    own: bool
+    paths: frozenset[str]
+
+    def rows(self, keys: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Read the rows of the files."""
+        table = _at_version(self.where, self.version)
+        return DeltaTarget(self.where)._read(table, keys, own=self.own, paths=self.paths)
+
+
+@lru_cache(4)
+def _at_version(where: str, version: int) -> DeltaTable:
+    """Return a version of a table; the log of a large table is not read again for each part."""
+    from deltalake import DeltaTable
+
+    return DeltaTable(where, version=version)
 
 
 def _transient(error: Exception) -> ErrorDetail:

@@ -34,7 +34,20 @@ from multiclouddb_verify.source import Change, Follower, Source, key_texts
 from multiclouddb_verify.state import ORDER_BITS, Rows, State, rows_of
 from multiclouddb_verify.target import Target
 
-__all__ = ["LOW_CEILING", "ORDER_MASK", "Found", "Position", "Sides", "Transform", "order_digest"]
+__all__ = [
+    "FEWEST",
+    "LOW_CEILING",
+    "ORDER_MASK",
+    "Found",
+    "Position",
+    "Sides",
+    "Transform",
+    "order_digest",
+    "own_values",
+    "row_digests",
+    "source_digests",
+    "target_rows",
+]
 
 Position: TypeAlias = str | Callable[[], str | None]
 """The token of the sink, or a function that returns the token that the sink has stored last."""
@@ -43,7 +56,7 @@ Transform: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 _RUN: Final = 100_000
 _RUN_SECONDS: Final = 10.0
 _FIRST: Final = 10_000
-_FEWEST: Final = 1000
+FEWEST: Final = 1000
 _BEHIND: Final = 100
 ORDER_MASK: Final = (1 << ORDER_BITS) - 1
 _SUSPECT: Final = np.int32(-(2**31))
@@ -87,6 +100,10 @@ class Sides:
         self._pause, self._clock = pause, clock
         self._repair: bool = settings.get("repair", False)
         self._sample: int | None = settings.get("sample")
+        if self._sample is not None and self._sample < 2:
+            raise invalid_request(
+                "sample", f"is {self._sample}", "give a number N from 2 on, to compare one of N keys"
+            )
         self._folder = settings.get("state")
         self._patience: float = settings.get("patience_seconds", 600.0)
         self._max_repairs: int | None = settings.get("max_repairs")
@@ -221,7 +238,7 @@ class Sides:
 
     def _look_at_first(self, first: Mapping[str, int], follower: Follower) -> None:
         """Stop early if the table is the copy of another collection."""
-        if self._force or len(first) < _FEWEST:
+        if self._force or len(first) < FEWEST:
             return
         found: dict[str, int] = {}
 
@@ -237,37 +254,29 @@ class Sides:
         different = [key for key, value in first.items() if found.get(key) != value]
         changed = sum(bool(self._state.versions(digest(key.encode()), key)) for key in different)
         wrong, count = len(different) - changed, len(first) - changed
-        if count >= _FEWEST and 2 * wrong > count:
-            raise invalid_request(
-                "target",
-                f"{self._target.name} differs from {self._source.address} in {wrong:,} of the first "
-                f"{count:,} keys, so it looks like the table of another collection; nothing was repaired",
-                "correct the collection or the table, or pass force=True",
-            )
+        if count >= FEWEST and 2 * wrong > count:
+            raise self._looks_foreign(wrong, count)
+
+    def _looks_foreign(self, wrong: int, count: int) -> MulticloudDbError:
+        return invalid_request(
+            "target",
+            f"{self._target.name} differs from {self._source.address} in {wrong:,} of "
+            f"{count:,} keys, so it looks like the table of another collection; nothing was repaired",
+            "correct the collection or the table, or pass force=True",
+        )
 
     # -- Step 3: the table
 
     def _document_digest(self, document: Mapping[str, Any] | None) -> int:
-        if document is not None and self._transform is not None:
-            return document_digest(self._own(self._transform(document)))
-        return document_digest(document)
+        return document_digest(own_values(document, self._transform))
 
     def _document_digests(self, documents: Sequence[Mapping[str, Any] | None]) -> Integers:
-        if self._transform is not None or None in documents:
-            return np.array(list(map(self._document_digest, documents)), dtype=np.int64)
-        return digests_of(canonicals(documents))
-
-    def _own(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of a table's own columns, without those that are null."""
-        return {name: value for name, value in values.items() if value is not None}
+        return source_digests(documents, self._transform)
 
     def _batches(self, keys: Sequence[str] | None = None) -> Iterator[tuple[pa.RecordBatch, Integers]]:
         """Return each batch of the table with the digests of its rows."""
         for batch in self._target.rows(keys, own=self._transform is not None):
-            gone = batch.column("deleted").to_numpy(zero_copy_only=False).astype(bool)
-            digests = np.full(batch.num_rows, GONE, dtype=np.int64)
-            digests[~gone] = text_digests(batch.column("state").filter(pa.array(~gone)).to_pylist())
-            yield batch, digests
+            yield batch, row_digests(batch)
 
     def _retried(self, read: Callable[[], None]) -> None:
         """Read the table, and again if its version was removed meanwhile."""
@@ -280,9 +289,13 @@ class Sides:
                     raise
                 self._pause(0.2)
 
-    def _read_table(self) -> None:
+    def _first_ceiling(self) -> str | None:
+        """Return the `order_key` above which a row has to be looked at, if there is one for all rows."""
         floor = self._state.fact("floor") or ""
-        ceiling = {ScanFloor.HIGH: floor, ScanFloor.LOW: LOW_CEILING}.get(self._facts.floor)
+        return {ScanFloor.HIGH: floor, ScanFloor.LOW: LOW_CEILING}.get(self._facts.floor)
+
+    def _read_table(self) -> None:
+        ceiling = self._first_ceiling()
 
         def read() -> None:
             state = self._state
@@ -290,14 +303,7 @@ class Sides:
             waiting, count = list[Any](), 0
             read = 0
             for batch, digests in self._batches():
-                orders = batch.column("order_key")
-                hashes = digests_of(batch.column("key").cast(pa.binary()).to_pylist())
-                marks = np.array(list(map(crc32, orders.cast(pa.binary()).to_pylist())), dtype=np.int64)
-                marks = (marks & ORDER_MASK).astype(np.int32)
-                if ceiling is not None:
-                    above = pc.greater(orders, ceiling).to_numpy(zero_copy_only=False)
-                    marks[above] |= _SUSPECT
-                rows = rows_of(hashes, digests, marks)
+                rows = target_rows(batch, digests, ceiling)
                 if self._sample is not None:
                     rows = rows[rows["hash"] % self._sample == 0]
                 waiting.append(rows)
@@ -344,6 +350,42 @@ class Sides:
         self._told = attrs.evolve(self._told, phase=phase, **fields)
         if self._on_progress is not None:
             self._on_progress(self._told)
+
+
+def own_values(document: Mapping[str, Any] | None, transform: Transform | None) -> Mapping[str, Any] | None:
+    """Return what is compared of a document: with `transform`, its values that are not null."""
+    if document is None or transform is None:
+        return document
+    return {name: value for name, value in transform(document).items() if value is not None}
+
+
+def source_digests(
+    documents: Sequence[Mapping[str, Any] | None], transform: Transform | None = None
+) -> Integers:
+    """Return the digests of documents of the source."""
+    if transform is not None or None in documents:
+        found = [document_digest(own_values(document, transform)) for document in documents]
+        return np.array(found, dtype=np.int64)
+    return digests_of(canonicals(documents))
+
+
+def row_digests(batch: pa.RecordBatch) -> Integers:
+    """Return the digests of rows of the table."""
+    gone = batch.column("deleted").to_numpy(zero_copy_only=False).astype(bool)
+    digests = np.full(batch.num_rows, GONE, dtype=np.int64)
+    digests[~gone] = text_digests(batch.column("state").filter(pa.array(~gone)).to_pylist())
+    return digests
+
+
+def target_rows(batch: pa.RecordBatch, digests: Integers, ceiling: str | None) -> Rows:
+    """Return rows of the table; the ones above the ceiling are marked."""
+    orders = batch.column("order_key")
+    hashes = digests_of(batch.column("key").cast(pa.binary()).to_pylist())
+    marks = np.array(list(map(crc32, orders.cast(pa.binary()).to_pylist())), dtype=np.int64)
+    marks = (marks & ORDER_MASK).astype(np.int32)
+    if ceiling is not None:
+        marks[pc.greater(orders, ceiling).to_numpy(zero_copy_only=False)] |= _SUSPECT
+    return rows_of(hashes, digests, marks)
 
 
 def order_digest(order_key: str) -> int:

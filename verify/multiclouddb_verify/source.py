@@ -213,19 +213,12 @@ class Follower:
             page = self.read()
 
     def _moment(self, page: ChangeFeedPage) -> datetime | None:
-        moment = begin_of(page)
-        if moment is None:
+        """Return the time of the service's clock at the end of a call, or None if it is not known."""
+        told = page.diagnostics
+        if told.read_until is None or told.lag_seconds is None:
             return None
-        wait = self._source.facts.settle_seconds if page.diagnostics.read_until_estimated else 0.0
-        return moment + timedelta(seconds=_CLOCK_ERROR + wait)
-
-
-def begin_of(page: ChangeFeedPage) -> datetime | None:
-    """Return the time of the service's clock at the begin of a call, or None if the page does not say it."""
-    told = page.diagnostics
-    if told.read_until is None or told.lag_seconds is None:
-        return None
-    return told.read_until.astimezone(UTC) + timedelta(seconds=told.lag_seconds - told.elapsed_seconds)
+        wait = self._source.facts.settle_seconds if told.read_until_estimated else 0.0
+        return told.read_until.astimezone(UTC) + timedelta(seconds=told.lag_seconds + _CLOCK_ERROR + wait)
 
 
 def _has_read(page: ChangeFeedPage, moment: datetime | None) -> bool:

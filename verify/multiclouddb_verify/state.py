@@ -264,6 +264,12 @@ class State:
             "SELECT hash, key, order_key, digest FROM change WHERE hash BETWEEN ? AND ?", (low, high)
         ).fetchall()
 
+    def changes(self, most: int) -> Iterator[list[tuple[int, str, int]]]:
+        """Return hash, `order_key` and digest of all changes, at most so many at once."""
+        found = self._database.execute("SELECT hash, order_key, digest FROM change")
+        while chunk := found.fetchmany(most):
+            yield chunk
+
     def versions(self, hashed: int, key: str) -> dict[str, int]:
         """Return the digests of the versions of a key by their `order_key`."""
         return dict(
@@ -279,6 +285,13 @@ class State:
         kind, since = (None, 0.0) if suspected_at is None else (SUSPECTED, suspected_at)
         rows = ((key, scanned, kind, since) for key, scanned in keys)
         self._database.executemany("INSERT OR REPLACE INTO pending VALUES (?, ?, ?, ?)", rows)
+
+    def add_changed(self, sample: int) -> None:
+        """Store all keys that have changed, as keys to judge; with a sample, one of so many."""
+        self._database.execute(
+            "INSERT OR IGNORE INTO pending SELECT DISTINCT key, 0, NULL, 0.0 FROM change WHERE hash % ? = 0",
+            (sample,),
+        )
 
     def judged(self) -> Iterator[str]:
         """Return the keys to judge, and those that differ."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 import pyarrow as pa
 
-__all__ = ["Fix", "SupportsRecord", "Target"]
+__all__ = ["Fix", "Part", "SupportsParts", "SupportsRecord", "Target"]
 
 
 @attrs.frozen
@@ -79,6 +79,31 @@ class Target(Protocol):
 
         Raises:
             MulticloudDbError: `CONFLICT` if other commits prevented this one again and again.
+        """
+        ...
+
+
+class Part(Protocol):
+    """A part of one version of a table; it can be pickled, and read by another process."""
+
+    def rows(self, keys: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Read the rows of the part, as `Target.rows` returns them.
+
+        Args:
+            keys: The keys to read, as JSON text; None for all rows.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsParts(Target, Protocol):
+    """A target that several processes can read at the same time."""
+
+    def parts(self, *, own: bool = False) -> Sequence[Part]:
+        """Divide one version of the table, which is not older than the call.
+
+        Args:
+            own: See `Target.rows`.
         """
         ...
 

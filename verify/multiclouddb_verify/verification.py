@@ -39,7 +39,7 @@ from multiclouddb_verify.comparison import (
 )
 from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
 from multiclouddb_verify.rounds import Rounds
-from multiclouddb_verify.sides import Position, Transform
+from multiclouddb_verify.sides import Position, Transform, own_values
 from multiclouddb_verify.source import Source, floor_of
 from multiclouddb_verify.state import State, default_folder
 from multiclouddb_verify.target import Fix, SupportsRecord, Target
@@ -123,8 +123,6 @@ def verify(
     """
     if not isinstance(target, Target):
         raise invalid_request("target", f"is a {type(target).__name__}", "pass DeltaTarget(path)")
-    if sample is not None and sample < 2:
-        raise invalid_request("sample", f"is {sample}", "give a number N from 2 on, to compare one of N keys")
     made = Verification(
         Source(client, to_address(address), provider_options, max_scan_rate), target, position,
         repair=repair, sample=sample, state=state, patience_seconds=patience_seconds, max_repairs=max_repairs,
@@ -341,9 +339,7 @@ class Verification(Rounds):
                 if event is None or text is None:
                     continue
                 with suppress(MulticloudDbError):
-                    ours: Any = event.new_item_state
-                    if self._transform is not None and ours is not None:
-                        ours = self._own(self._transform(ours))
+                    ours: Any = own_values(event.new_item_state, self._transform)
                     if where := first_difference(ours, _decoded(text)):
                         compared[key] = where
         return tuple(self._difference(key, kind, orders, compared.get(key)) for key, kind, orders in found)

@@ -137,19 +137,41 @@ def many(folder, count):
     with connect(f"embedded://{folder / 'shop.db'}") as client:
         token = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning())).continuation_token
         report = Verification(Rows(client, ADDRESS), Table(), token, state=folder / "state").run()
-    # `ru_maxrss` counts the memory of the process that started this one.
-    [peak] = [
-        line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line
-    ]
-    rss = int(peak) * 1024
     used = resource.getrusage(resource.RUSAGE_SELF)
-    told = {"equal": report.equal, "state_bytes": report.cost.state_bytes, "rss": rss}
+    told = {"equal": report.equal, "state_bytes": report.cost.state_bytes, "rss": peak()}
     print(json.dumps(told | {"cpu": used.ru_utime + used.ru_stime}))  # noqa: T201
+
+
+def peak():
+    """Return the most memory of this process; `ru_maxrss` counts also that of the one that started it."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    [found] = [line.split()[1] for line in status if "VmHWM" in line]
+    return int(found) * 1024
+
+
+def spark(folder, segments):
+    """Compare by Spark, whose JVM has a fixed amount of memory."""
+    from pyspark_multiclouddb import local_session, verify_with_spark
+
+    memory = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": 8}
+    position = stored_position(FileCheckpointStore(folder / "checkpoints"), "sink")
+    with connect(f"embedded://{folder / 'shop.db'}") as client, local_session("verify", **memory) as session:
+        report = verify_with_spark(
+            session, client, ADDRESS, DeltaTarget(folder / "table"), segments=int(segments),
+            position=position, state=folder / "spark",
+        )  # fmt: skip
+    print(json.dumps({"report": report.to_dict(), "rss": peak()}))  # noqa: T201
 
 
 if __name__ == "__main__":
     EmbeddedFeed.visible_after = lambda feed: 0.02
     part, folder, *rest = sys.argv[1:]
-    {"verify": verified, "merge": merge, "fix": fix, "maintain": maintain, "many": many}[part](
-        Path(folder), *rest
-    )
+    parts = {
+        "verify": verified,
+        "merge": merge,
+        "fix": fix,
+        "maintain": maintain,
+        "many": many,
+        "spark": spark,
+    }
+    parts[part](Path(folder), *rest)

@@ -14,6 +14,7 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     FileCheckpointStore,
     FromContinuationToken,
+    Now,
     connect,
     encode_json,
 )
@@ -75,6 +76,15 @@ class Shop:
         while not self.step(size).idle:
             pass
 
+    def reshape(self, dice):
+        """Split a partition, or merge two."""
+        parts = [each.partition_id for each in self.store.partitions("orders")]
+        if len(parts) < 4:
+            self.store.split("orders", dice.choice(parts))
+        else:
+            first = dice.randrange(len(parts) - 1)
+            self.store.merge("orders", *parts[first : first + 2])
+
     def step(self, size=0):
         saved = self.checkpoints.load(NAME)
         start = Beginning() if saved is None else FromContinuationToken(saved.token)
@@ -91,6 +101,12 @@ class Shop:
         self.checkpoints.save(NAME, page.continuation_token, None if saved is None else saved.version)
         return page
 
+    def skip(self):
+        """Expire all changes, and let the sink go on at the end of the feed."""
+        self.store.trim("orders", max_count=0)
+        token = self.client.read_changes(ChangeFeedRequest(self.address, Now())).continuation_token
+        self.checkpoints.save(NAME, token, self.checkpoints.load(NAME).version)
+
     def verify(self, **settings):
         settings = {"state": self.folder / "state", "patience_seconds": 30.0, **settings}
         position = stored_position(self.checkpoints, NAME)
@@ -101,7 +117,7 @@ class Shop:
         """Damage a row of each kind; return the kinds by key."""
         faults = {}
         for name, kind in zip(names, kinds, strict=False):
-            key = key_of("ghost" if kind is Kind.GHOST else name)
+            key = key_of(f"ghost-{name}" if kind is Kind.GHOST else name)
             plant(self.table, key, kind)
             faults[key] = kind
         return faults
@@ -154,10 +170,10 @@ def plant(path, key, kind):
 
 
 class Busy:
-    """Changes documents and merges the changes, until the block ends."""
+    """Changes documents and merges the changes, until the block ends; with `dice`, partitions change too."""
 
-    def __init__(self, shop, names):
-        self.shop, self.names, self.error = shop, names, None
+    def __init__(self, shop, names, size=200, dice=None):
+        self.shop, self.names, self.size, self.dice, self.error = shop, names, size, dice, None
         self._ends = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=(each,)) for each in (self._write, self._sink)
@@ -188,7 +204,9 @@ class Busy:
         name = self.names[number % len(self.names)]
         deletes = number % 7 == 0
         self.shop.store.batch("orders", [Delete(name) if deletes else Put(name, {"n": number})])
+        if self.dice is not None and self.dice.random() < 0.02:
+            self.shop.reshape(self.dice)
         self._ends.wait(0.002)
 
     def _sink(self, number):
-        self.shop.step(200)
+        self.shop.step(self.size)

@@ -152,7 +152,7 @@ def test_segment_that_is_left_out(tmp_path, monkeypatch):
 
 class TestEarlyStop:
     def run(self, folder, monkeypatch, **settings):
-        monkeypatch.setattr(sides, "_FEWEST", 5)
+        monkeypatch.setattr(sides, "FEWEST", 5)
         world = World(3, behaviour=smooth(3), kinds=[])
         for row in world.target.table:
             row.text = None if row.deleted else '{"v": "of another collection"}'

@@ -1,9 +1,11 @@
 """Random lives: what `verify` finds is what was planted, and nothing else."""
 
+import attrs
 import pytest
 
 from multiclouddb_conformance.simulation import ServiceBehaviour
 from multiclouddb_verify import Kind
+from multiclouddb_verify.source import Source
 
 from .worlds import World, found
 
@@ -43,6 +45,21 @@ def test_repair_makes_the_table_equal_beside_the_sink(seed, tmp_path):
     assert (again.equal, again.counts.repaired, world.target.written) == (True, 0, written)
     world.settle()
     assert world.target.documents() == world.truth()
+    world.close()
+
+
+@pytest.mark.parametrize("seed", [94, 121, 188, 225, 232, 242])
+def test_a_slow_call_does_not_shorten_the_window(seed, tmp_path, monkeypatch):
+    """The client's clock and the service's may run at different speeds."""
+    original = Source.changes
+
+    def changes(self, token, wait=0.0):
+        page = original(self, token, wait)
+        return attrs.evolve(page, diagnostics=attrs.evolve(page.diagnostics, elapsed_seconds=5.0))
+
+    monkeypatch.setattr(Source, "changes", changes)
+    world = World(seed, behaviour=rough(seed))
+    assert found(world.verify(tmp_path / "state")) == world.faults
     world.close()
 
 

@@ -191,6 +191,7 @@ class World:
 
     def pause(self, seconds):
         self.time += max(seconds, 0.001)
+        self.sim.advance(max(seconds, 0.001))
         for _ in range(5):
             self.tick()
 

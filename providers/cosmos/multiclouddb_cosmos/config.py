@@ -133,7 +133,8 @@ def check_marker(field: str, value: object, mode: object) -> None:
         raise invalid_request(field, problem, "add mode=latest, or omit it")
     text = value if isinstance(value, str) else ""
     names = names_in(text)
-    if not names or not all(names) or not text.startswith("/"):
+    whole = "".join(found[0] for found in _NAME.finditer(text))
+    if not names or not all(names) or whole != text:
         raise invalid_request(field, f"is {value!r}", "write the path of a property, such as /deleted")
 
 

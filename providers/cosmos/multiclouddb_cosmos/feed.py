@@ -14,6 +14,7 @@ from multiclouddb_cosmos.errors import PROVIDER_ID
 from multiclouddb_cosmos.position import KeyRange, Place, compare, cursor_of, place_of, range_of
 from multiclouddb_cosmos.ranges import Resolution, oldest_place, stated
 from multiclouddb_cosmos.reader import CosmosReader
+from multiclouddb_cosmos.records import ROW
 from multiclouddb_cosmos.snapshots import ScanReader, cut_segments, is_scan, look_up, plan_scan, scan_of
 from multiclouddb_cosmos.source import Source
 from multiclouddb_spi import (
@@ -108,7 +109,7 @@ class CosmosFeed(Feed):
         if plan_id_of(partition_id) is not None:
             if (span := range_of(partition_id.rpartition(":")[2])) is None:
                 raise InvalidCursor("it names no range of keys")
-            view = attrs.evolve(self._source.view(self.public_id(partition_id)), latest=False)
+            view = attrs.evolve(self._source.view(self.public_id(partition_id)), usual=ROW)
             return ScanReader(self._source, view, span, scan_of(cursor))
         place, bound = self._place(cursor), None if until is None else self._place(until)
         if (span := range_of(partition_id)) is None:
@@ -133,6 +134,8 @@ class CosmosFeed(Feed):
             here = self._place(cursors[name])
             if span in found and span not in self._source.behind and found[span].lsn >= here.etag:
                 end = found[span]
+                if here.past is not None and here.past > (end.seconds or 0):
+                    end = attrs.evolve(end, seconds=None, past=here.past)  # the start lies ahead
                 later = end if compare(end, here) > 0 else here
                 heads[name] = Head(cursor_of(later), None if later is end else 0, Continue())
         return heads

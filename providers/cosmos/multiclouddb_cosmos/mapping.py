@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import repeat
+from operator import contains
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import orjson
 
-from multiclouddb_api import ChangeEvent, ChangeType, encode_json
+from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, encode_json
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_cosmos.position import cursor_of
@@ -18,14 +19,17 @@ from multiclouddb_cosmos.records import (
     DAMAGED_ERRORS,
     KINDS,
     MARKED,
+    MOST_SECONDS,
     REFUSED,
     Item,
     Records,
     View,
     key_of,
+    kind_of,
     name_of,
-    order_key,
+    order_keys,
     place_after,
+    take_out_system,
     value_at,
 )
 from multiclouddb_spi import Cursor, Mapper, RecordFault
@@ -38,50 +42,85 @@ _TYPES: Final = dict(
     zip(KINDS, (ChangeType.CREATE, ChangeType.UPDATE, ChangeType.DELETE, ChangeType.DELETE), strict=True)
 )
 _TYPE_TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
-_DELETES: Final = ("delete", MARKED)
 _JSON_NAMES: Final = {
     "str": "text", "int": "a number", "float": "a number", "NoneType": "null", "dict": "an object",
     "list": "an array",
 }  # fmt: skip
-_SYSTEM: Final = frozenset({"_rid", "_self", "_etag", "_attachments", "_ts", "_lsn"})
-"""The properties that the service adds to a document."""
 
 
 def _events(records: Records, view: View) -> list[ChangeEvent]:
-    items = records.items
-    datas = [item["metadata"] for item in items]
-    keys = _keys_of(items, view)
-    types = [_TYPES[data["operationType"]] for data in datas]
-    orders = _orders(records)
+    kinds = _kinds(records, view)
+    documents = _documents(records, kinds)
+    keys, orders = _keys_of(records, documents, view), _orders(records)
     columns: list[Iterable[Any]] = [
-        _event_ids(records, datas, keys, orders, view),
+        _event_ids(records, documents, keys, orders, kinds),
         _keys(keys, len(view.paths), view),
-        types,
-        _times(datas),
-        _states(items, datas) if view.with_new else repeat(None),
-        _marked_states(items, datas) if view.with_new and view.marker else repeat(None),
+        map(_TYPES.__getitem__, kinds),
+        _times(_seconds(records)),
+        *([repeat(None), repeat(None)] if not view.with_new else _states(documents, kinds, view)),
         orders,
-        [data.get("timeToLiveExpired") is True for data in datas],
+        _expiries(records),
         repeat(False),
         repeat(view.address),
         repeat(view.partition_id),
-        items if view.native else repeat(None),
+        records.items if view.native else repeat(None),
     ]
-    return trusted_events(len(items), columns)
+    return trusted_events(len(records), columns)
 
 
-def _keys_of(items: Sequence[Item], view: View) -> list[dict[str, Any]]:
+def _kinds(records: Records, view: View) -> list[str]:
+    if view.usual is None:
+        return [item["metadata"]["operationType"] for item in records.items]
+    return [kind_of(item, view) for item in records.items] if view.marker else [view.usual] * len(records)
+
+
+def _documents(records: Records, kinds: Sequence[str]) -> list[Any]:
+    """Return the document of each item, and None for a delete that has none."""
+    if records.told is not None:
+        return records.items
+    return [
+        None if kind == "delete" else item["current"] for item, kind in zip(records.items, kinds, strict=True)
+    ]
+
+
+def _states(documents: list[Any], kinds: Sequence[str], view: View) -> tuple[list[Any], list[Any]]:
+    """Return the new states and the last states, without the properties that the service added."""
+    states = documents
+    if view.usual is None or view.is_whole:
+        states = [None if each is None else each.copy() for each in documents]
+        take_out_system(each for each in states if each is not None)
+    if not view.marker:
+        return states, [None] * len(states)
+    marked = [kind == MARKED for kind in kinds]
+    return (
+        [None if is_marked else state for state, is_marked in zip(states, marked, strict=True)],
+        [state if is_marked else None for state, is_marked in zip(states, marked, strict=True)],
+    )
+
+
+def _seconds(records: Records) -> list[Any]:
+    if records.told is not None:
+        return [seconds for _, _, seconds in records.told]
+    return [item["metadata"]["crts"] for item in records.items]
+
+
+def _expiries(records: Records) -> list[bool]:
+    if records.told is not None:
+        return [False] * len(records)
+    return [item["metadata"].get("timeToLiveExpired") is True for item in records.items]
+
+
+def _keys_of(records: Records, documents: Sequence[Any], view: View) -> list[dict[str, Any]]:
     if len(view.paths) == 1 and len(view.paths[0]) == 1 and view.names[0] != "id":
         (name,) = view.names
         try:
-            currents = [item["current"] for item in items]
-            values, ids = [each[name] for each in currents], [each["id"] for each in currents]
+            values, ids = [each[name] for each in documents], [each["id"] for each in documents]
         except (LookupError, TypeError):  # a delete contains no document
-            return [key_of(item, view) for item in items]
+            return [key_of(item, view) for item in records.items]
         # Values that are not text need more steps.
         if {*map(type, values), *map(type, ids)} == {str}:
             return [{name: value, "id": each} for value, each in zip(values, ids, strict=True)]
-    return [key_of(item, view) for item in items]
+    return [key_of(item, view) for item in records.items]
 
 
 def _keys(keys: Sequence[Mapping[str, Any]], count: int, view: View) -> Iterable[Any]:
@@ -94,70 +133,36 @@ def _keys(keys: Sequence[Mapping[str, Any]], count: int, view: View) -> Iterable
 
 def _event_ids(
     records: Records,
-    datas: Sequence[Mapping[str, Any]],
+    documents: Sequence[Any],
     keys: Sequence[Mapping[str, Any]],
     orders: Sequence[str],
-    view: View,
+    kinds: Sequence[str],
 ) -> list[str]:
-    if view.latest:  # a version of an item appears once, and never in the other feed
-        currents = [item["current"] for item in records.items]
+    if records.told is not None:  # a version of an item appears once, and never in the other feed
         return [
-            f"{LATEST_MARK}{order}:{current['_rid']}:{current['_etag'][1:-1]}"
-            for order, current in zip(orders, currents, strict=True)
+            f"{LATEST_MARK}{order}:{rid}:{etag[1:-1]}"
+            for order, (rid, etag, _) in zip(orders, records.told, strict=True)
         ]
     found = []
-    for index, (item, data, key) in enumerate(zip(records.items, datas, keys, strict=True)):
-        kind, lsn = data["operationType"], records.lsns[index]
-        if kind != "delete":
-            current = item["current"]  # with the service's own ids for the document and its version
-            found.append(f"{lsn}:{kind}:{current['_rid']}:{current['_etag'][1:-1]}")
+    for index, (lsn, kind, document) in enumerate(zip(records.lsns, kinds, documents, strict=True)):
+        if kind != "delete":  # with the service's own ids for the document and its version
+            found.append(f"{lsn}:{kind}:{document['_rid']}:{document['_etag'][1:-1]}")
             continue
         # Two deletes of the same key in one transaction differ only in their place within the transaction.
-        place = records.number(index)
-        text = f"{lsn}:delete:{name_of(key)}:{data.get('previousImageLSN', '')}"
+        place, previous = records.number(index), records.items[index]["metadata"].get("previousImageLSN", "")
+        text = f"{lsn}:delete:{name_of(keys[index])}:{previous}"
         found.append(f"{text}:{place}" if place else text)
     return found
 
 
-def _times(datas: Sequence[Mapping[str, Any]]) -> list[datetime]:
+def _times(times: Sequence[Any]) -> list[datetime]:
     """Convert Unix seconds to datetime objects; items of the same second share one object."""
-    previous, moment, moments = None, None, []
-    for data in datas:
-        seconds = data["crts"]
-        if moment is None or seconds != previous:
-            previous, moment = seconds, datetime.fromtimestamp(seconds, UTC)
-        moments.append(moment)
-    return moments
-
-
-def _states(items: Sequence[Item], datas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
-    """Return the documents as the application wrote them, without the properties that the service added."""
-    states: list[dict[str, Any] | None] = []
-    for item, data in zip(items, datas, strict=True):
-        if data["operationType"] in _DELETES:
-            states.append(None)
-            continue
-        state: dict[str, Any] = item["current"].copy()
-        try:
-            del state["_rid"], state["_self"], state["_etag"], state["_attachments"], state["_ts"]
-        except KeyError:
-            for name in _SYSTEM:
-                state.pop(name, None)
-        state.pop("_lsn", None)
-        states.append(state)
-    return states
-
-
-def _marked_states(items: Sequence[Item], datas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
-    """Return the last state of each item that is marked as deleted, and None for the others."""
-    return [
-        _states([item], [{"operationType": "replace"}])[0] if data["operationType"] == MARKED else None
-        for item, data in zip(items, datas, strict=True)
-    ]
+    moments = {seconds: datetime.fromtimestamp(seconds, UTC) for seconds in set(times)}
+    return [moments[seconds] for seconds in times]
 
 
 def _orders(records: Records) -> list[str]:
-    return records.orders if records.orders is not None else list(map(order_key, records.lsns))
+    return order_keys(records.lsns) if records.orders is None else records.orders
 
 
 def _arrow(records: Records, view: View) -> pa.RecordBatch:
@@ -165,21 +170,19 @@ def _arrow(records: Records, view: View) -> pa.RecordBatch:
 
     from multiclouddb_api.arrow import EVENT_SCHEMA
 
-    items = records.items
-    datas = [item["metadata"] for item in items]
-    keys = _keys_of(items, view)
-    count, text, orders = len(items), pa.string(), _orders(records)
+    count, text, kinds, orders = len(records), pa.string(), _kinds(records, view), _orders(records)
+    documents = _documents(records, kinds)
+    keys, none = _keys_of(records, documents, view), pa.nulls(count, text)
+    new, old = _states(documents, kinds, view) if view.with_new else ([], [])
     columns = [
-        pa.array(_event_ids(records, datas, keys, orders, view), text),
-        pa.array([_TYPE_TEXTS[data["operationType"]] for data in datas], text),
-        pa.array(_texts(keys), text),
-        pa.array(_times(datas), pa.timestamp("us", tz="UTC")),
-        pa.array(_texts(_states(items, datas)), text) if view.with_new else pa.nulls(count, text),
-        pa.array(_texts(_marked_states(items, datas)), text)
-        if view.with_new and view.marker
-        else pa.nulls(count, text),
+        pa.array(_event_ids(records, documents, keys, orders, kinds), text),
+        pa.array(map(_TYPE_TEXTS.__getitem__, kinds), text),
+        _texts(keys),
+        _moments(_seconds(records)),
+        _texts(new) if view.with_new else none,
+        _texts(old) if view.with_new and view.marker else none,
         pa.array(orders, text),
-        pa.array([data.get("timeToLiveExpired") is True for data in datas], pa.bool_()),
+        pa.array(_expiries(records), pa.bool_()),
         pa.repeat(pa.scalar(False), count),
         *(
             pa.repeat(pa.scalar(value, text), count)
@@ -189,32 +192,52 @@ def _arrow(records: Records, view: View) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
 
 
-def _texts(values: Sequence[Mapping[str, Any] | None]) -> list[bytes | None]:
+def _moments(times: Sequence[Any]) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    moment = pa.timestamp("us", tz="UTC")
+    if set(map(type, times)) == {int} and min(times) >= 0 and max(times) <= MOST_SECONDS:
+        return pc.cast(pa.array(times, pa.timestamp("s", tz="UTC")), moment)
+    return pa.array(_times(times), moment)
+
+
+def _texts(values: Sequence[Any]) -> pa.Array:
     """Return the texts that `encode_json` writes."""
+    import pyarrow as pa
+
     try:
-        texts = list(map(orjson.dumps, values))
+        texts: list[Any] = list(map(orjson.dumps, values))
     except TypeError:  # an integer of more than 64 bits
-        return [None if value is None else encode_json(value) for value in values]
-    # A name that begins with $ is written in a different form.
-    return [
-        None if value is None else text if b'"$' not in text else encode_json(value)
-        for value, text in zip(values, texts, strict=True)
-    ]
+        texts = [None if value is None else encode_json(value) for value in values]
+    else:
+        # A name that begins with $ is written in a different form.
+        if any(map(contains, texts, repeat(b"$"))):
+            texts = [
+                encode_json(value) if b'"$' in text else text
+                for value, text in zip(values, texts, strict=True)
+            ]
+        if None in values:
+            texts = [None if value is None else text for value, text in zip(values, texts, strict=True)]
+    return pa.array(texts, pa.string())
 
 
 # -- Faults
+
+# `encode_json` refuses a text with half a surrogate pair.
+_UNMAPPED: Final = (*DAMAGED_ERRORS, MulticloudDbError)
 
 
 def _mapped(records: Records, start: int, stop: int, view: View, make: Callable[[Records, View], Any]) -> Any:
     part = records.part(start, stop)
     try:
         return make(part, view)
-    except DAMAGED_ERRORS:
+    except _UNMAPPED:
         pass
     for index in range(start, stop):
         try:
             make(records.part(index, index + 1), view)
-        except DAMAGED_ERRORS as error:
+        except _UNMAPPED as error:
             raise _fault(records, index, view, type(error).__name__) from None
     raise _fault(records, start, view, "it is not clear which item is damaged")
 
@@ -222,8 +245,8 @@ def _mapped(records: Records, start: int, stop: int, view: View, make: Callable[
 def _fault(records: Records, index: int, view: View, reason: str) -> RecordFault:
     item = records.items[index]
     text = f"it cannot be decoded as an item of a change feed ({reason})"
-    if isinstance(item, dict) and item.get("metadata", {}).get("operationType") == REFUSED:
-        kind = type(value_at(item["current"], view.marker)).__name__
+    if view.usual is not None and kind_of(item, view) == REFUSED:
+        kind = type(value_at(item, view.marker)).__name__
         path = "".join(f"/{name}" for name in view.marker)
         text = (
             f"the property {path} of the item {_key_text(item, view)} is {_JSON_NAMES.get(kind, kind)}, and "

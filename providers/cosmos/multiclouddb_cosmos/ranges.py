@@ -42,9 +42,9 @@ def stated(
 
 def read_settled(source: Source, place: KeyRange, read: Callable[[KeyRange], T]) -> dict[KeyRange, T]:
     """Divide a range by the current partitions and read each part."""
-    # If a partition splits in the meantime, the part of the range in that partition is divided too.
+    # A read of a range that spans several partitions fails, and only then the range is divided.
     found: dict[KeyRange, T] = {}
-    left, tries = source.ranges().cut(place), 0
+    left, tries = [place], 0
     while left:
         piece = left.pop()
         seen = source.ranges()
@@ -87,7 +87,7 @@ def oldest_place(source: Source, place: KeyRange, since: datetime | None, deadli
         middle = (low + high) // 2
         try:
             items = source.read(place, middle, 1, deadline).items
-            seconds = seconds_of(items[0]) if items else None
+            seconds = seconds_of(items[0], bare=False) if items else None
             is_before = wanted is not None and seconds is not None and seconds < wanted
         except ProviderFault as error:
             if error.fault.category is not ErrorCategory.CHECKPOINT_EXPIRED:
@@ -131,7 +131,7 @@ class Resolution:
             if piece not in self.found:
                 # After a merge, the times do not ascend, but no wanted item has a lower LSN than the first.
                 answer = self.source.read(piece, 0, 1, deadline, since)
-                lsns = [lsn_of(item) or 1 for item in answer.items]
+                lsns = [lsn_of(item, bare=True) or 1 for item in answer.items]
                 lsn = min(lsns) - 1 if lsns else answer.etag
                 self.found[piece] = Place(lsn, None, None, since)
             return self.found[piece]

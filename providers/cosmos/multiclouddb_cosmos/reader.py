@@ -12,7 +12,7 @@ from azure.cosmos.exceptions import CosmosHttpResponseError
 from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.position import LIVE, KeyRange, Place, cursor_of
 from multiclouddb_cosmos.ranges import pieces_after
-from multiclouddb_cosmos.records import Records, is_after, is_of, place_after, records_of
+from multiclouddb_cosmos.records import Records, is_after, is_of, picked, place_after, records_of
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import MovedError
 from multiclouddb_spi import Batch, Child, Continue, Deadline, Drained, Outcome, Reached, Reader, cancelled
@@ -138,7 +138,9 @@ class CosmosReader(Reader):
         still = not answer.items and answer.etag == strand.place.etag
         strand.quiet = still or (answer.newest is not None and answer.etag >= answer.newest)
         if strand.quiet and self._until is None and end.past is not None and end.past != LIVE:
-            end = attrs.evolve(end, past=LIVE, seconds=self._source.seconds_before(asked))
+            seconds = self._source.seconds_before(asked)
+            if seconds is None or seconds >= end.past:  # otherwise earlier changes than wanted can follow
+                end = attrs.evolve(end, past=LIVE, seconds=seconds)
         strand.records, strand.place = records, end
         return False
 
@@ -225,13 +227,7 @@ def _merged(strands: list[_Strand], most: int) -> Records:
         for index in range(len(strand.records))
         if bound is None or strand.records.lsns[index] <= bound
     )[:most]
-    found = Records(
-        [strands[number].records.items[index] for _, number, index in ready],
-        [order[0] for order, _, _ in ready],
-        [strands[number].records.inner(index) for _, number, index in ready],
-        [strands[number].records.order_key(index) for _, number, index in ready],
-        strands[0].records.past,
-    )
+    found = picked([strand.records for strand in strands], [each[1:] for each in ready])
     for number, strand in enumerate(strands):
         strand.records = strand.records.part(sum(each[1] == number for each in ready))
     return found

@@ -1,15 +1,14 @@
 """Sorts the items of a change feed into the library's order, and derives their keys and positions.
 
 An item of the feed with all versions and deletes contains `current` (the document) and `metadata`. For a
-delete, only the metadata contains the key.
+delete, only the metadata contains the key. An item of the feed of latest versions is the document alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from hashlib import blake2b
-from operator import lt
+from operator import itemgetter, lt
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -22,18 +21,24 @@ Item: TypeAlias = Mapping[str, Any]
 
 MARKED: Final = "marked"
 REFUSED: Final = "refused"
-KINDS: Final = ("create", "replace", "delete", MARKED)
+ROW: Final = "create"
+UPSERT: Final = "replace"
+KINDS: Final = (ROW, UPSERT, "delete", MARKED)
 """The types of changes. The last one is the write of an item that is marked as deleted."""
 _MOST_LSN: Final = 2**62 - 1
-_MOST_SECONDS: Final = 253_402_300_799
+MOST_SECONDS: Final = 253_402_300_799
 _MOST_EXACT: Final = 2.0**53
 _DAMAGED: Final = "~"
+_DIGITS: Final = 20
 _NAMED: Final = 20
 _COMPARED: Final = 24
 """The form of a place within an LSN: 20 characters for the key, 4 for the number of its change, then the
 previous version.
 """
 ABSENT: Final = object()
+SYSTEM: Final = frozenset({"_rid", "_self", "_etag", "_attachments", "_ts", "_lsn"})
+"""The properties that the service adds to a document."""
+_TOLD: Final = itemgetter("_rid", "_etag", "_ts")
 _NO_KEY: Final = (dict, list)
 """The types of values that are never part of a partition key."""
 DAMAGED_ERRORS: Final = (
@@ -57,7 +62,7 @@ class View:
     paths: tuple[tuple[str, ...], ...]  # the path of each component of the partition key, as property names
     with_new: bool = True  # true if events include the new document
     native: bool = False  # true if events include the service's item
-    latest: bool = False  # true if the feed contains only latest versions
+    usual: str | None = None  # the type of each change if the items are documents alone
     marker: tuple[str, ...] = ()  # the path of the property that marks an item as deleted
     names: tuple[str, ...] = attrs.field(init=False)
     """The name of each component of the partition key."""
@@ -66,43 +71,48 @@ class View:
     def _names(self) -> tuple[str, ...]:
         return tuple("/".join(path) for path in self.paths)
 
+    @property
+    def is_whole(self) -> bool:
+        """Return True if the service's own properties of a document are needed."""
+        return self.native or any(path[:1] and path[0] in SYSTEM for path in (*self.paths, self.marker))
+
 
 @attrs.frozen(eq=False)
 class Records:
     """Items in the library's order, with their positions."""
 
-    items: list[Any]  # the items, as the service returned them
+    items: list[Any]  # the items; from a document alone, the service's own properties can be taken out
     lsns: list[int]  # the LSN of each item
     inners: list[str | None] | None = None  # the place of each item within its LSN
     orders: list[str] | None = None  # the order key of each item
-    past: int | None = None  # the part `past` of the position from which the items were read
+    told: list[Any] | None = None  # only of documents alone: `_rid`, `_etag` and `_ts`; None if damaged
+    past: int | None = attrs.field(default=None, kw_only=True)
+    """The part `past` of the position from which the items were read."""
 
     def __len__(self) -> int:
         """Return the number of items."""
         return len(self.items)
 
+    @property
+    def columns(self) -> tuple[list[Any] | None, ...]:
+        """Return the lists with one entry for each item."""
+        return self.items, self.lsns, self.inners, self.orders, self.told
+
     def part(self, start: int, stop: int | None = None) -> Records:
         """Return the items from `start` to `stop`."""
-        inners, orders = self.inners, self.orders
-        return Records(
-            self.items[start:stop],
-            self.lsns[start:stop],
-            None if inners is None else inners[start:stop],
-            None if orders is None else orders[start:stop],
-            self.past,
-        )
+        taken: Any = [None if column is None else column[start:stop] for column in self.columns]
+        return Records(*taken, past=self.past)
 
     def chosen(self, indexes: list[int]) -> Records:
         """Return the items at the given indexes."""
-        if len(indexes) == len(self):
-            return self
-        return Records(
-            [self.items[index] for index in indexes],
-            [self.lsns[index] for index in indexes],
-            None if self.inners is None else [self.inners[index] for index in indexes],
-            None if self.orders is None else [self.orders[index] for index in indexes],
-            self.past,
-        )
+        return self if len(indexes) == len(self) else picked([self], [(0, index) for index in indexes])
+
+    def seconds(self, index: int) -> int | None:
+        """Return the time of a change in seconds since 1970, or None if the item contains no time."""
+        if self.told is None:
+            return seconds_of(self.items[index], bare=False)
+        found = self.told[index]
+        return None if found is None else _checked_seconds(found[2])
 
     def inner(self, index: int) -> str | None:
         """Return the place of an item within its LSN."""
@@ -122,18 +132,32 @@ class Records:
         return self.lsns[index], self.inner(index) or ""
 
 
+def picked(parts: Sequence[Records], places: Sequence[tuple[int, int]]) -> Records:
+    """Return the items at some places, each of which is the number of a part and an index in this part."""
+    if not places:
+        return Records([], [], past=parts[0].past)
+    columns, first = [part.columns for part in parts], parts[places[0][0]]
+    taken: Any = [
+        None if column is None else [columns[number][at][index] for number, index in places]  # type: ignore[index]
+        for at, column in enumerate(first.columns)
+    ]
+    return Records(*taken, past=first.past)
+
+
 def records_of(items: list[Any], place: Place, view: View, *, placed: bool = False) -> Records:
     """Return the items of a page that come after `place`, in the library's order."""
     # An item without an LSN gets the LSN of the item before it, or the lowest possible LSN. Therefore a
     # reader never treats an item without an LSN as already delivered, and can skip such an item.
-    lsns = _lsns(items, place.etag)
+    bare = view.usual is not None
+    lsns = _lsns(items, place.etag, bare=bare)
     if (
         not placed
         and place.inner is None
         and all(map(lt, lsns, lsns[1:]))
         and (not lsns or lsns[0] > place.etag)
     ):
-        return Records(items, lsns, past=place.past)
+        found = Records(items, lsns, past=place.past)
+        return bared(found, view) if bare else found
     ordered = sorted(_placed(items, lsns, view), key=lambda each: each[:2])
     kept = [each for each in ordered if is_after(each[0], each[1], place)]
     if place.inner is not None and not any(each[:2] == (place.lsn, place.inner) for each in ordered):
@@ -142,40 +166,54 @@ def records_of(items: list[Any], place: Place, view: View, *, placed: bool = Fal
         kept = [
             each for each in ordered if is_after(each[0], each[1], place) or _is_same(each[0], each[1], place)
         ]
-    return Records(
+    found = Records(
         [each[3] for each in kept],
         [each[0] for each in kept],
         [each[1] for each in kept],
         [each[2] for each in kept],
-        place.past,
+        past=place.past,
     )
+    return bared(found, view) if bare else found
 
 
-def as_changes(items: list[Any], view: View, since: int = 0) -> list[Any]:
-    """Convert items from the feed of latest versions to the format of the feed with all versions.
+def bared(records: Records, view: View) -> Records:
+    """Take the service's own properties out of documents that come alone."""
+    # The documents belong to the page alone, so they need not be copied, which would take as long as all the
+    # other steps of a page together.
+    whole = records.items
+    try:
+        told: list[Any] = list(map(_TOLD, whole))
+    except DAMAGED_ERRORS:
+        names = {"_rid", "_etag", "_ts"}
+        are_whole = [isinstance(item, dict) and names <= item.keys() for item in whole]
+        told = [_TOLD(item) if is_whole else None for item, is_whole in zip(whole, are_whole, strict=True)]
+        whole = [item for item, is_whole in zip(whole, are_whole, strict=True) if is_whole]
+    if not view.is_whole:
+        take_out_system(whole)
+    return attrs.evolve(records, told=told)
 
-    Items whose last change was before the second `since` are left out.
-    """
-    usual = "replace" if view.latest else "create"
-    if not since and not view.marker:
-        with suppress(LookupError, TypeError):
-            return [
-                {
-                    "current": item,
-                    "metadata": {"operationType": usual, "lsn": item["_lsn"], "crts": item["_ts"]},
-                }
-                for item in items
-            ]
-    found = []
-    for item in items:
-        lsn, seconds = (item.get("_lsn"), item.get("_ts")) if isinstance(item, dict) else (None, None)
-        if since > 0 and isinstance(seconds, int) and seconds < since:
-            continue
-        kind = usual
-        if view.marker and (marked := value_at(item, view.marker)) is not ABSENT and marked is not False:
-            kind = MARKED if marked is True else REFUSED
-        found.append({"current": item, "metadata": {"operationType": kind, "lsn": lsn, "crts": seconds}})
-    return found
+
+def take_out_system(documents: Iterable[dict[str, Any]]) -> None:
+    """Take the service's own properties out of documents."""
+    for document in documents:
+        try:
+            del document["_rid"], document["_self"], document["_etag"]
+            del document["_attachments"], document["_ts"]
+        except KeyError:
+            for name in SYSTEM:
+                document.pop(name, None)
+        document.pop("_lsn", None)
+
+
+def kind_of(item: Item, view: View) -> str:
+    """Return the type of a change."""
+    if view.usual is None:
+        kind: str = item["metadata"]["operationType"]
+        return kind
+    marked = value_at(item, view.marker) if view.marker else False
+    if marked is ABSENT or marked is False:
+        return view.usual
+    return MARKED if marked is True else REFUSED
 
 
 def value_at(item: Any, path: Sequence[str]) -> Any:
@@ -197,24 +235,24 @@ def _is_same(lsn: int, inner: str, place: Place) -> bool:
     return place.inner is not None and lsn == place.lsn and inner[:_NAMED] == place.inner[:_NAMED]
 
 
-def _lsns(items: list[Any], etag: int) -> list[int]:
+def _lsns(items: list[Any], etag: int, *, bare: bool) -> list[int]:
     try:
-        lsns = [item["metadata"]["lsn"] for item in items]
+        lsns = [item["_lsn"] for item in items] if bare else [item["metadata"]["lsn"] for item in items]
         if set(map(type, lsns)) <= {int} and (not lsns or (min(lsns) >= 0 and max(lsns) <= _MOST_LSN)):
             return lsns
     except (LookupError, TypeError):
         pass
     found, last = [], etag + 1
     for item in items:
-        last = last if (lsn := lsn_of(item)) is None else lsn
+        last = last if (lsn := lsn_of(item, bare=bare)) is None else lsn
         found.append(last)
     return found
 
 
-def lsn_of(item: Any) -> int | None:
+def lsn_of(item: Any, *, bare: bool) -> int | None:
     """Return the LSN of an item, or None if the item contains no LSN."""
     try:
-        lsn = item["metadata"]["lsn"]
+        lsn = item["_lsn"] if bare else item["metadata"]["lsn"]
     except (LookupError, TypeError):
         return None
     return lsn if type(lsn) is int and 0 <= lsn <= _MOST_LSN else None
@@ -232,7 +270,8 @@ def _placed(items: list[Any], lsns: list[int], view: View) -> Iterable[tuple[int
         else:
             groups.setdefault((lsn, name), []).append(item)
     for (lsn, name), group in groups.items():
-        chain = _chain(group, lsn)
+        # In the feed of latest versions, the changes stay in the order of the page.
+        chain = _chain(group, lsn) if view.usual is None else group
         told = blake2b(digest_size=4)
         for number, item in enumerate(chain):
             told.update(_version_of(item).encode())
@@ -246,7 +285,7 @@ def _placed(items: list[Any], lsns: list[int], view: View) -> Iterable[tuple[int
 
 def _digest_of(item: Any, view: View) -> str | None:
     try:
-        if lsn_of(item) is None or item["metadata"]["operationType"] not in KINDS:
+        if lsn_of(item, bare=view.usual is not None) is None or kind_of(item, view) not in KINDS:
             return None
         return name_of(key_of(item, view))
     except DAMAGED_ERRORS:
@@ -277,7 +316,7 @@ def _is_first(item: Item, lsn: int) -> bool:
 
 
 def _version_of(item: Item) -> str:
-    current = item.get("current")
+    current = item if "_etag" in item else item.get("current")
     if isinstance(current, Mapping) and "_etag" in current:
         return str(current["_etag"])
     return str(item["metadata"].get("previousImageLSN", ""))
@@ -300,10 +339,12 @@ def is_of(item: Item, view: View, wanted: Sequence[Any]) -> bool:
 
 def key_of(item: Item, view: View) -> dict[str, Any]:
     """Return the components of an item's key: its partition key, then `id`."""
-    metadata = item["metadata"]
-    if metadata["operationType"] == "delete":
-        return _deleted(item, metadata, view)
-    current = item["current"]
+    current = item
+    if view.usual is None:
+        metadata = item["metadata"]
+        if metadata["operationType"] == "delete":
+            return _deleted(item, metadata, view)
+        current = item["current"]
     found: dict[str, Any] = {}
     for full, path in zip(view.names, view.paths, strict=True):
         at = value_at(current, path)
@@ -358,14 +399,19 @@ def name_of(components: Mapping[str, Any]) -> str:
 
 def order_key(lsn: int) -> str:
     """Return the LSN as a text of fixed length. These texts sort in the order of the LSNs."""
-    return f"{lsn:020d}"
+    return str(lsn).zfill(_DIGITS)
+
+
+def order_keys(lsns: Iterable[int]) -> list[str]:
+    """Return the order key of each LSN."""
+    return [str(lsn).zfill(_DIGITS) for lsn in lsns]
 
 
 def place_after(records: Records, count: int) -> Place:
     """Return the position after the first `count` records."""
     lsn, inner = records.lsns[count - 1], records.inner(count - 1)
     past = records.past
-    seconds = seconds_of(records.items[count - 1]) if past in (None, LIVE) else None
+    seconds = records.seconds(count - 1) if past in (None, LIVE) else None
     if count < len(records) and records.lsns[count] == lsn:
         return Place(lsn, seconds, inner, past)
     damaged = inner is not None and inner.startswith(_DAMAGED)
@@ -373,10 +419,14 @@ def place_after(records: Records, count: int) -> Place:
     return Place(lsn, seconds, inner if damaged else None, past)
 
 
-def seconds_of(item: Any) -> int | None:
+def seconds_of(item: Any, *, bare: bool) -> int | None:
     """Return the time of a change in seconds since 1970, or None if the item contains no time."""
     try:
-        seconds = item["metadata"]["crts"]
+        seconds = item["_ts"] if bare else item["metadata"]["crts"]
     except (LookupError, TypeError):
         return None
-    return seconds if type(seconds) is int and 0 <= seconds <= _MOST_SECONDS else None
+    return _checked_seconds(seconds)
+
+
+def _checked_seconds(seconds: Any) -> int | None:
+    return seconds if type(seconds) is int and 0 <= seconds <= MOST_SECONDS else None

@@ -30,10 +30,12 @@ from multiclouddb_cosmos.position import KeyRange, Place, is_number, place_of, r
 from multiclouddb_cosmos.ranges import pieces_after
 from multiclouddb_cosmos.records import (
     MARKED,
+    ROW,
     Records,
     View,
-    as_changes,
+    bared,
     is_of,
+    kind_of,
     order_key,
     place_after,
     records_of,
@@ -158,16 +160,14 @@ class _RowMapper(CosmosMapper):
     def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
         """Map rows to events."""
         moment = datetime.fromtimestamp(self.scan.moment, UTC)
-        items = records.items[start:stop]
         return [
             attrs.evolve(
                 event,
                 event_id=snapshot_event_id(self.scan.plan_id, event.key),
                 timestamp=moment,
                 backfilled=True,
-                native=item["current"] if self.view.native else None,
             )
-            for event, item in zip(super().events(records, start, stop), items, strict=True)
+            for event in super().events(records, start, stop)
         ]
 
     def arrow(self, records: Records, start: int, stop: int) -> Any:
@@ -238,17 +238,16 @@ class ScanReader(Reader):
 
     def _take(self, answer: Answer) -> None:
         scan, view = self._scan, self._mapper.view
-        items = as_changes(answer.items, view)
+        items = answer.items
         if self._source.wanted:
             items = [item for item in items if is_of(item, view, self._source.wanted)]
         found = records_of(items, scan.place, view)
         kept = []
         for index in range(len(found)):
-            metadata = found.items[index]["metadata"]
-            if metadata["operationType"] == MARKED:
+            if kind_of(found.items[index], view) == MARKED:
                 continue  # a row that is marked as deleted is no row
-            seconds = metadata.get("crts")
-            is_early = scan.since is not None and isinstance(seconds, int) and seconds < scan.since
+            seconds = found.seconds(index)
+            is_early = scan.since is not None and seconds is not None and seconds < scan.since
             if found.lsns[index] <= scan.bound and not is_early:
                 kept.append(index)
         self._rest = found.chosen(kept)
@@ -284,7 +283,7 @@ def look_up(
     source: Source, keys: Sequence[MulticloudDbKey], deadline: Deadline
 ) -> dict[MulticloudDbKey, ChangeEvent | None]:
     """Return the items of some of the keys, with one point read for each key."""
-    asked, view = keys[:_MOST_KEYS], attrs.evolve(source.view(""), latest=False)
+    asked, view = keys[:_MOST_KEYS], attrs.evolve(source.view(""), usual=ROW)
     places = [_place_of(key, view, hierarchical=source.definition.hierarchical) for key in asked]
 
     def read(place: tuple[str, Any]) -> tuple[dict[str, Any], int | None] | None:
@@ -299,11 +298,10 @@ def look_up(
         if answer is None:
             continue
         item, lsn = answer
-        (change,) = as_changes([item | {"_lsn": lsn or 0}], view)
-        if change["metadata"]["operationType"] == MARKED:
+        if kind_of(item, view) == MARKED:
             continue  # a row that is marked as deleted is no row
-        records = Records([change], [lsn or 0])
         mapper = _RowMapper(view, Scan(LOOKUP_PLAN, 0, item["_ts"], None, Place(0)))
+        records = bared(Records([item], [lsn or 0]), view)
         (event,) = mapper.events(records, 0, 1)
         if event.key in found:
             found[event.key] = event if lsn is not None else attrs.evolve(event, order_key="")

@@ -19,7 +19,7 @@ from multiclouddb_cosmos.config import names_in
 from multiclouddb_cosmos.errors import BAD_REQUEST, classify, is_disabled
 from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.position import LEAST, MOST, KeyRange, RangeMap
-from multiclouddb_cosmos.records import View, as_changes, is_of, lsn_of, seconds_of
+from multiclouddb_cosmos.records import UPSERT, View, is_of, lsn_of, seconds_of
 from multiclouddb_cosmos.transport import LATEST, start_of
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired, unsupported
 
@@ -87,7 +87,7 @@ class Source:
             self.definition.paths,
             with_new=spec.with_new,
             native=spec.include_native,
-            latest=self.is_latest,
+            usual=UPSERT if self.is_latest else None,
             marker=names_in(self.options.delete_marker or ""),
         )
 
@@ -150,7 +150,7 @@ class Source:
     def read(
         self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline, past: int | None = None
     ) -> Answer:
-        """Return one page of the feed, in the format of the feed with all versions.
+        """Return one page of the feed.
 
         If `etag` is None, reading begins at the current end.
         """
@@ -158,7 +158,15 @@ class Source:
             since = past if past is not None and past > 0 else None
             start = {"Type": "Now"} if etag is None else start_of(since)
             answer = self._latest(place, etag, limit, deadline, start)
-            return attrs.evolve(answer, items=as_changes(answer.items, self.view(""), since or 0))
+            if since is None:
+                return answer
+            times = [seconds_of(item, bare=True) for item in answer.items]
+            kept = [
+                item
+                for item, seconds in zip(answer.items, times, strict=True)
+                if seconds is None or seconds >= since
+            ]
+            return attrs.evolve(answer, items=kept)
         try:
             answer = self.calls.read(self.spec.address, self.definition.rid, place, etag, limit, deadline)
         except CosmosHttpResponseError as error:
@@ -210,7 +218,7 @@ class Source:
         if low is None:
             return
         for item in self.read(span, low, 1, deadline).items:
-            lsn, written = lsn_of(item), seconds_of(item)
+            lsn, written = lsn_of(item, bare=self.is_latest), seconds_of(item, bare=self.is_latest)
             if lsn is None or written is None or not is_of(item, self.view(""), self.wanted):
                 continue
             if lsn <= etag and seconds is not None and written > seconds + _SLACK_SECONDS:

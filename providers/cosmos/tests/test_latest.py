@@ -117,6 +117,21 @@ class TestStarts:
         consumer.restart().until_idle()
         assert last_of(consumer.events).keys() == wanted | {"k0"}
 
+    def test_a_time_ahead_of_the_service_is_not_early(self, lone):
+        start = AtTime(lone.server.clock.now() + timedelta(seconds=30))
+        consumer = reading(lone, start)
+        assert consumer.until_idle() == []
+        _, feed = lone.feed(options=LATEST)
+        ((name, cursor),) = [(seed.partition_id, seed.cursor) for seed in feed.start(start, None, soon())]
+        head = feed.heads({name: cursor}, None, soon())[name].cursor
+        lone.put("early")
+        assert consumer.until_idle() == []
+        lone.server.advance(31)
+        written = lone.put("later")
+        assert consumer.until_idle() == written
+        batch = feed.open(name, head).fetch(10, 1 << 20, 0.0, soon())
+        assert markers(batch.events(0, len(batch))) == written
+
     def test_a_time_before_a_page_holds_after_it(self, world):
         """In merged ranges, earlier changes follow later ones, also behind a restart."""
         moment, wanted = merged(world)
@@ -278,7 +293,28 @@ class TestSoftDeletes:
         assert consumer.until_idle() == written
         assert any(isinstance(notice, RecordSkipped) for notice in consumer.notices)
 
-    @pytest.mark.parametrize("marker", ["deleted", "/", "", "/a//b", "//a", "/a/"])
+    @pytest.mark.parametrize(
+        ("marker", "value", "kind"),
+        [
+            ("/a/b", {"a": [{"b": True}]}, ChangeType.UPDATE),
+            ("/a/b", {"a": None}, ChangeType.UPDATE),
+            ("/a/b", {"a": "b"}, ChangeType.UPDATE),
+            ("/a/b", {"a/b": True}, ChangeType.UPDATE),
+            ('/"a/b"', {"a/b": True}, ChangeType.DELETE),
+            ('/a/"b c"/é', {"a": {"b c": {"é": True}}}, ChangeType.DELETE),
+            ("/_ts", {}, None),
+        ],
+    )
+    def test_a_path_goes_through_objects_only(self, lone, marker, value, kind):
+        lone.container.upsert_item({"id": "x", "pk": "x", "n": 1, **value})
+        consumer = reading(lone, options=CosmosOptions(mode="latest", delete_marker=marker))
+        if kind is None:  # the service's own property is a number
+            refusal(ErrorCategory.PROVIDER_ERROR, consumer.until_idle, "/_ts", "a number")
+            return
+        consumer.until_idle()
+        assert [event.type for event in consumer.events] == [kind]
+
+    @pytest.mark.parametrize("marker", ["deleted", "/", "", "/a//b", "//a", "/a/", '/"a"b'])
     def test_a_path_that_is_none(self, world, marker):
         options = CosmosOptions(mode="latest", delete_marker=marker)
         refusal(ErrorCategory.INVALID_REQUEST, partial(reading(world, options=options).read), "delete_marker")

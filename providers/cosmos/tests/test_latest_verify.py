@@ -1,12 +1,14 @@
 """Tests that `verify` finds and removes the rows that a source without a feed of deletes has deleted."""
 
+import threading
+
 import pytest
 
 from multiclouddb_api import Beginning
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos_emulator.writes import Transaction
 from multiclouddb_verify import DeltaTarget, Kind, verify
-from pyspark_multiclouddb import merge_into_delta
+from pyspark_multiclouddb import live_rows, merge_into_delta
 
 from .world import ADDRESS, DATABASE, NAME
 
@@ -16,7 +18,7 @@ LATEST = CosmosOptions(mode="latest")
 ITEMS, DELETED = 4500, 2000
 
 
-def write(world, numbers, *, delete=False):
+def write(world, numbers, *, delete=False, **values):
     """Write in the server itself, because thousands of requests would take long."""
     with world.server._lock:
         container = world.server._container(DATABASE, NAME)
@@ -25,33 +27,77 @@ def write(world, numbers, *, delete=False):
             if delete:
                 transaction.delete(f"k{number}")
             else:
-                transaction.upsert({"id": f"k{number}", "pk": f"k{number}", "n": number})
+                transaction.upsert({"id": f"k{number}", "pk": f"k{number}", "n": number, **values})
             transaction.commit()
 
 
+class Stream:
+    """Changes items and merges the feed into the table, both until the block ends."""
+
+    def __init__(self, world, table, numbers):
+        self.world, self.table, self.numbers = world, table, numbers
+        self.consumer = world.consumer(Beginning(), provider_options=LATEST)
+        self.changed = self.merged = 0
+        self.error, self._ends = None, threading.Event()
+
+    def merge(self):
+        """Merge one page, and return it."""
+        page = self.consumer.read()
+        merge_into_delta(page, None, self.table, None)
+        self.token, self.merged = page.continuation_token, self.merged + len(page.events)
+        return page
+
+    def until_idle(self):
+        while not self.merge().idle:
+            pass
+
+    def __enter__(self):
+        self._threads = [threading.Thread(target=self._run, args=(each,)) for each in (self.merge, self._put)]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._ends.set()
+        for thread in self._threads:
+            thread.join()
+        if self.error is not None:
+            raise self.error
+
+    def _run(self, step):
+        try:
+            while not self._ends.is_set():
+                step()
+        except BaseException as error:  # noqa: BLE001 - raised when the block ends
+            self.error = error
+
+    def _put(self):
+        self.changed += 1
+        write(self.world, [self.numbers[self.changed % len(self.numbers)]], change=self.changed)
+        self._ends.wait(0.01)
+
+
 @pytest.mark.soak
-def test_deletes_are_found_and_removed(world, tmp_path):
+def test_deletes_are_found_and_removed_while_the_stream_runs(world, tmp_path):
     world.server.all_versions(False)
     write(world, range(ITEMS))
-    table, consumer = tmp_path / "orders", world.consumer(Beginning(), provider_options=LATEST)
-
-    def merged():
-        while True:
-            page = consumer.read()
-            merge_into_delta(page, None, table, None)
-            if page.idle:
-                return consumer.token
-
-    merged()
+    stream = Stream(world, tmp_path / "orders", range(DELETED, ITEMS))
+    stream.until_idle()
     write(world, range(DELETED), delete=True)
-    settings = {"position": merged, "provider_options": LATEST, "max_repairs": ITEMS}
-    found = verify(world.client(), ADDRESS, DeltaTarget(table), state=tmp_path / "found", **settings)
-    assert found.counts.differences == {Kind.GHOST: DELETED}
-    assert found.counts.expected_ghosts == DELETED
-    write(world, range(DELETED, DELETED + 10))
-    fixed = verify(
-        world.client(), ADDRESS, DeltaTarget(table), state=tmp_path / "fixed", repair=True, **settings
-    )
-    assert fixed.counts.repaired == DELETED
-    again = verify(world.client(), ADDRESS, DeltaTarget(table), state=tmp_path / "again", **settings)
-    assert again.equal
+    settings = {"position": lambda: stream.token, "provider_options": LATEST, "max_repairs": ITEMS}
+
+    def verified(name, **more):
+        target = DeltaTarget(tmp_path / "orders")
+        return verify(world.client(), ADDRESS, target, state=tmp_path / name, **settings, **more)
+
+    with stream:
+        found = verified("found")
+        assert found.counts.differences == {Kind.GHOST: DELETED}
+        assert found.counts.expected_ghosts == DELETED
+        before = stream.merged
+        fixed = verified("fixed", repair=True)
+        assert fixed.counts.repaired == DELETED
+        assert stream.merged > before
+    stream.until_idle()
+    assert verified("again").equal
+    assert len(live_rows(tmp_path / "orders").read_all()) == ITEMS - DELETED

@@ -3,15 +3,18 @@
 from datetime import UTC, datetime
 from hashlib import blake2b
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from multiclouddb_api import ResourceAddress
+from multiclouddb_api.arrow import events_to_arrow
+from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.position import KeyRange, Place, RangeMap, compare, cursor_of, place_of, range_of
-from multiclouddb_cosmos.records import View, is_after, is_of, place_after, records_of
+from multiclouddb_cosmos.records import Records, View, is_after, is_of, picked, place_after, records_of
 from multiclouddb_cosmos.snapshots import Scan, cut_segments, is_scan, plan_scan, scan_of
-from multiclouddb_spi import InvalidCursor, Seed
+from multiclouddb_spi import InvalidCursor, RecordFault, Seed
 
 lsns = st.integers(0, 2**62 - 1)
 inners = st.text("0123456789abcdef", min_size=24, max_size=32)
@@ -200,6 +203,54 @@ class TestPart:
         assert [part.order_key(index) for index in range(len(part))] == [
             records.order_key(i) for i in indexes
         ]
+
+
+BARE = attrs.evolve(VIEW, usual="replace")
+
+
+def latest(lsn, **values):
+    """Return an item of the feed of latest versions."""
+    system = {"_rid": "r", "_self": "s", "_etag": '"e"', "_attachments": "a", "_ts": 5, "_lsn": lsn}
+    return {"id": "x", "pk": "a", **values, **system}
+
+
+class TestDocuments:
+    def test_arrow_has_what_events_have(self):
+        """Also if a property is missing, is damaged, or needs another form of JSON."""
+        items = [latest(7), latest(8, n=2**70), latest(9, v={"$x": None}), latest(10, pk=1.0), latest(11)]
+        del items[-1]["_self"], items[-1]["pk"]
+        for view in (BARE, attrs.evolve(BARE, marker=("v",)), attrs.evolve(BARE, native=True)):
+            records = records_of([dict(item) for item in items], Place(6, None, None, 0), view)
+            mapper = CosmosMapper(view)
+            if view.marker:
+                with pytest.raises(RecordFault, match="/v"):
+                    mapper.arrow(records, 0, 5)
+                records = records.chosen([0, 1, 3, 4])
+            events = mapper.events(records, 0, len(records))
+            assert mapper.arrow(records, 0, len(records)).to_pylist() == events_to_arrow(events).to_pylist()
+            for event, item in zip(events, [items[index - 7] for index in records.lsns], strict=True):
+                assert event.native == (item if view.native else None)
+                assert event.new_item_state == {n: item[n] for n in item if n[0] != "_"}
+
+    @pytest.mark.parametrize("damage", [{"id": None}, {"text": "\ud800"}], ids=["id", "text"])
+    @pytest.mark.parametrize("lost", [None, "_rid", "_etag", "_ts"])
+    def test_a_damaged_item_is_named_and_can_be_skipped(self, damage, lost):
+        items = [latest(7), latest(8, **({} if lost else damage)), latest(9)]
+        if lost:
+            del items[1][lost]
+        records = records_of(items, Place(6, None, None, 0), BARE)
+        mapper = CosmosMapper(BARE)
+        with pytest.raises(RecordFault) as caught:
+            mapper.arrow(records, 0, 3)
+        assert (caught.value.index, caught.value.skip_cursor) == (1, [8, None, None, 0])
+        assert len(mapper.events(records, 0, 1)) == len(mapper.arrow(records, 2, 3)) == 1
+
+
+def test_records_of_several_parts_keep_the_mode_of_their_position():
+    """A part whose partition was just split has no page yet."""
+    part = records_of([latest(7)], Place(6, None, None, 0), BARE, placed=True)
+    found = picked([Records([], []), part], [(1, 0)])
+    assert place_after(found, 1).past == 0
 
 
 class TestPlacesInTokens:

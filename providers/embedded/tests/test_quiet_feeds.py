@@ -85,6 +85,14 @@ def test_a_quiet_feed_takes_one_call_and_every_write_is_read(store: EmbeddedStor
     assert len(set(consumer.seen)) == len(consumer.seen) == 70
 
 
+def test_its_token_is_refused_for_another_scope(consumer: Consumer):
+    token = consumer.until_quiet().continuation_token
+    scope = api.PhysicalPartition(consumer.client.list_physical_partitions(ADDRESS)[0])
+    request = api.ChangeFeedRequest(ADDRESS, api.FromContinuationToken(token), scope)
+    with pytest.raises(api.MulticloudDbError, match="made for the scope"):
+        consumer.client.read_changes(request)
+
+
 def test_another_call_that_takes_its_lineage_disturbs_nothing(consumer: Consumer, monkeypatch: Any):
     """Two threads that poll with one token make the same next token, whose lineage one may change already."""
     keep = WrittenTokens.keep

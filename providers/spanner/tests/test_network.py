@@ -2,17 +2,20 @@
 
 import time
 from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 
 import grpc
 import pytest
 from google.auth.credentials import AnonymousCredentials
+from google.cloud.spanner_v1 import Session
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, Now, Snapshot, connect
 from multiclouddb_conformance.proxy import Proxy
 from multiclouddb_conformance.slow_link import SlowConsumer
 from multiclouddb_conformance.waiting import assert_prompt, wait_until
 from multiclouddb_spanner import config
+from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spanner.config import ALIVE, SpannerConfig
 from multiclouddb_spanner.reader import SpannerReader
 
@@ -164,3 +167,35 @@ class TestSilence:
         SpannerConfig("my-project", "my-instance").transport(client).close()
         assert [{**found, **dict(ALIVE)} == found for found in seen] == [True]
         assert seen[0]["grpc.max_receive_message_length"] == -1
+
+
+def test_a_session_that_opens_while_the_client_closes_is_deleted():
+    deleted = []
+
+    def opened():
+        client.close()
+        return Session.pb()(name="late")
+
+    class Call:
+        def __init__(self, answer):
+            self.answer = answer
+
+        def __iter__(self):
+            return iter(self.answer())
+
+        def result(self, timeout=None):
+            return self.answer()
+
+        def cancel(self):
+            """Do nothing, as for a call that has already ended."""
+
+    transport = SimpleNamespace(
+        create_session=SimpleNamespace(future=lambda request, **_: Call(opened)),
+        delete_session=SimpleNamespace(
+            future=lambda request, **_: Call(partial(deleted.append, request.name))
+        ),
+        execute_streaming_sql=lambda request, **_: Call(list),
+    )
+    client = DatabaseClient("projects/p/instances/i/databases/d", transport, ours=False)
+    client.rows("SELECT 1", 1, CancelScope())
+    assert deleted == ["late"]

@@ -1,0 +1,505 @@
+"""Compares a table with its collection on Spark's executors, for tables that are too large for one process.
+
+1. Read K first, as `verify` does. The driver follows the stream while the executors read.
+2. A task reads a segment of the scan, or some files of one version of the table. It returns the keys with the
+   digests of their rows, and one row without key that says what was read.
+3. Compare both sides by a full outer join on the key.
+4. The driver reads the stream up to now, so each change between K and the values that were compared is known.
+   Keys that have changed are joined by the hash, with the digests of their versions.
+5. Only keys that differ, and keys that have changed, come to the driver, which judges them in the rounds of
+   `verify`. In a round the executors read the table, and return the rows of these keys alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, Final, TypeVar
+
+import attrs
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as f
+from pyspark.storagelevel import StorageLevel
+
+from multiclouddb_api import (
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    ClientConfig,
+    ErrorCategory,
+    ErrorDetail,
+    FromContinuationToken,
+    MulticloudDbClient,
+    MulticloudDbError,
+    PhysicalPartition,
+    ProviderOptions,
+    ResourceAddress,
+    ScanFloor,
+    Snapshot,
+    connect,
+    invalid_request,
+)
+from multiclouddb_api.request import to_address
+from multiclouddb_verify import (
+    Fix,
+    Part,
+    Position,
+    Progress,
+    Report,
+    SupportsParts,
+    SupportsRecord,
+    Transform,
+)
+from multiclouddb_verify.comparison import GONE, digests_of
+from multiclouddb_verify.sides import (
+    FEWEST,
+    ORDER_MASK,
+    order_digest,
+    row_digests,
+    source_digests,
+    target_rows,
+)
+from multiclouddb_verify.source import Source, key_texts
+from multiclouddb_verify.state import Rows, rows_of
+from multiclouddb_verify.verification import Verification
+from pyspark_multiclouddb.errors import error_from_query, source_errors
+
+__all__ = ["verify_with_spark"]
+
+T = TypeVar("T")
+
+_PAGE: Final = 10_000
+_AT_ONCE: Final = 10_000
+_BEHIND: Final = 100
+_FOLLOW_SECONDS: Final = 1.0
+_DIGESTS: Final = (
+    "key string, is_ours boolean, hash bigint, digest bigint, mark int, parts int, read bigint, charge double"
+)
+_ROWS: Final = "key string, order_key string, state string, deleted boolean"
+_CHANGES: Final = "hash bigint, digest bigint, mark int"
+_SAID: Final = re.compile(r"\[MULTICLOUDDB:[A-Z_]+\] (.*)")
+
+
+def verify_with_spark(
+    spark: SparkSession,
+    client: MulticloudDbClient,
+    address: ResourceAddress | str,
+    target: SupportsParts,
+    *,
+    segments: int | None = None,
+    position: Position | None = None,
+    repair: bool = False,
+    sample: int | None = None,
+    max_scan_rate: float | None = None,
+    state: str | os.PathLike[str] | None = None,
+    patience_seconds: float = 600.0,
+    max_repairs: int | None = None,
+    force: bool = False,
+    transform: Transform | None = None,
+    show_values: bool = False,
+    record: bool = False,
+    provider_options: ProviderOptions | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Report:
+    """Compare a table with its collection as `multiclouddb_verify.verify` does, on Spark's executors.
+
+    The promises and the report are those of `verify`. The executors read the segments of the scan and the
+    files of the table, and compare them, so the driver's memory does not grow with the rows. The driver
+    follows the stream, judges the keys that differ or have changed, and repairs.
+
+    What differs: whether the table is that of another collection is decided by all keys, after both sides
+    have been read. If the process is killed before both sides have been compared, the same call reads them
+    again.
+
+    Args:
+        spark: The session. The executors need this package, deltalake, and the provider of the client.
+        client: The client of the source. Each task connects with its configuration; an object that was given
+            as `native_client` is not used there.
+        address: The collection, or its text.
+        target: The table, for example `DeltaTarget(path)`, in a place that the executors can read.
+        segments: The number of segments of the scan, each of which is read by one task; by default the
+            database decides.
+        position: See `verify`.
+        repair: See `verify`. The driver writes the rows.
+        sample: See `verify`.
+        max_scan_rate: The maximum rate of the scan, over all tasks, as in `Snapshot`.
+        state: The folder for the changes and for the keys that are judged, on the driver; see `verify`.
+        patience_seconds: See `verify`.
+        max_repairs: See `verify`.
+        force: See `verify`.
+        transform: See `verify`. The executors call it too.
+        show_values: See `verify`.
+        record: See `verify`.
+        provider_options: See `verify`.
+        on_progress: See `verify`.
+
+    Returns:
+        The report. The differences in it are those that are left.
+
+    Raises:
+        MulticloudDbError: The same as `verify`. An error of a task that has nothing to do with the database
+            or the table is raised as Spark raises it.
+    """
+    if not isinstance(target, SupportsParts):
+        raise invalid_request("target", f"is a {type(target).__name__}", "pass DeltaTarget(path)")
+    source = Source(client, to_address(address), provider_options, max_scan_rate)
+    made = _OnExecutors(
+        spark, segments, source, target, position,
+        repair=repair, sample=sample, state=state, patience_seconds=patience_seconds, max_repairs=max_repairs,
+        force=force, transform=transform, show_values=show_values, record=record, on_progress=on_progress,
+    )  # fmt: skip
+    return made.run()
+
+
+class _OnExecutors(Verification):
+    """A comparison whose digests are computed and compared by Spark."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        segments: int | None,
+        source: Source,
+        target: SupportsParts,
+        position: Position | None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(source, _Table(spark, target), position, **settings)
+        self._spark, self._segments, self._parts = spark, segments, target.parts
+
+    def _scan(self) -> None:
+        """Leave it to `_join`, which reads both sides at once, and again after a kill."""
+
+    def _read_table(self) -> None:
+        """Leave it to `_join` too."""
+
+    def _join(self) -> None:
+        state = self._state
+        self._tell("scan")
+        joined = list[DataFrame]()
+
+        def read() -> None:
+            while joined:
+                joined.pop().unpersist()
+            joined.append(self._joined().persist(StorageLevel.DISK_ONLY))
+            self._while_following(joined[0].count)
+
+        try:
+            self._retried(read)
+            window = self._next_position()
+            self._follower(state.fact("follow") or "").catch_up()
+            self._tell("compare")
+            self._compare_digests(joined[0], window)
+        finally:
+            for each in joined:
+                each.unpersist()
+
+    def _while_following(self, action: Callable[[], object]) -> None:
+        """Run a job, and follow the stream meanwhile, so that its position does not expire."""
+        tag = f"multiclouddb-verify-{uuid.uuid4().hex}"
+
+        def run() -> None:
+            self._spark.addTag(tag)
+            action()
+
+        follower = self._follower(self._state.fact("follow") or "")
+        with ThreadPoolExecutor(1) as pool:
+            job = pool.submit(run)
+            try:
+                while not job.done():
+                    if len(follower.read().events) < _BEHIND:
+                        wait([job], _FOLLOW_SECONDS)
+            except BaseException:
+                self._spark.interruptTag(tag)
+                raise
+        _checked(job.result)
+
+    def _joined(self) -> DataFrame:
+        """Return a row for each key of one of the sides; the row without key says what was read."""
+        source = self._source
+        start = Snapshot(segments=self._segments, max_scan_rate=source.max_scan_rate, changes=False)
+        request = ChangeFeedRequest(source.address, start, provider_options=source.options)
+        planned = [(each[0], each[1]) for each in source.client.plan_partitions(request).segments]
+        sample, transform = self._sample or 1, self._transform
+        has_own = self._facts.floor == ScanFloor.ROW
+        scan = _Scan(source.client.config, source.address, source.options, transform, sample, has_own)
+        files = _Files(self._first_ceiling(), sample)
+        ours = _tasks(self._spark, planned, scan, _DIGESTS)
+        theirs = _tasks(self._spark, self._parts(own=transform is not None), files, _DIGESTS)
+
+        def of(side: Column, name: str) -> Column:
+            return f.when(side, f.col(name))
+
+        is_ours, is_theirs = f.col("is_ours"), ~f.col("is_ours")
+        return (
+            ours.unionByName(theirs)
+            .groupBy("key")
+            .agg(
+                f.max("hash").alias("hash"),
+                # A row that the scan has delivered twice with the same value counts once.
+                f.min(of(is_ours, "digest")).alias("least"),
+                f.max(of(is_ours, "digest")).alias("digest"),
+                f.min(of(is_ours, "mark")).alias("least_own"),
+                f.max(of(is_ours, "mark")).alias("own"),
+                f.count(of(is_theirs, "hash")).alias("copies"),
+                f.max(of(is_theirs, "digest")).alias("found"),
+                f.max(of(is_theirs, "mark")).alias("mark"),
+                f.max("parts").alias("parts"),
+                f.sum(of(is_ours, "read")).alias("rows"),
+                f.sum(of(is_theirs, "read")).alias("target_rows"),
+                f.sum("charge").alias("charge"),
+            )
+        )
+
+    def _compare_digests(self, joined: DataFrame, window: str) -> None:
+        """Compare the digests as `Rounds` does, and store the keys that have to be judged one by one."""
+        state = self._state
+        is_single = (f.col("copies") <= 1) & f.col("least").eqNullSafe(f.col("digest"))
+        is_single &= f.col("least_own").eqNullSafe(f.col("own"))
+        mark = f.col("mark").bitwiseAND(f.lit(ORDER_MASK))
+        if self._facts.floor == ScanFloor.ROW:
+            is_suspect = f.coalesce(f.col("own") != mark, f.lit(False))
+        else:
+            is_suspect = f.coalesce(f.col("mark") < 0, f.lit(False))
+        wanted, found = (f.coalesce(f.col(name), f.lit(GONE)) for name in ("digest", "found"))
+        is_same = is_single & (wanted == found) & ~is_suspect
+        has_version = f.array_contains("versions", f.struct(found.alias("digest"), mark.alias("mark")))
+        compared = joined.where("key IS NOT NULL").join(self._changes(), "hash", "left")
+        compared = compared.select(
+            "key", "digest", "found",
+            f.col("versions").isNotNull().alias("moved"),
+            is_same.alias("same"),
+            f.coalesce((f.col("copies") == 1) & has_version, f.lit(False)).alias("settled"),
+        )  # fmt: skip
+        still = ~f.col("moved") & f.col("digest").isNotNull()
+        told = _checked(joined.where("key IS NULL").collect)
+        [sums] = _checked(
+            compared.agg(
+                f.count(f.when(still, 1)).alias("still"),
+                f.count(f.when(still & f.col("same"), 1)).alias("equal"),
+            ).collect
+        )
+        if not self._force and sums.still >= FEWEST and 2 * sums.equal < sums.still:
+            raise self._looks_foreign(sums.still - sums.equal, sums.still)
+        with state.transaction():
+            state.clear_pending()
+            state.put("window", window)
+            # A key that has changed is judged, also if neither side has it.
+            state.add_changed(self._sample or 1)
+        rest = compared.where("moved OR NOT same").toLocalIterator()
+        equal = sums.equal
+        while chunk := _checked(lambda: _some(rest, _AT_ONCE)):
+            equal += self._keep(chunk)
+        with state.transaction():
+            for read in told:
+                state.put("rows", read.rows or 0)
+                state.put("target_rows", read.target_rows or 0)
+                if read.parts is not None:
+                    state.put("parts", read.parts)
+                if read.charge is not None:
+                    state.put("charge", float(state.fact("charge") or 0) + read.charge)
+            state.put("equal", equal)
+            for name in ("scanned", "table", "joined"):
+                state.put(name, 1)
+        self._tell("compare", rows=state.number("rows"), target_rows=state.number("target_rows"))
+
+    def _keep(self, chunk: Sequence[Row]) -> int:
+        """Store keys to judge, and remove those whose row has one of their versions; return their number."""
+        state = self._state
+        settled = [row for row in chunk if row.moved and row.settled]
+        waiting = [row for row in chunk if not (row.moved and row.settled)]
+
+        def pending(*, moved: bool) -> Iterator[tuple[str, int]]:
+            for row in waiting:
+                if row.moved is moved:
+                    yield row.key, GONE if row.digest is None else row.digest
+
+        with state.transaction():
+            state.settle(row.key for row in settled)
+            state.add_pending(pending(moved=True))
+            # A key that has not changed was judged here for the first time.
+            state.add_pending(pending(moved=False), suspected_at=self._clock())
+        return sum(row.found != GONE for row in settled)
+
+    def _changes(self) -> DataFrame:
+        """Return the digests of the versions of each key that has changed, by the hash of the key."""
+        batches = list[pa.RecordBatch]()
+        for chunk in self._state.changes(_AT_ONCE):
+            hashes, orders, digests = zip(*chunk, strict=True)
+            marks = pa.array([order_digest(order) for order in orders], pa.int32())
+            columns = [pa.array(hashes, pa.int64()), pa.array(digests, pa.int64()), marks]
+            batches.append(pa.RecordBatch.from_arrays(columns, names=["hash", "digest", "mark"]))
+        if batches:
+            versions = self._spark.createDataFrame(pa.Table.from_batches(batches))
+        else:
+            versions = self._spark.createDataFrame([], _CHANGES)
+        version = f.struct("digest", "mark")
+        return versions.groupBy("hash").agg(f.collect_set(version).alias("versions"))
+
+
+class _Table:
+    """A target whose rows the executors read."""
+
+    def __init__(self, spark: SparkSession, target: SupportsParts) -> None:
+        self._spark, self._target = spark, target
+
+    @property
+    def name(self) -> str:
+        """See `Target.name`."""
+        return self._target.name
+
+    def rows(self, keys: Sequence[str] | None = None, *, own: bool = False) -> Iterator[pa.RecordBatch]:
+        """Read rows by key; see `Target.rows`."""
+        if not keys:
+            yield from self._target.rows(keys, own=own)
+            return
+        frame = _tasks(self._spark, self._target.parts(own=own), _Chosen(tuple(keys)), _ROWS)
+        yield from _checked(frame.toArrow).to_batches()
+
+    def position(self) -> str | None:
+        """See `Target.position`."""
+        return self._target.position()
+
+    def fix(self, fixes: Sequence[Fix]) -> int:
+        """Write rows in the driver; see `Target.fix`."""
+        return self._target.fix(fixes)
+
+    def record(self, facts: dict[str, str]) -> None:
+        """Store facts in the table, if it can."""
+        if isinstance(self._target, SupportsRecord):
+            self._target.record(facts)
+
+
+# -- What the executors run
+
+
+@attrs.frozen
+class _Scan:
+    """Reads a segment of the scan."""
+
+    config: ClientConfig
+    address: ResourceAddress
+    options: ProviderOptions | None
+    transform: Transform | None
+    sample: int
+    has_own: bool
+
+    def __call__(self, segment: tuple[str, str]) -> Iterator[pa.RecordBatch]:
+        name, token = segment
+        scope = PhysicalPartition(name)
+        with connect(self.config) as client:
+            while True:
+                start = FromContinuationToken(token)
+                page = client.read_changes(
+                    ChangeFeedRequest(
+                        self.address, start, scope, max_page_size=_PAGE, provider_options=self.options
+                    )
+                )
+                yield self._digested(page)
+                if page.partition_retired:
+                    return
+                token = page.continuation_token
+
+    def _digested(self, page: ChangeFeedPage) -> pa.RecordBatch:
+        texts = key_texts(page.events)
+        digests = source_digests([event.new_item_state for event in page.events], self.transform)
+        orders = [order_digest(event.order_key) for event in page.events] if self.has_own else 0
+        parts = page.events[0].key.partition_components if page.events else None
+        charge = page.diagnostics.native_charge
+        keys = pa.array([text.decode() for text in texts], pa.string())
+        rows = rows_of(digests_of(texts), digests, orders)
+        return _batch(keys, rows, self.sample, is_ours=True, parts=parts, charge=charge)
+
+
+@attrs.frozen
+class _Files:
+    """Reads a part of the table."""
+
+    ceiling: str | None
+    sample: int
+
+    def __call__(self, part: Part) -> Iterator[pa.RecordBatch]:
+        for batch in part.rows():
+            rows = target_rows(batch, row_digests(batch), self.ceiling)
+            yield _batch(batch.column("key"), rows, self.sample, is_ours=False)
+
+
+@attrs.frozen
+class _Chosen:
+    """Reads the rows of some keys from a part of the table."""
+
+    keys: tuple[str, ...]
+
+    def __call__(self, part: Part) -> Iterator[pa.RecordBatch]:
+        yield from part.rows(self.keys)
+
+
+def _batch(
+    keys: pa.Array,
+    rows: Rows,
+    sample: int,
+    *,
+    is_ours: bool,
+    parts: int | None = None,
+    charge: float | None = None,
+) -> pa.RecordBatch:
+    """Return digests as `_DIGESTS` has them, and after them a row without key that says what was read."""
+    read, chosen = len(rows), np.flatnonzero(rows["hash"] % sample == 0)
+    rows, keys = rows[chosen], keys.take(pa.array(chosen))
+    count = len(rows)
+
+    def column(values: Any, kind: pa.DataType) -> pa.Array:
+        return pa.concat_arrays([pa.array(values, kind), pa.nulls(1, kind)])
+
+    def told(value: float | None, kind: pa.DataType) -> pa.Array:
+        return pa.concat_arrays([pa.nulls(count, kind), pa.array([value], kind)])
+
+    return pa.RecordBatch.from_pydict(
+        {
+            "key": pa.concat_arrays([keys, pa.nulls(1, pa.string())]),
+            "is_ours": pa.array([is_ours] * (count + 1), pa.bool_()),
+            "hash": column(rows["hash"], pa.int64()),
+            "digest": column(rows["digest"], pa.int64()),
+            "mark": column(rows["order"], pa.int32()),
+            "parts": told(parts, pa.int32()),
+            "read": told(read, pa.int64()),
+            "charge": told(charge, pa.float64()),
+        }
+    )
+
+
+def _tasks(
+    spark: SparkSession, work: Sequence[T], read: Callable[[T], Iterator[pa.RecordBatch]], schema: str
+) -> DataFrame:
+    """Return what tasks read, each one piece of work."""
+    if not work:
+        return spark.createDataFrame([], schema)
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with source_errors():
+            for batch in batches:
+                for number in batch["id"].to_pylist():
+                    yield from read(work[number])
+
+    return spark.range(0, len(work), 1, len(work)).mapInArrow(task, schema)
+
+
+def _some(rows: Iterator[Row], most: int) -> list[Row]:
+    """Return the next rows."""
+    return [row for _, row in zip(range(most), rows, strict=False)]
+
+
+def _checked(action: Callable[[], T]) -> T:
+    """Run a job; what a task has raised as `MulticloudDbError` is raised again as one."""
+    try:
+        return action()
+    except PySparkException as error:
+        category, said = error_from_query(error), _SAID.search(str(error))
+        if category is None or said is None:
+            raise
+        again = category in (ErrorCategory.TRANSIENT_FAILURE, ErrorCategory.THROTTLED)
+        raise MulticloudDbError(said[1], ErrorDetail(category, retryable=again)) from error

@@ -1,0 +1,53 @@
+"""Random lives on the embedded store, with a Delta table: what `verify` finds is what was planted."""
+
+import random
+
+import pytest
+
+from multiclouddb_verify import Kind
+
+from .tables import Busy, Shop
+
+SMALL = [pytest.param(60, seed, marks=[pytest.mark.soak] * (seed >= 4)) for seed in range(500)]
+LARGE = [pytest.param(200_000, seed, marks=pytest.mark.soak) for seed in range(20)]
+
+
+class Killed(BaseException):
+    """Raised to simulate the death of the process at this point."""
+
+
+def verified(shop, dice, **settings):
+    """Run `verify`, which dies up to twice at any moment, and goes on."""
+    deaths = dice.choice([0, 1, 2])
+
+    def die(progress):
+        nonlocal deaths
+        if deaths and dice.random() < 0.2:
+            deaths -= 1
+            raise Killed
+
+    while True:
+        try:
+            return shop.verify(on_progress=die, patience_seconds=300.0, **settings)
+        except Killed:
+            continue
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("count", "seed"), SMALL + LARGE)
+def test_found_is_what_was_planted_beside_a_writer_and_the_sink(count, seed, tmp_path):
+    dice = random.Random(f"{count} {seed}")
+    with Shop(tmp_path, count) as shop:
+        quiet = dice.sample(shop.names, 14)
+        faults = shop.plant(*quiet, kinds=dice.choices(list(Kind), k=14))
+        lively = [name for name in shop.names if name not in quiet]
+        with Busy(shop, dice.sample(lively, len(lively)), size=5000, dice=dice):
+            report = verified(shop, random.Random(f"kills {seed}"))
+            assert {each.key: each.kind for each in report.differences} == faults
+            assert report.counts.unsettled == 0
+            if seed % 2:
+                report = verified(shop, random.Random(f"kills {seed}"), repair=True)
+                assert (report.equal, {each.key for each in report.repaired}) == (True, set(faults))
+        shop.follow()
+        if seed % 2:
+            shop.check_equal()

@@ -1,0 +1,180 @@
+"""`verify_with_spark` on a Delta table; the report is that of `verify`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_verify import DeltaTarget, Kind, sides, stored_position
+from pyspark_multiclouddb import verify_with_spark
+
+from .tables import NAME, Busy, Shop, key_of
+
+PROGRAM = Path(__file__).with_name("program.py")
+pytestmark = pytest.mark.xdist_group("jvm")
+
+
+class SparkShop(Shop):
+    """A shop whose table is compared by Spark."""
+
+    spark = None
+
+    def verify_with_spark(self, **settings):
+        settings = {"state": self.folder / "spark", "patience_seconds": 30.0, "segments": 3, **settings}
+        position = stored_position(self.checkpoints, NAME)
+        target = DeltaTarget(self.table)
+        return verify_with_spark(
+            self.spark, self.client, self.address, target, **{"position": position, **settings}
+        )
+
+    def check_same(self, **settings):
+        """Compare in both ways; return the report."""
+        found = self.verify_with_spark(**settings)
+        assert said(found) == said(self.verify(**settings))
+        return found
+
+
+def said(report):
+    """Return what two comparisons of one table have in common."""
+    told = report if isinstance(report, dict) else report.to_dict()
+    return told | {"cost": told["cost"] | {"seconds": None, "state_bytes": None}}
+
+
+def kinds(differences):
+    return {each.key: each.kind for each in differences}
+
+
+@pytest.fixture
+def make(spark, tmp_path):
+    made = []
+
+    def shop(*arguments):
+        made.append(SparkShop(tmp_path, *arguments))
+        made[0].spark = spark
+        return made[0]
+
+    yield shop
+    for each in made:
+        each.__exit__()
+
+
+@pytest.fixture
+def shop(make):
+    return make()
+
+
+def test_report_is_that_of_verify_for_each_kind_and_a_table_that_is_equal(shop):
+    shop.store.delete("orders", shop.names.pop())
+    shop.follow()
+    report = shop.check_same()
+    assert (report.equal, report.counts.equal, report.cost.rows) == (True, 59, 59)
+    faults = shop.plant(*shop.names[40:])
+    assert set(faults.values()) == set(Kind)
+    report = shop.check_same(show_values=True)
+    assert kinds(report.differences) == faults
+    assert report.counts.equal == 59 - len(faults) + 1
+
+
+def test_finds_and_repairs_exactly_what_was_planted_beside_a_writer_and_the_sink(shop):
+    faults = shop.plant(*shop.names[40:])
+    with Busy(shop, shop.names[:40]):
+        report = shop.verify_with_spark()
+        assert kinds(report.differences) == faults
+        assert report.counts.unsettled == 0
+        repaired = shop.verify_with_spark(repair=True)
+        assert (repaired.equal, kinds(repaired.repaired)) == (True, faults)
+    shop.follow()
+    shop.check_equal()
+    assert shop.verify_with_spark(repair=True).counts.repaired == 0
+
+
+def test_a_changed_key_that_the_sink_does_not_reach_is_unsettled(shop):
+    shop.store.put("orders", shop.names[5], {"n": -1})
+    shop.store.put("orders", "new", {"n": -1})
+    shop.store.delete("orders", shop.names[6])
+    report = shop.verify_with_spark(patience_seconds=0.5)
+    assert (report.differences, report.counts.equal) == ((), 58)
+    assert set(report.unsettled) == {key_of(shop.names[5]), key_of(shop.names[6]), key_of("new")}
+
+
+def test_a_sample_and_a_transform(make):
+    def columns(document):
+        return {"n": document["n"], "kind": type(document.get("v")).__name__}
+
+    shop = make(60, columns)
+    DeltaTable(shop.table).update(updates={"n": "-1"}, predicate="n < 20")
+    assert shop.check_same(transform=columns).counts.differences == {Kind.STALE: 20}
+    assert 0 < shop.check_same(transform=columns, sample=2).counts.differences[Kind.STALE] < 20
+    assert shop.verify_with_spark(transform=columns, repair=True).counts.repaired == 20
+    assert shop.check_same(transform=columns).equal
+
+
+def test_an_empty_collection(make):
+    shop = make(3)
+    for name in shop.names:
+        shop.store.delete("orders", name)
+    shop.follow()
+    assert shop.check_same().equal
+    shop.plant("any", kinds=[Kind.GHOST])
+    assert shop.check_same().counts.differences == {Kind.GHOST: 1}
+
+
+@pytest.mark.parametrize("phase", ["scan", "compare", "rounds"])
+def test_killed_it_goes_on_with_the_same_report_in_either_way(shop, phase):
+    faults = shop.plant(*shop.names[40:])
+
+    def die(progress):
+        if progress.phase == phase:
+            raise KeyboardInterrupt
+
+    for goes_on in (shop.verify_with_spark, shop.verify):
+        with pytest.raises(KeyboardInterrupt):
+            shop.verify_with_spark(on_progress=die)
+        report = goes_on(state=shop.folder / "spark")
+        assert (kinds(report.differences), report.cost.rows) == (faults, 60)
+
+
+def test_table_of_another_collection_is_refused_unless_it_is_forced(shop, monkeypatch):
+    monkeypatch.setattr("pyspark_multiclouddb.verification.FEWEST", 5)
+    monkeypatch.setattr(sides, "FEWEST", 5)
+    DeltaTable(shop.table).update(updates={"new_item_state": """'{"other":1}'"""})
+    with pytest.raises(MulticloudDbError, match="looks like the table of another collection"):
+        shop.verify_with_spark(repair=True)
+    assert shop.verify_with_spark(repair=True, force=True).equal
+
+
+def test_an_error_of_a_task_is_the_error_of_verify(shop):
+    DeltaTable(shop.table).update(updates={"key": "NULL"}, predicate=f"key = '{key_of(shop.names[3])}'")
+    with pytest.raises(MulticloudDbError, match="without key") as caught:
+        shop.verify_with_spark()
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+
+
+def test_a_target_without_parts_is_refused(shop):
+    with pytest.raises(MulticloudDbError, match="pass DeltaTarget"):
+        verify_with_spark(shop.spark, shop.client, shop.address, str(shop.table), position="x")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_million_rows_give_the_report_of_verify_and_need_no_more_memory_of_the_driver(tmp_path):
+    peaks = []
+    for count in (100_000, 1_000_000):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        with Shop(folder, count) as shop:
+            faults = shop.plant(*shop.names[:: count // 50])
+            command = [sys.executable, str(PROGRAM), "spark", str(folder), "8"]
+            ran = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert ran.returncode == 0, ran.stderr
+            told = json.loads(ran.stdout)
+            report = shop.verify()
+        assert kinds(report.differences) == faults
+        assert said(told["report"]) == said(report)
+        peaks.append(told["rss"])
+    print(*(f"{peak >> 20} MiB" for peak in peaks))  # noqa: T201
+    assert peaks[1] < peaks[0] + (32 << 20)
