@@ -101,5 +101,5 @@ class GcsCheckpointStore(SharedCheckpointStore):
                 return _NOT_ACCEPTED
             case _:
                 # What a retry had last; the versions of the library name this class differently.
-                status = getattr(getattr(error, "response", None), "status_code", None)
-                return None if status is None else Answer(status, str(status), "")
+                last: int | None = getattr(getattr(error, "response", None), "status_code", None)
+                return None if last is None else Answer(last, str(last), "")
