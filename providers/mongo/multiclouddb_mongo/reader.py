@@ -275,6 +275,7 @@ _RESUMES: Final = 3
 _SHARDS_SECONDS: Final = 15.0
 # How long a read waits for a member of a replica set that does not have the last writes.
 _MEMBERS_SECONDS: Final = 2.0
+_LAG_SECONDS: Final = 0.2  # a member that lags for longer is asked less often
 _SPARE_SECONDS: Final = 0.5
 _CLOSED: Final = "connection closed"  # PyMongo's words
 
@@ -437,13 +438,12 @@ class MongoReader(Reader):
             else:  # the end of a bounded read is its bound
                 taken.at_end = not self._source.sharded
             taken.caught_up = None if taken.at_end else False
-            if self._end.is_elsewhere:
-                self.close()
             self._check()
-            behind = self._until is None and not taken.at_end
-            if time.monotonic() >= (max(until, end_until) if behind else until):
+            now, behind = time.monotonic(), self._until is None and not taken.at_end
+            if now >= (max(until, end_until) if behind else until):
                 return
-            if self._await_ms == _SHORT_AWAIT_MS and (self._end.is_late or 1000 * wait >= _LONG_AWAIT_MS):
+            late = self._end.is_late and (self._source.sharded or now - began >= _LAG_SECONDS)
+            if self._await_ms == _SHORT_AWAIT_MS and (late or 1000 * wait >= _LONG_AWAIT_MS):
                 self._exchange(_LONG_AWAIT_MS)
 
     def _answer(self, taken: Taken, max_records: int) -> tuple[bool, bool] | None:

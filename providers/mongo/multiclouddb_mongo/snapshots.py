@@ -14,7 +14,7 @@ from bson import Binary
 from bson.binary import UUID_SUBTYPE
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
-from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from multiclouddb_api import (
@@ -329,10 +329,8 @@ class SegmentReader(Reader):
                 if not self._cancelled.is_set():
                     self._source.be_patient()
                 raise
-            except PyMongoError as error:
+            except PyMongoError:
                 self._close_cursor()
-                if self._ended_by(error):
-                    return
                 if not lost or self._cancelled.is_set() or not self._source.client.options.retry_reads:
                     raise
                 lost = False
@@ -369,16 +367,6 @@ class SegmentReader(Reader):
         with self._source.opening():
             self._session = self._source.session(self._place)
             self._cursor = self._source.rows(self._place, self._session, size)
-
-    def _ended_by(self, error: PyMongoError) -> bool:
-        """Return True if the server refuses to continue because the collection no longer exists."""
-        if not isinstance(error, OperationFailure):
-            return False
-        notice = self._source.gone(self._place)
-        if notice is None:
-            return False
-        self._end(notice)
-        return True
 
     def _end(self, notice: Notice) -> None:
         self._close_cursor()

@@ -72,7 +72,7 @@ class Source:
     Attributes:
         patience: For how many seconds a server may send nothing while it searches its log.
         closed_at: The position at which the server has closed the connection instead of an answer, or None.
-        believed: The elections whose primaries' empty answers show the end of the log; see `LogEnd`.
+        believed: The election whose primary's empty answers show the end of the log, if any; see `LogEnd`.
     """
 
     def __init__(
@@ -332,15 +332,14 @@ class LogEnd:
     # 3. A `mongos` answers while it waits for a shard that may have an earlier change. Therefore, the stream
     #    has to pass the end that the log had during this fetch.
     #
-    # `is_late` is True if another answer of the same server may be needed, and only after some time.
-    # `is_elsewhere` is True if the server that PyMongo knows as the primary is none any more.
+    # `is_late` is True if another answer may be needed, and only after some time.
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._mark: After | None = None
         self._last: int | None = None
         self._election: object = None
-        self.is_elsewhere = self.is_late = False
+        self.is_late = False
 
     def is_passed(self, place: Place, stream: Stream | None, begin: Place) -> bool:
         """Return True if the answer after which a stream is at `place` was the end of the log.
@@ -360,8 +359,8 @@ class LogEnd:
         before = self._election
         if self._last is None:
             self.ask()
+        self.is_late = self._last is None
         if self._last is None:
-            self.is_late = not self.is_elsewhere
             return False
         if self._election is not None and source.election(stream) == self._election:
             return before is not None
@@ -377,13 +376,13 @@ class LogEnd:
             return  # an election is running
         with source.opening():
             answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
-        self.is_elsewhere = not answer.get("isWritablePrimary", True)
-        if self.is_elsewhere:
-            return
+        if not answer.get("isWritablePrimary", True):
+            return  # PyMongo does not know the primary yet
         stamp = answer.get("lastWrite", {}).get("opTime", {}).get("ts", Timestamp(0, 0))
         self._last = ticks_at(At(stamp.time, stamp.inc))
         self._election = elected(answer)
         if self._election is not None and is_told_at_once(client):
+            source.believed.clear()  # there is only one primary, so only its election is kept
             source.believed.add(self._election)
 
 

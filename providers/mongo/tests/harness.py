@@ -23,7 +23,12 @@ COUNTER = itertools.count()
 SMALL = {
     "oplog_mb": 1,
     "auth": True,
-    "parameters": {"scramSHA256IterationCount": 5000, "ttlMonitorSleepSecs": 1},
+    # Positions move once a second, so nothing waits ten seconds for a moment to pass.
+    "parameters": {
+        "scramSHA256IterationCount": 5000,
+        "ttlMonitorSleepSecs": 1,
+        "periodicNoopIntervalSecs": 1,
+    },
 }
 NOTE = "x" * 100_000
 

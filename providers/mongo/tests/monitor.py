@@ -255,3 +255,14 @@ def hanging(servers):
         yield
     finally:
         servers.resume(member)
+
+
+@contextmanager
+def deaf(member):
+    """Provide a secondary that votes but does not replicate for some time."""
+    command = {"configureFailPoint": "stopReplProducer"}
+    member.admin.command({**command, "mode": "alwaysOn"})
+    try:
+        yield
+    finally:
+        member.admin.command({**command, "mode": "off"})

@@ -2,10 +2,12 @@
 
 import itertools
 import time
+from contextlib import ExitStack, closing
 from unittest import mock
 
 import attrs
 import pytest
+from pymongo import WriteConcern
 
 from multiclouddb_api import (
     AtTime,
@@ -26,7 +28,7 @@ from multiclouddb_mongo.source import Source
 from multiclouddb_spi import Continue, Deadline, Ended, FeedSpec, Head, Planner, Range, read_range
 from multiclouddb_spi.planning import ranges
 
-from .monitor import in_scope, keys, listening
+from .monitor import deaf, in_scope, keys, listening
 
 FOLLOW = MongoOptions(after_invalidate="follow")
 MANY = 300
@@ -389,3 +391,17 @@ class TestLaggingMember:
         else:
             pytest.fail("each write has a second of its own")
         assert part.read([Range("0", start, until)]) == [key]
+
+    def test_of_a_replica_set_does_not_tell_the_head(self, three, database):
+        three.wait_healthy()
+        items = three.client()[database].create_collection("c", write_concern=WriteConcern(3))
+        world = World(three, database, uri=three.uri(readPreference="secondary"))
+        with closing(world.provider), ExitStack() as stack:
+            cursor = world.start()
+            items.insert_many([{"_id": number} for number in range(20)])
+            wait_until(lambda: world.heads(cursor))
+            for member in set(three.members) - {three.wait_primary()}:
+                stack.enter_context(deaf(three.direct(member)))
+            items.with_options(write_concern=WriteConcern(1)).insert_one({"_id": "late"})
+            assert world.heads(cursor) == {}
+        three.wait_healthy()

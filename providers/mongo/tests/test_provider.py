@@ -1,5 +1,6 @@
 """Tests the provider on a real server: starts, ends, positions, native clients, and closing."""
 
+import contextlib
 import functools
 import time
 from contextlib import closing
@@ -12,6 +13,7 @@ from bson import SON, Timestamp
 from bson.codec_options import TypeCodec, TypeRegistry
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
+from pymongo.database import Database
 from pymongo.errors import AutoReconnect
 from pymongo.server_api import ServerApi
 
@@ -371,6 +373,26 @@ class TestStreams:
         with hanging(room.server):
             client.close()
         assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("wire", "version", "splits"),
+    [(21, None, True), (20, None, False), (17, [6, 0, 9], True), (17, [6, 0, 8], False)],
+)
+def test_a_server_that_splits_large_events_is_told_to(room, monkeypatch, wire, version, splits):
+    original, told = Database.command, {"hello": {"maxWireVersion": wire}}
+    told["buildinfo"] = {"versionArray": version}
+
+    def run(database, what, *arguments, **named):
+        return original(database, what, *arguments, **named) | told.get(str(what), {})
+
+    monkeypatch.setattr(Database, "command", run)
+    room.collection()
+    with watched(room.uri) as (client, commands):
+        with contextlib.suppress(MulticloudDbError):  # this server does not know the stage
+            read(client, room.address(), Now())
+        stages = commands.opening()[0].command["pipeline"]
+    assert ({"$changeStreamSplitLargeEvent": {}} in stages) is splits
 
 
 # -- The library's clients and the application's clients

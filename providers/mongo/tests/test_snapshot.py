@@ -306,15 +306,6 @@ class TestGone:
         assert BackfillDone not in told(*found)
         assert len(rows(found)) < 40
 
-    @pytest.mark.usefixtures("_small_batches")
-    def test_a_client_that_retries_nothing_gets_the_notice(self, one, many):
-        """The server has ended the open cursor with an error."""
-        address, items = many
-        with connect(one.uri(retryReads=False)) as client:
-            first, *_ = itertools.islice(walk(client, address, ORDERED, 3), 2)
-            items.drop()
-            assert Dropped in told(*walk(client, address, first.continuation_token, 3))
-
     def test_a_collection_that_was_not_there_has_no_rows(self, reader, one, database):
         address = ResourceAddress(database, "later")
         options = MongoOptions(allow_missing=True)
