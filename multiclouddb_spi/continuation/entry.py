@@ -29,22 +29,6 @@ from multiclouddb_api import MulticloudDbError, SnapshotOrder, SnapshotProgress,
 from multiclouddb_spi.continuation.token import is_micros
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 
-__all__ = [
-    "AnyEntry",
-    "Audited",
-    "Entry",
-    "Plan",
-    "Stage",
-    "audited_from_json",
-    "audited_to_json",
-    "entry_from_json",
-    "entry_to_json",
-    "is_plan",
-    "plan_from_json",
-    "plan_to_json",
-    "shown",
-]
-
 _END: Final = 1
 _SUSPECT: Final = 2
 _WAIT: Final = 4

@@ -35,8 +35,6 @@ from multiclouddb_spi.faults import ProviderFault, expired
 from multiclouddb_spi.retry import Call
 from multiclouddb_spi.time_limits import Deadline
 
-__all__ = ["Ending", "Follow", "Found", "Looks", "apply_end", "begun", "is_search_due", "most_looks"]
-
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 120.0
 _MOST_KEPT: Final = 16384
@@ -324,15 +322,7 @@ class Follow:
 
     def _entries(self) -> dict[str, Cursor]:
         """Return all partitions about which the service is asked, with their positions."""
-        asked: dict[str, Cursor] = {
-            parent: None
-            for each in self._lineage.waiting()
-            if each.listed
-            for parent in each.waits
-            if parent not in self._lineage
-        }
-        asked |= {each.partition_id: each.cursor for each in self._lineage.listed()}
-        return asked
+        return {each.partition_id: each.cursor for each in self._lineage.listed()}
 
     def _survey(
         self,

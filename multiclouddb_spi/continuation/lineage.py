@@ -46,8 +46,6 @@ from multiclouddb_spi.contract import PartitionState, Seed, Survey
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.faults import ProviderFault
 
-__all__ = ["INSPECTED", "Lineage", "Loss", "NotProvableError", "Rules"]
-
 
 class Rules(Protocol):
     """What a lineage asks of its feed; all are pure (`Feed`)."""
@@ -336,7 +334,7 @@ class Lineage:
         waited = {parent: (name,) for name, each in gone.items() for parent in each.waits}
         for name in gone:
             self._remove(name)
-            self.release(name)
+        freed = [child for name in gone for child in self.release(name)]
         added = self._add(tops.seeds, tops.unread)
         # What follows a lost one may be listed later: it stays, so that a look or the search finds it.
         proved = not any(one in survey.gone and one not in gone for seed in added for one in seed.parents)
@@ -347,7 +345,7 @@ class Lineage:
                 self._put(Entry(name, _END, (), children=children))
             elif not self.listed() or (proved and not any(one in self for one in children)):
                 self._put(Entry(name, _END, (), children=waited.get(name, ())))
-        left = tuple(added)
+        left = (*added, *(Seed(name, (), self.cursor(name)) for name in freed))
         return losses + [Loss(each.partition_id, each.cursor, left) for each in gone.values()]
 
     @property

@@ -18,13 +18,6 @@ from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed, FeedStart, Seed
 from multiclouddb_spi.faults import no_partition_named
 
-__all__ = [
-    "check_has_partitions",
-    "check_not_ahead",
-    "not_startable",
-    "resolve_start",
-]
-
 _AHEAD: Final = timedelta(seconds=60)
 
 

@@ -18,20 +18,6 @@ from multiclouddb_spi.continuation.token import Envelope, ReadUntil, decode_toke
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 
-__all__ = [
-    "FeedOver",
-    "FeedState",
-    "Finished",
-    "Retired",
-    "Session",
-    "Written",
-    "WrittenTokens",
-    "end_from_json",
-    "end_to_json",
-    "retired",
-    "state_from_json",
-]
-
 
 @attrs.frozen
 class Retired:

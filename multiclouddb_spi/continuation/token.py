@@ -41,21 +41,6 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.codec import JsonValue, encode_json
 
-__all__ = [
-    "MAX_BYTES",
-    "MAX_LEVELS",
-    "MAX_VALUES",
-    "Envelope",
-    "ReadUntil",
-    "beyond_bounds",
-    "decode_token",
-    "encode_token",
-    "is_micros",
-    "scope_text",
-    "to_micros",
-    "to_moment",
-]
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
 """The earliest and the latest time: the years 1 to 9999."""

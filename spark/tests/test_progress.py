@@ -99,6 +99,7 @@ class TestReport:
             # `readUntil` is the time of the slowest partition, and unknown if the time of one is unknown.
             (60, [["p0", 20], ["p1", 5]], {"readUntil": "2026-01-31T12:00:05Z", "lagSeconds": 55.0}),
             (0, [["p0", 20], ["p1", None]], {"readUntil": None, "lagSeconds": None}),
+            (0, [["p0", 20], ["p1", [9, None], 4, ["p0"]]], {"readUntil": None, "lagSeconds": None}),
             # The lag is never negative.
             (0, [["p0", 20]], {"readUntil": "2026-01-31T12:00:20Z", "lagSeconds": 0.0}),
             # The headroom is that of the first position to expire.

@@ -6,6 +6,7 @@ import gc
 import time
 import weakref
 from datetime import timedelta
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -225,6 +226,13 @@ class TestDiagnostics:
         bench.fill(3)
         pages = list(bench.walk(size=2))
         assert seen.pages == [(bench.sim.address, page) for page in pages]
+
+    def test_time_of_the_service_goes_on_between_two_requests(self, bench, monkeypatch):
+        bench.fill(3)
+        before, real = bench.page(size=1).diagnostics.lag_seconds, time.monotonic
+        later = SimpleNamespace(monotonic=lambda: real() + 20)
+        monkeypatch.setattr("multiclouddb_spi.open_feed.time", later)
+        assert bench.page(size=1).diagnostics.lag_seconds - before == pytest.approx(20, abs=5)
 
     def test_clock_that_fails_costs_the_lag_and_is_not_asked_on_every_page(self, bench, ids):
         asked = []

@@ -18,7 +18,15 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
     TrimmedError,
 )
-from multiclouddb_spi import Deadline, FeedSpec, Planner, SupportsHeads, ranges_between, read_range
+from multiclouddb_spi import (
+    Deadline,
+    FeedSpec,
+    Planner,
+    RecordFault,
+    SupportsHeads,
+    ranges_between,
+    read_range,
+)
 from multiclouddb_spi.planning import ranges
 
 BEGINNING = Beginning()
@@ -484,6 +492,16 @@ def test_a_partition_beside_one_that_retention_took_is_read_in_the_same_step(hea
     where = consumer.feed.describe(consumer.at.cursor("p0")).text
     assert step.skipped == (f"{consumer.feed.public_id('p0')} after {where}",)
     assert consumer.planner.advance(step.after, None, consumer.deadline).skipped == ()
+
+
+def test_what_lies_before_a_record_that_cannot_be_fetched_is_a_step():
+    sim = Simulation(behaviour=ServiceBehaviour(poison_at_fetch=True))
+    consumer = Consumer(sim, heads="none")
+    first = sim.write("a", {"n": 1}).event_id
+    sim.write("b", {"n": 1}, poison=True)
+    assert consumer.step() == [first]
+    with pytest.raises(RecordFault):
+        consumer.step()
 
 
 def test_what_was_read_shortly_before_the_deadline_is_a_step():

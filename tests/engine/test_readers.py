@@ -17,7 +17,7 @@ from multiclouddb_conformance.simulation import (
 )
 from multiclouddb_spi import Deadline, FeedSpec, engine
 from multiclouddb_spi.fetching import readers
-from multiclouddb_spi.fetching.readers import Budget, PartitionReader
+from multiclouddb_spi.fetching.readers import Budget, PartitionReader, ReaderCache
 from multiclouddb_spi.observing import Observing
 
 BEGINNING = Beginning()
@@ -132,6 +132,13 @@ class TestLive:
         assert live._budget.used == 0
         assert live.reader is None
         assert live.feed.calls.open_readers == 0
+
+    def test_one_that_is_put_back_after_the_client_has_closed_is_closed(self, live):
+        cache = ReaderCache(Budget(100), 16)
+        live.open()
+        cache.close()
+        cache.put(live)
+        assert (live.feed.calls.open_readers, len(cache)) == (0, 0)
 
     def test_fetch_in_flight_is_cancelled_and_closed_when_it_ends(self, live):
         future = Future()

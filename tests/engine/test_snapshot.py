@@ -317,6 +317,20 @@ class TestTrouble:
         assert not page.idle
 
 
+def test_the_end_of_the_scan_waits_for_no_partition():
+    sim = filled(0)
+    consumer, notices = Consumer(sim, ORDERED, threads=True), []
+    consumer.page()
+    sim.hold("p0")
+    try:
+        began = time.monotonic()
+        while api.BackfillDone not in map(type, notices):
+            notices += consumer.page(timeout=12).notices
+        assert time.monotonic() - began < 8
+    finally:
+        sim.release()
+
+
 class TestCutting:
     def segments(self, monkeypatch, answer):
         asked = []

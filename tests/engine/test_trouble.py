@@ -2,6 +2,8 @@
 
 import sys
 import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,7 +27,7 @@ from multiclouddb_spi.errors import fault_of, user_errors
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import ATTEMPTS, Tries
-from multiclouddb_spi.time_limits import AnswerSizes, Arrival
+from multiclouddb_spi.time_limits import AnswerSizes, Arrival, TooSlow
 
 BEGINNING = api.Beginning()
 FOREVER = None
@@ -252,6 +254,17 @@ class TestExpiry:
         monkeypatch.setattr(SimulationFeed, "survey", lambda *_, **__: Survey(gone={"p0": ()}))
         page = bench.page(token, **settings)
         assert (page.partition_retired, page.child_partitions, page.idle) == (True, (), False)
+
+    def test_an_audit_that_finds_an_expired_position_says_so(self, make_bench, monkeypatch):
+        bench = make_bench(behaviour=ServiceBehaviour(proves_children=False))
+        bench.connect(coverage_audit_seconds=1e-9)
+        token = bench.page(api.Now()).continuation_token
+
+        def survey(*_, **__):
+            raise TrimmedError("gone")
+
+        monkeypatch.setattr(SimulationFeed, "survey", survey)
+        bench.refused(api.ErrorCategory.CHECKPOINT_EXPIRED, token)
 
     def test_a_feed_that_is_over_is_not_audited(self, make_bench, ended, monkeypatch):
         bench = make_bench(behaviour=ServiceBehaviour(proves_children=False))
@@ -623,6 +636,16 @@ def test_each_break_quarters_it_and_four_answers_double_it(feed):
         sizes.arrived(feed, "p0")
     assert grown == [size for size in (15, 31, 62, 125, 250, 500) for _ in range(4)]
     assert sizes.of(feed, "p0").is_full
+
+
+@pytest.mark.parametrize(("nbytes", "is_given_up"), [(100, True), (5000, False)])
+def test_an_answer_that_trickles_is_given_up(monkeypatch, nbytes, is_given_up):
+    now = [1000.0]
+    monkeypatch.setattr("multiclouddb_spi.time_limits.time", SimpleNamespace(monotonic=lambda: now[0]))
+    arrival = cut_after(nbytes)
+    now[0] += 5
+    with pytest.raises(TooSlow, match="too slowly") if is_given_up else nullcontext():
+        arrival.check()
 
 
 @pytest.mark.parametrize("nbytes", [0, 500], ids=["no answer", "a refusal"])

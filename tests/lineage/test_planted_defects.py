@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Plants one defect at a time in the lineage; the explorer has to find each of them."""
+"""Plants one defect at a time in the lineage and in `follow`; the explorer has to find each of them."""
 
 import inspect
 import textwrap
@@ -8,7 +8,7 @@ import pytest
 
 from multiclouddb_conformance.explore.search import bounds_of, explore
 from multiclouddb_conformance.explore.world import Kind
-from multiclouddb_spi.continuation import lineage
+from multiclouddb_spi.continuation import follow, lineage
 
 LISTED, ALIVE, LATE = Kind
 
@@ -33,7 +33,7 @@ DEFECTS = {
     "a lost position moves in silence": (LISTED, "base", "_move", "losses.append(", "str("),
     "heirs start in a scope of one partition": (ALIVE, "descendants", "lost", "raise NotProvableError  # an heir", "pass  # an heir"),
     "a lost partition stays": (LISTED, "base", "lost", "self._remove(name)", "pass"),
-    "a wait for a lost partition stays": (LATE, "chained", "lost", "self.release(name)", "pass"),
+    "a wait for a lost partition stays": (LATE, "chained", "lost", "for child in self.release(name)", "for child in ()"),
     "a lost child that waited is unknown": (LATE, "chained", "lost", "waited.get(name, ())", "()"),
     "nothing follows a loss": (LISTED, "base", "lost", "self._add(tops.seeds, tops.unread)", "[]"),
     "a lost end does not stay": (LATE, "base", "lost", "elif not self.listed() or", "elif False and not"),
@@ -66,14 +66,64 @@ DEFECTS = {
     "the stream does not wait for the scan": (LISTED, "scan", "hold_for_scan", "if plan is None or not plan.holds:", "if True:"),
 }  # fmt: skip
 
+IN_FOLLOW = {
+    # the end of a partition
+    "an end is complete although children may come": (LATE, "descendants", "apply_end", "complete=complete))", "complete=True))"),
+    "an end without a child is complete": (LATE, "base", "apply_end", "ended(name, (), complete=False)", "ended(name, (), complete=True)"),
+    "children are not added": (ALIVE, "base", "apply_end", "lineage.ended(name, fresh,", "lineage.ended(name, (),"),
+    "a child that starts is not read now": (LISTED, "base", "apply_end", "return Ending(fresh, tuple(lineage.ended(name, fresh, complete=complete)))", "lineage.ended(name, fresh, complete=complete); return Ending(fresh)"),
+    # lost
+    "the service is not told what it refused": (LATE, "base", "lost", "deadline or self._deadline, expired_ids)", "deadline or self._deadline, ())"),
+    "the lineage is not told what was refused": (LATE, "base", "lost", "self._lineage.lost(survey, expired_ids)", "self._lineage.lost(survey, ())"),
+    "the service is asked without positions": (LATE, "base", "lost", "self._entries()", "dict.fromkeys(self._entries())"),
+    "what cannot be proved is skipped": (LATE, "descendants", "lost", "raise self._not_provable(expired_ids) from None", "return ()"),
+    "nothing tells that the feed begins again": (ALIVE, "base", "told", "*all_lost[:1]]", "]"),
+    "a feed that begins again tells it twice": (ALIVE, "base", "told", "*all_lost[:1]]", "*all_lost]"),
+    "a position that moves is not told": (ALIVE, "base", "told", "[*(one for one in losses if not one.everything), *all_lost[:1]]", "all_lost[:1] or losses"),
+    "one partition begins again": (ALIVE, "base", "told", "str(self._feed.spec.address) if loss.everything else", "str(self._feed.spec.address) if False else"),
+    "a gap names nothing that is read": (LATE, "base", "told", "tuple(seed.partition_id for seed in loss.left)", "()"),
+    # look
+    "a look does not see what is gone": (LATE, "descendants", "look", "if gone := lineage.gone(survey):", "if gone := {}:"),
+    "a look skips although it must not": (LATE, "refused", "look", "self._refuse(gone)", "pass"),
+    "a look is silent about a loss": (LATE, "descendants", "look", "gaps=self.told(losses), left=tuple(left.values()))", "left=tuple(left.values()))"),
+    "a look does not read on after a loss": (LATE, "descendants", "look", "return Found(tuple(left), gaps", "return Found((), gaps"),
+    "a look does not name what follows a loss": (LATE, "descendants", "look", "gaps=self.told(losses), left=tuple(left.values()))", "gaps=self.told(losses))"),
+    "a look asks without positions": (LATE, "base", "look", "asked = {end.partition_id: end.cursor for end in ends}", "asked = {end.partition_id: None for end in ends}"),
+    "a look is not applied": (LATE, "base", "look", "children, started = lineage.looked(survey, counted, most_looks(self._watch_seconds))", "children, started = [], []"),
+    "one look is enough": (LATE, "descendants", "look", "counted, most_looks(self._watch_seconds))", "counted, 1)"),
+    "what a doubtful look adds is not read now": (LATE, "descendants", "look", "started += [seed.partition_id for seed in proved]", "pass"),
+    "what a look adds is not read now": (LATE, "base", "look", "return Found(tuple(started), tuple(children), gaps", "return Found((), tuple(children), gaps"),
+    "a look names no children": (LATE, "base", "look", "return Found(tuple(started), tuple(children), gaps", "return Found(tuple(started), (), gaps"),
+    "a look does not name what it proves": (LATE, "descendants", "look", "over=tuple(over), left=tuple(proved))", "over=tuple(over))"),
+    # search
+    "a search does not see what is gone": (LATE, "base", "search", "if gone := lineage.gone(survey):", "if gone := {}:"),
+    "a search never skips": (LATE, "base", "search", "if not self._skips:", "if True:"),
+    "a search skips although it must not": (LATE, "fails", "search", "if not self._skips:", "if False:"),
+    "a search is silent about a loss": (LATE, "base", "search", "return Found(started, gaps=self.told(losses))", "return Found(started)"),
+    "a search does not read on after a loss": (LATE, "base", "search", "return Found(started, gaps=self.told(losses))", "return Found((), gaps=self.told(losses))"),
+    "what a search adds is not told": (LATE, "base", "search", "late=late)", "late=())"),
+    "what a search adds is not read now": (LATE, "base", "search", "return Found(started, gaps=self.told(stranded), late=late)", "return Found((), gaps=self.told(stranded), late=late)"),
+    "a loss is refused although it may be skipped": (LATE, "told", "_refuse", "if gone and not self._skips:", "if gone:"),
+    "only what is read is asked about": (LATE, "chained", "_entries", "self._lineage.listed()", "self._lineage.active()"),
+    "the service is never asked about all": (LATE, "base", "_survey", "whole=whole", "whole=False"),
+    "the service is never told what it refused": (LATE, "base", "_survey", "expired=refused, ", ""),
+}  # fmt: skip
+PLANTED = [
+    pytest.param(module, *planted, id=name)
+    for module, table in ((lineage.Lineage, DEFECTS), (follow.Follow, IN_FOLLOW))
+    for name, planted in table.items()
+]
 
-@pytest.mark.parametrize(("kind", "group", "name", "right", "wrong"), DEFECTS.values(), ids=DEFECTS)
-def test_a_planted_defect_is_found(kind, group, name, right, wrong, monkeypatch):
-    source = textwrap.dedent(inspect.getsource(getattr(lineage.Lineage, name)))
+
+@pytest.mark.parametrize(("owner", "kind", "group", "name", "right", "wrong"), PLANTED)
+def test_a_planted_defect_is_found(owner, kind, group, name, right, wrong, monkeypatch):
+    module = inspect.getmodule(owner)
+    function = getattr(owner, name, None) or getattr(module, name)
+    source = textwrap.dedent(inspect.getsource(function))
     assert right in source
     made = {}
-    exec(compile(source.replace(right, wrong), name, "exec"), vars(lineage), made)
-    monkeypatch.setattr(lineage.Lineage, name, made[name])
+    exec(compile(source.replace(right, wrong), name, "exec"), vars(module), made)
+    monkeypatch.setattr(function, "__code__", made[name].__code__)
     for depth in (3, 4):
         if explore(bounds_of(kind, group), depth, most=1).violations:
             return

@@ -6,12 +6,14 @@ deliver answers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
 
 import attrs
 
+from multiclouddb_api import ErrorCategory, Fail, ResourceAddress, SkipToOldest
 from multiclouddb_conformance.explore.world import (
     RULES_OF,
     Bounds,
@@ -19,6 +21,7 @@ from multiclouddb_conformance.explore.world import (
     Consumer,
     Kind,
     Part,
+    Rules,
     Scope,
     World,
     ancestors,
@@ -35,13 +38,35 @@ from multiclouddb_conformance.explore.world import (
     survey_of,
     widened,
 )
-from multiclouddb_spi import Child, Cursor, Seed, Survey
-from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Plan, Stage
-from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, NotProvableError
+from multiclouddb_spi import (
+    Awaiting,
+    Child,
+    Continue,
+    Cursor,
+    Deadline,
+    Drained,
+    Feed,
+    FeedIdentity,
+    FeedSpec,
+    FeedStart,
+    Outcome,
+    Position,
+    ProviderFault,
+    Reader,
+    Seed,
+    Survey,
+)
+from multiclouddb_spi.continuation.entry import AnyEntry, Audited, Entry, Plan, Stage
+from multiclouddb_spi.continuation.follow import Follow, Found, Looks, apply_end
+from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage
+from multiclouddb_spi.retry import directly
 
 __all__ = ["begin", "check_read", "delivered", "settle", "steps"]
 
 _PLAN: Final = Plan("plan", None, "0", 0)
+_ADDRESS: Final = ResourceAddress(collection="items")
+_DEADLINE: Final = Deadline.after(1e9)
+_LOOK_SECONDS: Final = 600.0
 
 
 def begin(bounds: Bounds, roots: int = 2) -> World:
@@ -104,10 +129,10 @@ def _consumer(world: World) -> Iterator[tuple[str, World]]:
                     yield f"fetch {i}", world._replace(fetched=world.fetched | {answer})
     if bounds.kind is Kind.LATE:
         if any(isinstance(entry, Entry) and entry.stage is Stage.END for entry in kept):
-            yield "look", _look(world, most=1000)
+            yield "look", _look(world)
             # In a feed of one partition, nothing finds a child that is listed after the last look.
             if bounds.scope is not Scope.DESCENDANTS or all(part.shown for part in world.parts):
-                yield "look last", _look(world, most=1)
+                yield "look last", _last_look(world)
         if bounds.scope is not Scope.DESCENDANTS:  # a feed of one partition does not search
             yield "search", _search(world)
     else:
@@ -121,7 +146,20 @@ def _root(bounds: Bounds) -> str | None:
 
 
 def _lineage(world: World) -> Lineage:
-    return Lineage(world.consumer.entries, RULES_OF[world.bounds.kind], root=_root(world.bounds))
+    kind = world.bounds.kind
+    audited = Audited() if kind is Kind.LATE else None
+    return Lineage(world.consumer.entries, RULES_OF[kind], audited, _root(world.bounds))
+
+
+def _is_mine(world: World, i: int) -> bool:
+    """Return whether a partition belongs to the scope."""
+    match world.bounds.scope:
+        case Scope.ALL:
+            return True
+        case Scope.DESCENDANTS:
+            return not i or 0 in ancestors(world, i)
+        case Scope.KEY:
+            return i in held_by_key(world)
 
 
 def _entries(lineage: Lineage) -> tuple[AnyEntry, ...]:
@@ -166,7 +204,7 @@ def _read(world: World, i: int) -> World:
             return _took(world, *answer)
     entry = next(each for each in world.consumer.entries if each.partition_id == str(i))
     if refuses(world, i, at(entry.cursor)):
-        return _lost(world, {str(i)})
+        return _lost(world, i)
     closed = world.parts[i].closed is not None
     return _took(
         world, i, at(entry.cursor), end_of(world, i), closed, children_of(world, i) if closed else ()
@@ -177,11 +215,15 @@ def _took(world: World, i: int, position: int, end: int, is_end: bool, children:
     """Deliver the records (position, end] of a partition, and its end."""
     got = delivered(world, i, position, end)
     world = world._replace(fetched=frozenset(each for each in world.fetched if each[0] != i))
-    lineage = _lineage(world)
+    lineage, late = _lineage(world), world.bounds.kind is Kind.LATE
+    reading = {each.partition_id for each in lineage.active()}
     lineage.took(str(i), end)
-    if is_end:
-        named = [Child(str(j), parents_of(world, j), said_by(world, i, j)) for j in children]
-        lineage.ended(str(i), named, complete=world.bounds.kind is not Kind.LATE)
+    named = tuple(Child(str(j), parents_of(world, j), said_by(world, i, j)) for j in children)
+    outcome: Outcome = Awaiting() if late and not named else Drained(named, complete=not late)
+    ending = apply_end(lineage, str(i), outcome if is_end else Continue(), names_late=late)
+    started = {each.partition_id for each in lineage.active()} - reading
+    if started.difference(() if ending is None else ending.started):
+        raise BrokenError(f"{started} start, but {ending} is said")
     return _with(world, lineage, got=got)
 
 
@@ -193,10 +235,8 @@ def delivered(world: World, i: int, position: int, end: int) -> tuple[int, ...]:
         return got
     if any(isinstance(entry, Plan) and entry.holds for entry in world.consumer.entries):
         raise BrokenError(f"{i} is read before the scan ends")
-    if world.bounds.scope is Scope.DESCENDANTS and i and 0 not in ancestors(world, i):
+    if not _is_mine(world, i):
         raise BrokenError(f"{i} belongs to another reader")
-    if world.bounds.scope is Scope.KEY and i not in held_by_key(world):
-        raise BrokenError(f"{i} does not hold the key")
     for j, last in enumerate(got):
         if j != i and last >= 0 and i in ancestors(world, j):
             raise BrokenError(f"order: {i} after its descendant {j}")
@@ -207,121 +247,220 @@ def delivered(world: World, i: int, position: int, end: int) -> tuple[int, ...]:
     return (*got[:i], max(got[i], end), *got[i + 1 :])
 
 
-def _lost(world: World, expired: Collection[str]) -> World:
-    """Go on after a loss, or end the feed."""
+def _lost(world: World, i: int) -> World:
+    """Go on after the service has refused the position of a partition, or end the feed."""
+    if world.bounds.fails:
+        return _over(world)
+
+    def ask(follow: Follow) -> Found:
+        losses = follow.lost((str(i),))
+        started = dict.fromkeys(seed.partition_id for loss in losses for seed in loss.left)
+        return Found(tuple(started), gaps=follow.told(losses))
+
+    return _asked(world, _lineage(world), ask, refused=str(i))
+
+
+def _look(world: World, *, last: bool = False) -> World:
+    lineage = _lineage(world)
+    ends = lineage.ends()
+    looks = {int(end.partition_id) for end in ends}
+    return _asked(world, lineage, lambda follow: follow.look(ends), looks=looks, last=last)
+
+
+def _last_look(world: World) -> World:
+    after = _look(world, last=True)
+    # It forgets what was lost.
+    return after._replace(consumer=after.consumer._replace(told=frozenset()))
+
+
+def _search(world: World) -> World:
+    return _asked(world, _lineage(world), lambda follow: follow.search(_DEADLINE))
+
+
+def _over(world: World) -> World:
     if not world.kept:
         raise BrokenError("a position has expired before anything was removed")
-    if world.bounds.fails:
-        return world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
-    lineage = _lineage(world)
-    survey = survey_of(world, _asked(lineage))
+    return world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
+
+
+def _asked(
+    world: World,
+    lineage: Lineage,
+    ask: Callable[[Follow], Found],
+    *,
+    refused: str | None = None,
+    looks: Collection[int] | None = None,
+    last: bool = False,
+) -> World:
+    """Let the consumer ask the service about its partitions; check what it decides and what it is told."""
+    bounds, service = world.bounds, _Service(world, lineage)
     before = {each.partition_id: each for each in lineage.listed()}
-    missing = _missing(world, before.values(), begins_again=bool(survey.heirs and lineage.gone(survey)))
+    begins_again = bounds.kind is Kind.ALIVE and any(is_gone(world, int(name)) for name in before)
+    missing = _missing(world, before.values(), refused, begins_again=begins_again)
+    gone = {i for i in missing if is_gone(world, i) and (looks is None or i in looks)}
+    policy = Fail() if bounds.fails else SkipToOldest()
+    seconds = 0.0 if last else _LOOK_SECONDS
     try:
-        losses = lineage.lost(survey, expired)
-    except NotProvableError:
-        bounds = world.bounds
-        if bounds.kind is Kind.LISTED or (bounds.kind is Kind.LATE and bounds.told and not hides(world)):
-            raise BrokenError("all parents are listed, and it says that an heir cannot be proved") from None
-        return world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
-    if not losses and world.bounds.scope is Scope.DESCENDANTS and hides(world):
-        return world
-    if sorted(loss.partition_id for loss in losses) != missing:
-        raise BrokenError(f"{missing} lose records, and {losses} are told")
-    for each in lineage.active():
-        old = before.get(each.partition_id)
-        if old is not None and old.stage is Stage.READ and at(each.cursor) < at(old.cursor):
-            raise BrokenError(f"{each.partition_id} moves back from {old.cursor} to {each.cursor}")
-    names = {int(loss.partition_id) for loss in losses}
-    gap = world.consumer.gap | names | _told(world, [seed for loss in losses for seed in loss.left])
+        found = ask(Follow(service, lineage, directly, _DEADLINE, policy, _EachLook(), seconds))
+    except ProviderFault as refusal:
+        return _refused(world, lineage, refusal, gone)
+    after = {each.partition_id: each for each in lineage.listed()}
+    _check_found(found, before, after, looks=looks is not None)
+    if found.gaps and bounds.fails:
+        raise BrokenError(f"a loss is skipped: {found.gaps}")
+    names = [service.numbers[gap.partition_id] for gap, _ in found.gaps]
+    left = {name for _, started in found.gaps for name in started}
+    left |= {str(service.numbers[late.partition_id]) for late in found.late}
+    lost = {i for i in names if i is not None}
+    if absent := left - after.keys():
+        raise BrokenError(f"a notice says that {absent} are read, and they are not")
+    gap = world.consumer.gap | lost | _told(world, [after[name] for name in left])
+    if refused is None and (bounds.fails or not gone):
+        if twice := lost & world.consumer.told:
+            raise BrokenError(f"the loss of {twice} is told twice")
+        told = frozenset[int]() if lost else world.consumer.told
+        gap = gap.union(*(ancestors(world, i) for i in lost))
+        return _with(world, lineage, gap=gap, told=told)
+    if not names and bounds.scope is Scope.DESCENDANTS and hides(world):
+        return world  # what follows may be listed soon
+    if sorted(i for i in names if i is not None) != [i for i in missing if not (begins_again and i in gone)]:
+        raise BrokenError(f"{missing} lose records, and {names} are told")
+    if silent := set(found.started).difference(left):
+        raise BrokenError(f"{silent} start after a loss, and no notice says so")
+    if names.count(None) != begins_again:
+        raise BrokenError(f"it begins {'' if begins_again else 'not '}again, and {names} are told")
+    for name, old in before.items():
+        entry = after.get(name)
+        if entry is not None and old.stage is entry.stage is Stage.READ and at(entry.cursor) < at(old.cursor):
+            raise BrokenError(f"{name} moves back from {old.cursor} to {entry.cursor}")
     # What lies between a lost partition and what follows it is lost with it.
-    gap |= {j for j in range(len(world.parts)) if not names.isdisjoint(ancestors(world, j))}
+    gap |= {j for j in range(len(world.parts)) if not ancestors(world, j).isdisjoint(missing)}
     got = world.consumer.got
-    if survey.heirs is not None:
+    if begins_again:
         # The notice names the collection: everything from there on comes again, as after a start there.
         gap |= set(range(len(world.parts)))
-        kept = {each.partition_id: each.cursor for each in lineage.active()}
-        got = tuple(last if kept.get(str(i)) == last else -1 for i, last in enumerate(got))
-    told, there = world.consumer.told, {int(parent) for each in survey.present for parent in each.parents}
-    if all(i in names for i in there if is_gone(world, i)):  # else what follows them cannot be proved
-        told |= {i for i in names if is_gone(world, i)}
-    else:
+        kept = {int(name): each.cursor for name, each in after.items()}
+        got = tuple(last if kept.get(i) == last else -1 for i, last in enumerate(got))
+    there = (part for i, part in enumerate(world.parts) if part.shown and not is_gone(world, i))
+    if all(i in gone for part in there for i in part.parents if is_gone(world, i)):
+        told = world.consumer.told | gone
+    else:  # what follows them cannot be proved
         told = frozenset()
     return _with(world, lineage, got=got, gap=frozenset(gap), told=told)
 
 
-def _asked(lineage: Lineage) -> dict[str, Cursor]:
-    waits = {parent for each in lineage.waiting() for parent in each.waits if parent not in lineage}
-    return dict.fromkeys(waits) | {each.partition_id: each.cursor for each in lineage.listed()}
+def _refused(world: World, lineage: Lineage, refusal: ProviderFault, gone: Collection[int]) -> World:
+    """End the feed; check that it may end, and that nothing of the token has changed."""
+    bounds = world.bounds
+    if refusal.fault.category != ErrorCategory.CHECKPOINT_EXPIRED:
+        raise BrokenError(f"a defect of the provider: {refusal}")
+    if _entries(lineage) != world.consumer.entries:
+        raise BrokenError("a loss that is refused changes the token")
+    ends = any(int(end.partition_id) in gone for end in lineage.ends())
+    if not bounds.fails:
+        is_clear = bounds.kind is Kind.LISTED or (bounds.kind is Kind.LATE and bounds.told)
+        if bounds.scope is not Scope.DESCENDANTS or (is_clear and not hides(world)):
+            raise BrokenError(f"all parents are listed, and an heir cannot be proved: {refusal}")
+    elif not ends and not _misses(world):
+        raise BrokenError(f"nothing was lost, and the feed ends: {refusal}")
+    return _over(world)
 
 
-def _missing(world: World, entries: Iterable[Entry], *, begins_again: bool) -> list[str]:
+def _misses(world: World) -> bool:
+    """Return whether something was removed that was neither delivered nor fetched."""
+    had = {i: end for i, _, end, *_ in world.fetched}
+    return any(
+        max(world.consumer.got[i], had.get(i, -1), part.born) < min(world.kept, end_of(world, i))
+        for i, part in enumerate(world.parts)
+        if _is_mine(world, i)
+    )
+
+
+def _check_found(
+    found: Found, before: Mapping[str, Entry], after: Mapping[str, Entry], *, looks: bool
+) -> None:
+    """Check that the rest of the call reads what starts, and that a look names all that follows an end."""
+    starts = {name for name, each in after.items() if each.stage is Stage.READ}
+    starts -= {name for name, each in before.items() if each.stage is Stage.READ}
+    if silent := starts.difference(found.started):
+        raise BrokenError(f"{silent} start, but {found.started} are read now")
+    named = {child.partition_id for child in found.children} | {seed.partition_id for seed in found.left}
+    if looks and (silent := after.keys() - before.keys() - named):
+        raise BrokenError(f"{silent} follow, but {named} are named")
+
+
+def _missing(world: World, entries: Iterable[Entry], refused: str | None, *, begins_again: bool) -> list[int]:
     """Return the partitions of which records were lost, as the service knows it; one notice names each."""
-    found = list[str]()
+    found = list[int]()
     for entry in entries:
         i = int(entry.partition_id)
         if entry.stage is Stage.END:
             proved = entry.children and world.bounds.scope is not Scope.DESCENDANTS
             lost = is_gone(world, i) and bool(entry.said) and not proved
+        elif (entry.stage is Stage.WAIT and not begins_again) or world.bounds.kind is Kind.LATE:
+            lost = is_gone(world, i) or entry.partition_id == refused  # a position does not show its age
         else:
-            waits = entry.stage is Stage.WAIT and not begins_again
-            lost = is_gone(world, i) if waits else refuses(world, i, at(entry.cursor))
-        found += [entry.partition_id] * lost
+            lost = refuses(world, i, at(entry.cursor))
+        found += [i] * lost
     return sorted(found)
 
 
-def _look(world: World, most: int) -> World:
-    lineage = _lineage(world)
-    ends = [each.partition_id for each in lineage.ends()]
-    survey = survey_of(world, {end.partition_id: end.cursor for end in lineage.ends()})
-    if lineage.gone(survey):
-        return _lost(world, ())
-    if lineage.is_doubtful:
-        world = _found(world, lineage, survey_of(world, _asked(lineage)))
-        if world.consumer.over:
-            return world
-    lineage.looked(survey, ends, most)
-    # The last look forgets what was lost.
-    return _with(world, lineage, **({"told": frozenset()} if most == 1 else {}))
-
-
-def _search(world: World) -> World:
-    lineage = _lineage(world)
-    survey = survey_of(world, _asked(lineage))
-    if lineage.gone(survey):
-        return _lost(world, ())
-    return _found(world, lineage, survey)
-
-
-def _found(world: World, lineage: Lineage, survey: Survey) -> World:
-    """Read what nothing leads to, or end the feed."""
-    over = world._replace(consumer=world.consumer._replace(over=True), fetched=frozenset())
-    try:
-        added, losses = lineage.found(survey, skips=not world.bounds.fails)
-    except NotProvableError:
-        return over
-    if losses and world.bounds.fails:
-        if _entries(lineage) != world.consumer.entries:
-            raise BrokenError("a loss that is refused changes the token")
-        return over
-    if world.bounds.scope is Scope.DESCENDANTS:  # a look says nothing of what it adds, but for losses
-        added = [seed for loss in losses for seed in loss.left]
-    gap = world.consumer.gap | _told(world, added)
-    told = frozenset[int]() if losses else world.consumer.told
-    for loss in losses:
-        if int(loss.partition_id) in world.consumer.told:
-            raise BrokenError(f"the loss of {loss.partition_id} is told twice")
-        gap |= {int(loss.partition_id), *ancestors(world, int(loss.partition_id))}
-    return _with(world, lineage, gap=frozenset(gap), told=told)
-
-
-def _told(world: World, seeds: Sequence[Seed]) -> set[int]:
+def _told(world: World, entries: Sequence[Entry]) -> set[int]:
     """Return the partitions of which a notice says where reading goes on, after something was lost."""
-    late = {
-        int(seed.partition_id) for seed in seeds if at(seed.cursor) > world.parts[int(seed.partition_id)].born
-    }
-    gone = {j for seed in seeds for j in ancestors(world, int(seed.partition_id)) if is_gone(world, j)}
+    starts = {int(each.partition_id): min(map(at, each.said)) for each in entries if each.said}
+    late = {i for i, start in starts.items() if start > world.parts[i].born}
+    gone = {j for i in starts for j in ancestors(world, i) if is_gone(world, j)}
     return late | (gone if late else set())
+
+
+class _EachLook(Looks):
+    """Counts each look, as if its pause had passed."""
+
+    def asked(self, feed: Feed, end: Entry) -> bool:
+        return True
+
+
+class _Service(Rules, Feed):
+    """What the engine asks of the model."""
+
+    spec, identity = FeedSpec(_ADDRESS), FeedIdentity("model", _ADDRESS)
+
+    def __init__(self, world: World, lineage: Lineage) -> None:
+        super().__init__(world.bounds.kind)
+        self._world, self._lineage = world, lineage
+
+    @property
+    def numbers(self) -> dict[str, int | None]:
+        """Map each name in a notice to a partition, and the name of the collection to None."""
+        found: dict[str, int | None] = {self.public_id(str(i)): i for i in range(len(self._world.parts))}
+        return found | {str(_ADDRESS): None}
+
+    def survey(
+        self,
+        asked: Mapping[str, Cursor],
+        deadline: Deadline,
+        *,
+        expired: Collection[str] = frozenset(),
+        since: datetime | None = None,
+        whole: bool = True,
+    ) -> Survey:
+        for name, position in asked.items():
+            entry = self._lineage.at(name)
+            if position != (entry.cursor if entry is not None else None):
+                raise BrokenError(f"the service is asked about {name} at {position}, but it is {entry}")
+        return survey_of(self._world, asked, expired, whole=whole)
+
+    def describe(self, cursor: Cursor) -> Position:
+        return Position(str(cursor), None)
+
+    def clock(self, deadline: Deadline) -> datetime | None:
+        raise AssertionError
+
+    def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
+        raise AssertionError
+
+    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
+        raise AssertionError
 
 
 def _passed(world: World) -> World:
@@ -355,10 +494,10 @@ def drained(world: World) -> World:
                 return _read(world, i)
     if world.bounds.kind is not Kind.LATE:
         return _passed(world)
-    looked = _look(world, most=1000)
-    if looked != world or looked.consumer.over or world.bounds.scope is Scope.DESCENDANTS:
+    looked = _look(world)
+    if looked != world or world.bounds.scope is Scope.DESCENDANTS:
         return looked
-    return _search(looked)
+    return _search(world)
 
 
 def check_settled(world: World) -> None:
@@ -395,9 +534,7 @@ def check_idle(world: World) -> None:
 def check_read(world: World) -> None:
     """Check that every record was delivered, or was removed with a notice."""
     for i, part in enumerate(world.parts):
-        if world.bounds.scope is Scope.DESCENDANTS and i and 0 not in ancestors(world, i):
-            continue
-        if world.bounds.scope is Scope.KEY and i not in held_by_key(world):
+        if not _is_mine(world, i):
             continue
         end = end_of(world, i)
         if end > part.born and world.consumer.got[i] < end:

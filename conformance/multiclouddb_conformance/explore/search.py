@@ -208,6 +208,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Any]]] = {
     "crash": {"crash": True},
     "fails": {"fails": True},
     "descendants": {"scope": Scope.DESCENDANTS},
+    "refused": {"scope": Scope.DESCENDANTS, "fails": True},
     "key": {"scope": Scope.KEY},
     "scan": {"scan": True, "released": True},
     "cut": {"cut": True, "crash": True},

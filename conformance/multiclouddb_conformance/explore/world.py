@@ -153,8 +153,9 @@ class Rules:
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         return min(map(at, cursors))
 
-    def compare(self, a: Cursor, b: Cursor) -> int:
-        return (at(a) > at(b)) - (at(a) < at(b))
+    def compare(self, a: Cursor, b: Cursor) -> int | None:
+        # A position of a service that names children late does not show its age.
+        return (at(a) > at(b)) - (at(a) < at(b)) if a == b or not self.names_late else None
 
     def moment(self, cursor: Cursor) -> int | None:
         return None if self.names_late else at(cursor)
@@ -274,8 +275,10 @@ def children_of(world: World, i: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def survey_of(world: World, asked: Mapping[str, Cursor]) -> Survey:
-    """State what `Feed.survey` of such a service states."""
+def survey_of(
+    world: World, asked: Mapping[str, Cursor], expired: Collection[str] = (), *, whole: bool = True
+) -> Survey:
+    """State what `Feed.survey` of such a service states; `expired` and `whole` as there."""
     kind, parts = world.bounds.kind, world.parts
     gone = {i for i in range(len(parts)) if is_gone(world, i)}
     if kind is Kind.ALIVE:
@@ -287,21 +290,30 @@ def survey_of(world: World, asked: Mapping[str, Cursor]) -> Survey:
             held = held_by_key(world)
             heirs = tuple(seed for seed in heirs if int(seed.partition_id) in held)
         return Survey(
-            tuple(_present(world, i, asked, with_parents=False) for i in sorted(there)), lost, heirs
+            tuple(_present(world, i, asked, expired, with_parents=False) for i in sorted(there)), lost, heirs
         )
     wanted = range(len(parts)) if world.bounds.scope is not Scope.KEY else held_by_key(world)
-    present = tuple(_present(world, i, asked) for i in wanted if i not in gone and parts[i].shown)
+    present = tuple(
+        _present(world, i, asked, expired)
+        for i in wanted
+        if i not in gone and parts[i].shown
+        if whole or not asked.keys().isdisjoint(map(str, parts[i].parents))
+    )
     if kind is Kind.LISTED or world.bounds.told:
         return Survey(present, {str(i): parents_of(world, i) for i in gone if parts[i].shown})
     unlisted = {parent for each in present for parent in each.parents} | set(asked)
     return Survey(present, {name: None for name in unlisted if int(name) in gone})
 
 
-def _present(world: World, i: int, asked: Mapping[str, Cursor], *, with_parents: bool = True) -> Partition:
+def _present(
+    world: World, i: int, asked: Mapping[str, Cursor], expired: Collection[str], *, with_parents: bool = True
+) -> Partition:
     part, position = world.parts[i], asked.get(str(i))
     state = PartitionState.OPEN if part.closed is None else PartitionState.CLOSED
     parents = parents_of(world, i) if with_parents else ()
-    if position is not None and not refuses(world, i, at(position)):
+    # A position of a service that names children late does not show its age.
+    is_old = str(i) in expired or world.bounds.kind is not Kind.LATE
+    if position is not None and not (is_old and refuses(world, i, at(position))):
         return Partition(str(i), parents, state)
     return Partition(str(i), parents, state, min(max(part.born, world.kept), end_of(world, i)))
 
