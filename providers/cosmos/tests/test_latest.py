@@ -27,6 +27,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.consumer import markers
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_cosmos import CosmosOptions
+from multiclouddb_cosmos import client as client_room
 from multiclouddb_cosmos_emulator import Lag
 from multiclouddb_cosmos_emulator.faults import Fail
 from multiclouddb_spi import Drained
@@ -131,6 +132,20 @@ class TestStarts:
         assert consumer.until_idle() == written
         batch = feed.open(name, head).fetch(10, 1 << 20, 0.0, soon())
         assert markers(batch.events(0, len(batch))) == written
+
+    def test_an_item_without_a_time_is_told(self, lone, monkeypatch):
+        parsed, start = client_room._parsed, AtTime(lone.server.clock.now())
+
+        def damaged(text):
+            body = parsed(text)
+            for item in body["Documents"]:
+                if item["n"] == 2:
+                    del item["_ts"]
+            return body
+
+        monkeypatch.setattr(client_room, "_parsed", damaged)
+        lone.fill(3)
+        refusal(ErrorCategory.PROVIDER_ERROR, reading(lone, start).until_idle)
 
     def test_a_time_before_a_page_holds_after_it(self, world):
         """In merged ranges, earlier changes follow later ones, also behind a restart."""

@@ -137,6 +137,15 @@ class TestLag:
         written = lone.fill(10)
         assert consumer.until_idle() == written
 
+    def test_a_replica_without_the_transaction_of_the_position_repeats_nothing(self, lone):
+        consumer = lone.consumer(max_page_size=2)
+        lone.batch("p", *(("upsert", ({"id": f"b{n}", "pk": "p", "n": n},)) for n in range(5)))
+        consumer.read()
+        lone.server.faults.add(Lag(1), READ)
+        consumer.restart().read()
+        consumer.until_idle()
+        assert sorted(consumer.markers) == list(range(5))
+
     def test_a_lag_that_passes_costs_one_try(self, lone):
         consumer = lone.consumer()
         for _ in range(5):

@@ -132,9 +132,11 @@ class TestStarts:
             if number == 12:
                 assert items.drain(reader)[0] == []
                 assert feed.heads({"p0": seed.cursor}, None, items.deadline())["p0"].records == 0
+                items.store.put("items", 99, {"n": 99})
                 items.store.split("items", "p0")
             items.clock.tick(seconds=1.5)
-        _, last = items.drain(reader)
+        early, last = items.drain(reader)
+        assert early == []
         children = [items.drain(feed.open(c.partition_id, c.cursor))[0] for c in last.outcome.children]
         assert sorted(n for part in children for n in numbers(part)) == [13, 14]
         cursors = {child.partition_id: child.cursor for child in last.outcome.children}
@@ -376,6 +378,12 @@ class TestLogicalPartition:
             token = read({"number": -3}).continuation_token
             world.store.delete("orders", {"number": -3})
             read({"number": -3}, api.FromContinuationToken(token))
+
+
+def test_a_lookup_of_a_key_that_does_not_fit_the_collection_is_refused(world):
+    world.store.create_collection("items", partition_key=["tenant"])
+    with pytest.raises(api.MulticloudDbError, match="tenant"):
+        world.feed().lookup([api.MulticloudDbKey({"user": 1})], world.deadline())
 
 
 class TestHeads:
