@@ -6,9 +6,10 @@ WORKERS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
 BUILDER := build/wheels
+RELEASE := build/release
 
 DISTRIBUTIONS := . ./providers/embedded ./providers/cosmos ./providers/dynamo ./providers/mongo ./providers/spanner \
-	./conformance ./tools/emulators/cosmos ./tools/emulators/dynamo ./tools/emulators/spanner ./verify ./spark ./cli
+	./conformance ./tools/emulators/cosmos ./tools/emulators/dynamo ./tools/emulators/spanner ./verify ./checkpoints ./spark ./cli
 # They are installed here, and never published.
 TOOLS := ./tools
 PROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS) $(TOOLS))
@@ -26,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check test soak test-tools lint format mutate explore demo bench bench-peers docs wheels lock clean
+.PHONY: help setup check test soak test-tools lint format mutate explore demo bench bench-peers docs wheels release-check lock clean
 
 help: ## list these targets
 	@echo "make TARGET, where TARGET is one of"
@@ -84,6 +85,22 @@ wheels: $(BUILDER)/.ready ## build a wheel of every distribution into dist/; nee
 	rm -rf dist
 	$(BUILDER)/bin/python -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation -w dist $(DISTRIBUTIONS)
 	@ls dist
+
+release-check: wheels ## dry run of a release: wheels, twine, a new environment with all of them, SBOM; two minutes
+	rm -rf $(RELEASE)
+	$(PYTHON) -m venv $(RELEASE)/tools
+	$(PYTHON) -m venv $(RELEASE)/installed
+	@# Wheels from dist/ have no hashes, so the pins are given without theirs.
+	sed -nE 's/^([a-z0-9][a-z0-9._-]*==[^ ]+( ;[^\]*)?).*/\1/p' requirements.txt > $(RELEASE)/pins.txt
+	$(RELEASE)/tools/bin/python -m pip --disable-pip-version-check install -q -c $(RELEASE)/pins.txt twine cyclonedx-bom
+	$(RELEASE)/tools/bin/python -m twine check --strict dist/*.whl
+	$(RELEASE)/installed/bin/python -m pip --disable-pip-version-check install -q -c $(RELEASE)/pins.txt \
+		--find-links dist $$(cd dist && ls *.whl | sed -E 's/-.*//')
+	$(RELEASE)/installed/bin/python -m pip --disable-pip-version-check check
+	$(RELEASE)/installed/bin/python -I tools/smoke.py
+	$(RELEASE)/tools/bin/cyclonedx-py environment --output-reproducible -o $(RELEASE)/multiclouddb.cdx.json \
+		$(RELEASE)/installed/bin/python
+	@ls dist $(RELEASE)/multiclouddb.cdx.json
 
 # The build backend alone, with the versions and hashes of requirements.txt.
 $(BUILDER)/.ready: requirements.txt

@@ -11,6 +11,7 @@ from multiclouddb_api.capability import (
     Support,
 )
 from multiclouddb_api.checkpoint import Checkpoint, CheckpointStore, FileCheckpointStore
+from multiclouddb_api.checkpoint_url import open_checkpoint_store
 from multiclouddb_api.client import MulticloudDbClient, connect
 from multiclouddb_api.codec import Tagged, canonical_json, decode_json, encode_json
 from multiclouddb_api.config import ClientConfig
@@ -136,6 +137,7 @@ __all__ = [
     "follow",
     "installed_providers",
     "invalid_request",
+    "open_checkpoint_store",
     "page_from_json",
     "page_to_json",
 ]

@@ -42,7 +42,7 @@ class Checkpoint:
 class CheckpointStore(Protocol):
     """Keeps one checkpoint per name.
 
-    To share work between machines, implement this protocol with a database. The methods may be
+    The distribution `multiclouddb-checkpoints` has stores that several machines share. The methods may be
     called from several threads and processes.
     """
 
@@ -123,7 +123,7 @@ class FileCheckpointStore:
             return None
         except OSError as error:
             raise broken_disk(path, "read", error) from error
-        return _decode(path, name, text)
+        return decode_checkpoint(path, name, text)
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
         """Replace the checkpoint if its version is still the expected version.
@@ -148,7 +148,7 @@ class FileCheckpointStore:
                 if (None if found is None else found.version) != expected:
                     raise conflict(path, name, expected, found)
                 checkpoint = Checkpoint(token, next_version(found))
-                _replace(path, self._directory / f".{name}.tmp", _encode(name, checkpoint))
+                _replace(path, self._directory / f".{name}.tmp", encode_checkpoint(name, checkpoint))
                 return checkpoint
         except OSError as error:
             raise broken_disk(path, "written", error) from error
@@ -251,7 +251,8 @@ def _checksum(fields: dict[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(rest, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-def _encode(name: str, checkpoint: Checkpoint) -> bytes:
+def encode_checkpoint(name: str, checkpoint: Checkpoint) -> bytes:
+    """Return the content of a file or an object that keeps a checkpoint; a checksum protects it."""
     fields: dict[str, Any] = {
         "format": _FORMAT,
         "v": _VERSION,
@@ -268,7 +269,8 @@ def _encode(name: str, checkpoint: Checkpoint) -> bytes:
         ) from error
 
 
-def _decode(path: Path, name: str, text: bytes) -> Checkpoint:
+def decode_checkpoint(path: Path | str, name: str, text: bytes) -> Checkpoint:
+    """Return the checkpoint that a content keeps; refuse a damaged one and that of another name."""
     try:
         fields = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -287,19 +289,23 @@ def _decode(path: Path, name: str, text: bytes) -> Checkpoint:
     return Checkpoint(fields["token"], fields["version"])
 
 
-def unusable(path: Path, problem: str, way_out: str = "restore it from a backup") -> MulticloudDbError:
-    """Make the error for a file that contains no checkpoint or a damaged checkpoint."""
+def _named(place: Path | str) -> str:
+    return f"checkpoint {place}" if isinstance(place, str) else f"checkpoint file {place}"
+
+
+def unusable(path: Path | str, problem: str, way_out: str = "restore it from a backup") -> MulticloudDbError:
+    """Make the error for a file, or the URL of an object, without a whole checkpoint."""
     return invalid_request(
-        f"checkpoint file {path}",
+        _named(path),
         problem,
         f"{way_out}, or delete it to begin again at the request's start_position",
     )
 
 
-def newer(path: Path, version: int, known: int, distribution: str) -> MulticloudDbError:
+def newer(path: Path | str, version: int, known: int, distribution: str) -> MulticloudDbError:
     """Make the error for a file whose format is newer than this version supports."""
     return invalid_request(
-        f"checkpoint file {path}",
+        _named(path),
         f"has format version {version}, newer than {known}",
         f"read it with the {distribution} version that wrote it, or a later one",
     )
@@ -329,12 +335,14 @@ def broken_disk(path: Path, verb: str, error: OSError) -> MulticloudDbError:
     return broken(path, verb, error, error.strerror or str(error), code)
 
 
-def conflict(path: Path, name: str, expected: str | None, found: Checkpoint | None) -> MulticloudDbError:
+def conflict(
+    path: Path | str, name: str, expected: str | None, found: Checkpoint | None
+) -> MulticloudDbError:
     """Make the error for a checkpoint that another worker has changed since it was loaded."""
     now = "it is gone" if found is None else f"it is version {found.version} now"
     before = "there should be none yet" if expected is None else f"version {expected} was expected"
     return MulticloudDbError(
-        f"checkpoint file {path}: another worker has written {name!r} ({before}, {now}); use this name in "
+        f"{_named(path)}: another worker has written {name!r} ({before}, {now}); use this name in "
         "one worker only, or give each worker its own name; then load it again to resume from the stored "
         "position",
         ErrorDetail(ErrorCategory.CONFLICT, operation="checkpoint"),

@@ -12,6 +12,7 @@ from weakref import ref
 import attrs
 
 from multiclouddb_api.checkpoint import Checkpointer, CheckpointStore
+from multiclouddb_api.checkpoint_url import to_store
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 from multiclouddb_api.event import ChangeEvent
 from multiclouddb_api.observer import Observer
@@ -38,7 +39,7 @@ class IteratorSettings(TypedDict, total=False):
     idle_backoff_seconds: float
     max_idle_backoff_seconds: float
     max_outage_seconds: float
-    checkpoint_store: CheckpointStore | None
+    checkpoint_store: CheckpointStore | str | None
     checkpoint_name: str | None
     checkpoint_interval_seconds: float
     on_poison: Literal["raise", "skip"]
@@ -144,9 +145,10 @@ class ChangeFeedIterator:
     checkpoint_store: CheckpointStore | None = attrs.field(
         default=None,
         kw_only=True,
+        converter=to_store,
         validator=has_methods("load", "save", advice='pass a store: FileCheckpointStore("checkpoints")'),
     )
-    """The store for the position, or None to save nothing."""
+    """The store for the position, or its URL (see `open_checkpoint_store`), or None to save nothing."""
     checkpoint_name: str | None = attrs.field(
         default=None, kw_only=True, validator=[is_a(str, type(None)), not_blank("name the checkpoint")]
     )

@@ -1,4 +1,4 @@
-"""Follows a feed with one call, which connects, reads, and keeps the position in a file."""
+"""Follows a feed with one call, which connects, reads, and keeps the position."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from multiclouddb_api.checkpoint import CheckpointFile
+from multiclouddb_api.checkpoint import CheckpointFile, CheckpointStore
+from multiclouddb_api.checkpoint_url import checkpoint_at
 from multiclouddb_api.client import connect
 from multiclouddb_api.config import ClientConfig
 from multiclouddb_api.errors import check_type, invalid_request
@@ -46,8 +47,8 @@ def follow(
         source: What `connect` takes: a URL, the path of a TOML file, or a configuration.
         address: The collection, for example `"shop/orders"`.
         start: Where to start while there is no checkpoint. Once the file exists, it leads.
-        checkpoint: The file that keeps the position; `multiclouddb tail --checkpoint` uses the same file.
-            Without it, nothing is stored.
+        checkpoint: The file that keeps the position, or the URL of a checkpoint (`"s3://bucket/prefix/orders"`);
+            `multiclouddb tail --checkpoint` uses the same. Without it, nothing is stored.
         **settings: The settings of `ChangeFeedIterator`.
 
     Raises:
@@ -92,19 +93,20 @@ def followed(
     check_type("address", address, ResourceAddress)
     if start is not None:
         check_start("start", start)
+    store: CheckpointStore | None = None
     if checkpoint is not None:
         if "checkpoint_store" in settings or "checkpoint_name" in settings:
             raise invalid_request("checkpoint", "is given beside checkpoint_store", "pass one of the two")
-        store = CheckpointFile(checkpoint)
-        if (stored := store.load(store.name)) is not None:
+        store, name = checkpoint_at(checkpoint)
+        if (stored := store.load(name)) is not None:
             start = FromContinuationToken(stored.token)
-        settings = {**settings, "checkpoint_store": store, "checkpoint_name": store.name}
+        settings = {**settings, "checkpoint_store": store, "checkpoint_name": name}
 
     def check() -> None:
         if start is None:
-            no_file = "" if checkpoint is None else f", and there is no file {checkpoint} yet"
-            raise invalid_request("start", f"is missing{no_file}", "pass start=Beginning() or start=Now()")
-        if checkpoint is not None:
+            none_yet = "" if checkpoint is None else f", and there is no checkpoint {checkpoint} yet"
+            raise invalid_request("start", f"is missing{none_yet}", "pass start=Beginning() or start=Now()")
+        if isinstance(store, CheckpointFile):
             store.check()
 
     return ChangeFeedRequest(address, start or Now()), settings, check

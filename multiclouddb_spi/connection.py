@@ -44,7 +44,13 @@ def checked_native(native_client: object, kind: type[T], way_out: str) -> T:
 
 
 def parse_location(
-    url: object, scheme: str, *, options: Sequence[str], form: str, credentials: str
+    url: object,
+    scheme: str,
+    *,
+    options: Sequence[str],
+    form: str,
+    credentials: str,
+    field: str = "connection.url",
 ) -> Location:
     """Split `scheme://HOST/PATH?name=value` into its parts.
 
@@ -57,30 +63,29 @@ def parse_location(
         form: The text that describes a valid URL in messages, for example `"write dynamo://REGION"`.
         credentials: The text in error messages that tells the user where credentials come from; a
             URL never contains credentials.
+        field: The name of the URL in messages.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the text is not a URL of this form, may contain a password,
             names an unknown option, or names an option twice.
     """
     if not isinstance(url, str):
-        raise invalid_request("connection.url", f"must be text, not {type(url).__name__}", form)
+        raise invalid_request(field, f"must be text, not {type(url).__name__}", form)
     parts = split_url(url)
     if parts is None:
-        raise invalid_request("connection.url", "is no address", form)
+        raise invalid_request(field, "is no address", form)
     if parts.scheme != scheme:
-        raise invalid_request("connection.url", f"has the scheme {parts.scheme!r}", form)
+        raise invalid_request(field, f"has the scheme {parts.scheme!r}", form)
     if "@" in parts.netloc:
         raise invalid_request(
-            "connection.url", "has text before an @, which may be a password", f"{form}; {credentials}"
+            field, "has text before an @, which may be a password", f"{form}; {credentials}"
         )
     if parts.fragment:
-        raise invalid_request("connection.url", "has text after a #", form)
+        raise invalid_request(field, "has text after a #", form)
     found: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in options:
-            raise invalid_request(
-                "connection.url", f"has the unknown option {name!r}", suggestion(name, options)
-            )
+            raise invalid_request(field, f"has the unknown option {name!r}", suggestion(name, options))
         if name in found:
             raise _twice(name)
         found[name] = value

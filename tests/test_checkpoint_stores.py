@@ -4,12 +4,12 @@ import pytest
 
 from multiclouddb_api import FileCheckpointStore
 from multiclouddb_conformance.checkpoint_stores import *  # noqa: F403
-from multiclouddb_conformance.checkpoint_stores import StoreKind
+from multiclouddb_conformance.checkpoint_stores import FileStoreKind
 
 
 @pytest.fixture
 def kind():
-    return StoreKind(
+    return FileStoreKind.of(
         FileCheckpointStore,
         "",
         file=lambda store: store.path("orders"),

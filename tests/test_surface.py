@@ -24,6 +24,7 @@ PACKAGES = (
     "multiclouddb_api",
     "multiclouddb_api.aio",
     "multiclouddb_spi",
+    "multiclouddb_checkpoints",
     "multiclouddb_dynamo",
     "multiclouddb_embedded",
     "multiclouddb_mongo",
@@ -31,7 +32,7 @@ PACKAGES = (
     "pyspark_multiclouddb",
 )
 PLACES = [ROOT, *(ROOT / "providers" / name for name in ("dynamo", "embedded", "mongo"))]
-PLACES += [ROOT / "spark", ROOT / "verify"]
+PLACES += [ROOT / "spark", ROOT / "verify", ROOT / "checkpoints"]
 
 
 class Shown:

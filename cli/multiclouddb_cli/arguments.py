@@ -46,6 +46,7 @@ from multiclouddb_api import (
     decode_json,
 )
 from multiclouddb_api.checkpoint import CheckpointFile
+from multiclouddb_api.checkpoint_url import checkpoint_at
 from multiclouddb_api.validators import suggestion
 from multiclouddb_cli.choices import Expired, Kind, Want
 from multiclouddb_cli.screen import shorter
@@ -53,11 +54,11 @@ from multiclouddb_cli.session import Session
 from multiclouddb_spi import open_provider
 
 
-class Bookmark(CheckpointFile):
-    """The checkpoint in a file, which can be held back."""
+class Bookmark:
+    """The checkpoint in a file or at a URL, which can be held back."""
 
-    def __init__(self, file: Path) -> None:
-        super().__init__(file)
+    def __init__(self, where: str) -> None:
+        self.store, self.name = checkpoint_at(where)
         self.is_held = False
 
     def hold(self) -> None:
@@ -68,11 +69,11 @@ class Bookmark(CheckpointFile):
         """Replace the checkpoint, unless `hold` was called."""
         if self.is_held:
             return Checkpoint(token, expected or "held")
-        return super().save(name, token, expected)
+        return self.store.save(name, token, expected)
 
     def load(self, name: str | None = None) -> Checkpoint | None:
-        """Return the checkpoint, or None if its file does not exist."""
-        return super().load(name or self.name)
+        """Return the checkpoint, or None if there is none yet."""
+        return self.store.load(name or self.name)
 
 
 _MOST_CHARACTERS: Final = 64 * 1024 * 1024
@@ -163,10 +164,17 @@ def to_moment(text: str, option: str, known: str = "now") -> datetime:
     return time
 
 
-def to_checkpoint(path: Path | None) -> Path | None:
-    """Check a checkpoint's path."""
-    if path is None:
+def to_checkpoint(where: str | None) -> str | None:
+    """Check a checkpoint's path or URL; nothing else is asked of a service than the checkpoint."""
+    if where is None:
         return None
+    if "://" in where:
+        try:
+            Bookmark(where)
+        except MulticloudDbError as error:
+            raise _wrong("--checkpoint", error.message) from error
+        return where
+    path = Path(where)
     if path.is_dir():
         raise _wrong("--checkpoint", f"{path} is a folder: name a file in it")
     if not path.parent.is_dir():
@@ -174,10 +182,10 @@ def to_checkpoint(path: Path | None) -> Path | None:
     if not path.name.removesuffix(".checkpoint.json").strip("."):
         raise _wrong("--checkpoint", f"{str(path)!r} names no file")
     try:
-        Bookmark(path).check()
+        CheckpointFile(path).check()
     except MulticloudDbError as error:
         raise _wrong("--checkpoint", error.message) from error
-    return path
+    return where
 
 
 def to_token(text: str, option: str = "TOKEN") -> str:
@@ -199,7 +207,7 @@ def _from_file(path: Path, option: str) -> str:
         raise _wrong(option, f"{path} cannot be read ({reason})") from error
     if not text.startswith("{"):
         return text
-    checkpoint = Bookmark(path).load()
+    checkpoint = Bookmark(str(path)).load()
     assert checkpoint is not None
     return checkpoint.token
 

@@ -146,7 +146,11 @@ Last: TypeAlias = Annotated[
     typer.Option("--last", min=1, max=10000, metavar="N", help="First print the N newest changes."),
 ]
 Checkpoint: TypeAlias = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Resume from this file if it exists, and save to it.")
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Resume from this file, or URL (s3://bucket/prefix/NAME), if it exists, and save to it.",
+    ),
 ]
 JsonLines: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print one JSON event per line, with plain values.")

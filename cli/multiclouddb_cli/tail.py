@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Final
 
 import attrs
@@ -139,7 +138,7 @@ class Wish:
     render: Renderer
     selection: Selection = attrs.field(factory=Selection)
     last: int | None = None
-    checkpoint: Path | None = None
+    checkpoint: str | None = None
     until_idle: bool = False
     max_events: int | None = None
     skip_poison: bool = False
@@ -178,7 +177,7 @@ def _run(contact: Contact, interrupt: Interrupt, wish: Wish, status: StatusLine)
     bookmark = None if wish.checkpoint is None else Bookmark(wish.checkpoint)
     if bookmark is not None and wish.has_start and bookmark.load() is not None:
         typer.echo(
-            f"warning: --from is ignored, because {wish.checkpoint} holds a position; delete that file to "
+            f"warning: --from is ignored, because {wish.checkpoint} holds a position; delete it to "
             "start again",
             err=True,
         )

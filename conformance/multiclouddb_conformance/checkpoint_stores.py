@@ -1,12 +1,16 @@
-"""Tests what checkpoint stores promise: compare-and-set, safety in a crash, no changes to other files.
+"""Tests what checkpoint stores promise: compare-and-set, safety in a crash, no changes to other contents.
 
-To test a store, import these tests and define its `kind`:
+To test a store, import the tests that are not about files, and define its `kind`:
 
-    from multiclouddb_conformance.checkpoint_stores import *
+    from multiclouddb_conformance.checkpoint_stores import (
+        TestCompareAndSet, TestCrash, TestDamage, TestName, TestSaveAndLoad,
+    )
 
     @pytest.fixture
     def kind():
-        return StoreKind(MyStore)
+        return StoreKind(MyStore, …)
+
+`TestFiles` is for a store of local files; its `kind` is a `FileStoreKind`.
 """
 # ruff: noqa: D102 - a test's name says what it tests
 
@@ -27,10 +31,12 @@ import pytest
 from multiclouddb_api import Checkpoint, CheckpointStore, ErrorCategory, MulticloudDbError
 
 __all__ = [
+    "FileStoreKind",
     "StoreKind",
     "TestCompareAndSet",
     "TestCrash",
     "TestDamage",
+    "TestFiles",
     "TestName",
     "TestSaveAndLoad",
     "refusal",
@@ -44,21 +50,74 @@ ROUNDS: Final = 20
 
 @attrs.frozen
 class StoreKind:
-    """A kind of store that uses files; its constructor takes the location as an argument.
+    """A kind of store, whose constructor takes the location as its only argument.
 
     Attributes:
         type: The class of the store.
-        below: The path that is passed to the constructor, relative to a folder.
-        file: The file that stores the checkpoint `orders`.
+        location: A function that returns the location of a new store, given the path of a folder that does
+            not exist. Each path has a store of its own.
+        place: The text with which messages name the checkpoint `orders`.
         delete: A function that deletes the checkpoint `orders`.
-        files: All files of the checkpoint `orders` while no process uses the store.
+        overwrite: A function that puts other bytes in the place of the checkpoint `orders`.
+        content: A function that returns the bytes in that place.
     """
 
     type: Callable[..., CheckpointStore]
+    location: Callable[[Path], str]
+    place: Callable[[Any], str]
+    delete: Callable[[Any], object]
+    overwrite: Callable[[Any, bytes], object]
+    content: Callable[[Any], bytes]
+
+
+@attrs.frozen
+class FileStoreKind(StoreKind):
+    """A kind of store that keeps its checkpoints in local files.
+
+    Attributes:
+        below: The path that is passed to the constructor, relative to a folder.
+        file: The file that stores the checkpoint `orders`.
+        files: All files of the checkpoint `orders` while no process uses the store.
+    """
+
     below: str
     file: Callable[[Any], Path]
-    delete: Callable[[Any], object]
     files: frozenset[str]
+
+    @classmethod
+    def of(
+        cls,
+        kind: Callable[..., CheckpointStore],
+        below: str,
+        file: Callable[[Any], Path],
+        delete: Callable[[Any], object],
+        files: frozenset[str],
+    ) -> FileStoreKind:
+        """Make the kind of a store whose constructor takes a path.
+
+        Args:
+            kind: The class of the store.
+            below: See `FileStoreKind`.
+            file: See `FileStoreKind`.
+            delete: See `StoreKind`.
+            files: See `FileStoreKind`.
+        """
+
+        def overwrite(store: Any, content: bytes) -> None:
+            file(store).parent.mkdir(parents=True, exist_ok=True)
+            file(store).write_bytes(content)
+
+        return cls(
+            kind,
+            lambda folder: str(folder / below),
+            lambda store: str(file(store)),
+            delete,
+            overwrite,
+            lambda store: file(store).read_bytes(),
+            below,
+            file,
+            files,
+        )
 
 
 def refusal(call: Callable[..., object], *arguments: Any) -> MulticloudDbError:
@@ -86,11 +145,11 @@ class CheckpointStoreTests:
 
     @pytest.fixture
     def store(self, kind: StoreKind, folder: Path) -> CheckpointStore:
-        return kind.type(folder / kind.below)
+        return kind.type(kind.location(folder))
 
     @pytest.fixture
-    def file(self, kind: StoreKind, store: CheckpointStore) -> Path:
-        return kind.file(store)
+    def place(self, kind: StoreKind, store: CheckpointStore) -> str:
+        return kind.place(store)
 
     @pytest.fixture
     def program(self, kind: StoreKind, folder: Path) -> Program:
@@ -98,7 +157,7 @@ class CheckpointStoreTests:
 
         def command(text: str) -> list[str]:
             name, module = kind.type.__name__, kind.type.__module__
-            first = f"from {module} import {name}\nstore = {name}({str(folder / kind.below)!r})\n"
+            first = f"from {module} import {name}\nstore = {name}({kind.location(folder)!r})\n"
             return [sys.executable, "-c", first + text]
 
         return command
@@ -107,11 +166,8 @@ class CheckpointStoreTests:
 class TestSaveAndLoad(CheckpointStoreTests):
     """Tests that a saved checkpoint is loaded unchanged."""
 
-    def test_nothing_is_there_at_first_and_a_look_makes_nothing(
-        self, store: CheckpointStore, folder: Path
-    ) -> None:
+    def test_nothing_is_there_at_first(self, store: CheckpointStore) -> None:
         assert store.load("orders") is None
-        assert not folder.exists()
 
     def test_what_is_saved_is_loaded(self, store: CheckpointStore) -> None:
         saved = store.save("orders", TOKEN, None)
@@ -123,15 +179,6 @@ class TestSaveAndLoad(CheckpointStoreTests):
         second = store.save("orders", TOKEN, first.version)
         assert first.version != second.version
         assert store.load("orders") == second
-
-    def test_a_change_of_directory_does_not_matter(
-        self, kind: StoreKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        store = kind.type(kind.below or "folder")
-        store.save("orders", TOKEN, None)
-        monkeypatch.chdir("/")
-        assert loaded(store).token == TOKEN
 
     def test_names_do_not_mix(self, store: CheckpointStore) -> None:
         first = store.save("a", "1", None)
@@ -148,7 +195,7 @@ class TestSaveAndLoad(CheckpointStoreTests):
         self, kind: StoreKind, folder: Path, store: CheckpointStore
     ) -> None:
         store.save("orders", TOKEN, None)
-        assert loaded(kind.type(str(folder / kind.below))).token == TOKEN
+        assert loaded(kind.type(kind.location(folder))).token == TOKEN
 
     def test_it_fits_the_protocol(self, store: CheckpointStore) -> None:
         promised: CheckpointStore = store
@@ -161,11 +208,6 @@ class TestSaveAndLoad(CheckpointStoreTests):
     def test_no_repr_has_a_token(self, store: CheckpointStore) -> None:
         saved = store.save("orders", TOKEN, None)
         assert TOKEN not in repr(saved) + repr(store) + repr(Checkpoint(TOKEN, "1"))
-
-    def test_files_are_for_their_owner(self, store: CheckpointStore, folder: Path, file: Path) -> None:
-        store.save("orders", TOKEN, None)
-        assert file in folder.iterdir()
-        assert {stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()} == {0o600}
 
     @pytest.mark.parametrize("token", ["", None, 5, "\ud800"])
     def test_a_token_that_is_none_is_refused(self, store: CheckpointStore, token: Any) -> None:
@@ -196,24 +238,24 @@ class TestCompareAndSet(CheckpointStoreTests):
     """Tests that if several workers use the same checkpoint name, only one of them can continue."""
 
     def test_of_two_workers_the_second_conflicts(
-        self, kind: StoreKind, store: CheckpointStore, folder: Path, file: Path
+        self, kind: StoreKind, store: CheckpointStore, folder: Path, place: str
     ) -> None:
-        other = kind.type(folder / kind.below)
+        other = kind.type(kind.location(folder))
         first = store.save("orders", "1", None)
         mine, theirs = loaded(store), loaded(other)
         assert mine == theirs == first
         store.save("orders", "2", mine.version)
         error = refusal(other.save, "orders", "3", theirs.version)
         assert error.category == ErrorCategory.CONFLICT
-        for word in (str(file), "orders", "one worker", first.version):
+        for word in (place, "orders", "one worker", first.version):
             assert word in error.message
         assert loaded(store).token == "2"
 
-    def test_a_second_first_save_conflicts(self, store: CheckpointStore, file: Path) -> None:
+    def test_a_second_first_save_conflicts(self, store: CheckpointStore, place: str) -> None:
         store.save("orders", "1", None)
         error = refusal(store.save, "orders", "2", None)
         assert error.category == ErrorCategory.CONFLICT
-        for word in (str(file), "one worker", "none yet"):
+        for word in (place, "one worker", "none yet"):
             assert word in error.message
         assert loaded(store).token == "1"
 
@@ -249,6 +291,7 @@ class TestCompareAndSet(CheckpointStoreTests):
     def test_of_several_processes_one_wins_each_round_from_the_first_on(
         self, kind: StoreKind, store: CheckpointStore, folder: Path, program: Program
     ) -> None:
+        """Also, no file is left over."""
         command = program(f"""
 from multiclouddb_api import ErrorCategory, MulticloudDbError
 wins = 0
@@ -264,7 +307,8 @@ print(wins)
         runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
         wins = sum(int(run.communicate()[0]) for run in runs)
         assert loaded(store).version.startswith(f"{wins}-")
-        assert {each.name for each in folder.iterdir()} == kind.files
+        if isinstance(kind, FileStoreKind):
+            assert {each.name for each in folder.iterdir()} == kind.files
 
 
 class TestCrash(CheckpointStoreTests):
@@ -290,7 +334,7 @@ while True:
             number, _, rest = loaded(store).token.partition("-")
             assert int(number) >= saved[-1]
             assert rest == "x" * 200_000
-        assert len(list(folder.iterdir())) <= 3
+        assert not folder.exists() or len(list(folder.iterdir())) <= 3
 
     def test_a_child_of_a_fork_uses_the_same_store(self, store: CheckpointStore, program: Program) -> None:
         command = program("""
@@ -309,7 +353,7 @@ store.save("orders", "3", store.load("orders").version)
 
 
 class TestDamage(CheckpointStoreTests):
-    """Tests that a file that is not a checkpoint is never read as a checkpoint and never overwritten."""
+    """Tests that a content that is not a checkpoint is never read as a checkpoint and never overwritten."""
 
     @pytest.mark.parametrize(
         "content",
@@ -326,16 +370,41 @@ class TestDamage(CheckpointStoreTests):
             pytest.param(b"SQLite format 3\0" + b"x" * 5000, id="database"),
         ],
     )
-    def test_a_file_of_something_else_is_left_alone(
-        self, store: CheckpointStore, file: Path, content: bytes
+    def test_something_else_is_left_alone(
+        self, kind: StoreKind, store: CheckpointStore, place: str, content: bytes
     ) -> None:
-        file.parent.mkdir(parents=True)
-        file.write_bytes(content)
+        kind.overwrite(store, content)
         for call in (lambda: store.load("orders"), lambda: store.save("orders", "2", None)):
             error = refusal(call)
             assert error.category == ErrorCategory.INVALID_REQUEST
-            assert str(file) in error.message
-        assert file.read_bytes() == content
+            assert place in error.message
+        assert kind.content(store) == content
+
+
+class TestFiles(CheckpointStoreTests):
+    """Tests what holds for stores of local files."""
+
+    @pytest.fixture
+    def file(self, kind: FileStoreKind, store: CheckpointStore) -> Path:
+        return kind.file(store)
+
+    def test_a_look_makes_nothing(self, store: CheckpointStore, folder: Path) -> None:
+        assert store.load("orders") is None
+        assert not folder.exists()
+
+    def test_a_change_of_directory_does_not_matter(
+        self, kind: FileStoreKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        store = kind.type(kind.below or "folder")
+        store.save("orders", TOKEN, None)
+        monkeypatch.chdir("/")
+        assert loaded(store).token == TOKEN
+
+    def test_files_are_for_their_owner(self, store: CheckpointStore, folder: Path, file: Path) -> None:
+        store.save("orders", TOKEN, None)
+        assert file in folder.iterdir()
+        assert {stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()} == {0o600}
 
     def test_a_folder_in_its_place_is_named(self, store: CheckpointStore, file: Path) -> None:
         file.mkdir(parents=True)

@@ -149,7 +149,8 @@ class Page:
 @functools.cache
 def servers(provider):
     """Import modules of a provider's test servers, which are not an installed package."""
+    folder = "checkpoints/tests" if provider == "checkpoints" else f"providers/{provider}/tests/servers"
     spec = ModuleSpec(f"{provider}_servers", None, is_package=True)
-    spec.submodule_search_locations = [str(ROOT / "providers" / provider / "tests/servers")]
+    spec.submodule_search_locations = [str(ROOT / folder)]
     sys.modules[spec.name] = module_from_spec(spec)
     return lambda module: import_module(f"{spec.name}.{module}")

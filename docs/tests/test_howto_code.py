@@ -4,8 +4,6 @@ import json
 import re
 import runpy
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from urllib.request import urlopen
@@ -20,7 +18,7 @@ import multiclouddb_api as api
 from multiclouddb.otel import OpenTelemetryObserver
 from multiclouddb.prometheus import PrometheusObserver
 from multiclouddb_conformance.simulation import Simulation, SimulationProvider, ThrottledError
-from multiclouddb_embedded import Delete, EmbeddedStore, Put
+from multiclouddb_embedded import EmbeddedStore, Put
 from multiclouddb_spi import Engine
 
 HOW_TO = Path(__file__).resolve().parents[1] / "how-to"
@@ -147,58 +145,6 @@ def test_the_dashboard_names_only_metrics_that_exist():
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     assert len(expressions) >= len(dashboard["panels"])
     assert {name for each in expressions for name in re.findall(r"multiclouddb_\w+", each)} <= names
-
-
-class TestSpread:
-    @pytest.fixture
-    def plan(self, store):
-        store.create_collection("orders", partitions=2)
-        with api.connect(f"embedded://{store.path}") as client:
-            plan = client.plan_partitions(
-                api.ChangeFeedRequest(ORDERS, api.Beginning()), with_descendants=True
-            )
-        Path("plan.json").write_text(json.dumps(plan))
-        store.batch("orders", [Put(f"o-{number}", {"status": "new"}) for number in range(40)])
-        store.merge("orders", "p0", "p1")
-        store.batch("orders", [Delete(f"o-{number}") for number in range(20)])
-        return plan
-
-    def followed(self, store, plan, number):
-        name, token = plan[number]
-        scope = api.PhysicalPartition(name, with_descendants=True)
-        request = api.ChangeFeedRequest(ORDERS, api.FromContinuationToken(token), scope)
-        with api.connect(f"embedded://{store.path}") as client:
-            changes = client.iterate_changes(request, until_idle=True)
-            return list(changes)
-
-    @pytest.mark.parametrize("kept", [True, False])
-    def test_an_older_change_that_comes_late_changes_nothing(self, store, plan, kept):
-        """One follower reads the merged child before the other follower has read its own parent."""
-        write_program("spread-over-processes.md", "worker.py")
-        worker = runpy.run_path("worker.py")
-        upsert = worker["UPSERT"] if kept else worker["UPSERT"].partition(" WHERE ")[0]
-        late = [event for event in self.followed(store, plan, 1) if event.partition_id == plan[1][0]]
-        assert 0 < len(late) < 40
-        with closing(sqlite3.connect("copy.db")) as copy:
-            copy.execute(worker["TABLE"])
-            copy.executemany(upsert, map(worker["row"], [*self.followed(store, plan, 0), *late]))
-            found = {name for (name,) in copy.execute("SELECT id FROM copy WHERE document IS NOT NULL")}
-        there = {key.components["id"] for key, _ in store.scan("orders")}
-        assert (found == there) is kept
-
-    def test_a_follower_that_fails_ends_its_process(self, store, plan):
-        """The process ends even if the other followers never end."""
-        code = write_program("spread-over-processes.md", "worker.py")
-        assert code.count("until_idle=True,") == 1
-        Path("worker.py").write_text(code.replace("until_idle=True,", "max_outage_seconds=1,"))
-        Path("checkpoints").mkdir()
-        Path("checkpoints/partition-1.checkpoint.json").write_text("{")
-        ran = subprocess.run(
-            [sys.executable, "worker.py", f"embedded://{store.path}", "0", "1"],
-            capture_output=True, text=True, check=False, timeout=60,
-        )  # fmt: skip
-        assert ran.returncode == 1
-        assert "INVALID_REQUEST" in ran.stderr
 
 
 class TestPoison:

@@ -15,10 +15,12 @@ import pytest
 
 import multiclouddb_api
 import multiclouddb_api.aio
+import multiclouddb_checkpoints
 import multiclouddb_dynamo
 import multiclouddb_embedded
 import multiclouddb_mongo
 import multiclouddb_spi
+import multiclouddb_verify
 import pyspark_multiclouddb
 from multiclouddb_api.errors import DOCS_URL
 
@@ -28,11 +30,13 @@ LOADS = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source
 API = ("api", "api-requests", "api-pages", "api-workers", "api-errors", "api-json")
 REFERENCE = {
     **dict.fromkeys(API, multiclouddb_api),
+    "checkpoints": multiclouddb_checkpoints,
     "dynamo": multiclouddb_dynamo,
     "embedded": multiclouddb_embedded,
     "mongo": multiclouddb_mongo,
     "spark": pyspark_multiclouddb,
     "spi": multiclouddb_spi,
+    "verify": multiclouddb_verify,
     "api-aio": multiclouddb_api.aio,
 }
 PROJECTS = [

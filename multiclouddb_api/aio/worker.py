@@ -39,7 +39,8 @@ def follow(
         address: The collection, for example `"shop/orders"`.
         start: Where to start while there is no checkpoint. Once the file exists, its position is used
             instead.
-        checkpoint: The file that keeps the position. Without it, nothing is stored.
+        checkpoint: The file that keeps the position, or the URL of a checkpoint. Without it, nothing is
+            stored.
         **settings: The settings of `ChangeFeedIterator`.
 
     Raises:

@@ -23,6 +23,7 @@ from multiclouddb_api.checkpoint import (
     sync_folder,
     unusable,
 )
+from multiclouddb_api.checkpoint_url import local_path_of
 from multiclouddb_api.validators import check_type, local_path
 from multiclouddb_embedded.store.connection import connect
 from multiclouddb_embedded.store.forking import using_sqlite
@@ -240,6 +241,11 @@ class SqliteCheckpointStore:
 
     def _unusable(self, problem: str) -> MulticloudDbError:
         return unusable(self._path, problem, "name another file, restore it from a backup")
+
+
+def open_sqlite(url: str) -> SqliteCheckpointStore:
+    """Open the store that `sqlite:///path` names."""
+    return SqliteCheckpointStore(local_path_of(url))
 
 
 def _make_durable(connection: sqlite3.Connection) -> None:

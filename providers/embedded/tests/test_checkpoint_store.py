@@ -3,13 +3,13 @@
 import pytest
 
 from multiclouddb_conformance.checkpoint_stores import *  # noqa: F403
-from multiclouddb_conformance.checkpoint_stores import StoreKind
+from multiclouddb_conformance.checkpoint_stores import FileStoreKind
 from multiclouddb_embedded import SqliteCheckpointStore
 
 
 @pytest.fixture
 def kind():
-    return StoreKind(
+    return FileStoreKind.of(
         SqliteCheckpointStore,
         "checkpoints.db",
         file=lambda store: store.path,

@@ -380,6 +380,12 @@ class TestLogicalPartition:
             read({"number": -3}, api.FromContinuationToken(token))
 
 
+def test_a_lookup_of_a_key_that_does_not_fit_the_collection_is_refused(world):
+    world.store.create_collection("items", partition_key=["tenant"])
+    with pytest.raises(api.MulticloudDbError, match="tenant"):
+        world.feed().lookup([api.MulticloudDbKey({"user": 1})], world.deadline())
+
+
 class TestHeads:
     def test_counts_are_exact_in_spite_of_gaps(self, items):
         items.store.create_collection("others")

@@ -1,0 +1,83 @@
+"""Keeps checkpoints in a DynamoDB table, with condition expressions."""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+from typing import Any, ClassVar, Final
+
+from multiclouddb_api import ErrorCategory, invalid_request
+from multiclouddb_checkpoints.aws import CODES, WHO, AwsCheckpointStore
+from multiclouddb_checkpoints.store import Advice, RefusedError
+from multiclouddb_spi.connection import Location
+from multiclouddb_spi.faults import Row
+
+_MOST_BYTES: Final = 390_000  # of an item's 400 KB
+_TABLE: Final = "check the table's name, its region, and that its only key is `name` (String)"
+
+
+class DynamoCheckpointStore(AwsCheckpointStore):
+    """Keeps each checkpoint in one item of a table whose only key is `name`, a string.
+
+    The identity needs `dynamodb:GetItem` and `dynamodb:PutItem`; `delete` needs `dynamodb:DeleteItem`. Do
+    not use a global table from two regions: there the last writer wins, whatever the conditions say.
+
+    Args:
+        url: `dynamodb://table/prefix`, with `?region=` and `?endpoint_url=` if boto3 does not find them.
+        client: `boto3.client("dynamodb")` of the application, or None.
+    """
+
+    scheme = "dynamodb"
+    form = "write dynamodb://TABLE/PREFIX or dynamodb://TABLE/PREFIX?region=REGION"
+    extra = "multiclouddb[checkpoints-dynamo]"
+    advice = Advice(WHO, "grant dynamodb:GetItem and dynamodb:PutItem on the table", _TABLE)
+    meanings: ClassVar = {
+        **CODES,
+        "AccessDeniedException": Row(ErrorCategory.AUTHORIZATION_FAILED, advice.grant),
+        "ResourceNotFoundException": Row(ErrorCategory.NOT_FOUND, _TABLE),
+        "ValidationException": Row(ErrorCategory.INVALID_REQUEST, _TABLE),
+    }
+
+    def _connect(self) -> Any:
+        return self._service("dynamodb", self._location)
+
+    def _check(self, location: Location) -> None:
+        if ":" in location.host:
+            raise invalid_request("checkpoint_store", "names a port in place of a table", self.form)
+
+    def _read(self, key: str) -> tuple[bytes, str] | None:
+        found = self._client.get_item(
+            TableName=self._location.host, Key={"name": {"S": key}}, ConsistentRead=True
+        ).get("Item")
+        if found is None:
+            return None
+        try:
+            body = zlib.decompress(found["checkpoint"]["B"])
+        except (KeyError, zlib.error):
+            body = b""
+        return body, found.get("version", {}).get("S", "")
+
+    def _write(self, key: str, body: bytes, tag: str | None) -> str:
+        packed = zlib.compress(body)
+        if len(packed) > _MOST_BYTES:
+            raise invalid_request(
+                "token",
+                f"takes {len(packed)} bytes, and an item of DynamoDB at most 400 KB",
+                "keep it in S3, or follow the partitions with a checkpoint each",
+            )
+        client, made = self._client, secrets.token_hex(8)
+        condition: dict[str, Any] = {"ConditionExpression": "attribute_not_exists(#name)"}
+        condition["ExpressionAttributeNames"] = {"#name": "name"}
+        if tag is not None:
+            condition["ConditionExpression"] = "#version = :version"
+            condition["ExpressionAttributeNames"] = {"#version": "version"}
+            condition["ExpressionAttributeValues"] = {":version": {"S": tag}}
+        item = {"name": {"S": key}, "version": {"S": made}, "checkpoint": {"B": packed}}
+        try:
+            client.put_item(TableName=self._location.host, Item=item, **condition)
+        except client.exceptions.ConditionalCheckFailedException as error:
+            raise RefusedError from error
+        return made
+
+    def _delete(self, key: str) -> None:
+        self._client.delete_item(TableName=self._location.host, Key={"name": {"S": key}})

@@ -1,0 +1,105 @@
+"""Keeps checkpoints in Google Cloud Storage, with a match of generations."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from multiclouddb_api import ErrorCategory
+from multiclouddb_checkpoints.store import (
+    CONNECT_SECONDS,
+    NO_ANSWER,
+    READ_SECONDS,
+    Advice,
+    Answer,
+    RefusedError,
+    SharedCheckpointStore,
+)
+from multiclouddb_spi.faults import Row, row_of_connection
+
+_TIMES: Final = (CONNECT_SECONDS, READ_SECONDS)
+_RETRY_SECONDS: Final = 20.0
+_WHO: Final = "check what google-auth finds (gcloud auth application-default login, or a service account)"
+_NOT_ACCEPTED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True)
+
+
+class GcsCheckpointStore(SharedCheckpointStore):
+    """Keeps each checkpoint in one object, whose generation is the condition of the next write.
+
+    The identity needs `storage.objects.get`, `storage.objects.create` and `storage.objects.delete`, which
+    replaces an object. The service allows one write of an object a second.
+
+    Args:
+        url: `gs://bucket/prefix`. `STORAGE_EMULATOR_HOST` names another endpoint.
+        client: `google.cloud.storage.Client` of the application, or None.
+    """
+
+    scheme = "gs"
+    form = "write gs://BUCKET/PREFIX"
+    extra = "multiclouddb[checkpoints-gcs]"
+    advice = Advice(
+        _WHO,
+        "grant storage.objects.get, storage.objects.create and storage.objects.delete on the bucket",
+        "check the name of the bucket",
+    )
+
+    def _connect(self) -> Any:
+        from google.cloud.storage import Client
+
+        return Client()
+
+    def _blob(self, key: str) -> Any:
+        return self._client.bucket(self._location.host).blob(key)
+
+    def _times(self) -> dict[str, Any]:
+        from google.cloud.storage.retry import DEFAULT_RETRY
+
+        return {"timeout": _TIMES, "retry": DEFAULT_RETRY.with_timeout(_RETRY_SECONDS)}
+
+    def _read(self, key: str) -> tuple[bytes, str] | None:
+        from google.api_core.exceptions import NotFound
+
+        blob = self._blob(key)
+        try:
+            body = blob.download_as_bytes(**self._times())
+        except NotFound as error:
+            if "bucket does not exist" in str(error):
+                raise
+            return None
+        return body, str(blob.generation)
+
+    def _write(self, key: str, body: bytes, tag: str | None) -> str:
+        from google.api_core.exceptions import PreconditionFailed
+
+        if tag is not None and not tag.isdecimal():
+            raise RefusedError
+        blob = self._blob(key)
+        try:
+            blob.upload_from_string(
+                body, "application/json", if_generation_match=int(tag or 0), **self._times()
+            )
+        except PreconditionFailed as error:
+            raise RefusedError from error
+        return str(blob.generation)
+
+    def _delete(self, key: str) -> None:
+        self._blob(key).delete(**self._times())
+
+    def _answer(self, error: Exception) -> Answer | Row | None:
+        from google.api_core.exceptions import GoogleAPICallError, RetryError
+        from google.auth.exceptions import GoogleAuthError, TransportError
+        from requests.exceptions import RequestException
+
+        match error:
+            case RetryError() if isinstance(error.cause, Exception):
+                return self._answer(error.cause)
+            case GoogleAPICallError():
+                status = int(error.code or 0)
+                return Answer(status, str(status), "")
+            case TransportError() | RequestException():
+                return row_of_connection(error) or NO_ANSWER
+            case GoogleAuthError():
+                return _NOT_ACCEPTED
+            case _:
+                # What a retry had last; the versions of the library name this class differently.
+                last: int | None = getattr(getattr(error, "response", None), "status_code", None)
+                return None if last is None else Answer(last, str(last), "")

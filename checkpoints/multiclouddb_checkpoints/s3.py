@@ -1,0 +1,61 @@
+"""Keeps checkpoints in Amazon S3, with conditional writes."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from multiclouddb_checkpoints.aws import CODES, WHO, AwsCheckpointStore
+from multiclouddb_checkpoints.store import Advice, RefusedError
+
+_REFUSED: Final = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
+
+
+class S3CheckpointStore(AwsCheckpointStore):
+    """Keeps each checkpoint in one object, whose ETag is the condition of the next write.
+
+    The identity needs `s3:GetObject`, `s3:PutObject` and `s3:ListBucket`; `delete` needs `s3:DeleteObject`.
+
+    Args:
+        url: `s3://bucket/prefix`, with `?region=` and `?endpoint_url=` if boto3 does not find them.
+        client: `boto3.client("s3")` of the application, or None.
+    """
+
+    scheme = "s3"
+    form = "write s3://BUCKET/PREFIX or s3://BUCKET/PREFIX?region=REGION"
+    extra = "multiclouddb[checkpoints-s3]"
+    advice = Advice(
+        WHO,
+        "grant s3:GetObject, s3:PutObject and s3:ListBucket: without ListBucket, S3 refuses to say that an "
+        "object does not exist",
+        "check the name of the bucket, and its region",
+    )
+    meanings = CODES
+
+    def _connect(self) -> Any:
+        return self._service("s3", self._location)
+
+    def _read(self, key: str) -> tuple[bytes, str] | None:
+        client = self._client
+        try:
+            found = client.get_object(Bucket=self._location.host, Key=key)
+        except client.exceptions.NoSuchKey:
+            return None
+        with found["Body"] as body:
+            return body.read(), found["ETag"]
+
+    def _write(self, key: str, body: bytes, tag: str | None) -> str:
+        client = self._client
+        condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
+        try:
+            done = client.put_object(
+                Bucket=self._location.host, Key=key, Body=body, ContentType="application/json", **condition
+            )
+        except client.exceptions.ClientError as error:
+            code = error.response.get("Error", {}).get("Code")
+            if code in _REFUSED or (code == "NoSuchKey" and tag is not None):
+                raise RefusedError from error
+            raise
+        return str(done["ETag"])
+
+    def _delete(self, key: str) -> None:
+        self._client.delete_object(Bucket=self._location.host, Key=key)

@@ -1,0 +1,309 @@
+"""The base of the stores that keep checkpoints in a service, with writes on a condition."""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Final, TypeVar
+
+import attrs
+
+from multiclouddb_api import Checkpoint, ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.checkpoint import (
+    check_name,
+    conflict,
+    decode_checkpoint,
+    encode_checkpoint,
+    next_version,
+)
+from multiclouddb_api.validators import check_type
+from multiclouddb_spi.connection import Location, parse_location
+from multiclouddb_spi.errors import cause_of, to_error
+from multiclouddb_spi.faults import REPORT, UNAVAILABLE, Fault, Row, one_line, row_of_connection, unexpected
+
+T = TypeVar("T")
+
+CONNECT_SECONDS: Final = 5
+READ_SECONDS: Final = 10
+ATTEMPTS: Final = 4
+"""How often a vendor's client makes a call at most, the first time included."""
+
+_WRITES: Final = 3
+_SAFE: Final = re.compile(r"[A-Za-z0-9._=-]+(?:/[A-Za-z0-9._=-]+)*", re.ASCII)
+_NETWORK: Final = Row(ErrorCategory.TRANSIENT_FAILURE, "check the network and the endpoint, and try again")
+_OVERLOADED: Final = Row(
+    ErrorCategory.THROTTLED, "save less often (checkpoint_interval_seconds), or use more names"
+)
+
+
+class RefusedError(Exception):
+    """Raised by a write whose condition did not hold, or that met another write."""
+
+
+@attrs.frozen
+class Answer:
+    """What a service answered to a call that failed.
+
+    Attributes:
+        status: The HTTP status.
+        code: The error code of the service, or the status as text.
+        text: The message of the service; it is not shown if it may quote a signed request.
+    """
+
+    status: int
+    code: str
+    text: str
+
+
+@attrs.frozen
+class Advice:
+    """What the user of one service can do about an error.
+
+    Attributes:
+        who: What to check if the credentials are missing or not accepted.
+        grant: The permissions that a store needs.
+        missing: What to check if the bucket, container or table does not exist.
+    """
+
+    who: str
+    grant: str
+    missing: str
+
+    def rows(self) -> dict[int, Row]:
+        """Return the meaning of each HTTP status."""
+        return {
+            400: Row(ErrorCategory.INVALID_REQUEST, REPORT),
+            # The messages of a 401 may quote the signed request.
+            401: Row(ErrorCategory.AUTHENTICATION_FAILED, self.who, confidential=True),
+            403: Row(ErrorCategory.AUTHORIZATION_FAILED, self.grant),
+            404: Row(ErrorCategory.NOT_FOUND, self.missing),
+            429: _OVERLOADED,
+        }
+
+
+class SharedCheckpointStore(ABC):
+    """Keeps checkpoints in a service that several machines reach; it implements `CheckpointStore`.
+
+    A save is one conditional write: it succeeds only if the stored checkpoint still has the version that the
+    writer knows. Several threads and processes may share a store, which can be pickled unless it was given a
+    client. The vendor's library is loaded, and a connection made, by the first call.
+
+    Args:
+        url: The URL of the store; it never contains credentials, which the vendor's library finds.
+        client: The application's own client of the vendor's library, which is used unchanged; None to make
+            one.
+    """
+
+    scheme: ClassVar[str]
+    """The scheme of the URL."""
+    form: ClassVar[str]
+    """The text that describes a valid URL in messages."""
+    extra: ClassVar[str]
+    """What pip installs for the vendor's library."""
+    options: ClassVar[Sequence[str]] = ()
+    """The options that a URL may have."""
+    advice: ClassVar[Advice]
+    """What the user can do about an error of this service."""
+    meanings: ClassVar[Mapping[str, Row]] = {}
+    """The error codes of the service whose meaning differs from that of their status."""
+
+    def __init__(self, url: str, client: Any = None) -> None:
+        location = parse_location(
+            url,
+            self.scheme,
+            options=self.options,
+            form=self.form,
+            credentials="credentials come from the environment",
+            field="checkpoint_store",
+        )
+        path = location.path.strip("/")
+        if not location.host or (path and not _SAFE.fullmatch(path)):
+            raise invalid_request("checkpoint_store", "has no name, or one with other characters", self.form)
+        if "@" in location.options.get("endpoint_url", ""):
+            raise invalid_request("checkpoint_store", "has an endpoint_url with an @", self.form)
+        self._url, self._location, self._path = url, location, path
+        self._given = client
+        self._made: dict[int, Any] = {}
+        self._check(location)
+
+    @property
+    def place(self) -> str:
+        """The URL of the store without its options."""
+        return f"{self.scheme}://{self._location.host}" + (f"/{self._path}" if self._path else "")
+
+    def load(self, name: str) -> Checkpoint | None:
+        """Return the checkpoint, or None if none exists yet.
+
+        Args:
+            name: The name of the checkpoint.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if the checkpoint is damaged, or is that of another name; the
+                category of the service's error otherwise. The message names the checkpoint.
+        """
+        check_name(name)
+        found = self._called(name, lambda: self._read(self._key(name)))
+        if found is None:
+            return None
+        body, tag = found
+        checkpoint = decode_checkpoint(self._named(name), name, body)
+        return attrs.evolve(checkpoint, version=f"{checkpoint.version}@{tag}")
+
+    def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
+        """Replace the checkpoint if its version is still the expected version.
+
+        Args:
+            name: The name of the checkpoint.
+            token: The token to keep.
+            expected: The version that `load` or the last `save` returned; None means that no checkpoint with
+                this name may exist yet.
+
+        Raises:
+            MulticloudDbError: `CONFLICT` if another worker has changed the checkpoint;
+                `UNSUPPORTED_CAPABILITY` if the service ignores the condition of a write; the errors of
+                `load`. After any other error than `CONFLICT`, `load` says whether the checkpoint was saved.
+        """
+        check_name(name)
+        check_type("expected", expected, str, type(None))
+        before, _, tag = (expected or "0").partition("@")
+        draft = Checkpoint(token, next_version(Checkpoint("-", before)))
+        body = encode_checkpoint(name, draft)
+        for _ in range(_WRITES):
+            try:
+                # A version of another store has no tag, and an empty condition would be none at all.
+                if expected is not None and not tag:
+                    raise RefusedError
+                condition = None if expected is None else tag
+                written = self._called(name, partial(self._write, self._key(name), body, condition))
+                if expected is None:
+                    self._prove(name, body)
+                return attrs.evolve(draft, version=f"{draft.version}@{written}")
+            except RefusedError:
+                found = self.load(name)
+                # 1. The write had succeeded, but its answer was lost, and the vendor's client repeated it.
+                if found is not None and found.version.startswith(f"{draft.version}@"):
+                    return found
+                if (None if found is None else found.version) != expected:
+                    raise conflict(self._named(name), name, expected, found) from None
+                # 2. Two writes met, and the service took neither.
+        raise MulticloudDbError(
+            f"checkpoint {self._named(name)}: the service took no write, because others write at the "
+            "same time; try again: the previous position stays valid",
+            ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, self.scheme, "checkpoint", retryable=True),
+        )
+
+    def delete(self, name: str) -> None:
+        """Delete a checkpoint, even a damaged one; a later `save` that expects it gets `CONFLICT`.
+
+        Args:
+            name: The name of the checkpoint.
+
+        Raises:
+            MulticloudDbError: The category of the service's error.
+        """
+        check_name(name)
+        self._called(name, lambda: self._delete(self._key(name)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.place!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_made": {}}
+
+    @abstractmethod
+    def _connect(self) -> Any:
+        """Make a client of the vendor's library."""
+
+    @abstractmethod
+    def _read(self, key: str) -> tuple[bytes, str] | None:
+        """Return the content and the tag of one version of it, or None if there is nothing."""
+
+    @abstractmethod
+    def _write(self, key: str, body: bytes, tag: str | None) -> str:
+        """Write if the tag is still that of the content, or if there is nothing yet; return the new tag."""
+
+    @abstractmethod
+    def _delete(self, key: str) -> None:
+        """Delete the content."""
+
+    @abstractmethod
+    def _answer(self, error: Exception) -> Answer | Row | None:
+        """Return what the service answered, or a row for an error without an answer, or None for another."""
+
+    def _check(self, location: Location) -> None:  # noqa: B027 - not every URL needs it
+        """Refuse a URL that is not one of this service."""
+
+    def _key(self, name: str) -> str:
+        return (f"{self._path}/" if self._path else "") + f"{name}.checkpoint.json"
+
+    def _named(self, name: str) -> str:
+        return f"{self.scheme}://{self._location.host}/{self._key(name)}"
+
+    @property
+    def _client(self) -> Any:
+        # A connection must not be shared with the child of a fork.
+        if self._given is not None:
+            return self._given
+        process = os.getpid()
+        if process not in self._made:
+            try:
+                made = self._connect()
+            except ImportError as error:
+                raise invalid_request(
+                    "checkpoint_store",
+                    f"the library for {self.scheme}:// is not installed ({error})",
+                    f'run: pip install "{self.extra}"',
+                ) from error
+            self._made.setdefault(process, made)
+        return self._made[process]
+
+    def _called(self, name: str, call: Callable[[], T]) -> T:
+        """Make a call, and raise the user's error for its failure."""
+        try:
+            return call()
+        except (RefusedError, MulticloudDbError):
+            raise
+        except Exception as error:  # noqa: BLE001 - raised again, classified
+            fault = self._fault(error)
+            message = f"checkpoint {self._named(name)}: {fault.message}; the previous position stays valid"
+            fault = attrs.evolve(fault, message=message)
+            raise to_error(self.scheme, "checkpoint", fault, error) from cause_of(fault, error)
+
+    def _fault(self, error: Exception) -> Fault:
+        answer = self._answer(error)
+        if isinstance(answer, Answer):
+            statuses = self.advice.rows()
+            row = self.meanings.get(answer.code) or statuses.get(answer.status)
+            row = row or (UNAVAILABLE if answer.status >= 500 else statuses[400])
+            said = f"{answer.status} {answer.code}"
+            text = "" if row.confidential else one_line(answer.text)
+            return row.fault(f"{said} ({text})" if text else said, answer.code, vendor_retried=True)
+        row_found = answer or row_of_connection(error)
+        if row_found is None and isinstance(error, OSError):
+            row_found = _NETWORK
+        if row_found is None:
+            return unexpected(error)
+        said = (
+            type(error).__name__ if row_found.confidential else one_line(f"{type(error).__name__}: {error}")
+        )
+        return row_found.fault(said, type(error).__name__, vendor_retried=True)
+
+    def _prove(self, name: str, body: bytes) -> None:
+        """Refuse a service that ignores conditions: two workers would overwrite each other's positions."""
+        try:
+            self._called(name, lambda: self._write(self._key(name), body, None))
+        except RefusedError:
+            return
+        raise MulticloudDbError(
+            f"checkpoint {self._named(name)}: this service ignores the condition of a write, so that a "
+            "position could go back; use a service that keeps conditions, or FileCheckpointStore on one "
+            "machine",
+            ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, self.scheme, "checkpoint"),
+        )
+
+
+NO_ANSWER: Final = _NETWORK
+"""The row for a call that got no answer."""
