@@ -359,6 +359,15 @@ class TestModes:
             read = partial(world.client().read_changes, request)
             refusal(ErrorCategory.INVALID_REQUEST, read, "'latest'", "'all_versions'")
 
+    @pytest.mark.parametrize(("options", "other"), [(LATEST, ALL), (ALL, LATEST)], ids=["latest", "all"])
+    def test_a_token_of_rows_alone_is_refused_in_the_other_mode(self, world, options, other):
+        world.fill(4)
+        start, client = Snapshot(changes=False), world.client()
+        page = client.read_changes(ChangeFeedRequest(ADDRESS, start, provider_options=options))
+        token = FromContinuationToken(page.continuation_token)
+        read = partial(client.read_changes, ChangeFeedRequest(ADDRESS, token, provider_options=other))
+        refusal(ErrorCategory.INVALID_REQUEST, read, "'latest'", "'all_versions'")
+
     def test_a_position_of_the_other_mode_is_refused(self, world):
         feeds = [world.feed(options=options)[1] for options in (ALL, LATEST)]
         for feed, other in (feeds, feeds[::-1]):
