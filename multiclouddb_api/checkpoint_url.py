@@ -39,7 +39,7 @@ def open_checkpoint_store(url: str) -> CheckpointStore:
         MulticloudDbError: `INVALID_REQUEST` if the text is not such a URL, or if the package of this store
             is not installed.
     """
-    check_type("checkpoint_store", url, str)
+    check_type("url", url, str)
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise invalid_request("checkpoint_store", "is text without a scheme", _FORM)

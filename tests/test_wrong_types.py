@@ -122,7 +122,7 @@ LEFT_OUT = {
     multiclouddb_mongo.RunCommandCursor: "run_cursor_command makes it",
     pyspark_multiclouddb.DefaultSource: "Spark makes it and calls its methods",
     api.ErrorCategory: "it is text: a later version, or another process, may have a category of its own",
-    pyspark_multiclouddb.verify_with_spark: "as multiclouddb_verify.verify, which is not called without a table",
+    pyspark_multiclouddb.verify_with_spark: "it needs a table, as multiclouddb_verify.verify does",
     api.Observer: "the library calls its methods; an application overrides them",
 }
 
