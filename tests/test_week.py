@@ -15,9 +15,12 @@ from pathlib import Path
 from random import Random
 
 import attrs
+import boto3
 import pytest
 
 import multiclouddb_api as api
+from multiclouddb_dynamo_emulator import Habits as DynamoHabits
+from multiclouddb_dynamo_emulator import ScriptedStreams
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_spanner_emulator import Habits as SpannerHabits
 from multiclouddb_spanner_emulator import ScriptedSpanner, Write
@@ -25,6 +28,7 @@ from multiclouddb_spanner_emulator import ScriptedSpanner, Write
 WEEK = 7 * 24 * 3600.0
 CHANGES = 30
 DATABASE = "projects/tests/instances/main/databases/shop"
+ANY = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "eu-west-1"}
 
 
 class Embedded:
@@ -55,6 +59,48 @@ class Embedded:
 
     def step_clock(self):
         self._now -= timedelta(seconds=90)
+
+
+class Dynamo:
+    """The scripted DynamoDB, whose shards roll over; the service's clock cannot go back."""
+
+    def __init__(self, stack, folder, partitions):
+        del folder
+        self._server = stack.enter_context(ScriptedStreams(habits=DynamoHabits(initial_shards=partitions)))
+        self._tables = stack.enter_context(
+            closing(boto3.client("dynamodb", endpoint_url=self._server.endpoint_url))
+        )
+        self._tables.create_table(
+            TableName="orders",
+            KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+            AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+            BillingMode="PAY_PER_REQUEST",
+            StreamSpecification={"StreamEnabled": True, "StreamViewType": "NEW_IMAGE"},
+        )
+        self._stream, self._age = self._server.stream_arn("orders"), 0.0
+        self.source = f"dynamo://eu-west-1?endpoint_url={self._server.endpoint_url}"
+        self.address = api.ResourceAddress(None, "orders")
+
+    def write(self, key, number):
+        self._tables.put_item(TableName="orders", Item={"id": {"S": key}, "number": {"N": str(number)}})
+
+    def change_partitions(self, draw):
+        for shard in draw.sample(self._server.open_shards(self._stream), 3):
+            self._server.roll_over(shard)
+
+    def fail(self):
+        self._server.troubles.fail("GetRecords", "InternalServerError", 5)
+
+    def advance(self, seconds):
+        # The service closes every shard after about four hours.
+        self._age += seconds
+        if self._age >= 4 * 3600.0:
+            self._age = 0.0
+            self._server.roll_over_all(self._stream)
+        self._server.advance(seconds)
+
+    def step_clock(self):
+        self._server.advance(3600.0)
 
 
 class Spanner:
@@ -183,8 +229,10 @@ def later(samples, name, start, end):
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("partitions", "rounds"), [(100, 36), (1000, 1008)], ids=["short", "week"])
-@pytest.mark.parametrize("kind", [Embedded, Spanner], ids=lambda kind: kind.__name__.lower())
-def test_a_week_loses_nothing_and_nothing_grows(kind, partitions, rounds, tmp_path, capsys):
+@pytest.mark.parametrize("kind", [Embedded, Dynamo, Spanner], ids=lambda kind: kind.__name__.lower())
+def test_a_week_loses_nothing_and_nothing_grows(kind, partitions, rounds, tmp_path, monkeypatch, capsys):
+    for name, value in ANY.items():
+        monkeypatch.setenv(name, value)
     draw, written, samples, log = Random(41), {}, [], LogVolume()
     logging.getLogger("multiclouddb").addHandler(log)
     with ExitStack() as stack:
