@@ -303,7 +303,7 @@ class ChangeFeedPage:
             import polars
         except ImportError as error:
             raise _missing("to_polars", "multiclouddb[polars]", error) from error
-        return polars.from_arrow(self.to_arrow())
+        return polars.DataFrame(self.to_arrow())
 
     def _repr_html_(self) -> str:
         facts = [f"{len(self.events)} events"]
