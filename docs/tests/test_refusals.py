@@ -14,6 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 import attrs
+import grpc
 import pytest
 from azure.cosmos import CosmosClient, PartitionKey
 from google.cloud.spanner import Client
@@ -166,8 +167,10 @@ def spanner(folder):
             "CREATE CHANGE STREAM orders_stream FOR orders OPTIONS (value_capture_type = 'NEW_ROW')",
         )
         plain, tls = fronts(stack, folder, made.host)
-        trusted = {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(tls.certificate)}
-        stack.enter_context(mock.patch.dict(os.environ, trusted))
+        # gRPC reads the variable for this only once, perhaps for a test before.
+        trusted = grpc.ssl_channel_credentials(tls.certificate.read_bytes())
+        made_with = functools.partial(grpc.composite_channel_credentials, trusted)
+        stack.enter_context(mock.patch.object(grpc, "compute_engine_channel_credentials", made_with))
 
         def config(with_tls, host):
             names = {"project": "shop", "instance": "main"}

@@ -170,7 +170,9 @@ def test_a_fork_that_begins_while_a_call_is_being_started_interrupts_that_call(m
         monkeypatch.setattr(forks, "calling", calling)
         once(items.drain(Beginning(), client=client), 3)
         monkeypatch.undo()
-    assert len(cancelled) >= len(started) >= 2
+    # A short call may have ended before the fork gets its turn.
+    assert len(started) >= 2
+    assert len(cancelled) >= 2
 
 
 # If each call caused a fork that interrupts several calls, the reading would never end.
