@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.resources import files
@@ -83,7 +83,9 @@ def s3():
         endpoint = "http://{}:{}".format(*server.get_host_and_port())
         keys = {"aws_access_key_id": "any", "aws_secret_access_key": "any", "region_name": "eu-west-1"}
         client = boto3.client("s3", endpoint_url=endpoint, **keys)
-        client.create_bucket(Bucket=PLACE, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+        # botocore repeats the call if its answer is late.
+        with suppress(client.exceptions.BucketAlreadyOwnedByYou):
+            client.create_bucket(Bucket=PLACE, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
         client.close()
         yield endpoint
     finally:
