@@ -10,9 +10,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Protocol, runtime_checkable
 
-import attrs
-
 from multiclouddb_api import ChangeEvent, MulticloudDbKey, ResourceAddress, invalid_request
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Outcome
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.time_limits import Deadline
@@ -33,7 +32,7 @@ LOOKUP_PLAN: Final = "lookup"
 """The plan id in the event ids of rows that were looked up; see `snapshot_event_id`."""
 
 
-@attrs.frozen
+@frozen
 class Answer:
     """What the answers before a position say about the time up to which a partition was read.
 
@@ -49,7 +48,7 @@ class Answer:
     caught_up_at: float | None = None
 
 
-@attrs.frozen
+@frozen
 class Head:
     """The end position of a bounded read, found without reading the records (`SupportsHeads`).
 

@@ -11,16 +11,15 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import attrs
-
 from multiclouddb_api import ChangeEvent, Notice
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.cursor import Cursor
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-@attrs.frozen
+@frozen
 class Child:
     """A partition that starts after its parent partitions have been read to their end.
 
@@ -36,17 +35,17 @@ class Child:
     cursor: Cursor
 
 
-@attrs.frozen
+@frozen
 class Continue:
     """The partition may have more records after this batch."""
 
 
-@attrs.frozen
+@frozen
 class Reached:
     """The reader has reached the `until` position given to `Feed.open`; it returns no more records."""
 
 
-@attrs.frozen
+@frozen
 class Drained:
     """The partition has ended, and this batch is its last; its child partitions follow.
 
@@ -63,7 +62,7 @@ class Drained:
     complete: bool = True
 
 
-@attrs.frozen
+@frozen
 class Awaiting:
     """The partition has ended, but its children are not known yet; the engine asks `Feed.survey` for them.
 
@@ -71,7 +70,7 @@ class Awaiting:
     """
 
 
-@attrs.frozen
+@frozen
 class Ended:
     """The partition has ended and nothing follows it.
 
@@ -82,7 +81,7 @@ class Ended:
     notice: Notice | None
 
 
-@attrs.frozen
+@frozen
 class Segment:
     """A part of a collection's key space that a snapshot scans; see `multiclouddb_spi.scan`.
 
@@ -98,7 +97,7 @@ class Segment:
     records: int | None = None
 
 
-@attrs.frozen
+@frozen
 class Scanned:
     """This segment of a scan has been read to its end.
 
@@ -162,7 +161,7 @@ class Mapper(ABC):
         return None
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Batch:
     """Raw records of one partition in the service's order.
 

@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-import attrs
-
 from multiclouddb_api import MulticloudDbError, invalid_request
 from multiclouddb_api.validators import suggestion, unknown_name
+from multiclouddb_api.value import frozen
 
 T = TypeVar("T")
 
 
-@attrs.frozen
+@frozen
 class Location:
     """The parts of a URL; the provider accepts or refuses each part.
 

@@ -70,6 +70,7 @@ from multiclouddb_api import (
     ProviderOptions,
     ResourceAddress,
 )
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import Fault, unwritten
@@ -115,7 +116,7 @@ class FeedSpec:
         return self.old_item_state_mode is not OldItemStateMode.OMIT
 
 
-@attrs.frozen
+@frozen
 class FeedIdentity:
     """The resource that a feed reads; it is part of every token and partition id.
 
@@ -133,7 +134,7 @@ class FeedIdentity:
     incarnation: str | None = None
 
 
-@attrs.frozen
+@frozen
 class Seed:
     """A partition to read, and the position at which the read starts.
 
@@ -161,7 +162,7 @@ class PartitionState(Enum):
     CLOSED = "closed"
 
 
-@attrs.frozen
+@frozen
 class Partition:
     """One partition that the service has.
 
@@ -181,7 +182,7 @@ class Partition:
     oldest: Cursor = None
 
 
-@attrs.frozen
+@frozen
 class Survey:
     """What a service says about its partitions at one time (`Feed.survey`).
 
@@ -197,7 +198,7 @@ class Survey:
             position at that moment. None if the engine can find the successors of a lost partition from the
             parents in `present`.
         final: Asked ended partitions that will have no more children, each with a notice for the application
-            or None.
+            or None. After the whole stream has ended, a listing names here every partition without children.
         answered: The asked ended partitions whose known children are all in `present`. A provider that limits
             its calls may leave out some of these partitions. None means all.
     """
@@ -209,7 +210,7 @@ class Survey:
     answered: Collection[str] | None = None
 
 
-@attrs.frozen
+@frozen
 class Position:
     """A cursor in readable form.
 
@@ -259,6 +260,25 @@ class Reader(ABC):
                 another at the last position, so a reader does not have to work after an error.
         """
 
+    def fetch_at_once(self, max_records: int, max_bytes: int) -> Batch | None:
+        """Fetch the next records in the caller's own thread, if that takes only milliseconds.
+
+        The engine calls this method only if `Feed.reads_at_once` is true. It then saves the way to another
+        thread, which takes longer than the answer of a store in the same process.
+
+        Args:
+            max_records: The hard limit for `len(batch)`; at least 1.
+            max_bytes: The target for `batch.nbytes`, as for `fetch`.
+
+        Returns:
+            A batch, which is empty if there are no records. None, the default, if the answer would take
+            longer than 50 milliseconds; the engine then calls `fetch` in another thread.
+
+        Raises:
+            Exception: Any error. The engine closes this reader, and `fetch` of another one decides.
+        """
+        return None
+
     @abstractmethod
     def cancel(self) -> None:
         """Make a `fetch` in another thread end within a second; may be called more than once.
@@ -288,6 +308,17 @@ class Feed(ABC):
     """True if a partition, or the children of an ended one, may be named or listed late."""
     lists_parents: bool = True
     """True if a listing names the parents of each partition, so that a token can be compared with it."""
+    waits_at_service: bool = False
+    """True if the service itself delays its answer to a fetch with a `wait` until there is a record, so that
+    a reader that waits all the time sends at most a few requests a second."""
+
+    @property
+    def reads_at_once(self) -> bool:
+        """True if the engine calls `Reader.fetch_at_once`, one reader after the other and nothing ahead.
+
+        The default is False. The answer may change while the feed is open.
+        """
+        return False
 
     @final
     def public_id(self, partition_id: str) -> str:

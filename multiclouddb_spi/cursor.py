@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from multiclouddb_api.codec import JsonValue
+from multiclouddb_api.value import frozen
 
 Cursor: TypeAlias = JsonValue
 """JSON that only the `mapping` module of the provider writes and reads; it is opaque to the engine.
@@ -33,7 +34,7 @@ _MOST_POSITION: Final = 2**63 - 1
 _MOST_PARTS: Final = 8
 
 
-@attrs.frozen
+@frozen
 class Cut:
     """A position in a partition: before a commit, or inside a commit after the delivered changes.
 

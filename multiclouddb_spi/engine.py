@@ -10,7 +10,7 @@ from contextlib import closing
 from datetime import datetime
 from functools import partial
 from itertools import chain
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
@@ -65,10 +65,11 @@ from multiclouddb_spi.reading.poll import Poll
 from multiclouddb_spi.reading.quiet_feeds import Check, QuietFeeds
 from multiclouddb_spi.request_check import check_plan, check_planned, options_of, require, spec_of
 from multiclouddb_spi.retry import ATTEMPTS
-from multiclouddb_spi.scan.start import announced, segment_lineages
 from multiclouddb_spi.session_opener import SessionOpener
 from multiclouddb_spi.time_limits import Deadline
-from multiclouddb_spi.token_report import Standing, check_provider, report
+
+if TYPE_CHECKING:
+    from multiclouddb_spi.token_report import Standing
 
 T = TypeVar("T")
 _MOST_READERS: Final = 16384
@@ -182,6 +183,8 @@ class Engine:
                 if lineage.plan is not None:
                     # The first read of one segment of a plan starts from a token. Without changes, a row that
                     # is changed during the scan may be left out.
+                    from multiclouddb_spi.scan.start import announced
+
                     is_whole = isinstance(request.start_position, Beginning | Snapshot) and lineage.listed()
                     whole = bool(is_whole) and isinstance(request.scope, EntireCollection)
                     if (started := announced(session.feed, lineage, whole=whole)) is not None:
@@ -234,7 +237,7 @@ class Engine:
         if not result.count:
             self._pages.raise_failure(session, lineage, result, deadline)
         # Once the page is made, another call may take the lineage that belongs to the page's token.
-        may_stay, audited = result.idle and self._quiet.may_stay(lineage), lineage.audited
+        may_stay = result.idle and self._quiet.may_stay(lineage)
         reading = self._pages.reading(session, lineage, result, deadline, began)
         if recreated is not None:
             # These are the last events of the earlier resource. The next read refuses the token, so no notice
@@ -244,7 +247,7 @@ class Engine:
             page = attrs.evolve(reading.page, continuation_token=start.token, idle=False, notices=notices)
             return Reading(reading.values, page)
         if may_stay:
-            self._quiet.note(request, session.feed, audited, reading.page, check)
+            self._quiet.note(request, session.feed, reading.page, check)
         return reading
 
     def list_physical_partitions(
@@ -287,6 +290,8 @@ class Engine:
             if isinstance(session, Finished) or not isinstance(session.state, Lineage):
                 return ()
             check_plan(session.state.plan)
+            from multiclouddb_spi.scan.start import segment_lineages
+
             segments = segment_lineages(session.feed, session.state, self._fetcher.call, deadline)
             parts = [
                 (each.partition_id, session.alone(each))
@@ -361,6 +366,8 @@ class Engine:
         provider_options: ProviderOptions | None,
     ) -> TokenReport:
         """Say what a token contains, as `MulticloudDbClient.inspect` does."""
+        from multiclouddb_spi.token_report import check_provider, report
+
         deadline = Deadline.after(options.timeout_seconds)
 
         def describe(

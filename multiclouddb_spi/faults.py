@@ -13,6 +13,7 @@ import attrs
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.cursor import Cursor
 
 AFTER_AN_OUTAGE: Final = f"{DOCS_URL}reference/after-an-outage/"
@@ -31,7 +32,7 @@ START_ANEW: Final = (
 """The advice for a resource that was replaced by another one, because the changes of the old one are gone."""
 
 
-@attrs.frozen
+@frozen
 class Fault:
     """A classified failure.
 
@@ -198,19 +199,18 @@ REPORT: Final = "this is a defect; please report it with the text of this error"
 _RETRYABLE: Final = (ErrorCategory.THROTTLED, ErrorCategory.TRANSIENT_FAILURE)
 _MOST_TEXT: Final = 300
 # The words with which TLS libraries report a refusal. A connection that only ends early is not a refusal.
-_TLS_REFUSED: Final = re.compile(
-    "CERTIFICATE|UNKNOWN_CA|WRONG_VERSION_NUMBER|HANDSHAKE_FAILURE|PROTOCOL_VERSION|UNSUPPORTED_PROTOCOL"
-    "|not in peer certificate",
-    re.IGNORECASE,
+_TLS_REFUSED: Final = (
+    "(?i:CERTIFICATE|UNKNOWN_CA|WRONG_VERSION_NUMBER|HANDSHAKE_FAILURE|PROTOCOL_VERSION|UNSUPPORTED_PROTOCOL"
+    "|not in peer certificate)"
 )
 # The words with which systems report that a name has no address. `Errno -3` is a failure of DNS itself.
-_NO_ADDRESS: Final = re.compile(
+_NO_ADDRESS: Final = (
     r"\[Errno (?:-2|-5|8|11001)\] |Name or service not known|No address associated with hostname"
     r"|Domain name not found"
 )
 
 
-@attrs.frozen
+@frozen
 class Row:
     """The meaning of one of the service's error codes.
 
@@ -283,9 +283,9 @@ def row_of_connection(error: BaseException) -> Row | None:
     vendors' clients do not keep the system's own exceptions.
     """
     for text in _texts(error):
-        if "ssl" in text.lower() and _TLS_REFUSED.search(text):
+        if "ssl" in text.lower() and re.search(_TLS_REFUSED, text):
             return _TLS
-        if _NO_ADDRESS.search(text):
+        if re.search(_NO_ADDRESS, text):
             return _UNKNOWN_HOST
     return None
 

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 import attrs
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, Snapshot, invalid_request
+from multiclouddb_api.value import define
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.errors import cause_of, fault_of, user_errors
 from multiclouddb_spi.faults import ProviderFault
@@ -277,7 +278,7 @@ class FeedCache:
         return old
 
 
-@attrs.define(eq=False)
+@define(eq=False)
 class _Opened:
     """An open feed; the times are monotonic."""
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 
-import attrs
-
 from multiclouddb_api import MulticloudDbError, ResourceAddress, invalid_request
 from multiclouddb_api.codec import canonical_json
+from multiclouddb_api.value import frozen
 
 _FIELD = "PhysicalPartition.partition_id"
 _WAY_OUT = "take one from client.list_physical_partitions(address) of this resource"
@@ -41,7 +40,7 @@ def encode_partition_id(
     return f"{provider_id}:{where}.{_digest(incarnation)}:{partition_id}"
 
 
-@attrs.frozen
+@frozen
 class PartitionId:
     """The parts of a public id; its provider and address have already been checked.
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-import attrs
-
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, Arrival, Deadline, current
 
@@ -51,7 +50,7 @@ def _pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Tries:
     """Repeats a failed call in the caller's own thread, with random waits, and raises the last failure.
 
@@ -74,8 +73,10 @@ class Tries:
         once = partial(_limited, ask) if self.limits else ask
         try:
             return once()
-        except Exception as error:  # noqa: BLE001 - raised again below, where it is the first try of the policy
-            failed = [error]
+        except Exception as error:
+            if not self._may_pass(error):
+                raise
+            failed = [error]  # raised again below, where it is the first try of the policy
 
         def again() -> T:
             if failed:
@@ -83,7 +84,7 @@ class Tries:
             return once()
 
         # Using the retry policy costs as much as an empty fetch, and importing its package takes a fifth of a
-        # program's start-up time. Therefore, the policy is used only after a failure.
+        # program's start-up time. Therefore, the policy is used only after a failure that may pass.
         try:
             policy = self._policy(deadline)
         except (ImportError, OSError):  # the package cannot be loaded if the system has no free file handles

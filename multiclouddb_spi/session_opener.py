@@ -35,7 +35,6 @@ from multiclouddb_spi.fetching.fetcher import Fetcher
 from multiclouddb_spi.open_feed import FeedCache, OpenFeed, recreated
 from multiclouddb_spi.partition import decode_partition_id
 from multiclouddb_spi.scan.contract import SupportsBackfill
-from multiclouddb_spi.scan.start import resolve_backfill, resolve_snapshot
 from multiclouddb_spi.time_limits import Deadline
 
 
@@ -120,6 +119,8 @@ class SessionOpener:
 
     def snapshot(self, feed: Feed, wanted: Snapshot, deadline: Deadline) -> Lineage:
         """Start a snapshot."""
+        from multiclouddb_spi.scan.start import resolve_snapshot
+
         clock = partial(self._feeds.asked_now, feed, deadline)
         return resolve_snapshot(feed, feed.for_one_call(), wanted, clock, self._fetcher.call, deadline)
 
@@ -129,6 +130,8 @@ class SessionOpener:
         clock = self._feeds.asked_now if isinstance(position, Now) else self._feeds.now
         asked = feed.for_one_call()
         if isinstance(asked, SupportsBackfill) and not isinstance(position, Now):
+            from multiclouddb_spi.scan.start import resolve_backfill
+
             return resolve_backfill(
                 feed,
                 position,

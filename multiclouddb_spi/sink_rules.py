@@ -1,4 +1,7 @@
-"""Defines the rule of all sinks for a change without its document (extra `arrow`).
+"""Defines the rules of all sinks, whatever table they write (extra `arrow`).
+
+A sink merges by `key` and `order_key`, and leaves a tombstone for a delete. `merge_batch` is the order of its
+steps, and `SinkTable` what a kind of table does in each.
 
 A CREATE or UPDATE may come without `new_item_state`, for example because the image of the change has expired.
 The document exists, but its content is not known. A sink must not write such a change as an empty document.
@@ -14,12 +17,44 @@ The rule applies to the last change of each key in a batch.
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+import hashlib
+import logging
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
+import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from multiclouddb_api import MulticloudDbError, invalid_request
+from multiclouddb_api import (
+    BackfillDone,
+    ChangeFeedPage,
+    ChangeType,
+    MulticloudDbError,
+    RecordSkipped,
+    SnapshotStarted,
+    invalid_request,
+)
+from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
+from multiclouddb_api.validators import check_type, type_name
+from multiclouddb_spi.faults import AFTER_AN_OUTAGE
+from multiclouddb_spi.scan.contract import LATEST_MARK, plan_id_of
+
+DELETED_AT: Final = "_deleted_at"
+"""The column that contains the time at which the sink merged a delete; null in the row of a document."""
+
+TIME: Final = pa.timestamp("us", tz="UTC")
+"""The type of all times."""
+
+CHANGE_TYPES: Final = tuple(kind.value for kind in ChangeType)
+"""The values of the column `type`."""
+
+NEEDED: Final = ("key", "order_key", "type")
+"""The columns that a batch must have, with a value in each row."""
+
+_ORIGIN: Final = ("event_id", "backfilled")
+"""The columns that say whether a row comes from a snapshot, or from a feed of latest versions."""
 
 MissingState: TypeAlias = Literal["refuse", "keep"]
 """What a sink does with a change without its document."""
@@ -52,3 +87,480 @@ def missing_state_error(key: str, count: int) -> MulticloudDbError:
         'or let MongoDB look documents up (full_document="updateLookup"); or keep the old documents with '
         f'missing_state="keep"; or leave the column {DOCUMENT} out if you need no documents',
     )
+
+
+_LOG: Final = logging.getLogger("multiclouddb.spark")
+_SNAPSHOT: Final = "multiclouddb-snapshot"
+"""The name of the mark that records how far a snapshot was merged; the snapshot's id follows."""
+_LATEST: Final = "multiclouddb-latest"
+"""The name of the mark that records whether the table was filled from a feed of latest versions."""
+_QUERY: Final = "multiclouddb-query:"
+"""The name of the mark that records which query uses an `app_id`; the `app_id` follows."""
+_BEGUN: Final = 0
+_ENDED: Final = 1
+_SAID: Final = set[tuple[str, str]]()
+"""The tables and names about which a warning was logged."""
+_NEW_QUERY: Final = "with startingPosition=snapshot, this table, and a checkpointLocation of its own"
+_TOLD: Final = ("event_id", "type", "old_item_state", "by_expiry", "backfilled")
+OF_THE_EVENT: Final = frozenset((*_TOLD, "database", "collection", "partition_id", "sequence"))
+"""The columns of a batch that describe the change, and are not stored."""
+PAGE_SCHEMA: Final = pa.schema([field for field in EVENT_SCHEMA if field.name not in OF_THE_EVENT])
+"""The columns that a table gets from a page."""
+
+
+def new_query(sink: str) -> str:
+    """Return the advice to start the query that repairs a table of a sink."""
+    return (
+        "start a query with startingPosition=snapshot, a new checkpointLocation and a new app_id, and pass "
+        f"checkpoint= to {sink}"
+    )
+
+
+def repair(sink: str) -> str:
+    """Return the way out if a query has missed changes, or may have missed them."""
+    return (
+        "rows that were deleted or changed while no query read the feed stay wrong; to repair the table, "
+        f"{new_query(sink)}; see {AFTER_AN_OUTAGE}"
+    )
+
+
+@attrs.frozen
+class Scan:
+    """The snapshot to which a micro-batch belongs."""
+
+    plan: str
+    floor: str  # rows of the target table with a lower `order_key` are older than the snapshot
+    is_first: bool  # no earlier batch of the query belongs to this snapshot
+    was_over: bool  # the scan was over before the batch
+    is_over: bool  # the scan is over when the batch is merged
+    whole: bool = True  # the scan reads every row of the collection
+
+
+@attrs.frozen
+class Piece:
+    """One part of a batch: the last change of some of its keys."""
+
+    rows: Any  # an Arrow table, or what else the kind of table merges
+    is_last: bool
+    plan: str | None
+    is_incomplete: bool
+    is_latest: bool  # the feed contains only latest versions
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that the table must have."""
+        return self.rows.drop_columns("type").schema
+
+
+@attrs.frozen
+class Numbered:
+    """The number of a batch, as a table stores it, with what its commit says about changes that it lacks."""
+
+    app_id: str
+    batch_id: int
+    query: str | None
+    notes: Mapping[str, str] = attrs.field(factory=dict)
+
+    @property
+    def digest(self) -> int | None:
+        """The query's id as a number, because a table stores only a number beside a name."""
+        if self.query is None:
+            return None
+        return int.from_bytes(hashlib.blake2b(self.query.encode(), digest_size=8).digest()) >> 1
+
+
+@attrs.frozen
+class Batch:
+    """What a sink has to merge, and what is known about it."""
+
+    pieces: Callable[[], Generator[Piece, None, None]]
+    empty_schema: Callable[[], pa.Schema]  # the columns that a batch without rows gives the table
+    done: Numbered | None
+    begun: Sequence[Scan]
+    ended: Sequence[Scan]
+    scan: Scan | None = None  # the snapshot to which the checkpoint of a query says that the batch belongs
+    is_told: bool = False  # the checkpoint of a query was given
+    is_page: bool = False
+
+
+class Storage(Protocol):
+    """What a kind of table does for `SinkTable`. Each method is one commit, or part of the caller's."""
+
+    @property
+    def where(self) -> str:
+        """The name of the table in messages, without secrets."""
+        ...
+
+    @property
+    def exists(self) -> bool:
+        """True if the table exists."""
+        ...
+
+    def prepare(self, schema: pa.Schema, *, may_be_stale: bool = False) -> None:
+        """Make the table, or check it and add what is missing, for rows with these columns."""
+        ...
+
+    def mark(self, name: str) -> int | None:
+        """Return a number that was stored with the table."""
+        ...
+
+    def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+        """Store numbers and texts in a commit that changes no row."""
+        ...
+
+    def is_empty(self) -> bool:
+        """Return True if the table has never had a row, as far as it can tell."""
+        ...
+
+    def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
+        """Give rows from the floor on the lowest `order_key`; store marks in the same commit, if possible."""
+        ...
+
+    def bury(self, floor: str, marks: Mapping[str, int]) -> None:
+        """Make tombstones of rows below the floor; store marks in the same commit, if possible."""
+        ...
+
+    def merge(self, rows: Any, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+        """Merge the last changes of some keys, and store marks in the commit; no row may change."""
+        ...
+
+
+class SinkTable:
+    """The rules of snapshots and batch numbers, over the storage of a table.
+
+    Args:
+        storage: The table.
+        sink: The name of the sink's function, for messages.
+    """
+
+    def __init__(self, storage: Storage, sink: str) -> None:
+        self._storage, self._repair = storage, repair(sink)
+
+    def has(self, batch: Numbered) -> bool:
+        """Return True if the table already contains all changes of this batch or of a later batch."""
+        if not self._storage.exists:
+            return False
+        # If it is not known which query has stored the number, the batch is merged again, which changes
+        # nothing; a batch that is left out by mistake would be lost.
+        if batch.query is not None:
+            stored = self._storage.mark(_QUERY + batch.app_id)
+            if stored is None:
+                return False
+            if stored != batch.digest:
+                raise self._used(batch)
+        last = self._storage.mark(batch.app_id)
+        return last is not None and last >= batch.batch_id
+
+    def begin(self, scan: Scan) -> None:
+        """Mark all rows of the table as older than a snapshot, before its first rows are merged."""
+        # 1. Rows of the snapshot, and every change after it, then have priority over the rows in the table. A
+        #    row below the floor needs no change; every other row gets the lowest `order_key`.
+        # 2. One commit marks the rows and contains the snapshot's id, so they are marked once.
+        # 3. If rows of the snapshot may have been merged before this call, older rows cannot be told apart.
+        if self._stage(scan.plan) is not None:
+            return
+        if scan.is_first and scan.whole:
+            self._storage.outdate(scan.floor, _staged(scan.plan, _BEGUN))
+        elif not scan.was_over:
+            self._check_empty()
+        self._ensure(scan.plan, _ENDED if scan.was_over else _BEGUN)
+
+    def end(self, scan: Scan) -> None:
+        """Turn documents that a snapshot did not contain into tombstones, after its last rows were merged."""
+        if self._stage(scan.plan) == _ENDED:
+            return
+        self._storage.bury(scan.floor, _staged(scan.plan, _ENDED))
+        self._ensure(scan.plan, _ENDED)
+
+    def accept(self, plan: str) -> None:
+        """Accept rows of a snapshot if the sink does not know where the snapshot begins and ends."""
+        # Otherwise, documents that were deleted before the snapshot would stay in the table.
+        if self._stage(plan) is None:
+            self._check_empty()
+            self._ensure(plan, _BEGUN)
+
+    def noted(self, batch: Numbered) -> Numbered:
+        """Return the batch of a query that does not begin with a snapshot, with a note if it is new here."""
+        # Nobody knows which changes lie between the rows of a table and a query that is new there.
+        where = self._storage.where
+        marks = map(self._storage.mark, (batch.app_id, _QUERY + batch.app_id))
+        if batch.query is None or any(mark is not None for mark in marks) or self._storage.is_empty():
+            return batch
+        text = f"app_id {batch.app_id!r} is new in {where}, which has rows, and its query does not begin "
+        text += f"with a snapshot; if the query replaces another one, then {self._repair}"
+        if (where, batch.app_id) not in _SAID:
+            _SAID.add((where, batch.app_id))
+            _LOG.warning("%s", text)
+        return attrs.evolve(batch, notes={"multiclouddb.warning": text, **batch.notes})
+
+    def check_mode(self, *, is_latest: bool) -> None:
+        """Refuse changes of a feed of latest versions in a table of another feed, and the other way round."""
+        stored = self._storage.mark(_LATEST)
+        if (stored == 1) == is_latest:
+            return
+        if not self._storage.is_empty():
+            ours, theirs = ("only latest versions", "all versions and deletes")[:: 1 if is_latest else -1]
+            raise invalid_request(
+                "batch",
+                f"comes from a feed with {ours}, but {self._storage.where} was filled from a feed with "
+                f"{theirs}: deletes would be missing, or come back",
+                "read with the mode with which the table was filled; or begin again in a new table, with a "
+                "checkpointLocation and an app_id of its own, and start this feed at its beginning",
+            )
+        self._storage.store({_LATEST: int(is_latest)}, {})
+
+    def check_unused(self, scan: Scan, batch: Numbered) -> None:
+        """Refuse a batch that is recorded as merged although its snapshot has not begun."""
+        if scan.is_first and self._stage(scan.plan) is None:
+            raise self._used(batch)
+
+    def marks(self, batch: Numbered, *, is_last: bool) -> Mapping[str, int]:
+        """Return the marks that a commit stores about a batch."""
+        marks = {batch.app_id: batch.batch_id} if is_last else {}
+        if batch.digest is None:
+            return marks
+        name = _QUERY + batch.app_id
+        last, stored = map(self._storage.mark, (batch.app_id, name))
+        if last is not None and stored is None:
+            if not is_last:
+                return {}  # the stored number must not count for this query before the batch is complete
+            _LOG.warning(
+                "app_id %r: %s contains its batches up to %d, but does not say which query has merged them. "
+                "Batch %d is merged, and from now on only the query with this checkpoint can use the app_id. "
+                "If the checkpoint directory is new, changes may be missing; %s",
+                batch.app_id, self._storage.where, last, batch.batch_id, self._repair,
+            )  # fmt: skip
+        return {**marks, name: batch.digest}
+
+    def _stage(self, plan: str) -> int | None:
+        return self._storage.mark(f"{_SNAPSHOT}:{plan}")
+
+    def _ensure(self, plan: str, stage: int) -> None:
+        """Store the stage of a snapshot in a separate commit, unless an earlier commit has stored it."""
+        if self._stage(plan) != stage:
+            self._storage.store(_staged(plan, stage), {})
+
+    def _check_empty(self) -> None:
+        """Refuse a snapshot of which the table has no mark, unless the table has no rows."""
+        if not self._storage.is_empty():
+            raise invalid_request(
+                "batch",
+                f"contains rows of a snapshot, of which {self._storage.where} has no mark, and the table "
+                "contains older rows, which cannot be distinguished from those of the snapshot: checkpoint= "
+                "was not given when the snapshot began, or its page with SnapshotStarted was not passed, or "
+                "the snapshot does not deliver every row",
+                f"start a query {_NEW_QUERY}, and pass checkpoint= from its first batch on; without Spark, "
+                "read the whole collection from Snapshot(), and pass every page; or use a new table; see "
+                f"{AFTER_AN_OUTAGE}",
+            )
+
+    def _used(self, batch: Numbered) -> MulticloudDbError:
+        return invalid_request(
+            "app_id",
+            f"is {batch.app_id!r}, under which another query has merged batches into {self._storage.where}; "
+            f"their numbers do not count for the batches of this query",
+            f"use another app_id for each checkpoint directory; {self._repair}",
+        )
+
+
+def merge_batch(storage: Storage, sink: str, batch: Batch) -> bool:
+    """Merge a batch into a table, in the order in which a process may be killed between any two commits.
+
+    Args:
+        storage: The table.
+        sink: The name of the sink's function, for messages.
+        batch: The batch.
+
+    Returns:
+        True if rows were merged.
+    """
+    table, done, merged = SinkTable(storage, sink), batch.done, False
+    if done is not None and table.has(done):
+        for each in batch.begun:
+            table.check_unused(each, done)
+    else:
+        for each in batch.begun if batch.is_page else ():
+            if not storage.exists:
+                storage.prepare(PAGE_SCHEMA)
+            table.begin(each)
+        with closing(batch.pieces()) as pieces:
+            for piece in pieces:
+                if not merged:
+                    storage.prepare(piece.schema, may_be_stale=piece.is_incomplete)
+                    table.check_mode(is_latest=piece.is_latest)
+                    _begin(table, batch, piece.plan)
+                    if batch.scan is None and done is not None:
+                        done = table.noted(done)
+                marks = {} if done is None else table.marks(done, is_last=piece.is_last)
+                storage.merge(piece.rows, marks, {} if done is None else done.notes)
+                merged = True
+        if done is not None and done.notes and not table.has(done):
+            # No row has changed, for example because no change could be decoded.
+            if not storage.exists:
+                storage.prepare(batch.empty_schema())
+            _begin(table, batch, None)
+            storage.store(table.marks(done, is_last=True), done.notes)
+    if storage.exists:
+        # A batch without rows may also begin or end a snapshot.
+        for scan in batch.ended:
+            table.begin(scan)
+            if scan.is_over:
+                table.end(scan)
+    return merged
+
+
+def _begin(table: SinkTable, batch: Batch, plan: str | None) -> None:
+    """Begin the snapshot of a batch in the table, unless this snapshot has already begun."""
+    if batch.scan is not None:
+        if plan not in (None, batch.scan.plan):
+            raise invalid_request(
+                "checkpoint",
+                f"belongs to the snapshot {batch.scan.plan}, but the batch contains rows of {plan}",
+                "pass the checkpointLocation of the query that calls this function",
+            )
+        table.begin(batch.scan)
+    elif plan is not None and not batch.is_told:
+        table.accept(plan)
+
+
+def _staged(plan: str, stage: int) -> Mapping[str, int]:
+    return {f"{_SNAPSHOT}:{plan}": stage}
+
+
+def scans_in(batch: object) -> tuple[list[Scan], list[Scan]]:
+    """Return the snapshots that begin on a page, and those that end on it, as its notices say."""
+    begun, ended = [], []
+    for notice in batch.notices if isinstance(batch, ChangeFeedPage) else ():
+        match notice:
+            case SnapshotStarted(floor, where, whole):
+                begun.append(Scan(_plan_of(where) or where, floor, True, False, False, whole))
+            case BackfillDone(where, floor):
+                ended.append(Scan(_plan_of(where) or where, floor, False, False, True))
+            case RecordSkipped(where, position) if _plan_of(where) is not None:
+                raise invalid_request(
+                    "batch",
+                    f"lacks a row of a snapshot that cannot be decoded ({position}); at the end of the "
+                    "snapshot, the sink would treat the document as deleted",
+                    "change or delete the document in the database, and begin another Snapshot()",
+                )
+            case _:
+                pass
+    return begun, ended
+
+
+def _plan_of(partition_id: str) -> str | None:
+    """Return the id of a snapshot from a public id, in which the provider and the resource come first."""
+    return plan_id_of(partition_id.split(":", 2)[-1])
+
+
+def check_options(
+    *, batch_id: object, app_id: object, create: object, new_columns: object, missing_state: object
+) -> None:
+    """Refuse options of a sink that are of the wrong type or do not fit together."""
+    check_type("batch_id", batch_id, int, type(None))
+    check_type("app_id", app_id, str, type(None))
+    check_type("create", create, bool)
+    for name, value, first in (("new_columns", new_columns, "add"), ("missing_state", missing_state, "keep")):
+        if value not in (first, "refuse"):
+            raise invalid_request(name, f"is {value!r}, a {type_name(value)}", f'pass "{first}" or "refuse"')
+    if (batch_id is None) != (app_id is None):
+        raise invalid_request("batch_id", "must be given together with app_id", "give both, or None for both")
+
+
+def check_needed(names: Sequence[str]) -> list[str]:
+    """Refuse a batch without the columns of a change; return the columns to merge, and `type`."""
+    for name in (*NEEDED, *_ORIGIN):
+        if name not in names:
+            problem = f"has no column {name}"
+            if name in _ORIGIN:
+                problem += ", without which the sink cannot tell rows of a snapshot from changes"
+            way_out = "pass the rows of the data source; with .schema(…), name the columns of a change too"
+            raise invalid_request("batch", problem, way_out)
+    return [*(name for name in names if name not in OF_THE_EVENT), "type"]
+
+
+def check_stored(schema: pa.Schema) -> None:
+    """Refuse columns that the sink writes itself, and keys that are no text."""
+    for name in (DELETED_AT, STALE_SINCE):
+        if name in schema.names:
+            raise invalid_request(
+                "batch", f"has a column {name}", "the sink writes this column; rename yours"
+            )
+    for name in ("key", "order_key"):
+        if not (pa.types.is_string(kind := schema.field(name).type) or pa.types.is_large_string(kind)):
+            raise invalid_request(f"column {name}", f"is {kind}", "pass the column of the data source")
+
+
+def check_cases(wanted: Iterable[str], known: Iterable[str] = ()) -> None:
+    """Refuse a column whose name differs from another one only in upper and lower case."""
+    spelled = {name.lower(): name for name in known}
+    for name in wanted:
+        other = spelled.setdefault(name.lower(), name)
+        if other != name:
+            raise invalid_request(
+                f"column {name}",
+                f"differs from the column {other} only in upper and lower case",
+                "rename one of the two",
+            )
+
+
+def incomplete_rows() -> MulticloudDbError:
+    """Make the error for a batch with a missing value, or with a `type` that is no change type."""
+    return invalid_request(
+        "batch",
+        "has rows without key, order_key or type, or whose type is not CREATE, UPDATE or DELETE",
+        "pass the rows of the data source, and give other names to columns that you add",
+    )
+
+
+def table_of(batch: pa.Table | ChangeFeedPage) -> pa.Table:
+    """Return the changes of a page as a table."""
+    return batch if isinstance(batch, pa.Table) else pa.Table.from_batches([events_to_arrow(batch.events)])
+
+
+def piece_of(batch: pa.Table, missing_state: MissingState) -> Generator[Piece, None, None]:
+    """Return the last change of each key in a table, as one piece; none if the table is empty."""
+    names = batch.column_names
+    kept = check_needed(names)
+    known = pc.is_in(batch["type"].cast(pa.string()), pa.array(CHANGE_TYPES))
+    if any(batch[name].null_count for name in NEEDED) or pc.any(pc.invert(known)).as_py():
+        raise incomplete_rows()
+    if not batch.num_rows:
+        return
+    rows = in_utc(last_changes(batch.select(kept)))
+    lacking = rows.filter(lacks_state(rows))
+    if lacking.num_rows and missing_state == "refuse":
+        raise missing_state_error(pc.min(lacking["key"]).as_py(), lacking.num_rows)
+    where = pc.index(batch["backfilled"], True).as_py()
+    plan = None if where < 0 else plan_id_of(batch["event_id"][where].as_py() or "") or None
+    is_latest = bool(pc.any(pc.starts_with(batch["event_id"].cast(pa.string()), LATEST_MARK)).as_py())
+    yield Piece(rows, True, plan, bool(lacking.num_rows), is_latest)
+
+
+def last_changes(events: pa.Table) -> pa.Table:
+    """Return the row with the highest `order_key` of each key; rows keep their order."""
+    if not events.num_rows:
+        return events
+    number = events["key"].combine_chunks().dictionary_encode().indices
+    counts = pa.table({"number": number}).group_by("number").aggregate([("number", "count")])
+    repeated = counts.filter(pc.field("number_count") > 1)["number"]
+    is_repeated = pc.is_in(number, value_set=repeated)
+    once, several = (pc.indices_nonzero(mask) for mask in (pc.invert(is_repeated), is_repeated))
+    if not len(several):
+        return events.take(once)
+    order_keys = pc.fill_null(events["order_key"].take(several), "\U0010ffff")
+    changes = pa.table({"number": number.take(several), "order_key": order_keys})
+    order = pc.sort_indices(changes, sort_keys=[("number", "ascending"), ("order_key", "descending")])
+    sorted_numbers = changes["number"].take(order).combine_chunks()
+    is_last = pa.concat_arrays([pa.array([True]), pc.not_equal(sorted_numbers[1:], sorted_numbers[:-1])])
+    rows = pa.concat_arrays([once, several.take(order.filter(is_last))])
+    return events.take(rows.take(pc.sort_indices(rows)))
+
+
+def in_utc(events: pa.Table) -> pa.Table:
+    """Return the events with all times in UTC."""
+    for index, field in enumerate(events.schema):
+        if pa.types.is_timestamp(field.type) and field.type.tz not in (None, "UTC"):
+            utc: Any = events.column(index).cast(TIME)
+            events = events.set_column(index, field.name, utc)
+    return events

@@ -12,10 +12,10 @@ import time
 from typing import Final
 from weakref import WeakKeyDictionary
 
-import attrs
+from multiclouddb_api.value import frozen
 
 
-@attrs.frozen
+@frozen
 class Deadline:
     """The time by which a call must end, on the monotonic clock; all parts of the call share the deadline.
 

@@ -25,6 +25,7 @@ from multiclouddb_api import (
     TokenReport,
     invalid_request,
 )
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.continuation.entry import AnyEntry, Plan, Stage
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage
 from multiclouddb_spi.continuation.state import FeedOver, Retired, state_from_json
@@ -34,7 +35,7 @@ from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.partition import encode_partition_id
 
 
-@attrs.frozen
+@frozen
 class Standing:
     """One partition in a token.
 

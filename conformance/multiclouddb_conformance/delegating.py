@@ -80,6 +80,10 @@ class WrappedReader(Reader):
         self.fetches += 1
         return self.feed.provider.fetch(self, max_records, max_bytes, wait, deadline)
 
+    def fetch_at_once(self, max_records: int, max_bytes: int) -> Batch | None:
+        # The engine does not call it, because the wrapped feed says no: every fetch passes the method above.
+        return self.inner.fetch_at_once(max_records, max_bytes)
+
     def longest_fetch(self) -> float:
         return self.inner.longest_fetch()
 
@@ -113,6 +117,10 @@ class WrappedFeed(Feed):
     @property
     def lists_parents(self) -> bool:  # type: ignore[override]  # the instance has it, not the class
         return self.inner.lists_parents
+
+    @property
+    def waits_at_service(self) -> bool:  # type: ignore[override]  # the instance has it, not the class
+        return self.inner.waits_at_service
 
     def resumes(self, incarnation: str | None) -> bool:
         return self.inner.resumes(incarnation)

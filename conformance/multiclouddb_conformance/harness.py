@@ -144,7 +144,7 @@ class Harness(ABC):
     expiry_updates: ClassVar[int] = 0
     value_types: ClassVar[frozenset[str]] = frozenset(VALUES)
     key_types: ClassVar[frozenset[str]] = frozenset(KEYS)
-    secrets: ClassVar[tuple[str, ...]] = ()
+    secrets: tuple[str, ...] = ()
 
     can_several: ClassVar[bool] = True
     can_split: ClassVar[bool] = True

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
-__all__ = ["SOON", "assert_prompt", "wait_until"]
+__all__ = ["SOON", "Beside", "assert_prompt", "wait_until"]
 
 SOON: Final = 60.0
 """A time limit in seconds: longer than any successful action takes on a slow machine."""
@@ -27,6 +27,41 @@ def wait_until(condition: Callable[[], T], seconds: float = SOON) -> T:
             raise TimeoutError(f"not true within {seconds:g} seconds")
         pause.wait(0.02)
     return answer
+
+
+class Beside:
+    """Repeats functions, each in a thread of its own, until the `with` block ends, which raises their error.
+
+    Args:
+        steps: The functions. Each gets the number of the repetition, from 1 on, and may return for how many
+            seconds to wait before the next one.
+    """
+
+    def __init__(self, *steps: Callable[[int], float | None]) -> None:
+        self._ends = threading.Event()
+        self._error: BaseException | None = None
+        self._threads = [threading.Thread(target=self._run, args=(step,)) for step in steps]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self, step: Callable[[int], float | None]) -> None:
+        number = 0
+        try:
+            while not self._ends.is_set():
+                number += 1
+                self._ends.wait(step(number) or 0)
+        except BaseException as error:  # noqa: BLE001 - raised when the block ends
+            self._error = error
 
 
 def assert_prompt(seconds: float, attempt: Callable[[], float], *, at_most: float, tries: int = 5) -> None:

@@ -6,6 +6,7 @@
     [id, cursor, 10]                      it is read first and alone, and no listing names it
     [id, cursor, 1]                       it was read to its end, and no child is known
     [id, cursor, 1, [child, …], looks]    it was read to its end, and may have more children
+    [id, cursor, 33, …]                   it was read to its end, and the service says that no child will come
     [id, null, 1, …]                      it was lost, and what follows it is not known yet
     [id, [cursor, …], 4, [parent, …]]     it waits for its parents
     [id, [cursor, …], 12, [parent, …]]    it waits, and no listing names it
@@ -23,9 +24,8 @@ import math
 from enum import Enum, auto
 from typing import Any, Final, TypeAlias
 
-import attrs
-
 from multiclouddb_api import MulticloudDbError, SnapshotOrder, SnapshotProgress, invalid_request
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.continuation.token import is_micros
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 
@@ -33,7 +33,8 @@ _END: Final = 1
 _SUSPECT: Final = 2
 _WAIT: Final = 4
 _UNLISTED: Final = 8
-_KNOWN: Final = _END | _SUSPECT | _WAIT | _UNLISTED
+_FINAL: Final = 32
+_KNOWN: Final = _END | _SUSPECT | _WAIT | _UNLISTED | _FINAL
 _MOST: Final = 2**53
 """The highest count in a token; JSON parsers in all languages can read this number exactly."""
 
@@ -51,7 +52,7 @@ class Stage(Enum):
     __hash__ = object.__hash__  # faster than the hash of `Enum`, which is a Python function
 
 
-@attrs.frozen
+@frozen
 class Entry:
     """One partition of a token.
 
@@ -66,6 +67,7 @@ class Entry:
         looks: END: how often the engine has asked for more children, each time after a longer pause.
         failed_last: READ: the last read failed permanently after it had delivered events. The partition is
             then read first and alone, so that its failure is not postponed for ever.
+        final: END: True if the service has said that no more children will come.
         listed: False for an entry that is not a partition of the service, for example a segment of a scan.
     """
 
@@ -76,6 +78,7 @@ class Entry:
     children: tuple[str, ...] = ()
     looks: int = 0
     failed_last: bool = False
+    final: bool = False
     listed: bool = True
 
     @classmethod
@@ -88,8 +91,13 @@ class Entry:
         """The position of a partition that is read or was read to its end; None if it was lost."""
         return self.said[0] if self.said else None
 
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether nothing is known to follow an ended partition, although something may."""
+        return not (self.children or self.final)
 
-@attrs.frozen
+
+@frozen
 class Audited:
     """What a token keeps for the search for partitions that the feed does not cover.
 
@@ -116,7 +124,7 @@ def entry_to_json(entry: AnyEntry) -> Cursor:
     if entry.stage is Stage.WAIT:
         return [entry.partition_id, list(entry.said), _WAIT | unlisted, list(entry.waits)]
     known: list[Cursor] = [list(entry.children), entry.looks] if entry.children or entry.looks else []
-    return [entry.partition_id, entry.cursor, _END, *known]
+    return [entry.partition_id, entry.cursor, _END | entry.final * _FINAL, *known]
 
 
 def entry_from_json(item: Any) -> AnyEntry:
@@ -133,11 +141,11 @@ def entry_from_json(item: Any) -> AnyEntry:
         case [str() as name, cursor, 2 | 8 | 10 as flags]:
             failed, listed = bool(flags & _SUSPECT), not flags & _UNLISTED
             return Entry(name, Stage.READ, (cursor,), failed_last=failed, listed=listed)
-        case [str() as name, cursor, 1]:
-            return Entry(name, Stage.END, () if cursor is None else (cursor,))
-        case [str() as name, cursor, 1, [*children], looks] if _names(children) and _is_count(looks):
-            said = () if cursor is None else (cursor,)
-            return Entry(name, Stage.END, said, children=tuple(children), looks=looks)
+        case [str() as name, cursor, 1 | 33 as flags]:
+            return entry_from_json([name, cursor, flags, [], 0])
+        case [str() as name, cursor, 1 | 33 as flags, [*known], looks] if _names(known) and _is_count(looks):
+            said, final = () if cursor is None else (cursor,), flags == _END | _FINAL
+            return Entry(name, Stage.END, said, (), tuple(known), looks, final=final)
         case [str() as name, [_, *_] as said, 4 | 12 as flags, [_, *_] as waits] if _names(waits):
             return Entry(name, Stage.WAIT, tuple(said), tuple(waits), listed=flags == _WAIT)
         case _:
@@ -179,7 +187,7 @@ _AUTO: Final = 128
 _KNOWN_OF_A_PLAN: Final = _PLAN | _HOLDS | _ANNOUNCED | _AUTO
 
 
-@attrs.frozen
+@frozen
 class Plan:
     """The plan of a scan that is not finished.
 

@@ -13,8 +13,6 @@ from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Final, assert_never
 
-import attrs
-
 from multiclouddb_api import (
     AtTime,
     Beginning,
@@ -25,10 +23,12 @@ from multiclouddb_api import (
     PartitionFoundLate,
     SkipToOldest,
 )
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Awaiting, Child, Continue, Drained, Ended, Outcome, Reached, Scanned
 from multiclouddb_spi.continuation.entry import Audited, Entry
-from multiclouddb_spi.continuation.lineage import Lineage, Loss, NotProvableError
+from multiclouddb_spi.continuation.lineage import Lineage, Loss
 from multiclouddb_spi.continuation.token import to_micros, to_moment
+from multiclouddb_spi.continuation.uncovered import NotProvableError
 from multiclouddb_spi.contract import Feed, FeedIdentity, FeedStart, Seed, Survey
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import ProviderFault, expired
@@ -40,7 +40,7 @@ _MOST_PAUSE: Final = 120.0
 _MOST_KEPT: Final = 16384
 
 
-@attrs.frozen
+@frozen
 class Ending:
     """What follows the end of a partition.
 
@@ -53,7 +53,7 @@ class Ending:
     started: tuple[str, ...] = ()
 
 
-@attrs.frozen
+@frozen
 class Found:
     """What a question to the service has changed.
 
@@ -122,7 +122,7 @@ class Looks:
     def is_due(self, feed: Feed, end: Entry) -> bool:
         """Return whether to ask now; at once if no child is known, because nothing goes on without one."""
         passed = self._passed(feed, end)
-        return not end.children or passed is None or passed >= _pause_after(end.looks)
+        return end.is_unnamed or passed is None or passed >= _pause_after(end.looks)
 
     def asked(self, feed: Feed, end: Entry) -> bool:
         """Record that the service was asked; return whether this look counts."""
@@ -243,7 +243,10 @@ class Follow:
 
     def due(self) -> list[Entry]:
         """Return the ended partitions for which to ask for more children now."""
-        return [end for end in self._lineage.ends() if self._looks.is_due(self._feed, end)]
+        ends = self._lineage.ends()
+        if self._lineage.is_over():
+            return ends
+        return [end for end in ends if not end.final and self._looks.is_due(self._feed, end)]
 
     def look(self, ends: Collection[Entry]) -> Found:
         """Ask once for more children of ended partitions."""
@@ -256,26 +259,23 @@ class Follow:
             losses = self.lost(())
             left = {seed.partition_id: seed for loss in losses for seed in loss.left}
             return Found(tuple(left), gaps=self.told(losses), left=tuple(left.values()))
-        counted = [
+        counted = {
             end.partition_id
             for end in ends
             if end.partition_id in answered and self._looks.asked(self._feed, end)
-        ]
+        }
         proved, stranded = list[Seed](), list[Loss]()
-        if lineage.is_doubtful:
+        # Before a feed ends, it is compared once with all that exists.
+        over = bool(survey.final) and lineage.is_over(survey.final)
+        if lineage.is_doubtful or over:
             try:
                 proved, stranded = self._found(self._survey(self._entries(), self._deadline))
             except NotProvableError:
                 raise self._not_provable(asked) from None
         children, started = lineage.looked(survey, counted, most_looks(self._watch_seconds))
         started += [seed.partition_id for seed in proved]
-        over = []
-        for name, notice in survey.final.items():
-            if (end := lineage.ending(name)) is not None:
-                started += lineage.ended(name, (), complete=True)
-                over.append((name, Ended(None if end.children else notice)))
-        gaps = self.told(stranded)
-        return Found(tuple(started), tuple(children), gaps, over=tuple(over), left=tuple(proved))
+        ended = tuple((name, Ended(survey.final[name])) for name in lineage.close(survey.final, over=over))
+        return Found(tuple(started), tuple(children), self.told(stranded), over=ended, left=tuple(proved))
 
     # -- Uncovered partitions
 
@@ -285,11 +285,10 @@ class Follow:
         assert audited is not None
         lineage.audited = Audited(audited.since, int(time.time()), retired=True)  # soon again, if this fails
         survey = self._survey(self._entries(), deadline)
-        if gone := lineage.gone(survey):
+        if lineage.gone(survey):
             # Nothing is found while an entry is gone.
             if not self._skips:
-                self._refuse({name: each for name, each in gone.items() if lineage.ending(name) is not None})
-                return Found()
+                return Found()  # a read or a look refuses it
             losses = self.lost((), deadline=deadline)
             started = tuple(seed.partition_id for loss in losses for seed in loss.left)
             return Found(started, gaps=self.told(losses))

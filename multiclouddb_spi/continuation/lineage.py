@@ -16,7 +16,8 @@ Four transitions change it. A child starts as soon as nothing is left to wait fo
 
 Nothing is decided from what the lineage has forgotten. A partition that is read to its end leaves, and its
 children are entries; so a partition was read if and only if it is an ancestor of an entry, through parents
-for which the entry does not wait. A partition that is open was not read to its end.
+for which the entry does not wait. A partition that is open was not read to its end, nor was one without
+children that is no entry: such an end stays until the feed is over.
 
 The three sentences that make this possible are C1, C2 and C3 in `multiclouddb_spi.contract`.
 """
@@ -30,6 +31,7 @@ from typing import Any, Final, Protocol
 import attrs
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Awaiting, Child, Drained, Outcome, Scanned, Segment
 from multiclouddb_spi.continuation.entry import (
     AnyEntry,
@@ -42,7 +44,8 @@ from multiclouddb_spi.continuation.entry import (
     entry_from_json,
     entry_to_json,
 )
-from multiclouddb_spi.contract import PartitionState, Seed, Survey
+from multiclouddb_spi.continuation.uncovered import NotProvableError, Uncovered, followers, uncovered
+from multiclouddb_spi.contract import Seed, Survey
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 from multiclouddb_spi.faults import ProviderFault
 
@@ -83,11 +86,7 @@ INSPECTED: Final[Rules] = _Inspected()
 """For a lineage that is only looked at."""
 
 
-class NotProvableError(Exception):
-    """It cannot be proved which partitions descend from the lost ones of a feed of one partition."""
-
-
-@attrs.frozen
+@frozen
 class Loss:
     """A position that retention has removed.
 
@@ -205,8 +204,6 @@ class Lineage:
 
     def ends(self) -> list[Entry]:
         """The partitions that were read to their end or lost, and may have more children than are known."""
-        if not self._ends:
-            return []
         return [each for name in self._ends if isinstance(each := self._entries[name], Entry)]
 
     def ending(self, partition_id: str) -> Entry | None:
@@ -229,9 +226,14 @@ class Lineage:
 
     def is_quiet(self, quiet: Collection[str]) -> bool:
         """Return whether nothing is left to read: every partition is `quiet`, nothing waits, all is named."""
-        if self._plan_id is not None or any(not end.children for end in self.ends()) or self.waiting():
+        if self._plan_id is not None or any(end.is_unnamed for end in self.ends()) or self.waiting():
             return False
-        return all(each.partition_id in quiet for each in self.active())
+        return not self.is_over() and all(each.partition_id in quiet for each in self.active())
+
+    def is_over(self, final: Collection[str] = ()) -> bool:
+        """Return whether every partition was read to an end that is final, as the token or `final` says."""
+        ends = self.ends()
+        return 0 < len(ends) == len(self) and all(end.final or end.partition_id in final for end in ends)
 
     def stands_like(self, other: Lineage) -> bool:
         """Return whether both contain the same partitions at the same positions, however often searched."""
@@ -309,11 +311,15 @@ class Lineage:
     def gone(self, survey: Survey) -> dict[str, Entry]:
         """Return the entries of which retention has removed something that was not read.
 
-        An ended partition with a known child was read, and the child proves it: it is only forgotten. A child
-        that it has not named is found by the search, but not in a feed of one partition.
+        An ended partition with a known child was read, and the child proves it; the search finds its other
+        children, but not in a feed of one partition. Nothing follows an end that is final.
         """
         found = (each for each in self.listed() if each.partition_id in survey.gone and not _is_lost(each))
-        return {each.partition_id: each for each in found if not (each.children and self.root is None)}
+        return {
+            each.partition_id: each
+            for each in found
+            if not (each.final or (each.children and self.root is None))
+        }
 
     def lost(self, survey: Survey, expired: Collection[str] = frozenset()) -> list[Loss]:
         """Apply what retention has removed to all entries at once."""
@@ -322,7 +328,7 @@ class Lineage:
             raise NotProvableError  # an heir may descend from somebody else's partition
         if gone and survey.heirs is not None:
             return self._cut(gone, survey.heirs)
-        follows = _followers(survey, gone) if self.rules.names_late else {}
+        follows = followers(survey, gone) if self.rules.names_late else {}
         tops = self._uncovered(survey, gone, chain.from_iterable(follows.values())) if gone else None
         if tops is not None and self.root is not None and not all(follows.values()):
             if tops.hidden:
@@ -331,6 +337,8 @@ class Lineage:
         losses = self._move(survey, expired)
         if tops is None:
             return losses
+        if self.rules.names_late:
+            losses += self._stranded(survey, tops)
         waited = {parent: (name,) for name, each in gone.items() for parent in each.waits}
         for name in gone:
             self._remove(name)
@@ -341,10 +349,9 @@ class Lineage:
         if not proved and self.root is None:
             self._forget_lost()
         for name, children in follows.items():
-            if self.root is not None:
-                self._put(Entry(name, _END, (), children=children))
-            elif not self.listed() or (proved and not any(one in self for one in children)):
-                self._put(Entry(name, _END, (), children=waited.get(name, ())))
+            if self.root is not None or proved:
+                here = (one for one in (*children, *waited.get(name, ())) if one in self or one in follows)
+                self._put(Entry(name, _END, (), children=tuple(here)))
         left = (*added, *(Seed(name, (), self.cursor(name)) for name in freed))
         return losses + [Loss(each.partition_id, each.cursor, left) for each in gone.values()]
 
@@ -394,19 +401,23 @@ class Lineage:
         """
         lost = {end.partition_id: end for end in self.ends() if _is_lost(end)}
         tops = self._uncovered(survey, lost)
-        stranded = dict.fromkeys(
-            parent
-            for seed in tops.seeds
-            for parent in seed.parents
-            if parent in survey.gone and parent not in lost and parent not in tops.read
-        )
-        losses = [Loss(name, None, tuple(tops.seeds)) for name in stranded]
+        losses = self._stranded(survey, tops)
         if losses and not skips:
             return [], losses
         added = self._add(tops.seeds, tops.unread)
-        if losses and self.root is None:
+        if self.root is not None:
+            for end in filter(_is_lost, self.ends()):
+                known = dict.fromkeys((*end.children, *(seed.partition_id for seed in added)))
+                self._put(attrs.evolve(end, children=tuple(known)))
+        elif losses:
             self._forget_lost()
         return added, losses
+
+    def _stranded(self, survey: Survey, tops: Uncovered) -> list[Loss]:
+        """Return the partitions that were lost before they were listed, as far as their children exist."""
+        parents = dict.fromkeys(parent for seed in tops.seeds for parent in seed.parents)
+        left, known = tuple(tops.seeds), tops.read | self._entries.keys()
+        return [Loss(name, None, left) for name in parents if name in survey.gone and name not in known]
 
     def _forget_lost(self) -> None:
         """Forget lost partitions, after a partition was added that may follow any of them."""
@@ -414,7 +425,7 @@ class Lineage:
             if _is_lost(end):
                 self._remove(end.partition_id)
 
-    def looked(self, survey: Survey, asked: Iterable[str], most: int) -> tuple[list[Child], list[str]]:
+    def looked(self, survey: Survey, asked: Collection[str], most: int) -> tuple[list[Child], list[str]]:
         """Add the children of ended partitions, after the service was asked for more of them."""
         named = dict[str, list[Child]]()
         for each in survey.present:
@@ -423,17 +434,16 @@ class Lineage:
                     child = Child(each.partition_id, each.parents, each.oldest)
                     named.setdefault(parent, []).append(child)
         added, started = list[Child](), list[str]()
-        counted = set(asked)
         for end in self.ends():
             name = end.partition_id
-            if name in survey.gone and not _is_lost(end):
-                started += self.ended(name, (), complete=True)  # see `gone`
-                if self.audited is not None:
-                    self.audited = attrs.evolve(self.audited, at=0, retired=True)  # search at once
-                continue
             fresh = self.fresh(name, named.get(name, ()))
+            if fresh and name in survey.gone and not _is_lost(end):
+                # Their first records may be gone too: the search tells it, and is due at once.
+                fresh = []
+                if self.audited is not None:
+                    self.audited = attrs.evolve(self.audited, at=0, retired=True)
             # A child that comes late begins the watch for its siblings.
-            looks = 0 if fresh else end.looks + (name in counted)
+            looks = 0 if fresh else end.looks + (name in asked)
             self._put(attrs.evolve(end, looks=looks))
             alone = len(self.listed()) == 1  # the last partition leaves only for a child
             over = (bool(end.children) or (_is_lost(end) and not alone)) and not fresh and looks >= most
@@ -442,86 +452,21 @@ class Lineage:
                 started += self.ended(name, fresh, complete=over)
         return added, started
 
-    def _uncovered(self, survey: Survey, lost: Mapping[str, Entry], below: Iterable[str] = ()) -> _Tops:
-        """Walk from each open partition up by parents, to what the lineage holds, has read or has lost."""
-        parents = {each.partition_id: each.parents for each in survey.present}
+    def close(self, final: Collection[str], *, over: bool) -> list[str]:
+        """Record which ended partitions will have no more children; return those of them that leave."""
+        over = over and self.is_over(final)
+        for end in self.ends():
+            # One without a child shows that it was read: it stays until nothing that exists is left to read.
+            if over or (end.children and end.partition_id in final):
+                self._remove(end.partition_id)
+            elif end.partition_id in final:
+                self._put(attrs.evolve(end, final=True))
+        return [name for name in final if name not in self._entries]
+
+    def _uncovered(self, survey: Survey, lost: Mapping[str, Entry], below: Iterable[str] = ()) -> Uncovered:
         held = {each.partition_id: each for each in self.listed() if not _is_lost(each)}
         held = {name: each for name, each in held.items() if name not in lost}
-        read = self._read_by(held, parents)
-        found = _Tops(read=read)
-        # An open partition was not read to its end; nor was a parent for which an entry waits.
-        pending = [each.partition_id for each in survey.present if each.state is PartitionState.OPEN]
-        pending += [one for each in held.values() for one in each.waits if one in parents]
-        pending += below
-        tops, undecided = dict[str, None](), set[str]()
-        while pending:
-            name = pending.pop()
-            if name in found.unread or name in held or name in read:
-                continue
-            found.unread.add(name)
-            if not parents[name]:
-                tops[name] = None
-            for parent in parents[name]:
-                if parent in held:
-                    continue
-                if parent in read or parent in survey.gone:
-                    tops[name] = None
-                elif parent in parents:
-                    pending.append(parent)
-                else:  # not listed yet: it decides nothing
-                    undecided.add(name)
-        found.hidden = bool(undecided)
-        at = {each.partition_id: each for each in survey.present}
-        for name in tops:
-            if name in undecided or not self._is_ours(name, parents, survey.gone, lost, read):
-                continue
-            if at[name].oldest is not None:
-                found.seeds.append(Seed(name, parents[name], at[name].oldest))
-        return found
-
-    def _read_by(self, held: Mapping[str, Entry], parents: Mapping[str, Sequence[str]]) -> set[str]:
-        """Return the ancestors of entries, through parents for which the entry does not wait."""
-        read = set[str]()
-        pending = [
-            parent
-            for name, entry in held.items()
-            for parent in parents.get(name, ())
-            if parent not in entry.waits
-        ]
-        while pending:
-            name = pending.pop()
-            if name not in read and name not in held:
-                read.add(name)
-                pending += parents.get(name, ())
-        return read
-
-    def _is_ours(
-        self,
-        name: str,
-        parents: Mapping[str, Sequence[str]],
-        gone: Mapping[str, Sequence[str] | None],
-        lost: Mapping[str, Entry],
-        read: Container[str],
-    ) -> bool:
-        """Return whether a partition that nobody covers belongs to the scope."""
-        if self.root is None:
-            return True
-        # If the root no longer exists, none of its ancestors does (C2): what was read lies below it.
-        seen, pending = set[str](), [name]
-        unknown = False
-        while pending:
-            one = pending.pop()
-            if one in seen:
-                continue
-            seen.add(one)
-            if one == self.root or one in lost or (one in read and self.root not in parents):
-                return True
-            above = parents.get(one) if one in parents else gone.get(one)
-            unknown = unknown or above is None
-            pending += above or ()
-        if unknown and lost:
-            raise NotProvableError
-        return False
+        return uncovered(survey, held, lost, self.root, below)
 
     # -- Transition 4: start
 
@@ -546,18 +491,17 @@ class Lineage:
         alone = [each for each in self.waiting() if not any(one in self._entries for one in each.waits)]
         if not alone:
             return []
-        begins = {each.partition_id: self._moment(each) for each in self.listed()}
+        moments = {each.partition_id: self._moment(each) for each in self.listed()}
+        known = [moment for moment in moments.values() if moment is not None]
+        if len(known) < len(moments) > 1:
+            return []
+        first = min(known, default=None)
         started = []
-        for child in sorted(alone, key=lambda each: (_late(begins[each.partition_id]), each.partition_id)):
-            mine = begins[child.partition_id]
-            others = [moment for name, moment in begins.items() if name != child.partition_id]
-            if others and (mine is None or any(one is None or one < mine for one in others)):
-                break
-            for parent in child.waits:
-                self._waiting_for.get(parent, set()).discard(child.partition_id)
+        for child in sorted(alone, key=lambda each: each.partition_id):
+            if moments[child.partition_id] != first:
+                continue
             if self._start(child.partition_id):
                 started.append(child.partition_id)
-            begins[child.partition_id] = mine
         return started
 
     def _moment(self, entry: Entry) -> int | None:
@@ -733,58 +677,12 @@ class Lineage:
 _READ, _WAIT, _END = Stage.READ, Stage.WAIT, Stage.END
 
 
-@attrs.define
-class _Tops:
-    """The partitions that nobody covers and nobody will name.
-
-    Attributes:
-        seeds: They, with all their parents.
-        unread: Every listed partition that was not read and is no entry.
-        read: What was read, or was lost and told.
-        hidden: True if a parent is not listed although it may exist.
-    """
-
-    read: set[str]
-    seeds: list[Seed] = attrs.field(factory=list)
-    unread: set[str] = attrs.field(factory=set)
-    hidden: bool = False
-
-
-def _followers(survey: Survey, lost: Mapping[str, Entry]) -> dict[str, tuple[str, ...]]:
-    """Map each lost partition to what exists nearest below it, as far as the service tells."""
-    below = dict[str, list[str]]()
-    for each in survey.present:
-        for parent in each.parents:
-            below.setdefault(parent, []).append(each.partition_id)
-    for name, parents in survey.gone.items():
-        for parent in parents or ():
-            below.setdefault(parent, []).append(name)
-    for name, entry in lost.items():
-        for parent in entry.waits:  # the service may no longer tell them
-            below.setdefault(parent, []).append(name)
-    found = dict[str, tuple[str, ...]]()
-    for name in lost:
-        pending, there = list(below.get(name, ())), dict[str, None]()
-        while pending:
-            one = pending.pop()
-            if one in survey.gone:
-                pending += below.get(one, ())
-            else:
-                there[one] = None
-        found[name] = tuple(there)
-    return found
-
-
 def _is_lost(entry: Entry) -> bool:
     return entry.stage is _END and not entry.said
 
 
 def _place(entry: AnyEntry) -> AnyEntry:
     return attrs.evolve(entry, looks=0) if isinstance(entry, Entry) and entry.looks else entry
-
-
-def _late(moment: int | None) -> tuple[bool, int]:
-    return moment is None, moment or 0
 
 
 def _broken(problem: str) -> ProviderFault:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 import attrs
 
 from multiclouddb_api import PhysicalPartition
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Child
 from multiclouddb_spi.continuation.entry import AnyEntry, Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage, Rules
@@ -19,7 +20,7 @@ from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor, InvalidCursor
 
 
-@attrs.frozen
+@frozen
 class Retired:
     """The only partition that was read has ended.
 
@@ -46,7 +47,7 @@ def retired(lineage: Lineage, partition_id: str, children: Sequence[Child], *, c
     return Retired(partition_id, found, Entry(partition_id, Stage.END, said, children=tuple(once)))
 
 
-@attrs.frozen
+@frozen
 class FeedOver:
     """The state in which every partition has ended and nothing follows.
 
@@ -123,7 +124,7 @@ def _watch(partition_id: str, children: tuple[Child, ...], value: Any) -> Entry 
             raise InvalidCursor("the search for children is unreadable")
 
 
-@attrs.frozen
+@frozen
 class Finished:
     """The content of a token after which no change can follow; the service is not asked.
 
@@ -138,7 +139,7 @@ class Finished:
     skipped: tuple[tuple[str, str], ...]
 
 
-@attrs.frozen
+@frozen
 class Session:
     """The state of one call.
 
@@ -206,7 +207,7 @@ _MOST_TOKENS: Final = 64
 _MOST_ENTRIES: Final = 100_000
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Written:
     """A token that this process wrote.
 

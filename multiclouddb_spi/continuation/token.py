@@ -18,10 +18,8 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import json
 import time
 import zlib
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeGuard
 
@@ -42,13 +40,14 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_api.codec import JsonValue, encode_json
+from multiclouddb_api.value import frozen
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
 """The earliest and the latest time: the years 1 to 9999."""
 
 
-@attrs.frozen
+@frozen
 class ReadUntil:
     """The moment before which every change has been returned.
 
@@ -141,7 +140,7 @@ _FIELD: Final = "continuation_token"
 _PLAIN, _DEFLATED = b"j", b"z"
 
 
-@attrs.frozen
+@frozen
 class Envelope:
     """The parts of a decoded token.
 
@@ -356,24 +355,3 @@ def _damaged(reason: str) -> MulticloudDbError:
         f"is not a token of this library or is damaged ({reason})",
         "pass a page's continuation_token unchanged; store it as text or blob without a length limit",
     )
-
-
-def offsets_in(line: str) -> Iterator[dict[str, Any]]:
-    """Return the offsets of the Spark source in a line of Spark's offset log.
-
-    An offset contains what a token does; it may be inside the offset of another source.
-
-    Args:
-        line: The line, which may be anything.
-    """
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return
-    if not isinstance(value, dict):
-        return
-    if isinstance(value.get("src"), str) and isinstance(value.get("v"), int):
-        yield value
-        return
-    for part in value.values():
-        yield from offsets_in(part if isinstance(part, str) else json.dumps(part))

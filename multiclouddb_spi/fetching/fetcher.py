@@ -13,6 +13,7 @@ import attrs
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.pacing import answered, check_stopped, still_waiting
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.continuation.follow import Looks
 from multiclouddb_spi.contract import Provider
@@ -25,6 +26,9 @@ from multiclouddb_spi.time_limits import CALL_SILENT_SECONDS, AnswerSizes, Arriv
 
 T = TypeVar("T")
 _LOOK_SECONDS: Final = 0.2
+# What a store in the same process reads within some milliseconds. A larger page has several such parts.
+_MOST_AT_ONCE: Final = 4096
+_BYTES_AT_ONCE: Final = 2 * 1024 * 1024
 _REST_SECONDS: Final = 0.05
 _MOST_SCANS: Final = 1024
 _PAUSE_SECONDS: Final = 0.25
@@ -73,8 +77,31 @@ class Fetcher:
         self, live: PartitionReader, records: int, nbytes: int, wait: float, deadline: Deadline
     ) -> None:
         """Start a fetch, for which the reader holds bytes already; its future is `live.future`."""
-        live.asked_at = time.monotonic()
+        live.asked_at, live.at_once = time.monotonic(), False
+        if not wait and live.feed.reads_at_once:
+            batch = self._at_once(live, records, nbytes)
+            live.at_once = batch is not None
+            if batch is not None:
+                live.future = Future()
+                live.future.set_result(batch)
+                return
         live.future = self._submit(self._fetch, live, records, nbytes, wait, deadline)
+
+    def _at_once(self, live: PartitionReader, records: int, nbytes: int) -> Batch | None:
+        """Fetch in this thread; after any failure, a fetch in the pool decides what to do about it."""
+        if live.cancelled or self._closed.is_set():
+            return None
+        try:
+            batch = live.open().fetch_at_once(min(records, _MOST_AT_ONCE), min(nbytes, _BYTES_AT_ONCE))
+        except BaseException as error:
+            live.drop_reader()
+            if not isinstance(error, Exception):
+                raise
+            return None
+        if batch is not None:
+            live.retries, live.trouble = 0, None
+            live.fetched(nbytes, batch.nbytes)
+        return batch
 
     def call(self, operation: Callable[[], T], deadline: Deadline) -> T:
         """Run a control call with retries; stop waiting for its answer at the deadline."""
@@ -187,7 +214,7 @@ class ScanRates:
                 self._not_before.pop(next(iter(self._not_before)))
 
 
-@attrs.frozen
+@frozen
 class ReadContext:
     """The objects that all calls of one client share."""
 

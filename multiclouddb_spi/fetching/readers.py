@@ -13,16 +13,20 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from random import Random
-from typing import Final, TypeAlias
+from functools import cache
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 
+from multiclouddb_api.value import define
 from multiclouddb_spi.batch import Batch, Continue
 from multiclouddb_spi.contract import Feed, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.time_limits import ANSWER_SECONDS, SILENT_SECONDS, Arrival
+
+if TYPE_CHECKING:
+    from random import Random
 
 
 class Budget:
@@ -47,7 +51,7 @@ class Budget:
         return self.used + more - self.limit
 
 
-@attrs.define(eq=False, repr=False)
+@define(eq=False, repr=False)
 class PartitionReader:
     """The reader of one partition, with at most one batch of its records and at most one running fetch."""
 
@@ -61,6 +65,7 @@ class PartitionReader:
     batch: Batch | None = None
     taken: int = 0  # the number of records of the batch that were returned
     future: Future[Batch] | None = None  # of the running fetch
+    at_once: bool = False  # the last fetch was answered in the thread of the caller
     fetches: int = 0  # those that have finished
     window: int = 0  # how many records the next fetch requests; grows while the reader is reused
     not_before: float = 0.0  # the monotonic time before which another request is not useful
@@ -171,8 +176,6 @@ _IDLE_SECONDS: Final = 60.0
 _RESTING_SECONDS: Final = 10.0
 # One thirty-second of a full cache is reserved for new readers.
 _PASSING_PART: Final = 32
-# The random sequence is always the same, so that two runs of a program keep the same readers.
-_dice: Final = Random(0)
 _NOBODY: Final[dict[PartitionReader, None]] = {}
 
 _Partition: TypeAlias = tuple[int, str]
@@ -338,6 +341,13 @@ def _are_equal(reader: PartitionReader, cursor: Cursor) -> bool:
     return bool(without_hints(reader.cursor) == without_hints(cursor))
 
 
+@cache
+def _dice() -> Random:
+    from random import Random  # a process with few readers needs none
+
+    return Random(0)  # always the same sequence, so that two runs of a program keep the same readers
+
+
 def _surplus(crowd: dict[PartitionReader, None], most: int) -> PartitionReader:
     """Return the reader to close, of the cached readers of one partition, the oldest first."""
     # A reader is proven once its consumer has used it a second time. A consumer that continues in another
@@ -346,4 +356,4 @@ def _surplus(crowd: dict[PartitionReader, None], most: int) -> PartitionReader:
     # had just been closed. At most seven eighths count as proven, the newest first, so there is room for new
     # consumers when old ones have stopped.
     proven = [reader for reader in reversed(crowd) if reader.proven]
-    return _dice.choice([*(reader for reader in crowd if not reader.proven), *proven[most * 7 // 8 :]])
+    return _dice().choice([*(reader for reader in crowd if not reader.proven), *proven[most * 7 // 8 :]])

@@ -22,6 +22,7 @@ from typing import Final, Generic, TypeVar
 import attrs
 
 from multiclouddb_api import Notice
+from multiclouddb_api.value import define
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import Retired
@@ -54,7 +55,7 @@ class Stage(Enum):
     __hash__ = object.__hash__  # faster than the hash of `Enum`, which is a Python function
 
 
-@attrs.define(eq=False)
+@define(eq=False)
 class Turn:
     """The state of one partition during a call."""
 
@@ -154,7 +155,7 @@ class Turns:
             after[turn.partition_id] = turn
 
 
-@attrs.define
+@define
 class PollResult(Generic[T]):
     """The result of a poll; the poll has also changed its lineage."""
 

@@ -12,6 +12,7 @@ a plan of many could fail each time.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections import Counter
@@ -35,6 +36,7 @@ from multiclouddb_api import (
     Snapshot,
     invalid_request,
 )
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.abilities import Answer, Head, SupportsHeads
 from multiclouddb_spi.batch import Continue
 from multiclouddb_spi.continuation.entry import Entry, Stage
@@ -54,7 +56,7 @@ from multiclouddb_spi.time_limits import Deadline
 _BYTES: Final = 1 << 20
 
 
-@attrs.frozen
+@frozen
 class Target:
     """The end position of a run that ends by itself.
 
@@ -69,7 +71,7 @@ class Target:
     passed: frozenset[str] | None
 
 
-@attrs.frozen
+@frozen
 class Step:
     """One planned step.
 
@@ -523,3 +525,24 @@ class Planner:
                 self._feed.spec.address,
                 place,
             )
+
+
+def offsets_in(line: str) -> Iterator[dict[str, Any]]:
+    """Return the offsets of the Spark source in a line of Spark's offset log.
+
+    An offset contains what a token does; it may be inside the offset of another source.
+
+    Args:
+        line: The line, which may be anything.
+    """
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return
+    if not isinstance(value, dict):
+        return
+    if isinstance(value.get("src"), str) and isinstance(value.get("v"), int):
+        yield value
+        return
+    for part in value.values():
+        yield from offsets_in(part if isinstance(part, str) else json.dumps(part))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
+from functools import partial
 from typing import Final, assert_never
 
-import attrs
-
 from multiclouddb_api import ErrorCategory, Fail, OnExpired, SkipToOldest
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.abilities import Answer, Head
 from multiclouddb_spi.batch import Awaiting, Batch, Continue, Drained, Ended, Outcome, Reached, Scanned
 from multiclouddb_spi.contract import Feed, Provider, Reader
@@ -28,6 +29,7 @@ _SPARE_SECONDS: Final = 30.0
 _RECORDS: Final = 10_000
 _DELIVER_FIRST: Final = (ErrorCategory.PROVIDER_ERROR, ErrorCategory.CHECKPOINT_EXPIRED)
 _BYTES: Final = 8 * 1024 * 1024
+_LONG: Final = 500  # a shorter range is not worth another thread
 _SIZES: Final = AnswerSizes()
 """How much to request from each partition of each feed of this process."""
 _log = logging.getLogger("multiclouddb.planner")
@@ -41,7 +43,7 @@ _BEHIND: Final = (
 )
 
 
-@attrs.frozen
+@frozen
 class Range:
     """A range of positions in one partition: `(start, until]`.
 
@@ -65,7 +67,9 @@ def read_range(
     on_expired: OnExpired | None = None,
     on_poison: Callable[[RecordFault], None] | None = None,
 ) -> Iterator[Batch]:
-    """Read a range in the caller's thread, with retries; no batch is empty.
+    """Read a range with retries; no batch is empty.
+
+    While the caller uses a batch of a long range, another thread reads the next batch.
 
     Args:
         provider: Classifies failures.
@@ -90,7 +94,7 @@ def read_range(
 
 
 class RangeReading:
-    """Reads a range with retries, in the caller's thread."""
+    """Reads a range with retries."""
 
     def __init__(
         self,
@@ -104,16 +108,18 @@ class RangeReading:
         self._tries = Tries(provider, pause=lambda seconds: _sleep(seconds))
         self._position = part.start
         self._reader: Reader | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._ahead: Future[Batch] | None = None
 
     def batches(self, on_expired: OnExpired) -> Iterator[Batch]:
         """Yield the batches of the whole range; no batch is empty."""
         # The node of the service that answers now may lag behind the node that answered when the range was
         # planned. Therefore, if records run out before the end of the range, the service is asked again.
-        still, skips = Deadline.after(_STILL_SECONDS), 0
+        still, skips, count = Deadline.after(_STILL_SECONDS), 0, 0
         while True:
             before = self._position
             try:
-                batch = self.fetch(_RECORDS, Deadline.after(_FETCH_SECONDS))
+                batch = self._next()
             except RecordFault as poison:
                 if self._on_poison is None:
                     raise
@@ -135,6 +141,9 @@ class RangeReading:
                     continue
                 return
             if len(batch):
+                count += len(batch)
+                if count >= _LONG and isinstance(batch.outcome, Continue) and not batch.poll_after:
+                    self._read_ahead()
                 yield batch
             if isinstance(batch.outcome, Scanned):
                 self.close()
@@ -153,9 +162,40 @@ class RangeReading:
 
     def close(self) -> None:
         """Free the reader; may be called more than once."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            if self._ahead is not None and not self._ahead.done() and self._reader is not None:
+                with suppress(Exception):
+                    self._reader.cancel()
+            pool.shutdown(cancel_futures=True)  # a reader can be closed when its fetch has ended
+            self._ahead = None
+        self._free()
+
+    def _free(self) -> None:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
+
+    def _next(self) -> Batch:
+        """Return the next records, which another thread may have read already; there may be none."""
+        if self._ahead is None:
+            return self.fetch(_RECORDS, Deadline.after(_FETCH_SECONDS))
+        batch = None
+        with suppress(Exception):  # its reader is closed, and another fetch decides what to do about it
+            batch = self._ahead.result()
+        self._ahead = None
+        if batch is None:
+            return self._next()
+        self._position = batch.cursor_after(len(batch))
+        return batch
+
+    def _read_ahead(self) -> None:
+        """Let another thread read the next records; until `_next`, only this thread uses the reader."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "multiclouddb-range")
+        deadline = Deadline.after(_FETCH_SECONDS)
+        once = partial(self._once, _RECORDS, deadline)
+        self._ahead = self._pool.submit(Tries(self._provider, attempts=1).call, once, deadline)
 
     def continue_at(self, position: Cursor) -> None:
         """Continue at another position, for example after a record that cannot be fetched."""
@@ -190,7 +230,7 @@ class RangeReading:
                 self._reader = self._feed.open(part.partition_id, self._position, part.until)
             batch = self._reader.fetch(size.of(max_records), size.of(_BYTES), 0.0, deadline)
         except BaseException as error:
-            self.close()
+            self._free()
             arrival = current()
             may_pass = isinstance(error, Exception) and fault_of(self._provider, error).retryable
             if may_pass and arrival is not None:

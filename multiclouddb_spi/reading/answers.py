@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, Final
 
-import attrs
-
 from multiclouddb_api import ErrorCategory, Fail, FeedEnded, Gap, Invalidated, OnExpired, SkipToOldest
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Outcome
 from multiclouddb_spi.continuation.entry import Entry
 from multiclouddb_spi.continuation.follow import Ending, Follow, Found, apply_end, is_search_due
@@ -67,7 +66,7 @@ class Answers:
 
     def has_ended(self) -> bool:
         """Return whether a partition has ended in this call but its children have not been requested yet."""
-        unnamed = {end.partition_id for end in self._lineage.ends() if not end.children}
+        unnamed = {end.partition_id for end in self._lineage.ends() if end.is_unnamed}
         return self._result.moved and not unnamed <= self._discovered
 
     def discover(self) -> list[str]:
@@ -250,7 +249,7 @@ def _children(found: Found) -> tuple[Child, ...]:
     return (*found.children, *left)
 
 
-@attrs.frozen
+@frozen
 class Look:
     """What is known about an ended partition after a call has looked for its children."""
 

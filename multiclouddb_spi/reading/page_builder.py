@@ -24,6 +24,7 @@ from multiclouddb_api import (
     Renamed,
     ResourceAddress,
 )
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import (
     FeedOver,
@@ -44,7 +45,6 @@ from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.open_feed import FeedCache
 from multiclouddb_spi.reading.answers import Look
 from multiclouddb_spi.reading.watermark import Standings
-from multiclouddb_spi.scan.start import announced, lost
 from multiclouddb_spi.time_limits import Deadline
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ _WARNING_SECONDS: Final = 60.0
 _REOPEN: Final = (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST, ErrorCategory.CHECKPOINT_EXPIRED)
 
 
-@attrs.frozen
+@frozen
 class Reading(Generic[T]):
     """One page. The caller's view has converted the page's records, for example to events.
 
@@ -120,6 +120,8 @@ class PageBuilder:
         self, session: Session, lineage: Lineage, fresh: Lineage, result: PollResult[Any], *, whole: bool
     ) -> PollResult[Any]:
         """Return the result of a call that starts a snapshot because a position has expired."""
+        from multiclouddb_spi.scan.start import announced, lost
+
         assert result.failure is not None
         gap = lost(session.feed, lineage, result.failure[0])
         self._observing.gap(session.feed.spec.address, gap)
@@ -191,8 +193,9 @@ class PageBuilder:
         if (standings := self._standings.get(feed)) is None:
             standings = self._standings.setdefault(feed, Standings())
         progress = standings.measure(
-            feed, lineage, result.turns.all, now, watermark=session.watermark, floor=session.read_until
-        )
+            feed, lineage, result.turns.all, now, watermark=session.watermark, floor=session.read_until,
+            kept={name: turn.headroom for name, turn in result.turns.all.items()},
+        )  # fmt: skip
         plan, waiting, ends = lineage.plan, lineage.waiting(), lineage.ends()
         if state is lineage and not len(lineage):
             raise no_partition_named()
@@ -218,6 +221,8 @@ class PageBuilder:
             read_until=progress.read_until,
             read_until_estimated=progress.estimated,
             partitions_read_until=progress.partitions,
+            partitions_watermark=progress.watermarks,
+            partitions_headroom_seconds=progress.headrooms,
             lag_seconds=lag,
             retention_headroom_seconds=None if headroom == math.inf else headroom,
             requests=result.requests,

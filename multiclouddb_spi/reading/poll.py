@@ -28,7 +28,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from multiclouddb_api import OnExpired
 from multiclouddb_api.pacing import Wakeup, answered, still_waiting
@@ -40,8 +40,10 @@ from multiclouddb_spi.fetching.fetcher import ReadContext, closed_fault, late_fa
 from multiclouddb_spi.fetching.readers import PartitionReader
 from multiclouddb_spi.fetching.turns import HEAD_SECONDS, PollResult, Stage, Turn, Turns
 from multiclouddb_spi.reading.answers import Answers
-from multiclouddb_spi.scan.scanning import Clock, Scanning
 from multiclouddb_spi.time_limits import Deadline
+
+if TYPE_CHECKING:
+    from multiclouddb_spi.scan.scanning import Clock, Scanning
 
 T = TypeVar("T")
 _LINGER_SECONDS: Final = 0.002
@@ -83,6 +85,8 @@ class Poll(Generic[T]):
         )
         self._scanning: Scanning | None = None
         if plan is not None:
+            from multiclouddb_spi.scan.scanning import Scanning
+
             self._scanning = Scanning(context, feed, lineage, self._result, deadline, now, single=single)
             active = self._scanning.active
             for entry in active:  # the plan may have let more partitions start
@@ -500,7 +504,7 @@ class Fetches:
         self._cache, self._budget = context.cache, context.budget
         self._share = min(_MAX_ASK, max(_MIN_ASK, context.budget.limit // (active + 1)))
         self._most = max(limit, context.page_records)
-        self._no_room = self._sorted = False
+        self._no_room = self._sorted = self._at_once = False
         self._landed: deque[Turn] = deque()
         self.hand = list[PartitionReader]()
         self._slow_from = 0.0  # before this time, no partition that is being read counts as slow
@@ -512,6 +516,8 @@ class Fetches:
         """Return whether one more partition can be read now."""
         if not self._turns.due or (len(self._turns.asked) >= self._context.width and self._full()):
             return False
+        if self._at_once and (self._landed or self._deadline.passed()):
+            return False  # the answer is there already; the next partition may not be needed
         reserve = max(self._share, self._budget.expected)
         fits = self._budget.used + reserve <= self._budget.limit
         return fits or self._make_room(reserve) or self._may_ask_without()
@@ -600,6 +606,7 @@ class Fetches:
         """Start the next read of a partition that has more records, if enough bytes are free."""
         if (
             reader.future is None
+            and not reader.at_once
             and len(self._turns.asked) < self._context.width
             and not self._no_room  # otherwise, other partitions are waiting for these bytes
             and self._budget.over(max(self._share, self._budget.expected)) <= 0
@@ -645,3 +652,4 @@ class Fetches:
         records = reader.window if most is None else min(reader.window, most)
         reader.hold(reserve)
         self._context.fetcher.start(reader, records, self._share, wait, self._deadline)
+        self._at_once = reader.at_once

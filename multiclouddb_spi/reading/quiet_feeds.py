@@ -13,9 +13,9 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import ChangeFeedPage, ChangeFeedRequest, FeedScope, FromContinuationToken
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.abilities import SupportsChangeMark
-from multiclouddb_spi.continuation.entry import Audited, Entry, Stage
-from multiclouddb_spi.continuation.follow import is_search_due
+from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed, FeedSpec
 from multiclouddb_spi.fetching.fetcher import ReadContext
@@ -27,7 +27,7 @@ _MOST: Final = 16
 _MARK_SECONDS: Final = 1.0
 
 
-@attrs.frozen
+@frozen
 class _Idle:
     """An idle page, and the state of its feed."""
 
@@ -35,11 +35,10 @@ class _Idle:
     feed: Feed
     spec: FeedSpec
     scope: FeedScope  # a token of one scope must be refused for another scope
-    audited: Audited | None
     mark: Hashable  # from the time before the page was read; None if no mark was requested
 
 
-@attrs.frozen
+@frozen
 class Check:
     """The result of one check: the seconds that are left to wait, and the page if nothing has changed."""
 
@@ -95,10 +94,10 @@ class QuietFeeds:
 
     def may_stay(self, lineage: Lineage) -> bool:
         """Return whether a call may leave this state as it is."""
-        if len(lineage) <= self._context.width:
+        if len(lineage) <= self._context.width or lineage.audited is not None:
             return False
-        # In every other state, each call has something to do: a scan, a search for children, or a partition
-        # that must be read first.
+        # In every other state, each call has something to do: a scan, a search for children or for uncovered
+        # partitions, or a partition that must be read first.
         return all(
             isinstance(each, Entry) and each.stage is Stage.READ and each.listed and not each.failed_last
             for each in lineage
@@ -108,7 +107,6 @@ class QuietFeeds:
         self,
         request: ChangeFeedRequest,
         feed: Feed,
-        audited: Audited | None,
         page: ChangeFeedPage,
         check: Check | None,
     ) -> None:
@@ -116,10 +114,10 @@ class QuietFeeds:
         if page.notices or not isinstance(feed, SupportsChangeMark):
             return
         mark = check.mark if check is not None and check.feed is feed else None
-        self._keep(_Idle(page, feed, feed.spec, request.scope, audited, mark))
+        self._keep(_Idle(page, feed, feed.spec, request.scope, mark))
 
     def _known(self, request: ChangeFeedRequest, spec: FeedSpec) -> _Idle | None:
-        """Return the idle page from which the request's token comes; None if an audit is due."""
+        """Return the idle page from which the request's token comes."""
         position = request.start_position
         if not isinstance(position, FromContinuationToken):
             return None
@@ -127,7 +125,7 @@ class QuietFeeds:
             known = self.idle.get(position.token)
         if known is None or known.spec != spec or known.scope != request.scope:
             return None
-        return None if is_search_due(known.audited, self._context.audit_seconds) else known
+        return known
 
     def _again(self, known: _Idle, requests: int, elapsed: float) -> ChangeFeedPage:
         """Return the previous idle page again, with the same token, because no position has moved."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final, Protocol
 
-import attrs
-
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.continuation.entry import Entry, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.token import ReadUntil, to_moment
@@ -16,6 +16,7 @@ from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 
 _MOST_KNOWN: Final = 100_000
+_NONE_KEPT: Final[Mapping[str, float]] = {}
 
 
 class Answered(Protocol):
@@ -34,7 +35,7 @@ class Answered(Protocol):
         """The monotonic time at which a read began that reached the current end; None without such a read."""
 
 
-@attrs.frozen
+@frozen
 class Progress:
     """How far a feed was read.
 
@@ -44,15 +45,19 @@ class Progress:
             an earlier page. None during the scan of a snapshot.
         estimated: True if `read_until` is only likely.
         partitions: The moment of each partition, by its public id, as far as it is known.
+        watermarks: The watermark of each partition, in the same way.
+        headrooms: The headroom of each partition that has answered, in the same way.
     """
 
     watermark: datetime | None
     read_until: datetime | None
     estimated: bool
     partitions: Mapping[str, datetime]
+    watermarks: Mapping[str, datetime]
+    headrooms: Mapping[str, float]
 
 
-@attrs.frozen
+@frozen
 class _Stand:
     """How far one partition was read.
 
@@ -88,6 +93,7 @@ class Standings:
         *,
         watermark: int | None = None,
         floor: ReadUntil | None = None,
+        kept: Mapping[str, float] = _NONE_KEPT,
     ) -> Progress:
         """Return how far the feed was read when a call ends.
 
@@ -104,27 +110,31 @@ class Standings:
             now: The service's time, or None if the service does not report it.
             watermark: The watermark before the call, in µs since 1970.
             floor: The moment up to which the feed was read before the call.
+            kept: For how many seconds positions of partitions that have answered are still kept.
         """
         plan, entries = lineage.plan, iter(lineage)
         if plan is not None:
             micros = plan.moment if watermark is None else max(plan.moment, watermark)
-            return Progress(to_moment(micros), None, False, {})
+            return Progress(to_moment(micros), None, False, {}, {}, {})
         least = None if floor is None else to_moment(floor.micros)
         mark = None if watermark is None else to_moment(watermark)
         is_estimated = floor is not None and floor.estimated
         if len(self._known) > _MOST_KNOWN:
             self._known = {}
-        proven, moments, estimated, count = list[datetime](), dict[str, datetime](), False, 0
+        moments, proven, headrooms = dict[str, datetime](), dict[str, datetime](), dict[str, float]()
+        estimated, count = False, 0
         delay = feed.visible_after()
         for entry in entries:
-            # The known children of an ended partition are in the lineage; nothing is known of the others.
-            if not isinstance(entry, Entry) or (entry.stage is Stage.END and entry.children):
+            # The known children of an ended partition are in the lineage; nothing may be known of the others.
+            if not isinstance(entry, Entry) or (entry.stage is Stage.END and not entry.is_unnamed):
                 continue
             count += 1
             stand = self._stand(feed, entry, answered.get(entry.partition_id), now, delay)
+            if (seconds := kept.get(entry.partition_id, math.inf)) != math.inf:
+                headrooms[stand.public_id] = seconds
             moment, likely = least, is_estimated
             if stand.proven is not None:
-                proven.append(stand.proven)
+                proven[stand.public_id] = stand.proven
                 if moment is None or stand.proven >= moment:
                     moment, likely = stand.proven, False
             if stand.likely is not None and (moment is None or stand.likely > moment):
@@ -135,8 +145,9 @@ class Standings:
         if moments and len(moments) == count:
             least, is_estimated = min(moments.values()), estimated
         if proven and len(proven) == count:
-            mark = min(proven) if mark is None else max(min(proven), mark)
-        return Progress(mark, least, is_estimated, moments)
+            oldest = min(proven.values())
+            mark = oldest if mark is None else max(oldest, mark)
+        return Progress(mark, least, is_estimated, moments, proven, headrooms)
 
     def _stand(
         self, feed: Feed, entry: Entry, turn: Answered | None, now: datetime | None, delay: float | None

@@ -8,10 +8,10 @@ from datetime import datetime
 from itertools import repeat
 from typing import Any, Final, Protocol, runtime_checkable
 
-import attrs
 import orjson
 
 from multiclouddb_api import AtTime, Beginning, MulticloudDbKey
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Segment
 from multiclouddb_spi.contract import Seed
 from multiclouddb_spi.cursor import Cursor
@@ -37,7 +37,7 @@ _DIGEST_BYTES: Final = 16
 _INT64: Final = 2**63
 
 
-@attrs.frozen
+@frozen
 class ScanPlan:
     """The plan that `SupportsSnapshot.snapshot` returns.
 

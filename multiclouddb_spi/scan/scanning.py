@@ -190,8 +190,8 @@ class Scanning:
         assert plan is not None
         stream = self._lineage.end_scan()
         where = self._feed.public_id(plan.partition_id)
-        self._result.tell(BackfillDone(where, plan.floor), plan.partition_id, *stream)
-        self._result.moved = self._result.ended = True
+        self._result.tell(BackfillDone(where, plan.floor))
+        self._result.moved = self._result.ended = True  # nothing follows the notice on its page
         if not len(self._lineage):
             if self._single:
                 self._result.retired = Retired(plan.partition_id, ())

@@ -1,9 +1,11 @@
 """Tests that a notice comes after all earlier events and before all later events of its partition."""
 
+import attrs
 import pytest
 
 import multiclouddb_api as api
 from multiclouddb_conformance.simulation import ServiceBehaviour, TrimmedError
+from multiclouddb_conformance.simulation.reader import SimulationReader
 
 FACT = api.Renamed("a", "b")
 FOREVER = 10**9
@@ -46,6 +48,24 @@ class TestHeirs:
         page = bench.page()
         assert (page.notices, page.events) == ((FACT,), ())
         assert not page.idle
+        assert sorted(ids(bench.drain(page.continuation_token)[0])) == sorted(events)
+
+    def test_the_children_of_a_partition_that_ends_with_it(self, make_bench, ids, monkeypatch):
+        bench = make_bench()
+        bench.sim.announce("p0", FACT)
+        events = [event for name in bench.sim.split("p0") for event in bench.fill_partition(name, 2)]
+        fetch = SimulationReader.fetch
+
+        def fetched(self, *args):
+            batch = fetch(self, *args)
+            if batch.notices:
+                rest = fetch(self, *args)
+                return attrs.evolve(batch, end=rest.end, outcome=rest.outcome)
+            return batch
+
+        monkeypatch.setattr(SimulationReader, "fetch", fetched)
+        page = bench.page()
+        assert (page.notices, page.events) == ((FACT,), ())
         assert sorted(ids(bench.drain(page.continuation_token)[0])) == sorted(events)
 
     def test_a_merged_child_whose_other_parent_ends_later_in_the_call(self, make_bench, ids):

@@ -9,7 +9,7 @@ from multiclouddb_conformance.simulation import (
     Simulation,
     SimulationProvider,
 )
-from multiclouddb_spi import Deadline, FeedSpec, open_feed
+from multiclouddb_spi import Deadline, Fault, FeedSpec, ProviderFault, open_feed
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import Tries
@@ -72,6 +72,11 @@ class TestUse:
                 opened.use(begin)
             assert opened.provider.calls.feeds == count
 
+    def test_a_token_that_a_new_feed_refuses_opens_no_second_feed(self, opened):
+        with pytest.raises(api.MulticloudDbError, match="recreated"):
+            opened.use(lambda feed: None, made_by=("earlier", "continuation_token", "start again"))
+        assert opened.provider.calls.feeds == 1
+
     def test_any_other_failure_leaves_the_feed_open(self, opened):
         feed = opened.feed
 
@@ -81,6 +86,17 @@ class TestUse:
         with pytest.raises(ServerError):
             opened.use(begin)
         assert opened.feed is feed
+
+
+def test_a_host_without_address_is_a_wrong_name_only_until_a_feed_was_open(bench):
+    message = "this host has no address; check its name"
+    fault = Fault(api.ErrorCategory.TRANSIENT_FAILURE, message, retryable=True, unknown_host=True)
+    bench.fill(1)
+    bench.sim.fail_next(None, ProviderFault(fault), operation="open_feed")
+    bench.refused(api.ErrorCategory.INVALID_REQUEST)
+    assert len(bench.page().events) == 1
+    bench.sim.fail_next(None, ProviderFault(fault), operation="open_feed")
+    assert len(bench.page(include_native=True).events) == 1  # another feed, opened with a retry
 
 
 class Clock:

@@ -255,6 +255,19 @@ def test_a_partition_whose_time_comes_is_asked_again_in_the_same_call(make_bench
     assert [event.event_id for event in page.events] == bench.written()
 
 
+def test_a_page_with_events_does_not_wait_for_a_partition_that_may_not_be_asked_yet(make_bench, ids):
+    bench, pauses = make_bench(2, behaviour=ServiceBehaviour(poll_after=5.0)), []
+    bench.connect(pause=pauses.append)
+    events = bench.fill_partition("p0", 4)
+    first = bench.page(size=1)
+    second = bench.page(first.continuation_token, size=1)
+    pauses.clear()
+    third = bench.page(second.continuation_token)
+    assert ids([*first.events, *second.events, *third.events]) == events
+    assert bench.calls.fetches["p1"] == 1
+    assert pauses == []
+
+
 class SwitchedOff(WrappedProvider):
     """A feed in which each partition ends after its last record."""
 

@@ -82,7 +82,7 @@ def test_a_limit_counts_estimated_rows_in_whole_segments():
     assert set(sizes[1:-1]) == {5}
 
 
-INTERLEAVED, AUTO = api.SnapshotOrder.INTERLEAVED, api.SnapshotOrder.AUTO
+ORDERED, INTERLEAVED, AUTO = api.SnapshotOrder.ORDERED, api.SnapshotOrder.INTERLEAVED, api.SnapshotOrder.AUTO
 
 
 def writing(plan, number):
@@ -136,9 +136,11 @@ def aged(order, retention=60.0, writes=0, part=0.6):
     return plan
 
 
-@pytest.mark.parametrize(("part", "holds"), [(0.49, True), (0.5, False)])
-def test_the_stream_is_released_when_exactly_half_of_the_retention_is_used(part, holds):
-    plan = aged(AUTO, part=part)
+@pytest.mark.parametrize(
+    ("order", "part", "holds"), [(AUTO, 0.49, True), (AUTO, 0.5, False), (ORDERED, 0.9, True)]
+)
+def test_auto_releases_the_stream_when_exactly_half_of_the_retention_is_used(order, part, holds):
+    plan = aged(order, part=part)
     plan.step(4)
     assert plan.lineage.plan.holds is holds
 

@@ -494,6 +494,23 @@ def test_a_partition_beside_one_that_retention_took_is_read_in_the_same_step(hea
     assert consumer.planner.advance(step.after, None, consumer.deadline).skipped == ()
 
 
+@both
+def test_a_position_that_a_look_has_moved_is_told_once(heads):
+    """The look for the children of p0 finds p0 gone and p1 behind, before p1 is read."""
+    sim = Simulation(partitions=2)
+    consumer = Consumer(sim, heads=heads, on_expired=SkipToOldest())
+    sim.delay_children("p0", 10**6)
+    sim.roll("p0")
+    consumer.step()
+    for number in range(20):
+        sim.write(f"k{number}", {"n": number})
+    sim.trim()
+    step = consumer.planner.advance(consumer.at, None, consumer.deadline)
+    assert sorted(place.split()[0] for place in step.skipped) == [
+        consumer.feed.public_id(name) for name in ("p0", "p1")
+    ]
+
+
 def test_what_lies_before_a_record_that_cannot_be_fetched_is_a_step():
     sim = Simulation(behaviour=ServiceBehaviour(poison_at_fetch=True))
     consumer = Consumer(sim, heads="none")

@@ -1,5 +1,7 @@
 """Tests bounded reads of a service that answers late, ends early, or has no more records."""
 
+import threading
+
 import attrs
 import pytest
 
@@ -343,3 +345,96 @@ class TestOutcomes:
         assert [type(notice) for notice in page.notices] == [FeedEnded]
         assert ended(page)
         assert page.idle
+
+
+class Long:
+    """A range of 1,500 changes, of which each fetch returns 600; the fetches of its readers are recorded."""
+
+    def __init__(self):
+        self.sim = Simulation()
+        self.provider = SimulationProvider(self.sim)
+        soon = Deadline.after(60)
+        self.feed = self.provider.open_feed(FeedSpec(self.sim.address), soon)
+        planner = Planner(self.provider, self.feed)
+        start = planner.start(Beginning(), soon)
+        self.names = [self.sim.write("k", {"n": number}).event_id for number in range(1500)]
+        (self.part,) = planner.advance(start, None, soon).ranges()
+        self.threads, self.begun, self.closed = [], threading.Semaphore(0), []
+        self.before = lambda number: None
+        self.cancelled = threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self.feed, name)
+
+    def open(self, partition_id, cursor, until=None):
+        reader = self.feed.open(partition_id, cursor, until)
+        fetch, close = reader.fetch, reader.close
+
+        def slow(records, nbytes, wait, deadline):
+            self.threads.append(threading.current_thread())
+            self.begun.release()
+            self.before(len(self.threads))
+            return fetch(min(records, 600), nbytes, wait, deadline)
+
+        def closed():
+            self.closed.append(threading.current_thread())
+            close()
+
+        reader.fetch, reader.cancel, reader.close = slow, self.cancelled.set, closed
+        return reader
+
+    def batches(self):
+        return read_range(self.provider, self, self.part)
+
+
+def names_of(batches):
+    return [event.event_id for batch in batches for event in batch.events(0, len(batch))]
+
+
+class TestReadAhead:
+    """Tests that the next records of a long range are read while the caller uses the last ones."""
+
+    @pytest.fixture
+    def long(self):
+        return Long()
+
+    def test_the_next_fetch_runs_while_the_caller_has_a_batch(self, long):
+        batches = long.batches()
+        first = next(batches)
+        assert all(long.begun.acquire(timeout=30) for _ in range(2))
+        assert names_of([first, *batches]) == long.names
+        assert long.threads[0] is threading.current_thread() is not long.threads[1]
+
+    def test_no_more_than_one_batch_is_read_ahead(self, long):
+        batches = long.batches()
+        next(batches)
+        assert all(long.begun.acquire(timeout=30) for _ in range(2))
+        assert not long.begun.acquire(timeout=0.2)
+        batches.close()
+
+    def test_a_failure_is_met_again_by_the_caller_and_nothing_is_lost(self, long):
+        def fails(number):
+            if number == 2:
+                raise ServerError
+
+        long.before = fails
+        assert names_of(long.batches()) == long.names
+        assert len(long.threads) == 4
+
+    def test_a_caller_that_stops_ends_the_fetch_and_closes_the_reader(self, long):
+        long.before = lambda number: number == 2 and long.cancelled.wait(30)
+        batches = long.batches()
+        next(batches)
+        assert all(long.begun.acquire(timeout=30) for _ in range(2))
+        batches.close()
+        assert long.cancelled.is_set()
+        assert long.closed == [threading.current_thread()]
+        long.threads[1].join(30)
+        assert not long.threads[1].is_alive()
+
+    def test_a_short_range_needs_no_other_thread(self, clock):
+        before = threading.active_count()
+        batches = World(clock).read()
+        next(batches)
+        assert threading.active_count() == before
+        batches.close()

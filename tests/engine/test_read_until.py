@@ -1,5 +1,6 @@
 """Tests up to which moment a feed was read, and what moves the watermark."""
 
+import time
 from datetime import UTC, datetime, timedelta
 
 import attrs
@@ -85,6 +86,37 @@ class TestProof:
         good, bad = map(bench.sim.public_id, ("p0", "p1"))
         assert after.partitions_read_until[good] > bench.sim.now - DELAY - SLACK
         assert after.partitions_read_until[bad] < bench.sim.now - timedelta(seconds=50)
+
+    @pytest.mark.usefixtures("delayed")
+    def test_it_counts_from_the_request_and_not_from_its_answer(self, make_bench, monkeypatch):
+        bench = quiet(make_bench, 1)
+        _, token = bench.drain()
+        fetch, monotonic, asked = SimulationReader.fetch, time.monotonic, []
+
+        def slow(self, *args):
+            asked.append(bench.sim.now)
+            batch = fetch(self, *args)
+            bench.sim.advance(30)
+            return batch
+
+        monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 30 * len(asked))
+        monkeypatch.setattr(SimulationReader, "fetch", slow)
+        told = bench.page(token, timeout=300.0).diagnostics
+        assert told.read_until <= asked[-1] - DELAY + SLACK
+
+    def test_an_ended_partition_whose_children_are_not_named_holds_the_watermark(self, make_bench):
+        bench = make_bench(2, behaviour=ServiceBehaviour(proves_children=False))
+        token = bench.page(Now()).continuation_token
+        bench.sim.delay_children("p0", 10**6)
+        bench.fill_partition("p0", 2)
+        bench.sim.split("p0")
+        ended = bench.sim.now
+        bench.sim.advance(100)
+        bench.fill_partition("p1", 2)
+        page = bench.page(token)
+        for _ in range(3):
+            assert page.diagnostics.watermark <= ended + SLACK
+            page = bench.page(page.continuation_token)
 
     @pytest.mark.usefixtures("delayed")
     def test_records_that_are_left_for_a_later_page_hold_it_back(self, make_bench):

@@ -318,6 +318,11 @@ class TestOneConsumer:
         bench.drain(page.continuation_token, size=size)
         assert sent.held <= BOUND + 2 * sent.largest
 
+    def test_an_answer_that_fills_the_bound_lets_nothing_be_fetched_ahead(self, backlog, sent):
+        bench = backlog(1, records=600, page_records=60)
+        assert len(bench.drain(size=60)[0]) == 600
+        assert BOUND / 2 < sent.largest <= sent.held <= BOUND
+
 
 class TestSeveralConsumers:
     def test_two_take_nothing_from_each_other(self, backlog, sent):

@@ -179,6 +179,14 @@ class TestAuto:
         assert [round(seconds) for seconds in seen.interleaved] == [45]
         assert page.diagnostics.retention_headroom_seconds is not None
 
+    @pytest.mark.parametrize("order", [ORDERED, AUTO])
+    def test_the_headroom_of_a_stream_that_waits_is_told(self, order):
+        sim = filled(40, retention=100.0)
+        consumer = Consumer(sim, order, 4)
+        consumer.page()
+        sim.advance(30)
+        assert round(consumer.page().diagnostics.retention_headroom_seconds) == 70
+
     def test_a_retention_that_is_known_later_counts_from_then(self):
         sim = filled(60)
         consumer = Consumer(sim, AUTO, 4)
@@ -414,6 +422,17 @@ class TestExpired:
         page = consumer.page(on_expired=api.Resnapshot(api.Snapshot(ORDERED)))
         assert [type(notice) for notice in page.notices] == [api.Gap, api.SnapshotStarted]
         assert page.events == ()
+
+    def test_the_watermark_of_another_snapshot_is_its_moment(self):
+        sim = filled(10)
+        consumer = Consumer(sim, ORDERED)
+        list(consumer.pages())
+        sim.write("k1", {"n": "lost"})
+        sim.advance(60)
+        sim.trim()
+        page = consumer.page(on_expired=api.Resnapshot(api.Snapshot(ORDERED)))
+        assert api.SnapshotStarted in map(type, page.notices)
+        assert page.diagnostics.watermark == sim.now
 
     @pytest.mark.parametrize("order", [ORDERED, INTERLEAVED, AUTO])
     def test_a_partition_whose_children_are_gone_begins_another_snapshot(self, order):

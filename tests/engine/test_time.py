@@ -314,6 +314,18 @@ class TestOutlasts:
         bench.sim.release("p0")
         assert ids(bench.page()) == bench.written()
 
+    def test_the_others_are_read_before_it_in_the_next_call(self, outlasting, ids, monkeypatch):
+        bench = outlasting(3)
+        token = bench.page(Now()).continuation_token
+        for name in ("p0", "p1"):
+            bench.sim.hold(name)
+        late = bench.page(token, timeout=BRIEF)
+        assert len(late.diagnostics.partition_errors) == 2
+        monkeypatch.setattr("multiclouddb_spi.reading.poll.HEAD_SECONDS", 60.0)
+        prompt = bench.fill_partition("p2", 2)
+        with within(10):
+            assert ids(bench.page(late.continuation_token, timeout=30)) == prompt
+
     def test_the_others_are_read_meanwhile(self, outlasting, ids):
         bench = outlasting(2)
         bench.fill_partition("p0", 2)

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -123,6 +124,24 @@ class TestRetry:
             bench.partitions() if operation == "survey" else bench.page()
         assert caught.value.category == api.ErrorCategory.AUTHORIZATION_FAILED
 
+    def test_a_look_for_children_that_finds_none_does_not_hide_a_failure(self, make_bench):
+        bench = make_bench(partitions=2, behaviour=ServiceBehaviour(proves_children=False))
+        token = bench.page(api.Now()).continuation_token
+        bench.sim.delay_children("p0", 10**6)
+        bench.sim.split("p0")
+        token = bench.page(token).continuation_token
+        bench.sim.fail_next("p1", ThrottledError("slow down"), times=FOREVER)
+        bench.refused(api.ErrorCategory.THROTTLED, token)
+
+    def test_a_read_ahead_that_fails_repeats_nothing(self, bench, ids):
+        bench.fill(60)
+        place, seen = BEGINNING, []
+        while len(seen) < 60:
+            page = bench.page(place, size=4)
+            place, seen = page.continuation_token, seen + ids(page)
+            bench.sim.fail_next("p0", ServerError("503"))
+        assert seen == bench.written()
+
 
 class TestPartialTrouble:
     def test_failure_of_a_call_for_children_does_not_fail_the_page(self, make_bench, ids):
@@ -206,6 +225,14 @@ class TestPoison:
         assert len(set(positions)) == 3
         assert ids(bench.page(place)) == bench.written()[3:]
 
+    def test_a_plan_from_a_skip_names_the_record(self, bench):
+        bench.sim.write("bad", {"n": 0}, poison=True)
+        bench.fill(2)
+        error = bench.refused(api.ErrorCategory.PROVIDER_ERROR)
+        ((name, token),) = bench.plan(error.detail.skip_token)
+        page = bench.page(token, scope=api.PhysicalPartition(name))
+        assert [type(notice) for notice in page.notices] == [api.RecordSkipped]
+
     def test_a_skip_keeps_the_watermark(self, bench, monkeypatch):
         bench.fill(5)
         first = bench.page()
@@ -233,6 +260,17 @@ class TestExpiry:
         bench.connect(observer=Gaps())
         page = bench.page(token, on_expired=api.SkipToOldest())
         assert told == [(bench.sim.address, page.notices[0])]
+
+    def test_partitions_that_expire_together_are_told_once_each(self, make_bench):
+        """The first refusal moves all of them; what was asked at their old positions no longer counts."""
+        bench = make_bench(partitions=3)
+        bench.fill(40, keys=40)
+        token = bench.page(size=1).continuation_token
+        bench.sim.trim(upto=20)
+        bench.connect()
+        pages = bench.walk(token, on_expired=api.SkipToOldest())
+        told = [notice.partition_id for page in pages for notice in page.notices]
+        assert sorted(told) == sorted(bench.partitions())
 
     def test_everything_lost_is_the_end(self, bench, ended, monkeypatch):
         bench.fill(5)
@@ -266,6 +304,23 @@ class TestExpiry:
         monkeypatch.setattr(SimulationFeed, "survey", survey)
         bench.refused(api.ErrorCategory.CHECKPOINT_EXPIRED, token)
 
+    def test_a_clock_that_was_set_back_delays_no_audit(self, make_bench, monkeypatch):
+        bench = make_bench(behaviour=ServiceBehaviour(proves_children=False))
+        bench.connect(coverage_audit_seconds=1000)
+        token = bench.page(api.Now()).continuation_token
+        audits, survey, now = [], SimulationFeed.survey, time.time()
+
+        def counted(feed, asked, deadline, *, whole=True, **rest):
+            audits.append(whole)
+            return survey(feed, asked, deadline, whole=whole, **rest)
+
+        monkeypatch.setattr(SimulationFeed, "survey", counted)
+        token = bench.page(token).continuation_token
+        assert audits == []
+        monkeypatch.setattr(time, "time", lambda: now - 10_000)
+        bench.page(token)
+        assert audits == [True]
+
     def test_a_feed_that_is_over_is_not_audited(self, make_bench, ended, monkeypatch):
         bench = make_bench(behaviour=ServiceBehaviour(proves_children=False))
         bench.connect(coverage_audit_seconds=1e-9)
@@ -274,8 +329,11 @@ class TestExpiry:
         bench.sim.roll("p0")
         token = bench.page(token).continuation_token
 
+        listings = []
+
         def survey(feed, asked, deadline, *, whole=True, **rest):
-            if whole:
+            listings.append(whole)
+            if listings.count(True) > 1:
                 raise TrimmedError("gone")
             return Survey(final={"p0": api.FeedEnded("switched off")})
 

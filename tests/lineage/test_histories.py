@@ -42,6 +42,33 @@ KEPT = [
         "split 0 hide | roll 2 twice | trim | read 1 | roll 3 twice | roll 7 hide | save | show 3 "
         "| read one of 1 | save | trim | search",
     ),
+    # A loss was told again when a child of the lost partition came after what was read below it was gone.
+    (
+        Bounds(Kind.LATE, crash=True, cut=True, empty=True),
+        "roll 0 hide | show 2 | read 0 | trim | split 2 hide | search | roll 3 | show 4 | read 3 | trim "
+        "| next",
+    ),
+    # What was left of a disabled stream was never read, after the middle of a chain was lost unseen.
+    (Bounds(Kind.LATE, stops=True), "split 0 | roll 2 | stop | trim"),
+    # The same, before the service was asked again about all that exists.
+    (
+        Bounds(Kind.LATE, stops=True),
+        "split 0 | roll 2 | stop | trim | read 0 | look last | read 1 | read 3 | settle | look | next",
+    ),
+    # A feed ended with the last look for what follows a lost partition, although a partition was unread.
+    (
+        Bounds(Kind.LATE, crash=True, cut=True, empty=True, stops=True),
+        "trim | roll 1 twice | stop | read 0 | settle | read 0 | next",
+    ),
+    # A feed of one partition was not idle for long after what follows a lost partition was found.
+    (
+        Bounds(Kind.LATE, Scope.DESCENDANTS, told=True),
+        "split 0 | roll 3 | roll 2 | trim | roll 5 hide | roll 4 hide | read 0",
+    ),
+    # A partition was lost before it was listed; only the notice of another loss led to its child.
+    (Bounds(Kind.LATE, chained=True), "split 0 hide | read 0 | show 4 | trim | roll 4"),
+    # A partition that was read was told as lost, because its second child came after its end was gone.
+    (Bounds(Kind.LATE), "split 0 hide | roll 2 | read 0 | show 3 | trim"),
 ]
 
 

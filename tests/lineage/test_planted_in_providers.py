@@ -81,10 +81,10 @@ DYNAMO = {
         (ShardMap, "gone", lambda self, names, deadline: set(names)),
     ),
     "nothing is gone": (TWO, (ShardMap, "gone", lambda self, names, deadline: set())),
-    "everything is covered": (TWO, of_dynamo("_uncovered", lambda right, shards, held: {})),
+    "everything is covered": (TWO, of_dynamo("_uncovered", lambda right, shards, held, settled: {})),
     "nothing is covered": (
         TWO,
-        of_dynamo("_uncovered", lambda right, shards, held: dict.fromkeys(shards, 0)),
+        of_dynamo("_uncovered", lambda right, shards, held, settled: dict.fromkeys(shards, 0)),
     ),
     "nothing has an oldest record": (TWO, of_dynamo("_oldest", lambda right, *given: {})),
     "no shard has a parent": (

@@ -3,9 +3,9 @@
 import pytest
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_conformance.explore.world import RULES
-from multiclouddb_spi import Child, InvalidCursor, Partition, PartitionState, ProviderFault, Survey
-from multiclouddb_spi.continuation.entry import Audited, Entry, Stage
+from multiclouddb_conformance.explore.world import RULES, RULES_OF, Kind
+from multiclouddb_spi import Child, InvalidCursor, Partition, PartitionState, ProviderFault, Segment, Survey
+from multiclouddb_spi.continuation.entry import Audited, Entry, Plan, Stage
 from multiclouddb_spi.continuation.lineage import Lineage
 
 READ, ENDED = Entry.read("0", 5), Entry("0", Stage.END, (5,), children=("1",))
@@ -49,10 +49,63 @@ def test_a_refused_loss_changes_nothing():
     assert ([loss.partition_id for loss in losses], added, list(lineage)) == (["2"], [], [READ])
 
 
-def test_an_end_that_is_gone_makes_the_search_due():
+def test_a_child_of_an_end_that_is_gone_makes_the_search_due():
     bench = Lineage([Entry.read("1", 5), ENDED], RULES, Audited(None, 4711, retired=False))
-    bench.looked(Survey((), {"0": None}), ["0"], 14)
-    assert (list(bench), bench.audited) == ([Entry.read("1", 5)], Audited(None, 0, retired=True))
+    late = Partition("2", ("0",), PartitionState.OPEN, 7)
+    assert bench.looked(Survey((late,), {"0": None}), [], 14) == ([], [])
+    assert (list(bench), bench.audited) == ([Entry.read("1", 5), ENDED], Audited(None, 0, retired=True))
+
+
+def test_an_end_that_is_final_is_not_lost():
+    """Every record of it was read, and nothing follows it."""
+    lineage = Lineage([Entry("0", Stage.END, (5,), final=True), Entry.read("1", 5)], RULES)
+    assert lineage.lost(Survey((), {"0": None})) == []
+
+
+def test_a_lost_partition_stays_when_what_follows_another_is_proved():
+    """Its second child may be listed later; without the lost one, its loss would be told again."""
+    lost = Entry("0", Stage.END, (), children=("2",))
+    lineage = Lineage([lost, Entry.read("1", 5), Entry.read("2", 5)], RULES)
+    read, follows = (Partition(name, (above,), PartitionState.OPEN, 7) for name, above in ("20", "31"))
+    assert len(lineage.lost(Survey((read, follows), {"0": None, "1": None}))) == 1
+    assert lineage.ending("0") == lost
+
+
+def test_a_child_that_comes_late_waits_for_the_scan():
+    lineage = Lineage([Entry("0", Stage.END, (5,)), Entry.read("1", 5)], RULES)
+    lineage.begin_scan(Plan("plan", None, "0", 0, holds=True))
+    late = Partition("2", ("0",), PartitionState.OPEN, 7)
+    assert lineage.looked(Survey((late,), {}), [], 14)[1] == []
+    assert lineage.active() == []
+    assert sorted(lineage.end_scan()) == ["1", "2"]
+
+
+def test_without_a_scan_nothing_waits_for_one():
+    lineage = Lineage([READ], RULES)
+    assert lineage.release_stream() == lineage.end_scan() == []
+    assert list(lineage) == [READ]
+
+
+def test_a_segment_without_a_scan_is_read_to_its_end():
+    """A token may have no more than some segments."""
+    lineage = Lineage([Entry.read("a", 5, listed=False)], RULES)
+    assert lineage.scanned("a", [Segment("b", 6)]) == ["b"]
+    assert list(lineage) == [Entry.read("b", 6, listed=False)]
+    assert lineage.scanned("b", ()) == list(lineage) == []
+
+
+def test_a_child_waits_for_a_parent_that_is_read_also_if_nobody_has_named_the_other():
+    lineage = Lineage([Entry.read("0", 9), Entry("2", Stage.WAIT, (5,), ("0", "7"))], RULES_OF[Kind.ALIVE])
+    assert lineage.start_passed() == []
+    lineage.ended("0", (), complete=True)
+    assert lineage.start_passed() == ["2"]
+
+
+def test_the_only_partition_does_not_wait_for_a_parent_that_nobody_names():
+    lineage = Lineage([Entry("2", Stage.WAIT, (5,), ("7",))], RULES)
+    assert lineage.start_passed() == ["2"]
+    two = Lineage([Entry("2", Stage.WAIT, (5,), ("7",)), READ], RULES)
+    assert two.start_passed() == []
 
 
 def test_a_child_that_comes_late_begins_the_watch_for_its_siblings():

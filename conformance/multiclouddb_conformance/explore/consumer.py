@@ -7,13 +7,13 @@ deliver answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
 
 import attrs
 
-from multiclouddb_api import ErrorCategory, Fail, ResourceAddress, SkipToOldest
+from multiclouddb_api import ErrorCategory, Fail, SkipToOldest
+from multiclouddb_conformance.explore.feed import WorldFeed
 from multiclouddb_conformance.explore.world import (
     RULES_OF,
     Bounds,
@@ -21,7 +21,6 @@ from multiclouddb_conformance.explore.world import (
     Consumer,
     Kind,
     Part,
-    Rules,
     Scope,
     World,
     ancestors,
@@ -35,26 +34,19 @@ from multiclouddb_conformance.explore.world import (
     parents_of,
     refuses,
     said_by,
-    survey_of,
     widened,
 )
 from multiclouddb_spi import (
     Awaiting,
     Child,
     Continue,
-    Cursor,
     Deadline,
     Drained,
+    Ended,
     Feed,
-    FeedIdentity,
-    FeedSpec,
-    FeedStart,
     Outcome,
-    Position,
     ProviderFault,
-    Reader,
     Seed,
-    Survey,
 )
 from multiclouddb_spi.continuation.entry import AnyEntry, Audited, Entry, Plan, Stage
 from multiclouddb_spi.continuation.follow import Follow, Found, Looks, apply_end
@@ -64,7 +56,6 @@ from multiclouddb_spi.retry import directly
 __all__ = ["begin", "check_read", "delivered", "settle", "steps"]
 
 _PLAN: Final = Plan("plan", None, "0", 0)
-_ADDRESS: Final = ResourceAddress(collection="items")
 _DEADLINE: Final = Deadline.after(1e9)
 _LOOK_SECONDS: Final = 600.0
 
@@ -130,6 +121,9 @@ def _consumer(world: World) -> Iterator[tuple[str, World]]:
     if bounds.kind is Kind.LATE:
         if any(isinstance(entry, Entry) and entry.stage is Stage.END for entry in kept):
             yield "look", _look(world)
+            for entry in kept if bounds.stops else ():
+                if isinstance(entry, Entry) and entry.stage is Stage.END:
+                    yield f"look at {entry.partition_id}", _look(world, only=entry.partition_id)
             # In a feed of one partition, nothing finds a child that is listed after the last look.
             if bounds.scope is not Scope.DESCENDANTS or all(part.shown for part in world.parts):
                 yield "look last", _last_look(world)
@@ -195,7 +189,11 @@ def _with(world: World, lineage: Lineage, **more: Any) -> World:
         and entry.cursor == answer[1]
     )
     consumer = world.consumer._replace(entries=entries, **more)
-    return world._replace(consumer=consumer, fetched=fetched)
+    world = world._replace(consumer=consumer, fetched=fetched)
+    if not entries:  # nothing is left to read, so the feed ends
+        check_read(world)
+        return world._replace(consumer=consumer._replace(over=True))
+    return world
 
 
 def _read(world: World, i: int) -> World:
@@ -219,7 +217,9 @@ def _took(world: World, i: int, position: int, end: int, is_end: bool, children:
     reading = {each.partition_id for each in lineage.active()}
     lineage.took(str(i), end)
     named = tuple(Child(str(j), parents_of(world, j), said_by(world, i, j)) for j in children)
-    outcome: Outcome = Awaiting() if late and not named else Drained(named, complete=not late)
+    outcome: Outcome = Drained(named, complete=not late)
+    if not named:
+        outcome = Awaiting() if late else Ended(None)
     ending = apply_end(lineage, str(i), outcome if is_end else Continue(), names_late=late)
     started = {each.partition_id for each in lineage.active()} - reading
     if started.difference(() if ending is None else ending.started):
@@ -260,9 +260,9 @@ def _lost(world: World, i: int) -> World:
     return _asked(world, _lineage(world), ask, refused=str(i))
 
 
-def _look(world: World, *, last: bool = False) -> World:
+def _look(world: World, *, only: str | None = None, last: bool = False) -> World:
     lineage = _lineage(world)
-    ends = lineage.ends()
+    ends = [end for end in lineage.ends() if only in (None, end.partition_id)]
     looks = {int(end.partition_id) for end in ends}
     return _asked(world, lineage, lambda follow: follow.look(ends), looks=looks, last=last)
 
@@ -293,7 +293,7 @@ def _asked(
     last: bool = False,
 ) -> World:
     """Let the consumer ask the service about its partitions; check what it decides and what it is told."""
-    bounds, service = world.bounds, _Service(world, lineage)
+    bounds, service = world.bounds, WorldFeed(world, lineage)
     before = {each.partition_id: each for each in lineage.listed()}
     begins_again = bounds.kind is Kind.ALIVE and any(is_gone(world, int(name)) for name in before)
     missing = _missing(world, before.values(), refused, begins_again=begins_again)
@@ -312,19 +312,24 @@ def _asked(
     left = {name for _, started in found.gaps for name in started}
     left |= {str(service.numbers[late.partition_id]) for late in found.late}
     lost = {i for i in names if i is not None}
+    if len(lost) < len(names) - names.count(None):
+        raise BrokenError(f"a loss is told twice: {names}")
     if absent := left - after.keys():
         raise BrokenError(f"a notice says that {absent} are read, and they are not")
     gap = world.consumer.gap | lost | _told(world, [after[name] for name in left])
     if refused is None and (bounds.fails or not gone):
-        if twice := lost & world.consumer.told:
-            raise BrokenError(f"the loss of {twice} is told twice")
+        _check_unseen(world, before, lost)
         told = frozenset[int]() if lost else world.consumer.told
         gap = gap.union(*(ancestors(world, i) for i in lost))
         return _with(world, lineage, gap=gap, told=told)
     if not names and bounds.scope is Scope.DESCENDANTS and hides(world):
         return world  # what follows may be listed soon
-    if sorted(i for i in names if i is not None) != [i for i in missing if not (begins_again and i in gone)]:
+    unseen = {i for i in lost.difference(missing) if bounds.kind is Kind.LATE and is_gone(world, i)}
+    _check_unseen(world, before, unseen)
+    if sorted(lost - unseen) != [i for i in missing if not (begins_again and i in gone)]:
         raise BrokenError(f"{missing} lose records, and {names} are told")
+    if bounds.kind is Kind.LATE and (unsaid := _unread_parents(world, left) - world.consumer.gap - lost):
+        raise BrokenError(f"{unsaid} are lost and lead to what is read, and {names} are told")
     if silent := set(found.started).difference(left):
         raise BrokenError(f"{silent} start after a loss, and no notice says so")
     if names.count(None) != begins_again:
@@ -333,8 +338,9 @@ def _asked(
         entry = after.get(name)
         if entry is not None and old.stage is entry.stage is Stage.READ and at(entry.cursor) < at(old.cursor):
             raise BrokenError(f"{name} moves back from {old.cursor} to {entry.cursor}")
-    # What lies between a lost partition and what follows it is lost with it.
+    # What lies between a lost partition and what follows it is lost with it; so is what led to one unseen.
     gap |= {j for j in range(len(world.parts)) if not ancestors(world, j).isdisjoint(missing)}
+    gap = gap.union(*(ancestors(world, i) for i in unseen))
     got = world.consumer.got
     if begins_again:
         # The notice names the collection: everything from there on comes again, as after a start there.
@@ -389,13 +395,32 @@ def _check_found(
         raise BrokenError(f"{silent} follow, but {named} are named")
 
 
+def _check_unseen(world: World, before: Mapping[str, Entry], lost: Collection[int]) -> None:
+    """Check the notices of partitions that were lost and are no entries."""
+    if twice := world.consumer.told.intersection(lost):
+        raise BrokenError(f"the loss of {twice} is told twice")
+    # What the token does not show any more may be told as lost.
+    shown = {int(name) for name in before}
+    shown |= {j for i in shown if not is_gone(world, i) for j in world.parts[i].parents}
+    untold = shown.intersection(lost) - world.consumer.gap
+    if read := {i for i in untold if world.consumer.got[i] >= end_of(world, i)}:
+        raise BrokenError(f"{read} were read, and a notice says that they are lost")
+
+
+def _unread_parents(world: World, names: Iterable[str]) -> set[int]:
+    """Return the parents that retention has removed before all their records were delivered."""
+    parents = {j for name in names for j in world.parts[int(name)].parents if is_gone(world, j)}
+    got = world.consumer.got
+    return {j for j in parents if max(got[j], world.parts[j].born) < end_of(world, j)}
+
+
 def _missing(world: World, entries: Iterable[Entry], refused: str | None, *, begins_again: bool) -> list[int]:
     """Return the partitions of which records were lost, as the service knows it; one notice names each."""
     found = list[int]()
     for entry in entries:
         i = int(entry.partition_id)
         if entry.stage is Stage.END:
-            proved = entry.children and world.bounds.scope is not Scope.DESCENDANTS
+            proved = entry.final or (entry.children and world.bounds.scope is not Scope.DESCENDANTS)
             lost = is_gone(world, i) and bool(entry.said) and not proved
         elif (entry.stage is Stage.WAIT and not begins_again) or world.bounds.kind is Kind.LATE:
             lost = is_gone(world, i) or entry.partition_id == refused  # a position does not show its age
@@ -418,49 +443,6 @@ class _EachLook(Looks):
 
     def asked(self, feed: Feed, end: Entry) -> bool:
         return True
-
-
-class _Service(Rules, Feed):
-    """What the engine asks of the model."""
-
-    spec, identity = FeedSpec(_ADDRESS), FeedIdentity("model", _ADDRESS)
-
-    def __init__(self, world: World, lineage: Lineage) -> None:
-        super().__init__(world.bounds.kind)
-        self._world, self._lineage = world, lineage
-
-    @property
-    def numbers(self) -> dict[str, int | None]:
-        """Map each name in a notice to a partition, and the name of the collection to None."""
-        found: dict[str, int | None] = {self.public_id(str(i)): i for i in range(len(self._world.parts))}
-        return found | {str(_ADDRESS): None}
-
-    def survey(
-        self,
-        asked: Mapping[str, Cursor],
-        deadline: Deadline,
-        *,
-        expired: Collection[str] = frozenset(),
-        since: datetime | None = None,
-        whole: bool = True,
-    ) -> Survey:
-        for name, position in asked.items():
-            entry = self._lineage.at(name)
-            if position != (entry.cursor if entry is not None else None):
-                raise BrokenError(f"the service is asked about {name} at {position}, but it is {entry}")
-        return survey_of(self._world, asked, expired, whole=whole)
-
-    def describe(self, cursor: Cursor) -> Position:
-        return Position(str(cursor), None)
-
-    def clock(self, deadline: Deadline) -> datetime | None:
-        raise AssertionError
-
-    def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        raise AssertionError
-
-    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
-        raise AssertionError
 
 
 def _passed(world: World) -> World:
@@ -494,22 +476,34 @@ def drained(world: World) -> World:
                 return _read(world, i)
     if world.bounds.kind is not Kind.LATE:
         return _passed(world)
-    looked = _look(world)
-    if looked != world or world.bounds.scope is Scope.DESCENDANTS:
-        return looked
-    return _search(world)
+    for ask in (_look, _search, _last_look):
+        if ask is _search and world.bounds.scope is Scope.DESCENDANTS:
+            continue
+        if ask is _last_look:
+            if not world.settled:
+                continue
+            _check_quiet(world)
+        if (after := ask(world)) != world:
+            return after
+    return world._replace(settled=all(part.closed is not None for part in world.parts))
 
 
 def check_settled(world: World) -> None:
     """Check a world in which nothing is left to do."""
     if world.consumer.over:
         return
+    if world.settled:
+        raise BrokenError("the stream was disabled, and the feed does not end")
+    _check_quiet(world)
+    check_read(world)
+
+
+def _check_quiet(world: World) -> None:
     lineage = _lineage(world)
     if waiting := lineage.waiting():
         raise BrokenError(f"waits for ever: {[(each.partition_id, each.waits) for each in waiting]}")
     if not lineage.is_quiet({each.partition_id for each in lineage.active()}):
         raise BrokenError("never idle")
-    check_read(world)
 
 
 def check_idle(world: World) -> None:

@@ -317,6 +317,12 @@ def _applied(world: World, told: Got, names: Sequence[str], kept: Collection[str
         else:
             got = delivered(world, i, moment - 1, moment)
         world = _with(world, Consumer((), got, frozenset(gap)))
+    for i in reversed(every) if copies else ():
+        # Its children have its records. So their notices tell its loss, after the others were read.
+        below = {j for j in every if i in world.parts[j].parents}
+        if below & gap and all(j in gap or got[j] > world.parts[j].born for j in below):
+            gap.add(i)
+            world = _with(world, Consumer((), got, frozenset(gap)))
     if told.idle and all(part.shown for part in world.parts):
         check_read(world)
     return world

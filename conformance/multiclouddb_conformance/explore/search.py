@@ -216,6 +216,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Any]]] = {
     "told": {"told": True, "scope": Scope.DESCENDANTS},
     "watched": {"watched": True},
     "chained": {"chained": True},
+    "stops": {"stops": True},
     "reduced": {"open": 2, "ahead": False, "symmetric": True},
 }
 """The bounds of each group; the steps of `base` belong to all of them."""

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import attrs
 
+from multiclouddb_api import FeedEnded, Notice
 from multiclouddb_spi import Cursor, Partition, PartitionState, Seed, Survey
 from multiclouddb_spi.continuation.entry import AnyEntry
 
@@ -87,6 +88,7 @@ class Bounds:
         told: True if a late listing tells the parents of what is gone.
         watched: True if the feed begins after the end of a partition that may have more children.
         chained: True if the feed begins when its last partition has ended, whose child waits for it.
+        stops: True if the stream may be disabled: all partitions end without children.
         symmetric: True if histories that differ only in the numbers of the partitions are explored once.
     """
 
@@ -104,6 +106,7 @@ class Bounds:
     told: bool = False
     watched: bool = False
     chained: bool = False
+    stops: bool = False
     symmetric: bool = False
 
 
@@ -136,6 +139,7 @@ class World(NamedTuple):
     consumer: Consumer
     fetched: frozenset[tuple[int, int, int, bool, tuple[int, ...]]] = frozenset()
     token: Consumer | None = None
+    settled: bool = False
 
 
 def at(cursor: Cursor) -> int:
@@ -161,6 +165,7 @@ class Rules:
         return None if self.names_late else at(cursor)
 
 
+_OVER: Final = FeedEnded("it has stopped")
 RULES_OF: Final = {kind: Rules(kind) for kind in Kind}
 """The rules of each kind of service."""
 RULES: Final = RULES_OF[Kind.LATE]
@@ -186,8 +191,14 @@ def moves(world: World) -> Iterator[tuple[str, World]]:
         if merges:
             for pair in combinations(there, 2):
                 yield f"merge {pair[0]} {pair[1]}", _shaped(world, pair, 1)
+    if bounds.stops and not merges and there and world.kept < world.now and not hides(world):
+        yield "stop", _shaped(world, tuple(there), 0)
+    if not there and not world.settled:  # only after some time is it sure that no more will be listed
+        yield "settle", world._replace(settled=True)
     # Nothing is removed that is younger than a partition which is not listed yet.
     latest = min((part.born for part in parts if not part.shown), default=world.now)
+    if not there:  # a stream without records does not exist
+        latest = max(end_of(world, i) for i in range(len(parts))) - 1
     if world.kept < latest:
         yield "trim", world._replace(kept=latest)
     for i, part in enumerate(parts):
@@ -299,10 +310,39 @@ def survey_of(
         if i not in gone and parts[i].shown
         if whole or not asked.keys().isdisjoint(map(str, parts[i].parents))
     )
+    final = dict[str, Notice | None]()
+    if kind is Kind.LATE:
+        if whole and not world.settled:  # what leads to no open partition has no position
+            led = _led(world)
+            present = tuple(
+                each
+                if each.partition_id in asked or int(each.partition_id) in led
+                else attrs.evolve(each, oldest=None)
+                for each in present
+            )
+        names = [each.partition_id for each in present] if whole else asked
+        final = {name: _OVER for name in names if world.settled and _is_last(world, int(name))}
     if kind is Kind.LISTED or world.bounds.told:
-        return Survey(present, {str(i): parents_of(world, i) for i in gone if parts[i].shown})
+        told = {str(i): parents_of(world, i) for i in gone if parts[i].shown}
+        return Survey(present, told, final=final)
     unlisted = {parent for each in present for parent in each.parents} | set(asked)
-    return Survey(present, {name: None for name in unlisted if int(name) in gone})
+    return Survey(present, {name: None for name in unlisted if int(name) in gone}, final=final)
+
+
+def _led(world: World) -> set[int]:
+    """Return the listed open partitions, and their ancestors as far as all between them are listed."""
+    found, pending = set[int](), [i for i, part in enumerate(world.parts) if part.closed is None]
+    while pending:
+        one = pending.pop()
+        if one not in found and world.parts[one].shown:
+            found.add(one)
+            pending += world.parts[one].parents
+    return found
+
+
+def _is_last(world: World, i: int) -> bool:
+    """Return whether a partition exists and nothing follows it, after the stream was disabled."""
+    return not is_gone(world, i) and not any(i in part.parents for part in world.parts)
 
 
 def _present(

@@ -50,7 +50,7 @@ class TestUncovered:
         with _troubled(collection, LeavesOut()) as client:
             token = collection.now(client=client)
         collection.fill(40)
-        late, events = list[str](), list[str]()
+        late, events, counted = list[str](), list[str](), 0
         with _troubled(collection, LeavesOut(), coverage_audit_seconds=0) as client:
             for _ in range(2):  # a partition that was found late is read by the next call
                 pages = list(collection.pages(token, client=client))
@@ -61,6 +61,7 @@ class TestUncovered:
                     assert {event.partition_id for event in page.events}.isdisjoint(found)
                     late += found
                     events += ids(page.events)
-        assert len(late) == 1
+                    counted += page.diagnostics.found_late
+        assert len(late) == counted == 1
         assert late[0] in collection.partitions()
         assert len(events) == len(set(events)) == 40

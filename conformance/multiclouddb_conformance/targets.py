@@ -1,0 +1,523 @@
+"""Tests what the table of a sink contains after replays, old changes, snapshots, kills and repairs.
+
+To test a kind of table, import these tests and define the fixture `sink`, a `SinkHarness` of an empty place:
+
+    from multiclouddb_conformance.targets import *
+
+    @pytest.fixture
+    def sink(tmp_path):
+        return MySink(tmp_path)
+"""
+# ruff: noqa: D102 - a test's name says what it tests
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any, Final, Protocol, TypeAlias
+
+import attrs
+import pyarrow as pa
+import pytest
+
+from multiclouddb_api import (
+    BackfillDone,
+    ChangeEvent,
+    ChangeFeedPage,
+    ChangeType,
+    ErrorCategory,
+    MulticloudDbError,
+    MulticloudDbKey,
+    Notice,
+    ResourceAddress,
+    SnapshotStarted,
+    decode_json,
+    encode_json,
+)
+from multiclouddb_api.arrow import events_to_arrow
+from multiclouddb_conformance.values import KEYS, VALUES
+from multiclouddb_spi.sink_rules import TIME
+from multiclouddb_verify import Fix, Target
+from multiclouddb_verify.target import own_state
+
+__all__ = [
+    "Death",
+    "SinkHarness",
+    "TestFixed",
+    "TestLives",
+    "TestMerged",
+    "TestRead",
+    "TestSnapshot",
+    "page",
+]
+
+Change: TypeAlias = tuple[str, int, Any]
+"""The key, the order and the document of a change; None for a delete."""
+
+_ADDRESS: Final = ResourceAddress("main", "orders")
+_PLAN: Final = "provider:resource:snapshot:s"
+_NOW: Final = datetime(2026, 1, 2, tzinfo=UTC)
+_LIVES: Final = [
+    pytest.param(0, 3, id="short"),
+    *(pytest.param(seed, 10, marks=pytest.mark.soak, id=str(seed)) for seed in range(60)),
+]
+
+
+class Death(BaseException):
+    """Simulates a kill of the process at this point."""
+
+
+class Turn(random.Random):
+    """Dice that let some steps pass, and then kill the process before or after the next one."""
+
+    def __init__(self, passed: int, *, after: bool) -> None:
+        super().__init__()
+        self._left = [*[1.0] * passed, 0.0, 0.0 if after else 1.0]
+
+    def random(self) -> float:
+        """Return the next number."""
+        return self._left.pop(0) if self._left else 1.0
+
+
+class SinkHarness(Protocol):
+    """A table, the sink that writes it, and deaths of the sink.
+
+    Attributes:
+        numbers: False if the sink stores no numbers of batches, so that a repeated batch is merged again.
+    """
+
+    numbers: bool
+
+    @property
+    def target(self) -> Target:
+        """The table, as `verify` reads and repairs it."""
+        ...
+
+    def merge(
+        self,
+        batch: pa.Table | ChangeFeedPage,
+        batch_id: int | None = None,
+        app_id: str | None = None,
+        **options: Any,
+    ) -> bool:
+        """Call the sink's function."""
+        ...
+
+    def dies(self, dice: random.Random | None, chance: float = 0.0) -> None:
+        """From now on, raise `Death` once, before or after a random step of a commit; None: never."""
+        ...
+
+
+def events(
+    *changes: Change, mark: str = "", backfilled: bool = False, floor: str | None = None
+) -> list[ChangeEvent]:
+    """Make changes of keys; with `floor`, rows of a snapshot."""
+    return [
+        ChangeEvent(
+            f"{mark}{key}@{order}",
+            MulticloudDbKey({"id": key}),
+            ChangeType.DELETE if document is None else ChangeType.UPDATE,
+            _NOW,
+            document,
+            None,
+            f"{order:06d}" if floor is None else floor,
+            None,
+            backfilled,
+            _ADDRESS,
+            "p0",
+        )
+        for key, order, document in changes
+    ]
+
+
+def rows(*changes: Change, **more: Any) -> pa.Table:
+    """Make a batch of changes."""
+    return pa.Table.from_batches([events_to_arrow(events(*changes, **more))])
+
+
+def bare(*changes: Change) -> pa.Table:
+    """Make a batch of changes that came without their documents."""
+    batch = rows(*changes)
+    at = batch.column_names.index("new_item_state")
+    return batch.set_column(at, batch.schema.field(at), pa.nulls(batch.num_rows, pa.string()))
+
+
+def page(found: Iterable[ChangeEvent], *notices: Notice, token: str = "token") -> ChangeFeedPage:
+    """Make a page."""
+    return ChangeFeedPage(tuple(found), token, notices=notices)
+
+
+def key_of(name: Any) -> str:
+    """Return a key as the table stores it."""
+    return encode_json({"id": name}).decode()
+
+
+def read(sink: SinkHarness, keys: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
+    """Return the rows of the table by key; no key may have two."""
+    found = [row for batch in sink.target.rows(keys) for row in batch.to_pylist()]
+    by_key = {row["key"]: row for row in found}
+    assert len(by_key) == len(found), "a key has several rows"
+    return by_key
+
+
+def documents(sink: SinkHarness) -> dict[str, Any]:
+    """Return the documents by the names of their keys."""
+    live = (row for row in read(sink).values() if not row["deleted"])
+    return {json.loads(row["key"])["id"]: decode_json(row["state"]) for row in live}
+
+
+def tombstones(sink: SinkHarness) -> dict[str, str]:
+    """Return the `order_key` of each tombstone by the name of its key."""
+    gone = (row for row in read(sink).values() if row["deleted"])
+    return {json.loads(row["key"])["id"]: row["order_key"] for row in gone}
+
+
+def drawn(dice: random.Random, first: int, count: int, keys: int = 12) -> list[Change]:
+    """Draw changes; a key may be deleted and created again."""
+    return [
+        (f"k{dice.randrange(keys)}", order, {"n": order} if dice.random() < 0.7 else None)
+        for order in range(first, first + count)
+    ]
+
+
+def applied(changes: Iterable[Change]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the documents and the tombstones after all changes."""
+    last = {key: (order, document) for key, order, document in sorted(changes, key=lambda each: each[1])}
+    live = {key: document for key, (_, document) in last.items() if document is not None}
+    return live, {key: f"{order:06d}" for key, (order, document) in last.items() if document is None}
+
+
+def refused(call: Callable[..., object], *arguments: Any, **options: Any) -> MulticloudDbError:
+    """Return the error of a call that must be refused."""
+    with pytest.raises(MulticloudDbError) as caught:
+        call(*arguments, **options)
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    return caught.value
+
+
+class TestMerged:
+    """Tests that changes in any order, and more than once, give the same table."""
+
+    def test_replays_deletes_and_several_changes_of_a_key(self, sink: SinkHarness) -> None:
+        dice, changes = random.Random(1), list[Change]()
+        for number in range(3):
+            batch = drawn(dice, number * 40, 40)
+            changes += batch
+            dice.shuffle(batch)
+            assert sink.merge(rows(*batch), number, "app")
+            assert sink.merge(rows(*batch), number, "app") is not sink.numbers
+            sink.merge(rows(*batch))
+            assert (documents(sink), tombstones(sink)) == applied(changes)
+
+    def test_any_order_of_batches(self, sink: SinkHarness) -> None:
+        dice = random.Random(2)
+        changes = drawn(dice, 0, 100)
+        batches = [changes[at : at + 20] for at in range(0, 100, 20)]
+        batches += dice.choices(batches, k=2)
+        dice.shuffle(batches)
+        for batch in batches:
+            sink.merge(rows(*batch))
+        assert (documents(sink), tombstones(sink)) == applied(changes)
+
+    def test_an_older_change_does_not_win_over_a_tombstone(self, sink: SinkHarness) -> None:
+        sink.merge(rows(("a", 3, None), ("b", 5, {"n": 5})))
+        sink.merge(rows(("a", 2, {"n": 2}), ("b", 4, None), ("c", 1, None)))
+        assert (documents(sink), tombstones(sink)) == ({"b": {"n": 5}}, {"a": "000003", "c": "000001"})
+        sink.merge(rows(("a", 6, {"n": 6})))
+        assert documents(sink) == {"a": {"n": 6}, "b": {"n": 5}}
+
+    def test_another_change_of_the_same_order_does_not_win(self, sink: SinkHarness) -> None:
+        """The tombstones of a snapshot have the order of its rows, of which one may come late."""
+        sink.merge(rows(("a", 1, {"n": 1}), ("b", 1, None)))
+        sink.merge(rows(("a", 1, {"n": 2}), ("b", 1, {"n": 2})))
+        assert (documents(sink), tombstones(sink)) == ({"a": {"n": 1}}, {"b": "000001"})
+
+    def test_two_queries_have_their_own_numbers(self, sink: SinkHarness) -> None:
+        assert sink.merge(rows(("a", 1, {"n": 1})), 4, "first")
+        assert sink.merge(rows(("a", 0, {"n": 0})), 3, "first") is not sink.numbers
+        assert sink.merge(rows(("a", 2, {"n": 2})), 0, "second")
+        assert documents(sink) == {"a": {"n": 2}}
+
+    def test_pages_and_tables_are_the_same(self, sink: SinkHarness) -> None:
+        assert not sink.merge(page([]))
+        assert sink.merge(page(events(("a", 1, {"n": 1}), ("b", 2, None))))
+        assert not sink.merge(page([]))
+        assert (documents(sink), tombstones(sink)) == ({"a": {"n": 1}}, {"b": "000002"})
+
+    def test_new_columns(self, sink: SinkHarness) -> None:
+        sink.merge(rows(("a", 1, {"n": 1})))
+        wider = rows(("a", 2, {"n": 2})).append_column("total", pa.array([2.5]))
+        assert "total" in refused(sink.merge, wider).message
+        assert documents(sink) == {"a": {"n": 1}}
+        assert sink.merge(wider, new_columns="add")
+        sink.merge(rows(("b", 3, {"n": 3})))
+        assert documents(sink) == {"a": {"n": 2}, "b": {"n": 3}}
+        wrong = rows(("a", 4, {})).append_column("total", pa.array(["x"]))
+        assert "column total" in refused(sink.merge, wrong).message
+
+    def test_columns_of_every_type_come_back_and_a_delete_empties_them(self, sink: SinkHarness) -> None:
+        """The columns that `.schema(…)` of Spark's source gives, with names that need quotes."""
+        at, number = (
+            datetime(2026, 3, 29, 1, 30, tzinfo=UTC),
+            Decimal("1234567890123456789.012345678901234567"),
+        )
+        values: dict[str, tuple[pa.DataType, Any]] = {
+            "flag": (pa.bool_(), False), "tiny": (pa.int8(), -128), "n": (pa.int16(), 2**15 - 1),
+            "int": (pa.int32(), -(2**31)), "big%s": (pa.int64(), 2**63 - 1), "real": (pa.float32(), 0.25),
+            "total": (pa.float64(), 0.1), "price": (pa.decimal128(9, 2), Decimal("-1.50")),
+            "exact": (pa.decimal128(38, 18), number), "select": (pa.string(), "a\"'`\n\\N"),
+            "a.b": (pa.string(), ""), "day": (pa.date32(), at.date()), "at": (TIME, at),
+            "local": (pa.timestamp("us"), at.replace(tzinfo=None)), "raw": (pa.binary(), b"\x00\xff"),
+        }  # fmt: skip
+
+        def typed(*changes: Change) -> pa.Table:
+            batch, filled = rows(*changes), [document is not None for _, _, document in changes]
+            for name, (kind, value) in values.items():
+                batch = batch.append_column(
+                    name, pa.array([value if each else None for each in filled], kind)
+                )
+            return batch
+
+        def stored() -> dict[str, Any]:
+            found = [row for each in sink.target.rows(own=True) for row in each.to_pylist()]
+            return {json.loads(row["key"])["id"]: decode_json(row["state"]) for row in found}
+
+        sink.merge(typed(("a", 1, {}), ("b", 1, {}), ("c", 1, {})))
+        sink.merge(typed(("b", 2, None), ("c", 0, None)))
+        found = stored()
+        ours = own_state({name: value for name, (_, value) in values.items()})
+        assert {name: found["a"][name] for name in ours} == ours
+        assert found["c"] == found["a"]
+        assert not found["b"].keys() & ours.keys()
+
+    def test_changes_without_documents(self, sink: SinkHarness) -> None:
+        sink.merge(rows(("a", 1, {"n": 1})))
+        lost = bare(("a", 2, {}), ("b", 3, {}))
+        assert "missing_state" in refused(sink.merge, lost).message
+        assert sink.merge(lost, missing_state="keep")
+        found = read(sink)
+        assert (found[key_of("a")]["order_key"], found[key_of("a")]["state"]) == ("000002", '{"n":1}')
+        sink.merge(rows(("a", 1, {"n": 0}), ("b", 4, {"n": 4})))
+        assert documents(sink)["b"] == {"n": 4}
+        assert read(sink)[key_of("a")]["state"] == '{"n":1}'
+
+    def test_an_incomplete_row_is_refused(self, sink: SinkHarness) -> None:
+        for column, value in (("key", None), ("order_key", None), ("type", None), ("type", "OTHER")):
+            batch = rows(("a", 1, {}))
+            at = batch.column_names.index(column)
+            batch = batch.set_column(at, batch.schema.field(at), pa.array([value], pa.string()))
+            assert "without key, order_key or type" in refused(sink.merge, batch).message
+
+    def test_a_batch_without_a_column_of_the_change_is_refused(self, sink: SinkHarness) -> None:
+        """Otherwise, rows of a snapshot would look like changes, and documents that it lacks would stay."""
+        sink.merge(rows(("a", 1, {}), ("gone", 2, {})))
+        scanned = rows(("a", 0, {"s": 1}), mark="snapshot:s:", backfilled=True, floor="000010~")
+        for column in ("key", "order_key", "type", "event_id", "backfilled"):
+            assert column in refused(sink.merge, scanned.drop_columns(column)).message
+        assert documents(sink) == {"a": {}, "gone": {}}
+
+    def test_a_table_that_must_exist(self, sink: SinkHarness) -> None:
+        with pytest.raises(MulticloudDbError) as caught:
+            sink.merge(rows(("a", 1, {})), create=False)
+        assert caught.value.category == ErrorCategory.NOT_FOUND
+
+    def test_soft_deletes_of_latest_versions_are_tombstones_and_other_feeds_are_refused(
+        self, sink: SinkHarness
+    ) -> None:
+        latest = events(("a", 1, {"n": 1}), ("b", 2, {"n": 2}), mark="latest:")
+        sink.merge(page(latest))
+        sink.merge(page(events(("a", 3, None), mark="latest:")))
+        assert (documents(sink), tombstones(sink)) == ({"b": {"n": 2}}, {"a": "000003"})
+        assert "only latest versions" in refused(sink.merge, page(events(("c", 4, {})))).message
+
+    def test_a_zoo_of_documents_and_keys(self, sink: SinkHarness) -> None:
+        """Each document comes back as it was, byte for byte."""
+        zoo = {f"v-{name}": {"v": value} for name, value in VALUES.items()}
+        found = events(*((name, 1, document) for name, document in zoo.items()))
+        found += [
+            attrs.evolve(each, key=MulticloudDbKey({"id": key}))
+            for each, key in zip(events(*((name, 1, {}) for name in KEYS)), KEYS.values(), strict=True)
+        ]
+        deep: Any = 1
+        for _ in range(90):
+            deep = {"d": [deep]}
+        found += events(("deep", 1, deep), ("empty", 1, {}), ("duplicate quotes", 1, {'"': "'\"\\"}))
+        sink.merge(page(found))
+        ours = {
+            key_of(each.key.components["id"]): encode_json(each.new_item_state).decode() for each in found
+        }
+        assert {key: row["state"] for key, row in read(sink).items()} == ours
+
+
+class TestSnapshot:
+    """Tests that a snapshot repairs the table, documents that were deleted unseen included."""
+
+    def test_replaces_older_rows_and_buries_what_it_does_not_contain(self, sink: SinkHarness) -> None:
+        sink.merge(page(events(("a", 20, {"n": 20}), ("gone", 21, {}), ("b", 2, {"n": 2}), ("old", 3, None))))
+        floor = "000010~"
+        sink.merge(page([], SnapshotStarted(floor, _PLAN)))
+        sink.merge(page(events(("a", 0, {"s": 1}), mark="snapshot:s:", backfilled=True, floor=floor)))
+        sink.merge(page(events(("c", 11, {"n": 11}))))
+        sink.merge(
+            page(
+                events(
+                    ("b", 0, {"s": 2}), ("c", 0, {"s": 3}), mark="snapshot:s:", backfilled=True, floor=floor
+                ),
+                BackfillDone(_PLAN, floor),
+            )
+        )
+        assert documents(sink) == {"a": {"s": 1}, "b": {"s": 2}, "c": {"n": 11}}
+        # A change from before the snapshot comes late.
+        sink.merge(page(events(("gone", 9, {"n": 9}), ("old", 9, {"n": 9}), ("a", 9, {"n": 9}))))
+        assert tombstones(sink).keys() == {"gone", "old"}
+        assert {row["state"] for row in read(sink).values() if row["deleted"]} == {None}
+        again = page([], SnapshotStarted(floor, _PLAN))
+        sink.merge(again)
+        assert documents(sink) == {"a": {"s": 1}, "b": {"s": 2}, "c": {"n": 11}}
+
+    def test_rows_without_its_beginning_are_refused_if_the_table_has_rows(self, sink: SinkHarness) -> None:
+        sink.merge(page(events(("a", 1, {}))))
+        scanned = events(("b", 0, {}), mark="snapshot:s:", backfilled=True, floor="000010~")
+        assert "SnapshotStarted" in refused(sink.merge, page(scanned)).message
+        assert documents(sink) == {"a": {}}
+
+    def test_later_ones_with_the_same_floor_replace_the_rows_of_earlier_ones(self, sink: SinkHarness) -> None:
+        """The floor of some services lies below every change. The sink dies before and after each step."""
+        floor = "000000~"
+        for number in range(11):
+            plan, document = f"provider:resource:snapshot:s{number}", {"scan": number}
+            left = ["a", "b"] if number % 2 == 0 else ["a"]
+            mark = f"snapshot:s{number}:"
+            scanned = events(*((key, 0, document) for key in left), mark=mark, backfilled=True, floor=floor)
+            sink.dies(Turn((number - 1) // 2, after=number % 2 == 0) if number else None, 0.5)
+            for each in (page([], SnapshotStarted(floor, plan)), page(scanned, BackfillDone(plan, floor))):
+                try:
+                    sink.merge(each)
+                except Death:
+                    sink.merge(each)
+            sink.dies(None)
+            assert documents(sink) == dict.fromkeys(left, document)
+
+    def test_of_an_empty_collection_makes_tombstones_of_all(self, sink: SinkHarness) -> None:
+        sink.merge(page(events(("a", 5, {}), ("b", 6, {}))))
+        sink.merge(page([], SnapshotStarted("000010~", _PLAN), BackfillDone(_PLAN, "000010~")))
+        assert documents(sink) == {}
+        assert tombstones(sink).keys() == {"a", "b"}
+
+
+class TestRead:
+    """Tests what `verify` reads."""
+
+    def test_some_keys(self, sink: SinkHarness) -> None:
+        sink.merge(page(events(("a", 1, {}), ("b", 2, None), ("c", 3, {}))))
+        assert read(sink, [key_of("a"), key_of("b"), key_of("none")]).keys() == {key_of("a"), key_of("b")}
+        assert read(sink, []) == {}
+        assert sink.target.position() is None
+
+    def test_many_rows_in_one_version(self, sink: SinkHarness) -> None:
+        sink.merge(page(events(*((f"k{n}", 1, {"n": 1}) for n in range(9_000)))))
+        batches = iter(sink.target.rows())
+        first = next(batches)
+        sink.merge(page(events(*((f"k{n}", 2, {"n": 2}) for n in range(9_000)))))
+        assert {row["order_key"] for each in [first, *batches] for row in each.to_pylist()} == {"000001"}
+
+    def test_a_table_that_does_not_exist(self, sink: SinkHarness) -> None:
+        with pytest.raises(MulticloudDbError) as caught:
+            list(sink.target.rows())
+        assert caught.value.category == ErrorCategory.NOT_FOUND
+
+
+class TestFixed:
+    """Tests that a repair never overwrites what it has not seen."""
+
+    def test_compares_and_sets(self, sink: SinkHarness) -> None:
+        sink.merge(page(events(*((name, 1, {"n": 1}) for name in ("seen", "moved", "gone")))))
+        sink.merge(page(events(("moved", 2, {"n": 2}), ("dead", 2, None))))
+
+        def fix(name: str, seen: str | None, text: str | None) -> Fix:
+            return Fix(key_of(name), () if seen is None else (seen,), "000001~", text, None, _NOW)
+
+        one = "000001"
+        fixes = [fix("seen", one, '{"n":"fixed"}'), fix("moved", one, "{}"), fix("gone", one, None)]
+        fixes += [fix("new", None, '{"n":"new"}'), fix("never", None, None), fix("dead", None, "{}")]
+        assert sink.target.fix(fixes) == 3
+        assert documents(sink) == {"seen": {"n": "fixed"}, "moved": {"n": 2}, "new": {"n": "new"}}
+        assert tombstones(sink) == {"gone": "000001~", "dead": "000002"}
+        assert sink.target.fix(fixes) == 0
+        sink.merge(page(events(("seen", 3, {"n": 3}), ("gone", 1, {"n": 1}))))
+        assert documents(sink)["seen"] == {"n": 3}
+        assert sink.target.fix([]) == 0
+
+
+class Source:
+    """A collection whose changes expire, and its feed with one partition."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice, self.order, self.plans = dice, 0, 0
+        self.live: dict[str, Any] = {}
+        self.pages: list[ChangeFeedPage] = []
+
+    def write(self, count: int) -> None:
+        """Change documents; a page has several changes of a key."""
+        changes = drawn(self.dice, self.order + 1, count)
+        self.order += count
+        self.live, gone = {**self.live, **applied(changes)[0]}, applied(changes)[1]
+        for key in gone:
+            self.live.pop(key, None)
+        cuts = sorted({0, count, *(self.dice.randrange(count) for _ in range(2))})
+        self.pages += [page(events(*changes[first:last])) for first, last in pairwise(cuts)]
+
+    def lose(self) -> None:
+        """Expire what was not read, and begin a snapshot, whose rows come mixed with later changes."""
+        self.plans += 1
+        name, floor = f"snapshot:s{self.plans}", f"{self.order:06d}~"
+        plan = f"provider:resource:{name}"
+        scanned = events(
+            *((key, 0, document) for key, document in self.live.items()),
+            mark=f"{name}:", backfilled=True, floor=floor,
+        )  # fmt: skip
+        self.dice.shuffle(scanned)
+        half = len(scanned) // 2
+        self.pages = []
+        self.write(4)
+        later, self.pages = self.pages, []
+        self.pages = [
+            page([], SnapshotStarted(floor, plan)),
+            page(scanned[:half]),
+            *later,
+            page(scanned[half:], BackfillDone(plan, floor)),
+        ]
+
+
+class TestLives:
+    """Random lives, with kills between any two steps of a commit, against an oracle."""
+
+    @pytest.mark.parametrize(("seed", "rounds"), _LIVES)
+    def test_life(self, sink: SinkHarness, seed: int, rounds: int) -> None:
+        dice = random.Random(seed)
+        source, delivered = Source(dice), list[ChangeFeedPage]()
+        for number in range(rounds):
+            # Also the shortest life has an outage and a death in it.
+            if dice.random() < 0.2 or number == 1:
+                source.lose()
+                # An older query may not go on beside a snapshot.
+                delivered = []
+            source.write(dice.randrange(5, 25))
+            if dice.random() < 0.4 or number == 1:
+                sink.dies(dice, dice.choice([0.02, 0.1, 0.3]))
+            while source.pages:
+                repeated = dice.choice(delivered) if delivered and dice.random() < 0.2 else source.pages[0]
+                try:
+                    sink.merge(repeated)
+                except Death:
+                    sink.dies(None)
+                    continue
+                if repeated is source.pages[0]:
+                    delivered.append(source.pages.pop(0))
+            sink.dies(None)
+            assert documents(sink) == source.live
+        assert all(row["order_key"] for row in read(sink).values())

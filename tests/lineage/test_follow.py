@@ -1,0 +1,149 @@
+"""Tests when the engine asks about late children and uncovered partitions, and which ends it refuses."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from multiclouddb_api import Beginning, ErrorCategory, SkipToOldest
+from multiclouddb_conformance.explore.world import RULES
+from multiclouddb_spi import Awaiting, Child, Deadline, Drained, Position, ProviderFault, Seed, Survey
+from multiclouddb_spi.continuation import follow
+from multiclouddb_spi.continuation.entry import Audited, Entry, Stage
+from multiclouddb_spi.continuation.follow import (
+    Follow,
+    Looks,
+    apply_end,
+    begun,
+    is_search_due,
+    most_looks,
+)
+from multiclouddb_spi.continuation.lineage import Lineage, Loss
+from multiclouddb_spi.retry import directly
+
+NOW, EVERY = 10_000.0, 600.0
+FEED, OTHER = SimpleNamespace(identity="feed"), SimpleNamespace(identity="other")
+LOST, NAMED = Entry("0", Stage.END, (5,)), Entry("0", Stage.END, (5,), children=("1",))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Stand-in for both clocks of this machine; a test sets `now`."""
+    made = SimpleNamespace(now=NOW)
+    made.time = made.monotonic = lambda: made.now
+    monkeypatch.setattr(follow, "time", made)
+    return made
+
+
+def following(lineage, survey=None):
+    """Return a `Follow` whose service gives one answer."""
+    feed = SimpleNamespace(
+        identity="feed",
+        spec=SimpleNamespace(address="items"),
+        public_id=lambda name: f"<{name}>",
+        describe=lambda cursor: Position(f"at {cursor}", None),
+        survey=lambda asked, deadline, **wanted: survey,
+    )
+    feed.for_one_call = lambda: feed
+    return Follow(feed, lineage, directly, Deadline.after(9.0), SkipToOldest(), Looks(), 600.0)
+
+
+@pytest.mark.parametrize(
+    ("ago", "retired", "due"),
+    [
+        (600, False, True),
+        (599, False, False),
+        (60, True, True),
+        (59, True, False),
+        (-60, True, False),
+        (-60, False, False),
+        (-61, False, True),
+    ],
+)
+def test_a_search_is_due_after_some_time_and_sooner_after_an_end(clock, ago, retired, due):
+    """If the clock was set back, the search is due too."""
+    assert is_search_due(Audited(None, int(NOW) - ago, retired=retired), EVERY) is due
+    assert not is_search_due(None, EVERY)
+
+
+def test_nothing_is_searched_for_where_nothing_is_named_late():
+    assert begun(SimpleNamespace(names_late=False), Beginning(), None) is None
+
+
+def test_a_look_counts_only_if_the_pause_before_it_was_seen(clock):
+    looks = Looks()
+    assert looks.is_due(FEED, NAMED)
+    assert not looks.asked(FEED, NAMED)
+    assert not looks.is_due(FEED, NAMED)
+    clock.now += 0.0625
+    assert not looks.asked(FEED, NAMED)  # the first look of the two begins the pause
+    clock.now += 0.0625
+    assert looks.is_due(FEED, NAMED)
+    assert looks.asked(FEED, NAMED)
+    once = Entry("0", Stage.END, (5,), children=("1",), looks=1)
+    clock.now += 0.19
+    assert not looks.is_due(FEED, once)
+    clock.now += 0.02
+    assert looks.is_due(FEED, once)
+    assert looks.is_due(OTHER, once)
+
+
+def test_an_end_of_which_no_child_is_known_is_always_looked_for(clock):
+    looks = Looks()
+    looks.asked(FEED, LOST)
+    assert looks.is_due(FEED, LOST)
+
+
+def test_the_pauses_stay_below_two_minutes(clock):
+    looks, often = Looks(), Entry("0", Stage.END, (5,), children=("1",), looks=40)
+    looks.asked(FEED, often)
+    clock.now += 119.0
+    assert not looks.is_due(FEED, often)
+    clock.now += 1.0
+    assert looks.is_due(FEED, often)
+
+
+def test_of_many_looks_the_latest_are_kept(clock, monkeypatch):
+    monkeypatch.setattr(follow, "_MOST_KEPT", 2)
+    looks = Looks()
+    ends = [Entry(name, Stage.END, (5,), children=("9",)) for name in "abc"]
+    for each in (ends[0], ends[1], ends[0], ends[2]):
+        looks.asked(FEED, each)
+    assert [looks.is_due(FEED, each) for each in ends] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "looks"), [(0.1, 1), (0.2, 2), (0.3, 2), (0.4, 3), (564.0, 14), (600.0, 15)]
+)
+def test_a_search_lasts_at_least_the_given_time(seconds, looks):
+    assert most_looks(seconds) == looks
+
+
+@pytest.mark.parametrize(
+    "outcome", [Awaiting(), Drained((Child("1", ("0",), 5),), complete=False)], ids=["unnamed", "incomplete"]
+)
+def test_a_provider_that_names_late_although_it_says_that_it_does_not_is_refused(outcome):
+    lineage = Lineage([Entry.read("0", 5)], RULES)
+    with pytest.raises(ProviderFault) as caught:
+        apply_end(lineage, "0", outcome, names_late=False)
+    assert caught.value.fault.category == ErrorCategory.PERMANENT_FAILURE
+    assert list(lineage) == [Entry.read("0", 5)]
+
+
+def test_a_loss_of_which_nothing_is_proved_names_three_partitions():
+    lineage = Lineage(map(Entry.read, "0123", "5555"), RULES, root="0")
+    survey = Survey((), dict.fromkeys("0123"), heirs=(Seed("9", (), 7),))
+    with pytest.raises(ProviderFault) as caught:
+        following(lineage, survey).lost(tuple("3210"))
+    assert caught.value.fault.category == ErrorCategory.CHECKPOINT_EXPIRED
+    message = caught.value.fault.message
+    assert [name in message for name in ("<0>", "<1>", "<2>", "<3>")] == [True, True, True, False]
+
+
+def test_a_notice_of_a_loss_says_from_where_to_where():
+    seeds = tuple(Seed(name, (), position) for name, position in zip("abcd", (6, 7, 8, 9), strict=True))
+    told = following(Lineage([Entry.read("a", 6)], RULES)).told([Loss("0", 5, seeds), Loss("1", None)])
+    (known, started), (unseen, nothing) = told
+    assert (known.partition_id, known.lost_from, known.resumed_at) == ("<0>", "at 5", "at 6, at 7, at 8")
+    assert started == tuple("abcd")
+    assert (unseen.partition_id, nothing) == ("<1>", ())
+    assert unseen.resumed_at != following(Lineage((), RULES)).told([Loss("1", None)])[0][0].resumed_at
