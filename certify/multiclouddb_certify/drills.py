@@ -1,0 +1,497 @@
+"""Drills: what a service does slowly, as steps that are stored in a folder and picked up hours later.
+
+A step may wait: then the drill ends, and `certify resume FOLDER` tries the step again. A step may be repeated
+after a kill, so it compares states, never counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import attrs
+
+from multiclouddb_api import (
+    ChangeFeedPage,
+    ErrorCategory,
+    ErrorDetail,
+    FromContinuationToken,
+    Gap,
+    MulticloudDbClient,
+    MulticloudDbError,
+    Now,
+    OperationOptions,
+    ResourceAddress,
+    SkipToOldest,
+    Snapshot,
+    StartPosition,
+    invalid_request,
+)
+from multiclouddb_certify.certification import Certification, DrillHarness, Run, load_certification
+from multiclouddb_certify.run import classified, drill_marker, remove_run
+from multiclouddb_certify.wire import Meter
+from multiclouddb_conformance.collection import feed_request
+from multiclouddb_conformance.harness import Kind, Write
+
+__all__ = ["DRILLS", "Drill", "State", "Step", "Wait", "resume", "start"]
+
+_FILE: Final = "drill.json"
+_PAGES: Final = 500
+_READERS: Final = 3
+
+
+@attrs.frozen
+class Wait:
+    """A step that cannot go on yet.
+
+    Attributes:
+        reason: What the service has not done yet.
+        hours: When it is worth trying again.
+    """
+
+    reason: str
+    hours: float
+
+
+@attrs.define
+class State:
+    """What is stored of a drill.
+
+    Attributes:
+        drill: The name of the drill.
+        url: Where it runs.
+        run: The name of its run.
+        step: The number of the next step.
+        data: What earlier steps kept: tokens, keys, times.
+        told: A line for each step that ended.
+        budget: The most that may be spent, in US dollars.
+        usd: What was spent.
+    """
+
+    drill: str
+    url: str
+    run: str
+    step: int = 0
+    data: dict[str, Any] = attrs.field(factory=dict)
+    told: list[str] = attrs.field(factory=list)
+    budget: float = 2.0
+    usd: float = 0.0
+
+    def save(self, folder: Path) -> None:
+        """Store the state; a kill leaves the old one or the new one."""
+        new = folder / f"{_FILE}.new"
+        new.write_text(json.dumps(attrs.asdict(self), indent=2))
+        new.replace(folder / _FILE)
+
+
+class Stage:
+    """What a step works with: the harness for native calls, the library's client, and the stored data."""
+
+    def __init__(
+        self, certification: Certification, state: State, harness: DrillHarness, client: MulticloudDbClient,
+        meter: Meter,
+    ) -> None:  # fmt: skip
+        self.certification, self.state, self.harness = certification, state, harness
+        self.client, self.meter = client, meter
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What earlier steps kept."""
+        return self.state.data
+
+    @property
+    def address(self) -> ResourceAddress:
+        """The collection of the drill."""
+        return ResourceAddress(*self.data["address"])
+
+    def create(self) -> None:
+        """Create the collection of the drill."""
+        address = self.harness.create("drill", Kind.PLAIN, 1)
+        self.data["address"] = [address.database, address.collection]
+
+    def put(self, first: int, last: int) -> None:
+        """Write the documents with these numbers."""
+        for number in range(first, last):
+            self.harness.write(self.address, [Write(f"k{number}", {"n": number})])
+
+    def page(self, start: StartPosition | str, size: int = 0, **settings: Any) -> ChangeFeedPage:
+        """Read one page."""
+        position = FromContinuationToken(start) if isinstance(start, str) else start
+        request = feed_request(self.harness, self.address, position, size, **settings)
+        return self.client.read_changes(request, OperationOptions(timeout_seconds=60, wait_seconds=1))
+
+    def drain(self, start: StartPosition | str, until: int, **settings: Any) -> tuple[set[int], int, str]:
+        """Read until the document `until` came; return the numbers, the count of gaps, and the last token."""
+        numbers: set[int] = set()
+        gaps = 0
+        for _ in range(_PAGES):
+            page = self.page(start, **settings)
+            start = page.continuation_token
+            gaps += sum(isinstance(notice, Gap) for notice in page.notices)
+            numbers |= {
+                int((event.new_item_state or {})["n"]) for event in page.events if event.new_item_state
+            }
+            if until in numbers and page.idle:
+                break
+        return numbers, gaps, str(start)
+
+    def check(self, found: object, wanted: object, what: str) -> None:
+        """Fail the drill unless both are equal."""
+        if found != wanted:
+            raise MulticloudDbError(
+                f"certify: the drill failed: {what}: {found} instead of {wanted}",
+                ErrorDetail(ErrorCategory.PERMANENT_FAILURE),
+            )
+
+
+@attrs.frozen
+class Step:
+    """One step; `act` is None where only the real service can show it and nothing is automated."""
+
+    text: str
+    act: Callable[[Stage], Wait | None] | None = None
+
+
+@attrs.frozen
+class Drill:
+    """What a service does slowly.
+
+    Attributes:
+        provider: The provider's id.
+        about: What it shows.
+        hours: After how many hours it expires.
+        needs: What it needs beyond a local server; empty if a local server shows it.
+        steps: The steps, in order.
+    """
+
+    provider: str
+    about: str
+    hours: float
+    needs: str
+    steps: Sequence[Step]
+
+
+def _written(stage: Stage) -> None:
+    stage.create()
+    stage.data["begin"] = stage.page(Now()).continuation_token
+    stage.put(0, 20)
+    page = stage.page(stage.data["begin"], 7)
+    stage.data["read"] = sorted(int((event.new_item_state or {})["n"]) for event in page.events)
+    stage.data["half"] = page.continuation_token
+
+
+def _rolled_over(stage: Stage) -> Wait | None:
+    if stage.harness.closed_shards(stage.address):
+        return None
+    return Wait("no shard of the stream has closed yet; the service closes one after about four hours", 4.5)
+
+
+def _read_on(stage: Stage) -> None:
+    stage.put(20, 25)
+    numbers, gaps, token = stage.drain(stage.data["half"], 24)
+    stage.check(sorted(numbers | set(stage.data["read"])), list(range(25)), "the changes of the documents")
+    stage.check(gaps, 0, "the number of gaps")
+    stage.data["end"] = token
+
+
+def _expired(stage: Stage) -> Wait | None:
+    try:
+        stage.page(stage.data["begin"])
+    except MulticloudDbError as error:
+        if error.category == ErrorCategory.CHECKPOINT_EXPIRED:
+            return None
+        raise
+    return Wait("the first changes are still kept; the service removes them after 24 hours", 24.5)
+
+
+def _skipped(stage: Stage) -> None:
+    stage.put(25, 30)
+    numbers, gaps, _ = stage.drain(stage.data["begin"], 29, on_expired=SkipToOldest())
+    stage.check(gaps > 0, True, "a gap is reported")
+    stage.check(set(range(25, 30)) <= numbers, True, "what was written after the gap comes")
+
+
+def _copied(stage: Stage) -> None:
+    numbers, _, _ = stage.drain(Snapshot(), 29)
+    stage.check(sorted(numbers), list(range(30)), "the rows of a new snapshot")
+
+
+def _grown(stage: Stage) -> None:
+    stage.harness.grow(stage.address)
+
+
+def _split(stage: Stage) -> Wait | None:
+    if (count := _ranges(stage)) > 1:
+        stage.data["ranges"] = count
+        return None
+    return Wait("the container still has one partition; a split takes minutes to hours", 0.5)
+
+
+def _ranges(stage: Stage) -> int:
+    return len(list(stage.client.list_physical_partitions(stage.address)))
+
+
+def _merged(stage: Stage) -> Wait | None:
+    if _ranges(stage) < stage.data["ranges"]:
+        return None
+    command = f"az cosmosdb sql container merge --database-name {stage.address.database} --name"
+    return Wait(f"no ranges were merged yet; merge them: {command} {stage.address.collection}", 0.5)
+
+
+def _merge_refused(stage: Stage) -> None:
+    try:
+        stage.drain(stage.data["half"], 19)
+    except MulticloudDbError as error:
+        stage.check(str(error.category), str(ErrorCategory.PERMANENT_FAILURE), "the category of the error")
+        stage.check("without merges" in error.message, True, "the error names the way out")
+        return
+    stage.check("it was read", "it is refused", "a feed of merged ranges")
+
+
+def _credentials_expired(stage: Stage) -> Wait | None:
+    try:
+        stage.page(stage.data["half"])
+    except MulticloudDbError as error:
+        if error.category != ErrorCategory.AUTHENTICATION_FAILED:
+            raise
+        stage.data["refused"] = True
+        return Wait("the credentials have expired, as they should; set new ones", 0)
+    if stage.data.get("refused"):
+        return None
+    return Wait("the credentials are still valid; the shortest session of a role lasts 15 minutes", 0.25)
+
+
+def _read_by_three(stage: Stage) -> None:
+    """Each reader has a client of its own, and so reads each shard beside the others."""
+
+    def read(number: int) -> list[int]:
+        del number
+        with stage.certification.client(stage.state.url) as client:
+            reader = Stage(stage.certification, stage.state, stage.harness, client, stage.meter)
+            numbers, gaps, _ = reader.drain(stage.data["begin"], 24)
+        stage.check(gaps, 0, "the number of gaps")
+        return sorted(numbers)
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        reads = pool.map(read, range(_READERS))
+        stage.put(20, 25)
+        for numbers in reads:
+            stage.check(numbers, list(range(25)), "the changes that one of three readers has read")
+
+
+def _added(stage: Stage) -> None:
+    stage.harness.alter(stage.address, column=True)
+    stage.put(20, 22)
+
+
+def _dropped(stage: Stage) -> None:
+    stage.harness.alter(stage.address, column=False)
+    stage.put(22, 25)
+
+
+_SERVICE: Final = "the real service"
+DRILLS: Final[Mapping[str, Drill]] = {
+    "rollover": Drill(
+        "dynamo",
+        "a shard closes after four hours, and its changes expire after 24",
+        72,
+        "",
+        (
+            Step("create a table, write 20 items, read a part", _written),
+            Step("wait until a shard has closed", _rolled_over),
+            Step("write on, and read from the old position: nothing is lost", _read_on),
+            Step("wait until the first position has expired", _expired),
+            Step("skip to the oldest change: a gap is reported, and the read goes on", _skipped),
+            Step("copy the table with a new snapshot: every item is there", _copied),
+        ),
+    ),
+    "split": Drill(
+        "cosmos",
+        "a range splits because more throughput is provisioned",
+        24,
+        "",
+        (
+            Step("create a container, write 20 items, read a part", _written),
+            Step("provision more throughput than one partition has", _grown),
+            Step("wait until the range has split", _split),
+            Step("write on, and read from the old position: nothing is lost", _read_on),
+        ),
+    ),
+    "merged": Drill(
+        "cosmos",
+        "a container whose ranges were merged is refused, and the error names the way out",
+        24,
+        "",
+        (
+            Step("create a container, write 20 items, read a part", _written),
+            Step("provision more throughput than one partition has", _grown),
+            Step("wait until the range has split", _split),
+            Step("wait until you have merged its ranges, in an account where that is enabled", _merged),
+            Step("read on: the service cannot, and the error says what to do", _merge_refused),
+        ),
+    ),
+    "failover": Drill(
+        "cosmos",
+        "a feed goes on in another region",
+        24,
+        f"{_SERVICE}, in an account with two regions",
+        (
+            Step("follow a container with `multiclouddb tail --checkpoint`, and write to it"),
+            Step("start a failover with `az cosmosdb failover-priority-change`"),
+            Step("compare what was tailed with what was written"),
+        ),
+    ),
+    "credentials": Drill(
+        "dynamo",
+        "credentials expire in the middle of a stream, and the read goes on with new ones",
+        24,
+        "",
+        (
+            Step("with the session of a role, create a table, write 20 items, read a part", _written),
+            Step("wait until the credentials have expired and new ones are set", _credentials_expired),
+            Step("write on, and read from the old position: nothing is lost", _read_on),
+        ),
+    ),
+    "throttling": Drill(
+        "dynamo",
+        "one reader too many of each shard slows the others, and none loses anything",
+        24,
+        "",
+        (
+            Step("create a table, write 20 items, read a part", _written),
+            Step("read everything with three readers at once, and write on: each reads all", _read_by_three),
+        ),
+    ),
+    "ddl": Drill(
+        "spanner",
+        "the schema changes under an open change stream",
+        24,
+        "",
+        (
+            Step("create a table, write 20 rows, read a part", _written),
+            Step("add a column, and write on", _added),
+            Step("drop it, and write on", _dropped),
+            Step("read from the old position: nothing is lost", _read_on),
+        ),
+    ),
+}
+"""Maps each name to its drill."""
+
+
+def start(name: str, url: str, folder: Path, budget: float) -> tuple[State, Certification, Run]:
+    """Store a new drill in a folder; nothing has been created yet.
+
+    Raises:
+        MulticloudDbError: There is no such drill, it needs what cannot be automated, or the folder is in use.
+    """
+    drill = DRILLS.get(name)
+    if drill is None:
+        raise invalid_request("--drill", f"there is no drill {name!r}", f"choose one of {', '.join(DRILLS)}")
+    certification = load_certification(url)
+    if certification.provider_id != drill.provider:
+        raise invalid_request("URL", f"the drill {name!r} is one of {drill.provider}", "choose another drill")
+    if any(step.act is None for step in drill.steps):
+        steps = "; ".join(f"{number}. {step.text}" for number, step in enumerate(drill.steps, 1))
+        raise MulticloudDbError(
+            f"certify: the drill {name!r} needs {drill.needs}, and is done by hand: {steps}",
+            ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY),
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise invalid_request("--folder", f"{folder} exists already", "name another folder, or resume it")
+    run = Run.new(drill.hours)
+    return State(name, url, run.name, budget=budget), certification, run
+
+
+def resume(folder: Path, state: State | None, tell: Callable[[str], None]) -> tuple[State, Wait | None]:
+    """Do the next steps of a drill, until one has to wait or the last has ended; then remove everything.
+
+    Args:
+        folder: The folder of the drill.
+        state: The state of a new drill; None to read the stored one.
+        tell: Is called with a line for each step.
+
+    Returns:
+        The state, and what the drill waits for; None if it has ended.
+    """
+    file = folder / _FILE
+    if state is None:
+        if not file.exists():
+            raise invalid_request("FOLDER", f"{folder} holds no drill", "name the folder of `certify start`")
+        try:
+            state = State(**json.loads(file.read_text()))
+            DRILLS[state.drill]
+        except (KeyError, TypeError, ValueError):
+            raise invalid_request("FOLDER", f"{file} cannot be read", "start the drill again") from None
+    certification = load_certification(state.url)
+    run = Run.of(f"mcdb-certify-{state.run}")
+    assert run is not None
+    if run.expires < datetime.now(UTC):
+        remove_run(certification, state.url, run)
+        _forget(folder, run)
+        raise MulticloudDbError(
+            f"certify: the drill expired at {run.expires:%Y-%m-%d %H:%M} UTC and was removed; start it again",
+            ErrorDetail(ErrorCategory.CHECKPOINT_EXPIRED),
+        )
+    drill = DRILLS[state.drill]
+    folder.mkdir(parents=True, exist_ok=True)
+    state.save(folder)
+    drill_marker(run).parent.mkdir(parents=True, exist_ok=True)
+    drill_marker(run).write_text(str(folder.absolute()))
+    try:
+        # A harness raises the errors of the vendor's SDK.
+        if state.step == 0:  # a first step that was killed may have left something
+            remove_run(certification, state.url, run)
+        with classified(certification, state.url), _stage(certification, state, run) as stage:
+            for step in drill.steps[state.step :]:
+                assert step.act is not None
+                tell(f"{state.step + 1}. {step.text}")
+                wait = step.act(stage)
+                state.usd = stage.meter.spent
+                if wait is not None:
+                    state.save(folder)
+                    return state, wait
+                state.told.append(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {step.text}")
+                state.step += 1
+                state.save(folder)
+    except MulticloudDbError as error:
+        if error.category == ErrorCategory.PERMANENT_FAILURE:
+            remove_run(certification, state.url, run)
+            _forget(folder, run)
+        raise
+    remove_run(certification, state.url, run)
+    _forget(folder, run)
+    return state, None
+
+
+@contextmanager
+def _stage(certification: Certification, state: State, run: Run) -> Iterator[Stage]:
+    """Open the harness and the client; the requests are counted, and what was created stays."""
+
+    def bound() -> None:
+        raise MulticloudDbError(
+            f"certify: the drill has spent its budget of ${state.budget:g}; it was removed",
+            ErrorDetail(ErrorCategory.PERMANENT_FAILURE),
+        )
+
+    meter = Meter(state.budget, certification.prices, certification.units_of, lambda *_: None, bound)
+    meter.spent = state.usd
+    with TemporaryDirectory() as folder, certification.wire(meter):
+        harness = certification.drill(state.url, run)(Path(folder))
+        harness.open()
+        try:
+            with certification.client(state.url) as client:
+                yield Stage(certification, state, harness, client, meter)
+        finally:
+            harness.keep()
+            harness.close()
+
+
+def _forget(folder: Path, run: Run) -> None:
+    (folder / _FILE).unlink(missing_ok=True)
+    drill_marker(run).unlink(missing_ok=True)

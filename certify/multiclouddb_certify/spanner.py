@@ -1,0 +1,317 @@
+"""The harness for Cloud Spanner, and what a run on it needs and leaves."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from decimal import Decimal
+from functools import cache
+from importlib.metadata import version
+from typing import Any, ClassVar, Final
+
+import grpc
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import spanner
+
+from multiclouddb_api import ClientConfig, ResourceAddress
+from multiclouddb_certify.certification import (
+    LOCAL,
+    PREFIX,
+    Certification,
+    DrillHarness,
+    Granted,
+    Permission,
+    Place,
+    Run,
+    is_loopback,
+)
+from multiclouddb_certify.recordings.rpc import SpannerCodec
+from multiclouddb_certify.recordings.rules import Codec
+from multiclouddb_certify.wire import Answer, Call, WireObserver
+from multiclouddb_conformance.harness import Harness, Kind, Write
+from multiclouddb_conformance.values import KEYS, VALUES
+from multiclouddb_spanner.capabilities import CAPABILITIES
+from multiclouddb_spanner.config import SpannerConfig
+from multiclouddb_spanner.provider import PLUGIN
+
+__all__ = [
+    "CERTIFICATION",
+    "COLUMNS",
+    "SpannerCertification",
+    "SpannerHarness",
+    "columns_of",
+    "native_instance",
+]
+
+_COUNTER: Final = itertools.count()
+_SECONDS: Final = 120
+_EXTRA: Final = "certify_extra"
+_ACTIONS: Final = (
+    "spanner.databases.create", "spanner.databases.drop", "spanner.databases.list", "spanner.databases.read",
+    "spanner.databases.select", "spanner.databases.updateDdl", "spanner.databases.write",
+    "spanner.sessions.create",
+)  # fmt: skip
+
+# Maps each field to the type of its column. All other fields of a document share one further column.
+COLUMNS: Final = {
+    "n": "INT64", "number": "INT64", "probe": "INT64", "kept": "STRING(MAX)", "text": "STRING(MAX)",
+    "list": "JSON", "added": "JSON", "of_bool": "BOOL", "of_bytes": "BYTES(MAX)", "of_decimal": "NUMERIC",
+    "of_float": "FLOAT64", "of_int": "INT64", "of_json": "JSON", "of_text": "STRING(MAX)",
+}  # fmt: skip
+_TYPES: Final[Mapping[type, str]] = {
+    bool: "of_bool", bytes: "of_bytes", Decimal: "of_decimal", float: "of_float", int: "of_int",
+    dict: "of_json", list: "of_json", str: "of_text", type(None): "of_text",
+}  # fmt: skip
+
+
+def columns_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a document by column."""
+    return {_TYPES[type(value)] if name == "value" else name: _plain(value) for name, value in fields.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Return a number in the form that Spanner returns: 1.50 becomes 1.5."""
+    return value.normalize() if isinstance(value, Decimal) else value
+
+
+def _native(name: str, value: Any) -> Any:
+    if value is not None and COLUMNS.get(name) == "JSON":
+        return json.dumps(value)
+    return base64.b64encode(value) if isinstance(value, bytes) else value
+
+
+@cache
+def native_instance(url: str) -> Any:
+    """Return Google's object for the instance of a URL; a process makes it once."""
+    config = SpannerConfig.from_client(ClientConfig("spanner", {"url": url}))
+    local: dict[str, Any] = {}
+    if config.emulator_host is not None:
+        local = {
+            "credentials": AnonymousCredentials(),  # type: ignore[no-untyped-call]
+            "client_options": {"api_endpoint": config.emulator_host},
+        }
+    client: Any = spanner.Client(project=config.project, disable_builtin_metrics=True, **local)
+    return client.instance(config.instance)
+
+
+class SpannerHarness(DrillHarness):
+    """A harness that writes with google-cloud-spanner; each test has its own database."""
+
+    capabilities = CAPABILITIES
+    plugin = PLUGIN
+    rounding = timedelta(microseconds=1)
+    can_several = False  # the service chooses the number of partitions
+    can_split = can_merge = False  # it splits by itself, or not at all
+    can_trim = can_poison = can_expire = can_keys_only = False
+    can_notices = can_other_options = can_secrets = False
+    value_types = frozenset(VALUES) - {"integer over 64 bit", "infinity", "datetime", "uuid", "set"}
+    key_types = frozenset(KEYS) & {"text", "unicode"}
+    url: ClassVar[str]
+    prefix: ClassVar[str] = PREFIX
+
+    def open(self) -> None:
+        """Find the instance."""
+        self.instance = native_instance(self.url)
+        self.databases: list[Any] = []
+
+    def close(self) -> None:
+        """Drop the database."""
+        for database in self.databases:
+            database.drop()
+
+    def keep(self) -> None:
+        """Leave the database when the harness is closed."""
+        self.databases.clear()
+
+    def alter(self, address: ResourceAddress, *, column: bool) -> None:
+        """Add a column to the table, or drop it."""
+        database = self._database(address)
+        database.reload()
+        if any(_EXTRA in statement for statement in database.ddl_statements) is not column:
+            change = f"ADD COLUMN {_EXTRA} STRING(MAX)" if column else f"DROP COLUMN {_EXTRA}"
+            database.update_ddl([f"ALTER TABLE {address.collection} {change}"]).result(_SECONDS)
+
+    def _database(self, address: ResourceAddress) -> Any:
+        """Return Google's object for a database, which a drill has created in an earlier process."""
+        name = str(address.database)
+        made = (each for each in self.databases if each.database_id == name)
+        return next(made, None) or self.instance.database(name)
+
+    def config(self) -> ClientConfig:
+        """Return the configuration of the URL."""
+        return ClientConfig("spanner", {"url": self.url})
+
+    def run(self, statements: Sequence[str]) -> str:
+        """Change the schema, in a database that the first statements create; return its id."""
+        if self.databases:
+            self.databases[0].update_ddl(statements).result(_SECONDS)
+        else:
+            name = f"{self.prefix}-{next(_COUNTER)}"
+            made = self.instance.database(name, ddl_statements=statements)
+            made.create().result(_SECONDS)
+            self.databases.append(made)
+        return str(self.databases[0].database_id)
+
+    def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
+        """Create a table with its change stream."""
+        del partitions
+        capture = "NEW_ROW_AND_OLD_VALUES" if kind is Kind.OLD_IMAGES else "NEW_ROW"
+        columns = ", ".join(f"{column} {kind}" for column, kind in COLUMNS.items())
+        self.statements = [
+            f"CREATE TABLE {name} (id STRING(MAX) NOT NULL, {columns}) PRIMARY KEY (id)",
+            f"CREATE CHANGE STREAM {name}_stream FOR {name} OPTIONS (value_capture_type = '{capture}')",
+        ]
+        return ResourceAddress(self.run(self.statements), name)
+
+    def document(self, key: Any, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the row, which has every column."""
+        return {"id": key, **dict.fromkeys(COLUMNS), **columns_of(fields)}
+
+    def write(self, address: ResourceAddress, writes: Sequence[Write]) -> None:
+        """Write in one transaction."""
+        with self._database(address).batch() as batch:
+            for write in writes:
+                if write.document is None:
+                    keys = spanner.KeySet(keys=[[write.key]])  # type: ignore[no-untyped-call]
+                    batch.delete(address.collection, keys)
+                else:
+                    row = self.document(write.key, write.document)
+                    values = [_native(name, value) for name, value in row.items()]
+                    batch.insert_or_update(address.collection, list(row), [values])
+
+    def recreate(self, address: ResourceAddress) -> None:
+        """Drop and create the table with its change stream."""
+        name = address.collection
+        self.run([f"DROP CHANGE STREAM {name}_stream", f"DROP TABLE {name}", *self.statements])
+
+
+class SpannerCertification(Certification):
+    """Cloud Spanner: the nodes of the instance are billed by the hour, whatever it does."""
+
+    provider_id = "spanner"
+    suite = "multiclouddb_certify.suites.spanner"
+    collection_seconds = 30.0
+
+    def place(self, url: str) -> Place:
+        """Look up the instance."""
+        instance = native_instance(url)
+        found = instance._client.instance_admin_api.get_instance(name=instance.name)
+        region = str(found.config).rpartition("/")[2] or None
+        config = SpannerConfig.from_client(ClientConfig("spanner", {"url": url}))
+        if _is_local(url):
+            return Place(LOCAL, region, "a server on this machine")
+        return Place(config.project, region, "Cloud Spanner")
+
+    def creates(self, url: str, run: Run) -> Sequence[str]:
+        """Return the databases."""
+        return (f"databases {run.prefix}-…, one at a time as a rule, on the instance as it is",)
+
+    def permissions(self, url: str, run: Run) -> Sequence[Permission]:
+        """Ask IAM which permissions the caller has on the instance."""
+        if _is_local(url):
+            return [
+                Permission(each, Granted.UNKNOWN, "a server on this machine has no IAM") for each in _ACTIONS
+            ]
+        instance = native_instance(url)
+        answer = instance._client.instance_admin_api.test_iam_permissions(
+            resource=instance.name, permissions=list(_ACTIONS)
+        )
+        return [
+            Permission(each, Granted.YES if each in answer.permissions else Granted.NO) for each in _ACTIONS
+        ]
+
+    def harness(self, url: str, run: Run) -> type[Harness]:
+        """Return the harness."""
+        return type("SpannerHarness", (SpannerHarness,), {"url": url, "prefix": run.prefix})
+
+    def wire(self, observer: WireObserver) -> AbstractContextManager[None]:
+        """Show the calls of gRPC."""
+        return grpc_wire(observer)
+
+    def codec(self, url: str) -> Codec:
+        """Return what reads the calls of gRPC."""
+        config = SpannerConfig.from_client(ClientConfig("spanner", {"url": url}))
+        return SpannerCodec(
+            config.emulator_host or "", f"projects/{config.project}/instances/{config.instance}"
+        )
+
+    def found(self, url: str) -> Iterator[str]:
+        """Return the databases with the prefix."""
+        instance = native_instance(url)
+        names = [each.name.rpartition("/")[2] for each in instance.list_databases()]
+        yield from (name for name in names if Run.of(name))
+
+    def remove(self, url: str, name: str) -> None:
+        """Drop a database."""
+        database = native_instance(url).database(name)
+        database.drop()
+
+    def versions(self) -> Mapping[str, str]:
+        """Return the version of google-cloud-spanner."""
+        return {"google-cloud-spanner": version("google-cloud-spanner")}
+
+
+def _is_local(url: str) -> bool:
+    host = SpannerConfig.from_client(ClientConfig("spanner", {"url": url})).emulator_host
+    return host is not None and is_loopback(host.rpartition(":")[0])
+
+
+_CALLS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
+class _Shown:
+    """A gRPC method that shows its requests to an observer."""
+
+    def __init__(self, method: str, native: Any, observer: WireObserver) -> None:
+        self._operation, self._method = method.rpartition("/")[2], method
+        self._native, self._observer = native, observer
+
+    def _send(self, send: Any, request: Any, arguments: Any, settings: Any) -> Any:
+        metadata = dict(settings.get("metadata") or ())
+        call = Call(self._operation, metadata, request, self._method)
+        self._observer.asked(call)
+        try:
+            answer = Answer(0, {}, send(request, *arguments, **settings))
+        except grpc.RpcError as error:
+            self._observer.answered(call, Answer(0, {}, error))
+            raise
+        self._observer.answered(call, answer)
+        return answer.native
+
+    def __call__(self, request: Any, *arguments: Any, **settings: Any) -> Any:
+        return self._send(self._native, request, arguments, settings)
+
+    def with_call(self, request: Any, *arguments: Any, **settings: Any) -> Any:
+        return self._send(self._native.with_call, request, arguments, settings)
+
+    def future(self, request: Any, *arguments: Any, **settings: Any) -> Any:
+        return self._send(self._native.future, request, arguments, settings)
+
+
+@contextmanager
+def grpc_wire(observer: WireObserver) -> Iterator[None]:
+    """Show the observer each call of every channel of gRPC that this process makes."""
+    from grpc._channel import Channel
+
+    before = {name: getattr(Channel, name) for name in _CALLS}
+
+    def shown(make: Any) -> Any:
+        def made(channel: Any, method: str, *arguments: Any, **settings: Any) -> _Shown:
+            return _Shown(method, make(channel, method, *arguments, **settings), observer)
+
+        return made
+
+    for name, make in before.items():
+        setattr(Channel, name, shown(make))
+    try:
+        yield
+    finally:
+        for name, make in before.items():
+            setattr(Channel, name, make)
+
+
+CERTIFICATION: Final = SpannerCertification()

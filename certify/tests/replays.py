@@ -1,0 +1,188 @@
+"""Sends recordings to our servers and to local ones: `python -m certify.tests.replays`.
+
+It prints each difference with its test, and ends with 1 if one does not stand in `recordings/known.toml`.
+With `--renew` it makes the recordings of the repository anew, from the local servers.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
+
+from multiclouddb_certify.certification import load_certification
+from multiclouddb_certify.recordings import Known, replay
+from multiclouddb_cosmos_emulator import CosmosEmulator
+from multiclouddb_dynamo_emulator import ScriptedStreams
+from multiclouddb_spanner_emulator import Habits, ScriptedSpanner
+from multiclouddb_spanner_emulator.google import google_emulator
+
+ROOT = Path(__file__).parents[2]
+RECORDINGS = Path(__file__).parent / "recordings"
+KNOWN = RECORDINGS / "known.toml"
+GOOGLE = "Google's emulator"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "a/secret/that/nobody/may/see"}
+
+
+def server_module(provider, name):
+    """Import a module of a provider's test servers."""
+    spec = ModuleSpec(f"{provider}_servers", None, is_package=True)
+    spec.submodule_search_locations = [str(ROOT / "providers" / provider / "tests" / "servers")]
+    sys.modules.setdefault(spec.name, module_from_spec(spec))
+    return import_module(f"{spec.name}.{name}")
+
+
+@contextmanager
+def scripted_dynamo():
+    with ScriptedStreams() as server:
+        yield f"dynamo://eu-west-1?endpoint_url={server.endpoint_url}"
+
+
+@contextmanager
+def dynamodb_local():
+    local = server_module("dynamo", "local")
+    with local.LocalDynamo() as server:
+        yield f"dynamo://eu-west-1?endpoint_url={server.endpoint_url}"
+
+
+@contextmanager
+def scripted_spanner():
+    # As on Google's emulator, whose recordings are in the repository.
+    with ScriptedSpanner(Habits(first_partition_only=True)) as server:
+        server.create("projects/tests/instances/tests/databases/shop")
+        yield f"spanner://tests/tests?emulator_host={server.host}"
+
+
+@contextmanager
+def google_spanner():
+    module = server_module("spanner", "emulator")
+    server = module.Emulator(module.STILL)
+    try:
+        yield server.url
+    finally:
+        server.stop()
+
+
+@contextmanager
+def mongod():
+    module = server_module("mongo", "mongod")
+    with tempfile.TemporaryDirectory(dir=module.folder()) as made, module.ReplicaSet(Path(made)) as server:
+        yield server.uri()
+
+
+@contextmanager
+def cosmos_emulator():
+    with CosmosEmulator() as server:
+        yield f"cosmos://{server.endpoint.split('/')[2]}?tls=false"
+
+
+# The servers of a service. The recordings of the repository come from the last of them.
+SERVERS = {
+    "dynamo": {"scripted": scripted_dynamo, "DynamoDB Local": dynamodb_local},
+    "spanner": {"scripted": scripted_spanner, GOOGLE: google_spanner},
+    "mongo": {"mongod": mongod},
+    "cosmos": {"emulator": cosmos_emulator},
+}
+# The tests whose recordings are in the repository.
+CHOSEN = {
+    "spanner": (
+        "test_the_beginning_has_everything or collection_that_is_not_there or test_bad_keys_are or "
+        "(test_old_documents_are_whole and not include_if) or it_returns_the_current_row or "
+        "an_unknown_partition or one_physical_partition_is_refused or a_partition_id_of_the_old_one or "
+        "test_a_delete_arrives or mixed or (test_a_value_survives and decimal)"
+    ),
+    "mongo": (
+        "test_the_beginning_has_everything or not_there or test_a_token_is_plain_ascii_text or "
+        "now-collection or test_old_documents_are_whole or test_it_returns_the_current_row or "
+        "test_a_delete_arrives or test_an_update_arrives or mixed or "
+        "(test_a_value_survives and (bytes or decimal or datetime or uuid or 64))"
+    ),
+    "dynamo": (
+        "test_the_beginning_has_everything or collection_that_is_not_there or a_token_is_plain_ascii_text or "
+        "now-collection or a_feed_of_keys_has or (test_old_documents_are_whole and not include_if) or "
+        "that_is_not_kept or the_native_record or test_bad_keys_are or it_returns_the_current_row or "
+        "an_unknown_partition or test_a_delete_arrives or test_an_update_arrives or "
+        "test_a_token_of_the_old_one or mixed or an_empty_collection_ends_at_once or "
+        "(test_a_value_survives and (set or bytes or dollar or 64 or false or zero))"
+    ),
+}
+
+
+def is_missing(server):
+    """Return True for Google's emulator if it is not installed here; CI has to have it."""
+    return server == GOOGLE and google_emulator() is None and os.environ.get("CI") != "true"
+
+
+def differences(service, server, url, folder):
+    """Send the recordings of a folder; return the differences, those that are not known, and idle entries."""
+    known = Known.of(KNOWN, service, server)
+    found = list(
+        replay(sorted(folder.glob("*.yaml")), load_certification(url).codec(url), "mcdb-certify-replay")
+    )
+    unknown = [each for each in found if each not in known]
+    return found, unknown, known.unused()
+
+
+def record(service, folder, only):
+    """Record tests on a local server."""
+    with [*SERVERS[service].values()][-1]() as url, tempfile.TemporaryDirectory() as made:
+        words = [
+            "certify",
+            url,
+            "--account",
+            "local",
+            "--yes",
+            "--report",
+            f"{made}/report",
+            "--record",
+            folder,
+        ]
+        subprocess.run(
+            [sys.executable, "-m", "multiclouddb_cli", *words, "--only", only], cwd=made, check=True
+        )
+
+
+def say(line):
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(prog="make recordings", description=__doc__)
+    parser.add_argument("--service", choices=SERVERS, action="append", help="only this service")
+    parser.add_argument("--server", action="append", help="only this server, for example 'scripted'")
+    parser.add_argument("--folder", type=Path, help="recordings of `certify --record`; needs --service")
+    parser.add_argument("--renew", action="store_true", help="make the recordings of the repository anew")
+    chosen = parser.parse_args(arguments)
+    if chosen.folder is not None and (chosen.service is None or not list(chosen.folder.glob("*.yaml"))):
+        parser.error("--folder needs --service, and has to hold recordings")
+    os.environ.update({name: os.environ.get(name, value) for name, value in CREDENTIALS.items()})
+    bad = 0
+    for service in chosen.service or SERVERS:
+        folder = chosen.folder or RECORDINGS / service
+        if chosen.renew and service in CHOSEN:
+            shutil.rmtree(folder, ignore_errors=True)
+            record(service, folder, CHOSEN[service])
+        if not list(folder.glob("*.yaml")):
+            continue
+        for server, start in SERVERS[service].items():
+            if is_missing(server):
+                say(f"{service}, {server}: left out, because it is not installed here")
+            elif chosen.server is None or server in chosen.server:
+                with start() as url:
+                    found, unknown, _ = differences(service, server, url, folder)
+                for each in found:
+                    say(f"{'unknown' if each in unknown else 'known  '} {each}")
+                say(f"{service}, {server}: {len(found)} differences, {len(unknown)} of them unknown")
+                bad += len(unknown)
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,186 @@
+"""Tests `multiclouddb certify` by URL on a local server of each service: it passes, and leaves nothing."""
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
+
+import pytest
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import spanner as spanner_client
+
+from multiclouddb_certify import Granted, Run
+from multiclouddb_certify.cosmos import native_account
+from multiclouddb_certify.dynamo import simulated
+from multiclouddb_certify.mongo import MongoCertification
+from multiclouddb_cosmos_emulator import CosmosEmulator
+from multiclouddb_spanner_emulator import ScriptedSpanner
+
+from .conftest import SECRET, report_of
+
+ROOT = Path(__file__).parents[2]
+FEW = "TestNow and empty"
+
+
+def server_module(provider, name):
+    """Import a module of a provider's test servers."""
+    spec = ModuleSpec(f"{provider}_servers", None, is_package=True)
+    spec.submodule_search_locations = [str(ROOT / "providers" / provider / "tests" / "servers")]
+    sys.modules.setdefault(spec.name, module_from_spec(spec))
+    return import_module(f"{spec.name}.{name}")
+
+
+def certified(run, url, account="local"):
+    ran = run("certify", url, "--account", account, "--yes", "--report", "report", "--only", FEW)
+    assert ran.exit_code == 0, ran.output
+    content = json.loads(Path("report/report.json").read_text())
+    assert content["counts"]["passed"] == len(content["tests"]) > 0
+    estimated = content["estimated"]["units"]
+    for unit, number in content["used"]["units"].items():
+        assert estimated[unit] == pytest.approx(number, rel=0.2), unit
+    return content
+
+
+@pytest.fixture
+def cosmos(monkeypatch):
+    with CosmosEmulator() as server:
+        monkeypatch.setenv("AZURE_COSMOS_KEY", server.key)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def mongod():
+    module = server_module("mongo", "mongod")
+    made = module.shared("certify", oplog_mb=1, auth=True)
+    yield made
+    module.stop()
+
+
+@pytest.fixture
+def spanner():
+    with ScriptedSpanner() as server:
+        server.create("projects/tests/instances/tests/databases/shop")
+        yield server
+
+
+def test_cosmos_db(cosmos, run):
+    url = f"cosmos://{cosmos.endpoint.split('/')[2]}?tls=false"
+    with native_account(url) as native:
+        native.create_database("shop")
+        content = certified(run, url)
+        assert [each["id"] for each in native.list_databases()] == ["shop"]
+    assert content["used"]["units"]["100 RU/s for an hour"] == 4
+    assert content["estimated"]["usd"] == content["used"]["usd"] == 0.032
+    assert cosmos.key not in report_of("report")
+
+
+def test_an_account_without_the_feed_is_told_and_nothing_is_left(cosmos, run):
+    cosmos.all_versions(False)
+    url = f"cosmos://{cosmos.endpoint.split('/')[2]}?tls=false"
+    ran = run("certify", url, "--account", "local", "--yes", "--report", "report", "--only", FEW)
+    assert ran.exit_code == 3, ran.output
+    assert len([line for line in ran.stderr.splitlines() if line.startswith("error: ")]) == 1
+    with native_account(url) as native:
+        assert list(native.list_databases()) == []
+
+
+def test_mongodb(mongod, run):
+    native = mongod.client()
+    native["shop"]["orders"].insert_one({"_id": 1})
+    certified(run, mongod.uri())
+    assert {name for name in native.list_database_names() if name not in ("admin", "config", "local")} == {
+        "shop"
+    }
+    text = report_of("report")
+    assert "a/secret" not in text
+    assert mongod.members[0] not in text
+
+
+def test_the_permissions_of_mongodb_are_those_that_the_user_has(mongod):
+    native = mongod.client()
+    native.admin.command("createUser", "reader", pwd="x", roles=["readAnyDatabase"])
+    url = mongod.uri().partition("@")[2]
+    found = MongoCertification().permissions(f"mongodb://reader:x@{url}", Run.new())
+    granted = {each.name: each.granted for each in found}
+    assert (granted["find"], granted["insert"]) == (Granted.YES, Granted.NO)
+
+
+def test_spanner(spanner, run):
+    url = f"spanner://tests/tests?emulator_host={spanner.host}"
+    certified(run, url)
+    native = spanner_client.Client(
+        "tests", AnonymousCredentials(), client_options={"api_endpoint": spanner.host}
+    )
+    found = [each.name.rpartition("/")[2] for each in native.instance("tests").list_databases()]
+    assert found == ["shop"]
+
+
+def test_the_embedded_store(run, tmp_path):
+    certified(run, f"embedded://{tmp_path}/mine.db")
+    assert not (tmp_path / "mine.db").exists()
+
+
+class Answers:
+    """Stands for STS and IAM."""
+
+    def __init__(self, arn, decisions):
+        self.arn, self.decisions, self.asked = arn, decisions, None
+
+    def get_caller_identity(self):
+        return {"Account": "111122223333", "Arn": self.arn}
+
+    def simulate_principal_policy(self, **asked):
+        self.asked = asked
+        results = [{"EvalActionName": name, "EvalDecision": said} for name, said in self.decisions.items()]
+        return {"EvaluationResults": results}
+
+
+def test_the_permissions_of_dynamodb_are_those_of_the_simulator():
+    decisions = {"dynamodb:PutItem": "allowed", "dynamodb:CreateTable": "implicitDeny"}
+    answers = Answers("arn:aws:sts::111122223333:assumed-role/tester/session", decisions)
+    run = Run.new()
+    found = simulated(answers, answers, list(decisions), "eu-west-1", run)
+    assert [each.granted for each in found] == [Granted.YES, Granted.NO]
+    assert answers.asked["PolicySourceArn"] == "arn:aws:iam::111122223333:role/tester"
+    assert answers.asked["ResourceArns"] == [f"arn:aws:dynamodb:eu-west-1:111122223333:table/{run.prefix}-*"]
+
+
+def test_a_denied_permission_ends_the_command(dynamo, run, monkeypatch):
+    from multiclouddb_certify import Permission
+    from multiclouddb_certify.dynamo import DynamoCertification
+
+    denied = [Permission("dynamodb:CreateTable", Granted.NO)]
+    monkeypatch.setattr(DynamoCertification, "permissions", lambda *_: denied)
+    ran = run("certify", dynamo.url, "--account", "local", "--yes")
+    assert ran.exit_code == 5, ran.output
+    assert "dynamodb:CreateTable" in ran.stderr
+    assert dynamo.names() == ["orders"]
+
+
+def test_a_terminal_shows_the_test_the_time_and_the_cost(dynamo):
+    main, worker = pty.openpty()
+    words = ["certify", dynamo.url, "--account", "local", "--report", "report", "--only", FEW]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "multiclouddb_cli", *words], stdin=worker, stdout=worker, stderr=worker,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
+    )  # fmt: skip
+    os.close(worker)
+    os.write(main, b"y\n")
+    shown = b""
+    while process.poll() is None or select.select([main], [], [], 0)[0]:
+        if select.select([main], [], [], 0.2)[0]:
+            try:
+                shown += os.read(main, 65536)
+            except OSError:
+                break
+    os.close(main)
+    assert process.wait() == 0, shown
+    for word in (b"TestNow::", b"0:00:0", b"of $2.00", b"Create this?"):
+        assert word in shown
+    assert SECRET.encode() not in shown
