@@ -14,6 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pyspark_multiclouddb.cluster import TableTarget, merge_into_table
+    from pyspark_multiclouddb.columns import EVENT_COLUMNS
     from pyspark_multiclouddb.errors import error_from_query
     from pyspark_multiclouddb.progress import ProgressTable, caught_up
     from pyspark_multiclouddb.rows import pages_to_dataframe
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
     from pyspark_multiclouddb.verification import verify_with_spark
 
 __all__ = [
+    "EVENT_COLUMNS",
     "DefaultSource",
     "ProgressTable",
+    "TableTarget",
     "caught_up",
     "drop_tombstones",
     "ensure_java",
@@ -33,13 +37,16 @@ __all__ = [
     "live_rows",
     "local_session",
     "merge_into_delta",
+    "merge_into_table",
     "pages_to_dataframe",
     "verify_with_spark",
 ]
 
 _MODULES = {
+    "EVENT_COLUMNS": "columns",
     "DefaultSource": "source",
     "ProgressTable": "progress",
+    "TableTarget": "cluster",
     "caught_up": "progress",
     "drop_tombstones": "sinks",
     "ensure_java": "session",
@@ -48,6 +55,7 @@ _MODULES = {
     "live_rows": "sinks",
     "local_session": "session",
     "merge_into_delta": "sinks",
+    "merge_into_table": "cluster",
     "pages_to_dataframe": "rows",
     "verify_with_spark": "verification",
 }

@@ -37,12 +37,14 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 import attrs
+import pyarrow as pa
 
-from multiclouddb_api import MulticloudDbError, Snapshot, invalid_request
+from multiclouddb_api import ChangeFeedPage, MulticloudDbError, Snapshot, invalid_request
 from multiclouddb_spi import Cursor, FeedStart, InvalidCursor, Range, ranges_between
 from multiclouddb_spi.continuation.lineage import INSPECTED, Lineage, Rules
-from multiclouddb_spi.continuation.token import offsets_in
 from multiclouddb_spi.open_feed import OpenFeed
+from multiclouddb_spi.planning.planner import offsets_in
+from multiclouddb_spi.sink_rules import Scan
 from pyspark_multiclouddb.errors import NEW_QUERY
 from pyspark_multiclouddb.options import Settings, position_from_text, position_text
 
@@ -205,18 +207,6 @@ _THIS_QUERY: Final = "pass the checkpointLocation of the query that calls this f
 _OWN: Final = "use a separate query with one source for the snapshot"
 
 
-@attrs.frozen
-class Scan:
-    """The snapshot to which a micro-batch belongs."""
-
-    plan: str
-    floor: str  # rows of the target table with a lower `order_key` are older than the snapshot
-    is_first: bool  # no earlier batch of the query belongs to this snapshot
-    was_over: bool  # the scan was over before the batch
-    is_over: bool  # the scan is over when the batch is merged
-    whole: bool = True  # the scan reads every row of the collection
-
-
 class Checkpoint:
     """Reads the checkpoint of a query."""
 
@@ -337,3 +327,30 @@ def query_of(batch: DataFrame | None) -> tuple[str | None, bool]:
     except Exception:  # noqa: BLE001 - the error depends on the version of Connect
         return None, batch is None
     return query_id or None, True
+
+
+def told(
+    batch: DataFrame | pa.Table | ChangeFeedPage,
+    batch_id: int | None,
+    app_id: str | None,
+    checkpoint: str | os.PathLike[str] | None,
+) -> tuple[str | None, Scan | None, dict[str, str]]:
+    """Return the id of the query, the snapshot to which the batch belongs, and notes for the commit."""
+    frame = None if isinstance(batch, pa.Table | ChangeFeedPage) else batch
+    query, is_reported = query_of(frame)
+    scan, notes = None, dict[str, str]()
+    if checkpoint is not None:
+        if batch_id is None:
+            raise invalid_request(
+                "checkpoint", "must be given together with batch_id", "give both, or leave both out"
+            )
+        told = Checkpoint(os.fspath(checkpoint), None if frame is None else frame.sparkSession)
+        query, scan = told.query(query), told.scan(batch_id)
+        notes = told.notes(batch_id)
+    if app_id is not None and query is None and not is_reported:
+        raise invalid_request(
+            "app_id",
+            "is given, but over Spark Connect the sink cannot tell which query the batch number comes from",
+            "also pass checkpoint=, the checkpointLocation of the query",
+        )
+    return query, scan, notes

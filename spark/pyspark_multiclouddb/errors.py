@@ -19,17 +19,12 @@ from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, inva
 from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi import ProviderFault, RecordFault
 from multiclouddb_spi.faults import AFTER_AN_OUTAGE, START_AGAIN
+from multiclouddb_spi.sink_rules import new_query, repair
 
-NEW_QUERY: Final = (
-    "start a query with startingPosition=snapshot, a new checkpointLocation and a new app_id, and pass "
-    "checkpoint= to merge_into_delta"
-)
+NEW_QUERY: Final = new_query("merge_into_delta")
 """The new query that repairs a table."""
 
-REPAIR: Final = (
-    "rows that were deleted or changed while no query read the feed stay wrong; to repair the table, "
-    f"{NEW_QUERY}; see {AFTER_AN_OUTAGE}"
-)
+REPAIR: Final = repair("merge_into_delta")
 """The way out if a query has missed changes, or may have missed them."""
 
 _EXPIRED: Final = (

@@ -39,6 +39,7 @@ from pyspark_multiclouddb.errors import NEW_QUERY, REPAIR, source_errors
 from pyspark_multiclouddb.options import Settings
 from pyspark_multiclouddb.progress import Reports, snapshot_state
 from pyspark_multiclouddb.rows import find_poison, work_of
+from pyspark_multiclouddb.watch import ReadWatch, Watch, watch_after
 
 _LOG: Final = logging.getLogger("multiclouddb.spark")
 
@@ -71,6 +72,8 @@ class MicroBatches:
         self._ahead: tuple[dict[str, Any], Lineage] | None = None
         self._reports = Reports()
         self._still: tuple[dict[str, Any], Hashable, float] | None = None
+        self._watch: tuple[dict[str, Any], Watch] | None = None
+        self._misled = False
         self._planned = -math.inf
         # With onPoison=skip: the changes that the next offset names, and the last offset that was searched.
         self._poison: list[tuple[str, str]] = []
@@ -110,23 +113,35 @@ class MicroBatches:
         self, start: dict[str, Any], max_records: int | None, *, tell_more: bool = False
     ) -> dict[str, Any]:
         """Return the end of the next micro-batch, or `start` itself if there is nothing to read."""
-        # 1. Spark repeats the call without a pause, so the service is asked once in `pollInterval`.
-        # 2. Positions that have moved without a record are an end too, at the first call and then once in
+        # 1. Spark repeats the call without a pause, so the service is asked once in `pollInterval`, or as
+        #    soon as the watch has a hint.
+        # 2. After a hint without a change, hints are ignored until `pollInterval` is over: another collection
+        #    that changes all the time, or a failing watch, causes two plans in an interval, not fifty.
+        # 3. Positions that have moved without a record are an end too, at the first call and then once in
         #    `idleCheckpointInterval`, because a position that stays in the checkpoint would expire.
         asked, when = self._idle or (None, 0.0)
         is_known = asked == start and time.monotonic() - when < self.settings.poll_seconds
-        if is_known and not self.ends_by_itself:
-            time.sleep(min(_NAP_SECONDS, self.settings.poll_seconds))
+        is_hinted = is_known and not self.ends_by_itself and self._wait_for_hint(start)
+        if is_known and not self.ends_by_itself and not is_hinted:
             return start
         with source_errors():
             if self._stands_still(start):
-                self._idle = start, time.monotonic()
+                self._idle, self._misled = (start, time.monotonic()), False
                 return start
             self._still = None
             end = self._plan(start, max_records, tell_more)
+        if end is not start:
+            self.close()
         # After a position that moved without a record, there is nothing to read either.
-        self._idle = (end, time.monotonic()) if end is start or "empty" in end else None
+        nothing = end is start or "empty" in end
+        self._idle, self._misled = (end, time.monotonic()) if nothing else None, is_hinted and nothing
         return end
+
+    def close(self) -> None:
+        """Stop waiting for changes; may be called more than once."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch[1].close()
 
     def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the work of a micro-batch; the same offsets always give the same work."""
@@ -207,6 +222,12 @@ class MicroBatches:
             self._ahead = start, step.after
             if mark is not None and not step.after.ends():
                 self._still = start, mark, time.monotonic()
+            asked, watch = self._watch or (None, None)
+            is_waiting = asked == start and isinstance(watch, ReadWatch) and not watch.wait(0)
+            if not (is_waiting or self.ends_by_itself):
+                self.close()
+                watch = watch_after(connection.feed, step.after, mark)
+                self._watch = None if watch is None else (start, watch)
             return start
         stands = step.after if nothing or due else _without_idle_moves(before, step)
         more = tell_more and not nothing and _may_have_more(before, step.after, max_records)
@@ -273,6 +294,15 @@ class MicroBatches:
         self._ahead = self._still = self._target = None
         pinned = Pinned(offset.incarnation, lineage.to_json(), empty=True, snapshot=state)
         return offset_to_json(self.settings, pinned)
+
+    def _wait_for_hint(self, start: dict[str, Any]) -> bool:
+        """Wait for at most a tenth of a second; return True as soon as the database may have changed."""
+        seconds = min(_NAP_SECONDS, self.settings.poll_seconds)
+        asked, watch = self._watch or (None, None)
+        if watch is not None and asked == start and not self._misled:
+            return watch.wait(seconds)
+        time.sleep(seconds)
+        return False
 
     def _stands_still(self, start: dict[str, Any]) -> bool:
         """Return True if an earlier call with this start found no change, and the database is unchanged."""

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import Enum
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import attrs
 
@@ -46,6 +46,9 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_spi import FeedStart
+
+if TYPE_CHECKING:
+    from pyspark_multiclouddb.columns import Columns
 
 CONNECTION: Final = "connection."
 """The prefix of options that are passed to the provider's own configuration."""
@@ -112,6 +115,18 @@ OPTIONS: Final = (
     Option("newItemState", "`omit`, `include_if_available`, `require`", "`include_if_available`"),
     Option("oldItemState", "the same values", "`omit`"),
     Option(
+        "mode",
+        "with columns of documents: `FAILFAST` ends the query at a value that does not fit its column; with "
+        "`PERMISSIVE`, such a value is null",
+        "`FAILFAST`",
+    ),
+    Option(
+        "columnNameOfCorruptRecord",
+        "with `mode=PERMISSIVE`: the column of the schema that contains the JSON of a document in which a "
+        "value did not fit",
+        "`_corrupt_record`",
+    ),
+    Option(
         "pollInterval",
         "how often an idle feed is polled, such as `1 second` or `500 ms`",
         "`1 second`",
@@ -176,7 +191,10 @@ class Settings:
     old_item_state: OldItemStateMode
     poll_seconds: float
     idle_checkpoint_seconds: float
+    is_strict: bool | None  # None if the option `mode` is not given
+    corrupt_column: str | None
     given: tuple[tuple[str, str], ...]
+    columns: Columns | None = None  # None for the columns of the events
 
     @property
     def config(self) -> ClientConfig:
@@ -217,7 +235,10 @@ class Settings:
             max_tasks=_DEFAULT_TASKS,
             poll_seconds=0.0,
             idle_checkpoint_seconds=0.0,
+            is_strict=None,
+            corrupt_column=None,
             given=(),
+            columns=None,
         )
 
     def request(self) -> ChangeFeedRequest:
@@ -298,10 +319,21 @@ def parse_options(options: Mapping[str, str]) -> Settings:
         old_item_state=_mode(*text("oldItemState", "omit"), OldItemStateMode),
         poll_seconds=_duration(*text("pollInterval", "1 second")),
         idle_checkpoint_seconds=_duration(*text("idleCheckpointInterval", "5 minutes")),
+        is_strict=_strict(*given["mode"]) if "mode" in given else None,
+        corrupt_column=text("columnNameOfCorruptRecord", "")[1] or None,
         given=tuple((name, spelled) for name, (spelled, _) in given.items()),
     )
     _ = settings.config
     return settings
+
+
+def _strict(name: str, text: str) -> bool:
+    """Return whether a value that does not fit its column ends the query."""
+    if text.lower() == "dropmalformed":
+        raise invalid_request(
+            name, f"is {text}, which would lose changes", "write FAILFAST, or PERMISSIVE, which keeps the row"
+        )
+    return _choice(name, text, {"failfast": True, "permissive": False})
 
 
 def _start(given: Mapping[str, tuple[str, str]]) -> FeedStart | Snapshot:

@@ -8,7 +8,8 @@ part of the source again.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Final
 
@@ -18,9 +19,19 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringTy
 from pyspark.storagelevel import StorageLevel
 
 from multiclouddb_spi.scan.contract import LATEST_MARK
-from multiclouddb_spi.sink_rules import DOCUMENT, LACKS_STATE, MissingState, missing_state_error
+from multiclouddb_spi.sink_rules import (
+    CHANGE_TYPES,
+    DOCUMENT,
+    LACKS_STATE,
+    MissingState,
+    Piece,
+    check_cases,
+    check_needed,
+    incomplete_rows,
+    missing_state_error,
+)
 from multiclouddb_verify.delta import in_backticks
-from pyspark_multiclouddb.delta import CHANGE_TYPES, PLAN, Piece, incomplete_rows
+from pyspark_multiclouddb.delta import PLAN
 
 _BUCKETS: Final = 4096
 """The number of parts into which keys are distributed; a piece consists of one or more parts."""
@@ -38,31 +49,68 @@ def latest_rows(frame: DataFrame) -> DataFrame:
     return frame.groupBy("key").agg(F.max_by(row, order).alias("row")).select("row.*")
 
 
-def collected_in_pieces(
-    frame: DataFrame, max_bytes: int, missing_state: MissingState = "refuse"
-) -> Generator[Piece, None, None]:
-    """Collect the last change of each key."""
+def needed(batch: DataFrame) -> DataFrame:
+    """Return the columns of a frame that a table needs, with `type` and the snapshot or kind of each row."""
+    columns = [*map(in_backticks, check_needed(batch.columns))]
+    check_cases(batch.columns)
+    plan = (
+        "CASE WHEN backfilled AND event_id LIKE 'snapshot:%' THEN split(event_id, ':')[1] "
+        f"WHEN event_id LIKE '{LATEST_MARK}%' THEN '{LATEST_MARK}' END"
+    )
+    return batch.selectExpr(*columns, f"{plan} AS {PLAN}")
+
+
+@contextmanager
+def kept_rows(
+    frame: DataFrame, missing_state: MissingState, *, once: bool = False
+) -> Iterator[tuple[DataFrame, SimpleNamespace]]:
+    """Find the last change of each key, keep these rows on the executors, and check them.
+
+    With `once`, rows that are lost with an executor are an error; otherwise, Spark reads them again.
+    """
     columns = [_column(name) for name in frame.columns if name != PLAN]
     bucket = F.pmod(F.xxhash64("key"), F.lit(_BUCKETS)).cast("int")
     size = sum((_bytes_of(_column(field.name), field.dataType) for field in frame.schema), F.lit(0))
-    plan = F.col(PLAN) if PLAN in frame.columns else F.lit(None).cast("string").alias(PLAN)
-    kept = latest_rows(frame).select(*columns, plan, bucket.alias(_BUCKET), size.alias(_SIZE))
-    kept = kept.coalesce(_TASKS).persist(StorageLevel.MEMORY_AND_DISK)
+    kept = latest_rows(frame).select(*columns, PLAN, bucket.alias(_BUCKET), size.alias(_SIZE))
+    if once:
+        kept = kept.localCheckpoint(eager=True)
+    else:
+        kept = kept.coalesce(_TASKS).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         total = _total(kept)
         if total.incomplete:
             raise incomplete_rows()
         if total.lacking and missing_state == "refuse":
             raise missing_state_error(str(total.example), total.lacking)
-        is_latest = total.plan == LATEST_MARK if PLAN in frame.columns else None
-        if is_latest:
+        total.is_latest = total.plan == LATEST_MARK
+        if total.is_latest:
             total.plan = None
+        total.columns = columns
+        yield kept, total
+    finally:
+        if once:
+            _free(kept)
+        else:
+            kept.unpersist()
+
+
+def _free(kept: DataFrame) -> None:
+    """Free the blocks of a local checkpoint, which Spark otherwise does when the JVM collects garbage."""
+    # Over Connect, the server does it when the client forgets the frame.
+    plan = getattr(kept, "_jdf", None)
+    if plan is not None:
+        plan.queryExecution().logical().rdd().unpersist(False)
+
+
+def collected_in_pieces(
+    frame: DataFrame, max_bytes: int, missing_state: MissingState = "refuse"
+) -> Generator[Piece, None, None]:
+    """Collect the last change of each key."""
+    with kept_rows(frame, missing_state) as (kept, total):
         cuts = _cuts(kept, total, _bound(frame, max_bytes))
         for number, (first, last) in enumerate(cuts, 1):
-            rows = kept.where(F.col(_BUCKET).between(first, last)).select(*columns).toArrow()
-            yield Piece(rows, number == len(cuts), total.plan, bool(total.lacking), is_latest)
-    finally:
-        kept.unpersist()
+            rows = kept.where(F.col(_BUCKET).between(first, last)).select(*total.columns).toArrow()
+            yield Piece(rows, number == len(cuts), total.plan, bool(total.lacking), total.is_latest)
 
 
 def _column(name: str) -> Column:

@@ -10,18 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import attrs
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from multiclouddb_api import invalid_request
 from multiclouddb_api.registry import load_plugin
 from multiclouddb_spi import Deadline, Planner, ProviderPlugin, Range
+from pyspark_multiclouddb.columns import SPARK_SCHEMA, columns_of
 from pyspark_multiclouddb.connection import connection_for
 from pyspark_multiclouddb.errors import source_errors
 from pyspark_multiclouddb.micro_batches import MicroBatches
 from pyspark_multiclouddb.options import Settings, parse_options
-from pyspark_multiclouddb.rows import SPARK_SCHEMA, read_work, work_of
+from pyspark_multiclouddb.rows import read_work, work_of
 
 _WRAPPER: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
@@ -29,24 +32,23 @@ _WRAPPER: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 def checked_schema(options: Mapping[str, str]) -> StructType:
     """Return the columns of the source, if the options are valid."""
     with source_errors():
-        config = parse_options(options).config
+        settings = parse_options(options)
+        columns_of(SPARK_SCHEMA, settings)
+        config = settings.config
         plugin = load_plugin(config.provider)
         if isinstance(plugin, ProviderPlugin):
             plugin.check(config)
     return SPARK_SCHEMA
 
 
-def settings_of(options: Mapping[str, str], schema: StructType, *, is_stream: bool) -> Settings:
-    """Return the checked options for one reader."""
+def settings_of(options: Mapping[str, str], schema: StructType | pa.Schema, *, is_stream: bool) -> Settings:
+    """Return the checked options for one reader; Sail passes the columns as Arrow's schema."""
     with source_errors():
-        if schema != SPARK_SCHEMA:
-            raise invalid_request(
-                "schema",
-                "differs from the schema of this source, which is fixed",
-                "leave .schema(…) out, and parse documents with from_json(new_item_state, …)",
-            )
+        if isinstance(schema, pa.Schema):
+            schema = from_arrow_schema(schema)
         settings = parse_options(options)
-        return settings.for_stream() if is_stream else settings.for_batch()
+        settings = settings.for_stream() if is_stream else settings.for_batch()
+        return attrs.evolve(settings, columns=columns_of(schema, settings))
 
 
 class ChangeFeedReader(DataSourceReader):
@@ -80,7 +82,7 @@ class ChangeFeedReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader):
-    """What both stream readers do, without `commit` and `stop`, because Spark does not always call them."""
+    """What both stream readers do. Spark does not always call `stop`, so nothing depends on it."""
 
     def __init__(self, settings: Settings) -> None:
         self._batches = MicroBatches(settings)
@@ -95,6 +97,10 @@ class StreamReader(DataSourceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the work of a micro-batch."""
         return self._batches.tasks(start, end)
+
+    def stop(self) -> None:
+        """Stop waiting for changes."""
+        self._batches.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task."""

@@ -10,43 +10,23 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.types import (
-    BooleanType,
-    DataType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from multiclouddb_api import ChangeFeedPage, invalid_request
-from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
+from multiclouddb_api.arrow import events_to_arrow
 from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi import Range, RecordFault, collector_paused, read_range
 from multiclouddb_spi.scan.contract import plan_id_of
 from pyspark_multiclouddb.checkpoint import Pinned
+from pyspark_multiclouddb.columns import ROW_SCHEMA, SPARK_SCHEMA
 from pyspark_multiclouddb.connection import Connection, connection_for
 from pyspark_multiclouddb.errors import check_has, poisoned, source_errors
 from pyspark_multiclouddb.options import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 _LOG: Final = logging.getLogger("multiclouddb.spark")
-
-ROW_SCHEMA: Final = EVENT_SCHEMA.append(pa.field("sequence", pa.int64()))
-"""The columns of an event, and `sequence`, the number of a row in its partition and batch."""
-
-_SPARK_TYPES: Final[dict[pa.DataType, DataType]] = {
-    pa.string(): StringType(),
-    pa.bool_(): BooleanType(),
-    pa.int64(): LongType(),
-    pa.timestamp("us", tz="UTC"): TimestampType(),
-}
-
-SPARK_SCHEMA: Final = StructType([StructField(field.name, _SPARK_TYPES[field.type]) for field in ROW_SCHEMA])
-"""The schema of the rows, as a Spark type."""
 
 
 @attrs.frozen
@@ -83,7 +63,8 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
                     events = next(parts, None)
                 if events is None:
                     break
-                yield _with_sequence(events, range(done, done + events.num_rows))
+                rows = _with_sequence(events, range(done, done + events.num_rows))
+                yield rows if settings.columns is None else settings.columns.rows(rows)
                 done += events.num_rows
 
 

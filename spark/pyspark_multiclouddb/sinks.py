@@ -12,40 +12,40 @@ import os
 from collections.abc import Generator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from multiclouddb_api import BackfillDone, ChangeFeedPage, RecordSkipped, SnapshotStarted, invalid_request
-from multiclouddb_api.arrow import EVENT_SCHEMA, events_to_arrow
-from multiclouddb_api.validators import check_type, local_path, type_name
-from multiclouddb_spi.scan.contract import LATEST_MARK, plan_id_of
-from multiclouddb_spi.sink_rules import MissingState, lacks_state, missing_state_error
-from multiclouddb_verify.delta import DELETED_AT, committed, in_backticks, missing, opened
-from pyspark_multiclouddb.checkpoint import Checkpoint, Scan, query_of
-from pyspark_multiclouddb.delta import (
-    CHANGE_TYPES,
-    PLAN,
+from multiclouddb_api import ChangeFeedPage, invalid_request
+from multiclouddb_api.validators import check_type, local_path
+from multiclouddb_spi.sink_rules import (
+    DELETED_AT,
+    OF_THE_EVENT,
+    PAGE_SCHEMA,
+    Batch,
+    MissingState,
     Numbered,
     Piece,
-    Target,
-    check_cases,
-    incomplete_rows,
+    check_options,
+    in_utc,
+    last_changes,
+    merge_batch,
+    piece_of,
+    scans_in,
+    table_of,
 )
+from multiclouddb_verify.delta import committed, in_backticks, missing, opened
+from pyspark_multiclouddb.checkpoint import Checkpoint, told
+from pyspark_multiclouddb.delta import DeltaStorage
 from pyspark_multiclouddb.errors import check_has
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _Events = TypeVar("_Events", bound="pa.Table | DataFrame")
-_NEEDED: Final = ("key", "order_key", "type")
-_TOLD: Final = ("event_id", "type", "old_item_state", "by_expiry", "backfilled")
-_OF_THE_EVENT: Final = frozenset((*_TOLD, "database", "collection", "partition_id", "sequence"))
-_PAGE_SCHEMA: Final = pa.schema([field for field in EVENT_SCHEMA if field.name not in _OF_THE_EVENT])
-"""The columns that the table gets from a page."""
 
 
 def latest_by_key(events: _Events) -> _Events:
@@ -65,9 +65,7 @@ def latest_by_key(events: _Events) -> _Events:
         from pyspark_multiclouddb.pieces import latest_rows
 
         return cast("_Events", latest_rows(events))
-    if not events.num_rows:
-        return events
-    return cast("_Events", events.take(_last_of_each(events)))
+    return cast("_Events", last_changes(events))
 
 
 def merge_into_delta(
@@ -105,8 +103,8 @@ def merge_into_delta(
     snapshot repairs the table: its rows replace older ones, and after the last one, a document that it did
     not contain becomes a tombstone. So the table must not contain rows of other collections. If the table
     contains older rows, and the sink has not seen the start of a snapshot, it refuses the rows of this
-    snapshot. It recognizes them by `event_id` and `backfilled`, so do not remove these columns from the
-    batch.
+    snapshot. It recognizes them by `event_id` and `backfilled`, and refuses a batch without these
+    columns.
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
     `_deleted_at`. Additional columns of the batch are also kept, so you can parse documents first:
@@ -163,41 +161,25 @@ def merge_into_delta(
         batch, table_path, batch_id=batch_id, app_id=app_id, checkpoint=checkpoint, create=create,
         new_columns=new_columns, missing_state=missing_state, max_bytes=max_bytes,
     )  # fmt: skip
-    query, scan, notes = _told(batch, batch_id, app_id, checkpoint)
-    begun, ended = _scans_in(batch)
+    query, scan, notes = told(batch, batch_id, app_id, checkpoint)
+    is_page = isinstance(batch, ChangeFeedPage)
+    begun, ended = scans_in(batch)
     if scan is not None:
         begun, ended = [*begun, scan], [*ended, scan]
-    is_told = checkpoint is not None and not isinstance(batch, ChangeFeedPage)
-    target = Target(os.fspath(table_path), create=create, new_columns=new_columns)
-    done = None if batch_id is None or app_id is None else Numbered(app_id, batch_id, query, notes)
-    merged = False
-    if done is not None and target.has(done):
-        for each in begun:
-            target.check_unused(each, done)
-    else:
-        for each in begun if isinstance(batch, ChangeFeedPage) else ():
-            if not target.exists:
-                target.prepare(_PAGE_SCHEMA)
-            target.begin(each)
-        with closing(_pieces(batch, max_bytes, missing_state)) as pieces:
-            for piece in pieces:
-                if not merged:
-                    target.prepare(piece.rows.drop_columns("type").schema, may_be_stale=piece.is_incomplete)
-                    if piece.is_latest is not None:
-                        target.check_mode(is_latest=piece.is_latest)
-                    _begin(target, scan, piece.plan, is_told=is_told)
-                    if scan is None and done is not None:
-                        done = target.noted(done)
-                target.merge(piece.rows, done, is_last=piece.is_last)
-                merged = True
-        if done is not None and done.notes and not target.has(done):
-            # No row has changed, for example because no change could be decoded.
-            if not target.exists:
-                target.prepare(_stored_schema(batch))
-            _begin(target, scan, None, is_told=is_told)
-            target.note(done)
-    _end(target, ended)
-    return merged
+    return merge_batch(
+        DeltaStorage(os.fspath(table_path), create=create, new_columns=new_columns),
+        "merge_into_delta",
+        Batch(
+            lambda: _pieces(batch, max_bytes, missing_state),
+            lambda: _stored_schema(batch),
+            None if batch_id is None or app_id is None else Numbered(app_id, batch_id, query, notes),
+            begun,
+            ended,
+            scan,
+            is_told=checkpoint is not None and not is_page,
+            is_page=is_page,
+        ),
+    )
 
 
 def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = None) -> pa.RecordBatchReader:
@@ -241,6 +223,7 @@ def drop_tombstones(
     older_than: timedelta = timedelta(days=30),
     *,
     checkpoint: str | os.PathLike[str] | None = None,
+    spark: SparkSession | None = None,
 ) -> int:
     """Remove the tombstones of keys that were deleted long ago.
 
@@ -255,6 +238,8 @@ def drop_tombstones(
             the table at the same time.
         older_than: The lifetime of a tombstone, counted from the time when its delete was merged.
         checkpoint: The `checkpointLocation` of the query, as in `merge_into_delta`.
+        spark: The session that knows the table, for a table of `merge_into_table`; `table_path` is then its
+            name.
 
     Returns:
         The number of tombstones that were removed.
@@ -269,6 +254,14 @@ def drop_tombstones(
         local_path("checkpoint", checkpoint)
     if older_than < timedelta(0):
         raise invalid_request("older_than", "is negative", "give the lifetime of a tombstone")
+    if spark is not None:
+        check_has("spark", spark, "table", "a SparkSession")
+        from pyspark_multiclouddb.cluster import check_table, drop_table_tombstones
+
+        check_table(path)
+        if checkpoint is not None and not Checkpoint(os.fspath(checkpoint), spark).is_scanned():
+            return 0
+        return drop_table_tombstones(spark, path, older_than)
     table = opened(path)
     if table is None:
         raise missing(path)
@@ -296,182 +289,36 @@ def _check_merge(batch: object, table_path: object, **rest: Any) -> None:
     """Refuse arguments for `merge_into_delta` that are of the wrong type or do not fit together."""
     _check_rows("batch", batch, or_page=True)
     local_path("table_path", table_path)
-    check_type("batch_id", rest["batch_id"], int, type(None))
-    check_type("app_id", rest["app_id"], str, type(None))
     if rest["checkpoint"] is not None:
         local_path("checkpoint", rest["checkpoint"])
-    check_type("create", rest["create"], bool)
     check_type("max_bytes", rest["max_bytes"], int)
-    for name, first in (("new_columns", "add"), ("missing_state", "keep")):
-        if rest[name] not in (first, "refuse"):
-            kind = type_name(rest[name])
-            raise invalid_request(name, f"is {rest[name]!r}, a {kind}", f'pass "{first}" or "refuse"')
-    if (rest["batch_id"] is None) != (rest["app_id"] is None):
-        raise invalid_request("batch_id", "must be given together with app_id", "give both, or None for both")
+    check_options(
+        **{name: rest[name] for name in ("batch_id", "app_id", "create", "new_columns", "missing_state")}
+    )
     if rest["max_bytes"] < 1:
         raise invalid_request("max_bytes", "is less than 1", "give the maximum number of bytes of a piece")
-
-
-def _end(target: Target, scans: list[Scan]) -> None:
-    """Record that a batch was merged. A batch without rows may also begin or end a snapshot."""
-    if target.exists:
-        for scan in scans:
-            target.begin(scan)
-            if scan.is_over:
-                target.end(scan)
-
-
-def _scans_in(batch: DataFrame | pa.Table | ChangeFeedPage) -> tuple[list[Scan], list[Scan]]:
-    """Return the snapshots that begin on a page, and those that end on it, as its notices say."""
-    begun, ended = [], []
-    for notice in batch.notices if isinstance(batch, ChangeFeedPage) else ():
-        match notice:
-            case SnapshotStarted(floor, where, whole):
-                begun.append(Scan(_plan_of(where) or where, floor, True, False, False, whole))
-            case BackfillDone(where, floor):
-                ended.append(Scan(_plan_of(where) or where, floor, False, False, True))
-            case RecordSkipped(where, position) if _plan_of(where) is not None:
-                raise invalid_request(
-                    "batch",
-                    f"lacks a row of a snapshot that cannot be decoded ({position}); at the end of the "
-                    "snapshot, the sink would treat the document as deleted",
-                    "change or delete the document in the database, and begin another Snapshot()",
-                )
-            case _:
-                pass
-    return begun, ended
-
-
-def _plan_of(partition_id: str) -> str | None:
-    """Return the id of a snapshot from a public id, in which the provider and the resource come first."""
-    return plan_id_of(partition_id.split(":", 2)[-1])
-
-
-def _told(
-    batch: DataFrame | pa.Table | ChangeFeedPage,
-    batch_id: int | None,
-    app_id: str | None,
-    checkpoint: str | os.PathLike[str] | None,
-) -> tuple[str | None, Scan | None, dict[str, str]]:
-    """Return the id of the query, the snapshot to which the batch belongs, and notes for the commit."""
-    frame = None if isinstance(batch, pa.Table | ChangeFeedPage) else batch
-    query, is_reported = query_of(frame)
-    scan, notes = None, dict[str, str]()
-    if checkpoint is not None:
-        if batch_id is None:
-            raise invalid_request(
-                "checkpoint", "must be given together with batch_id", "give both, or leave both out"
-            )
-        told = Checkpoint(os.fspath(checkpoint), None if frame is None else frame.sparkSession)
-        query, scan = told.query(query), told.scan(batch_id)
-        notes = told.notes(batch_id)
-    if app_id is not None and query is None and not is_reported:
-        raise invalid_request(
-            "app_id",
-            "is given, but over Spark Connect the sink cannot tell which query the batch number comes from",
-            "also pass checkpoint=, the checkpointLocation of the query",
-        )
-    return query, scan, notes
-
-
-def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool) -> None:
-    """Begin the snapshot of a batch in the table, unless this snapshot has already begun."""
-    if scan is not None:
-        if plan not in (None, scan.plan):
-            raise invalid_request(
-                "checkpoint",
-                f"belongs to the snapshot {scan.plan}, but the batch contains rows of {plan}",
-                "pass the checkpointLocation of the query that calls this function",
-            )
-        target.begin(scan)
-    elif plan is not None and not is_told:
-        target.accept(plan)
 
 
 def _pieces(
     batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int, missing_state: MissingState
 ) -> Generator[Piece, None, None]:
     """Return the last change of each key in the batch, piece by piece."""
-    if isinstance(batch, ChangeFeedPage):
-        batch = pa.Table.from_batches([events_to_arrow(batch.events)])
-    is_table = isinstance(batch, pa.Table)
-    names = cast("list[str]", batch.column_names if is_table else batch.columns)
-    for name in _NEEDED:
-        if name not in names:
-            raise invalid_request("batch", f"has no column {name}", "pass the rows of the data source")
-    kept = [*(name for name in names if name not in _OF_THE_EVENT), "type"]
-    tells_plan = {"backfilled", "event_id"} <= set(names)
-    if not is_table:
-        from pyspark_multiclouddb.pieces import collected_in_pieces
-
-        check_cases(names)
-        plan = (
-            "CASE WHEN backfilled AND event_id LIKE 'snapshot:%' THEN split(event_id, ':')[1] "
-            f"WHEN event_id LIKE '{LATEST_MARK}%' THEN '{LATEST_MARK}' END"
-        )
-        columns = [*map(in_backticks, kept), *([f"{plan} AS {PLAN}"] if tells_plan else [])]
-        selected = batch.selectExpr(*columns)
-        with closing(collected_in_pieces(selected, max_bytes, missing_state)) as pieces:
-            for piece in pieces:
-                yield attrs.evolve(piece, rows=_in_utc(piece.rows))
+    if isinstance(batch, pa.Table | ChangeFeedPage):
+        yield from piece_of(table_of(batch), missing_state)
         return
-    known = pc.is_in(batch["type"].cast(pa.string()), pa.array(CHANGE_TYPES))
-    if any(batch[name].null_count for name in _NEEDED) or pc.any(pc.invert(known)).as_py():
-        raise incomplete_rows()
-    if batch.num_rows:
-        found = _plan_in(batch) if tells_plan else None
-        rows = _in_utc(latest_by_key(batch.select(kept)))
-        lacking = rows.filter(lacks_state(rows))
-        if lacking.num_rows and missing_state == "refuse":
-            raise missing_state_error(pc.min(lacking["key"]).as_py(), lacking.num_rows)
-        is_latest = _is_latest(batch) if tells_plan else None
-        yield Piece(rows, True, found, bool(lacking.num_rows), is_latest)
+    from pyspark_multiclouddb.pieces import collected_in_pieces, needed
+
+    with closing(collected_in_pieces(needed(batch), max_bytes, missing_state)) as pieces:
+        for piece in pieces:
+            yield attrs.evolve(piece, rows=in_utc(piece.rows))
 
 
 def _stored_schema(batch: DataFrame | pa.Table | ChangeFeedPage) -> pa.Schema:
     """Return the columns that a batch without rows gives the table."""
     if isinstance(batch, ChangeFeedPage):
-        return _PAGE_SCHEMA
+        return PAGE_SCHEMA
     names = batch.column_names if isinstance(batch, pa.Table) else batch.columns
-    kept = [name for name in names if name not in _OF_THE_EVENT]
+    kept = [name for name in names if name not in OF_THE_EVENT]
     if not isinstance(batch, pa.Table):
         batch = cast("pa.Table", batch.selectExpr(*map(in_backticks, kept)).limit(0).toArrow())
-    return _in_utc(batch.select(kept)).schema
-
-
-def _is_latest(events: pa.Table) -> bool:
-    """Return True if `events` contains changes of a feed of latest versions."""
-    return bool(pc.any(pc.starts_with(events["event_id"].cast(pa.string()), LATEST_MARK)).as_py())
-
-
-def _plan_in(events: pa.Table) -> str | None:
-    """Return the id of the snapshot to which rows of `events` belong, or None."""
-    where = pc.index(events["backfilled"], True).as_py()
-    return None if where < 0 else plan_id_of(events["event_id"][where].as_py() or "") or None
-
-
-def _last_of_each(events: pa.Table) -> pa.Array:
-    """Return the row numbers of the last change of each key, in ascending order."""
-    number = events["key"].combine_chunks().dictionary_encode().indices
-    counts = pa.table({"number": number}).group_by("number").aggregate([("number", "count")])
-    repeated = counts.filter(pc.field("number_count") > 1)["number"]
-    is_repeated = pc.is_in(number, value_set=repeated)
-    once, several = (pc.indices_nonzero(mask) for mask in (pc.invert(is_repeated), is_repeated))
-    if not len(several):
-        return once
-    order_keys = pc.fill_null(events["order_key"].take(several), "\U0010ffff")
-    changes = pa.table({"number": number.take(several), "order_key": order_keys})
-    order = pc.sort_indices(changes, sort_keys=[("number", "ascending"), ("order_key", "descending")])
-    sorted_numbers = changes["number"].take(order).combine_chunks()
-    is_last = pa.concat_arrays([pa.array([True]), pc.not_equal(sorted_numbers[1:], sorted_numbers[:-1])])
-    rows = pa.concat_arrays([once, several.take(order.filter(is_last))])
-    return rows.take(pc.sort_indices(rows))
-
-
-def _in_utc(events: pa.Table) -> pa.Table:
-    """Return the events with all times in UTC."""
-    for index, field in enumerate(events.schema):
-        if pa.types.is_timestamp(field.type) and field.type.tz not in (None, "UTC"):
-            utc: Any = events.column(index).cast(pa.timestamp("us", tz="UTC"))
-            events = events.set_column(index, field.name, utc)
-    return events
+    return in_utc(batch.select(kept)).schema

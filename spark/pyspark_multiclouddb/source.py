@@ -27,7 +27,8 @@ class DefaultSource(DataSource):
     The module `pyspark_multiclouddb.options` lists the options.
 
     Each row is one change. `key`, `new_item_state` and `old_item_state` are JSON text. Of two changes to one
-    key, the later one has the higher `order_key`. The rows of a batch have no particular order.
+    key, the later one has the higher `order_key`. The rows of a batch have no particular order. With
+    `.schema(…)`, the rows have exactly its columns; a column that is not one of ours is a field of documents.
     """
 
     @classmethod
@@ -36,7 +37,7 @@ class DefaultSource(DataSource):
         return "multiclouddb"
 
     def schema(self) -> StructType:
-        """Check the options, and return the columns, which are the same for every provider."""
+        """Check the options, and return the columns of a frame without `.schema(…)`."""
         schema: StructType = _room("readers").checked_schema(self.options)
         return schema
 
@@ -44,7 +45,7 @@ class DefaultSource(DataSource):
         """Return a reader of micro-batches.
 
         Args:
-            schema: The schema that `schema` returned; Spark passes it.
+            schema: The schema of the user, or the one that `schema` returned; Spark passes it.
         """
         settings = _room("readers").settings_of(self.options, schema, is_stream=True)
         reader: DataSourceStreamReader = (
@@ -58,7 +59,7 @@ class DefaultSource(DataSource):
         """Return a reader of one batch.
 
         Args:
-            schema: The schema that `schema` returned; Spark passes it.
+            schema: The schema of the user, or the one that `schema` returned; Spark passes it.
         """
         settings = _room("readers").settings_of(self.options, schema, is_stream=False)
         reader: DataSourceReader = _room("readers").ChangeFeedReader(settings)

@@ -12,12 +12,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Final, TypeVar
+from types import NoneType
+from typing import Any, Final, TypeVar, Unpack
 
 import attrs
 import numpy as np
@@ -42,14 +42,11 @@ from multiclouddb_api import (
     ScanFloor,
     Snapshot,
     connect,
-    invalid_request,
 )
-from multiclouddb_api.request import to_address
+from multiclouddb_api.validators import check_type
 from multiclouddb_verify import (
     Fix,
     Part,
-    Position,
-    Progress,
     Report,
     SupportsParts,
     SupportsRecord,
@@ -67,8 +64,8 @@ from multiclouddb_verify.sides import (
 from multiclouddb_verify.source import Source, key_texts
 from multiclouddb_verify.state import Rows, rows_of
 from multiclouddb_verify.texts import column_digests
-from multiclouddb_verify.verification import Verification
-from pyspark_multiclouddb.errors import error_from_query, source_errors
+from multiclouddb_verify.verification import Verification, VerifySettings, checked
+from pyspark_multiclouddb.errors import check_has, error_from_query, source_errors
 
 __all__ = ["verify_with_spark"]
 
@@ -93,19 +90,7 @@ def verify_with_spark(
     target: SupportsParts,
     *,
     segments: int | None = None,
-    position: Position | None = None,
-    repair: bool = False,
-    sample: int | None = None,
-    max_scan_rate: float | None = None,
-    state: str | os.PathLike[str] | None = None,
-    patience_seconds: float = 600.0,
-    max_repairs: int | None = None,
-    force: bool = False,
-    transform: Transform | None = None,
-    show_values: bool = False,
-    record: bool = False,
-    provider_options: ProviderOptions | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    **settings: Unpack[VerifySettings],
 ) -> Report:
     """Compare a table with its collection as `multiclouddb_verify.verify` does, on Spark's executors.
 
@@ -125,19 +110,8 @@ def verify_with_spark(
         target: The table, for example `DeltaTarget(path)`, in a place that the executors can read.
         segments: The number of segments of the scan, each of which is read by one task; by default the
             database decides.
-        position: See `verify`.
-        repair: See `verify`. The driver writes the rows.
-        sample: See `verify`.
-        max_scan_rate: The maximum rate of the scan, over all tasks, as in `Snapshot`.
-        state: The folder for the changes and for the keys that are judged, on the driver; see `verify`.
-        patience_seconds: See `verify`.
-        max_repairs: See `verify`.
-        force: See `verify`.
-        transform: See `verify`. The executors call it too.
-        show_values: See `verify`.
-        record: See `verify`.
-        provider_options: See `verify`.
-        on_progress: See `verify`.
+        **settings: See `VerifySettings`. The rate of the scan is that of all tasks. The folder contains the
+            changes and the keys that are judged. The executors call `transform`, and the driver repairs.
 
     Returns:
         The report. The differences in it are those that are left.
@@ -146,15 +120,10 @@ def verify_with_spark(
         MulticloudDbError: The same as `verify`. An error of a task that has nothing to do with the database
             or the table is raised as Spark raises it.
     """
-    if not isinstance(target, SupportsParts):
-        raise invalid_request("target", f"is a {type(target).__name__}", "pass DeltaTarget(path)")
-    source = Source(client, to_address(address), provider_options, max_scan_rate)
-    made = _OnExecutors(
-        spark, segments, source, target, position,
-        repair=repair, sample=sample, state=state, patience_seconds=patience_seconds, max_repairs=max_repairs,
-        force=force, transform=transform, show_values=show_values, record=record, on_progress=on_progress,
-    )  # fmt: skip
-    return made.run()
+    check_has("spark", spark, "createDataFrame", "a SparkSession")
+    check_type("segments", segments, int, NoneType)
+    source = checked(client, address, target, SupportsParts, settings)
+    return _OnExecutors(spark, segments, source, target, **settings).run()
 
 
 class _OnExecutors(Verification):
@@ -166,10 +135,9 @@ class _OnExecutors(Verification):
         segments: int | None,
         source: Source,
         target: SupportsParts,
-        position: Position | None,
         **settings: Any,
     ) -> None:
-        super().__init__(source, _Table(spark, target), position, **settings)
+        super().__init__(source, _Table(spark, target), **settings)
         self._spark, self._segments, self._parts = spark, segments, target.parts
 
     def _compare_sides(self) -> None:
@@ -220,11 +188,13 @@ class _OnExecutors(Verification):
         """Return a row for each key of one of the sides; the row without key says what was read."""
         source = self._sides.source
         start = Snapshot(segments=self._segments, max_scan_rate=source.max_scan_rate, changes=False)
-        request = ChangeFeedRequest(source.address, start, provider_options=source.options)
+        request = ChangeFeedRequest(source.address, start, provider_options=source.provider_options)
         planned = [(each[0], each[1]) for each in source.client.plan_partitions(request).segments]
         sample, transform = self._sides.sample or 1, self._sides.transform
         has_own = self._sides.facts.floor == ScanFloor.ROW
-        scan = _Scan(source.client.config, source.address, source.options, transform, sample, has_own)
+        scan = _Scan(
+            source.client.config, source.address, source.provider_options, transform, sample, has_own
+        )
         files = _Files(self._sides.first_ceiling(), sample)
         ours = _tasks(self._spark, planned, scan, _DIGESTS)
         theirs = _tasks(self._spark, self._parts(own=transform is not None), files, _DIGESTS)

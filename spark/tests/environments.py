@@ -24,6 +24,8 @@ ZSTANDARD = {
     (3, 12): "5a56ba0db2d244117ed744dfa8f6f5b366e14148e00de44723413b2f3938a902",
     (3, 13): "8e735494da3db08694d26480f1493ad2cf86e99bdd53e8e9771b2752a5c0246a",
 }
+# Sail runs Spark's programs without a JVM.
+SAIL = "0c1557ece17e5e277c6f16fa54697e2546717f463add2b8e2f0d5e10a9d92012"
 SECONDS = 500.0
 # Maps folders of the source package to the places where setup.py installs them.
 PLACES = {
@@ -43,6 +45,11 @@ def zstandard():
     """Return the folder with the package zstandard, like `environment`."""
     platform = ["--only-binary=:all:", "--platform=manylinux2014_x86_64"]
     return _fetched(ZSTANDARD[sys.version_info[:2]], [*platform, "zstandard==0.25.0"], _unzip)
+
+
+def sail():
+    """Return the folder with the package pysail, like `environment`."""
+    return _fetched(SAIL, ["--only-binary=:all:", "pysail==0.7.2"], _unzip)
 
 
 def _fetched(digest, package, unpack):

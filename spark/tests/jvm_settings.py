@@ -9,6 +9,7 @@ archive.
 import fcntl
 import hashlib
 import os
+import runpy
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from pyspark_multiclouddb import ensure_java
 
+CATALOG = Path(__file__).with_name("scala_catalog.py")
 EARLY = Path(__file__).with_name("early.py")
 PROGRAM = Path(__file__).with_name("training.py")
 # Each test runs Spark for only a few seconds, so a simple compiler and a simple garbage collector save more
@@ -35,7 +37,10 @@ def environment():
     import pyspark
 
     variables, packages = {"PYSPARK_PYTHON": python}, f"{pyspark.__file__} {pyspark.__version__}"
-    return {**variables, "SPARK_SUBMIT_OPTS": _java_options(Path(sys.prefix), packages, variables)}
+    options = _java_options(Path(sys.prefix), packages, variables)
+    # `runpy` runs this file too, so it cannot import the module beside it.
+    jar = runpy.run_path(str(CATALOG))["catalog_jar"]()
+    return {**variables, "SPARK_SUBMIT_OPTS": options, "SPARK_DIST_CLASSPATH": str(jar)}
 
 
 def environment_of(place):

@@ -3,17 +3,21 @@
 import json
 import pickle
 import uuid
+from contextlib import suppress
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from pyspark_multiclouddb import live_rows, merge_into_delta
+from pyspark_multiclouddb.columns import ROW_SCHEMA
 from pyspark_multiclouddb.connection import close_connections
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.readers import PlainStreamReader
-from pyspark_multiclouddb.rows import ROW_SCHEMA
-from pyspark_multiclouddb.stream import ChangeFeedStreamReader
+
+with suppress(ImportError):  # before Spark 4.2
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+    from pyspark_multiclouddb.stream import ChangeFeedStreamReader
 
 LOST = "lost"
 """The document of a change that the service sends without its document."""

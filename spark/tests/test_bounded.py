@@ -10,7 +10,7 @@ from deltalake.table import TableMerger
 
 from multiclouddb_api import MulticloudDbError
 from pyspark_multiclouddb import latest_by_key, merge_into_delta, pieces
-from pyspark_multiclouddb.pieces import collected_in_pieces
+from pyspark_multiclouddb.delta import PLAN
 
 from .micro_batches import apply, documents, random_changes, rows, scanned, with_columns
 
@@ -37,6 +37,11 @@ def read_counted(frame, file):
         yield from batches
 
     return frame.mapInArrow(counted, frame.schema)
+
+
+def collected_in_pieces(frame, max_bytes):
+    """Collect changes that belong to no snapshot."""
+    return pieces.collected_in_pieces(frame.selectExpr("*", f"CAST(NULL AS STRING) AS {PLAN}"), max_bytes)
 
 
 def is_nothing_kept(spark):

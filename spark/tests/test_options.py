@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from pyspark.sql.types import IntegerType, StructField, StructType
 
 from multiclouddb_api import (
     AtTime,
@@ -23,10 +22,10 @@ from multiclouddb_api import (
     Snapshot,
     SnapshotOrder,
 )
+from pyspark_multiclouddb.columns import ROW_SCHEMA, SPARK_SCHEMA
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import options_table, parse_options, position_from_text, position_text
 from pyspark_multiclouddb.readers import checked_schema, settings_of
-from pyspark_multiclouddb.rows import SPARK_SCHEMA
 
 LEAST = {"url": "embedded:///data/store.db", "collection": "orders"}
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -235,20 +234,11 @@ def test_end_means_nothing_in_a_stream(options):
         parse(**options).for_stream()
 
 
-@pytest.mark.parametrize("is_stream", [True, False])
-@pytest.mark.parametrize(
-    "fields",
-    [
-        SPARK_SCHEMA.fields[:-1],
-        [*SPARK_SCHEMA.fields[:-1], StructField("sequence", IntegerType())],
-        [*SPARK_SCHEMA.fields[1:], SPARK_SCHEMA.fields[0]],
-    ],
-    ids=["too few", "other type", "other order"],
-)
-def test_schema_of_the_user_is_refused(fields, is_stream):
-    assert settings_of(LEAST, SPARK_SCHEMA, is_stream=is_stream).address.collection == "orders"
-    with pytest.raises(SourceError, match=r"\[MULTICLOUDDB:INVALID_REQUEST\] schema: differs .*from_json"):
-        settings_of(LEAST, StructType(fields), is_stream=is_stream)
+def test_arrow_schema_of_the_source_is_taken():
+    """Sail passes it."""
+    assert settings_of(LEAST, ROW_SCHEMA, is_stream=False).columns is None
+    columns = settings_of(LEAST, ROW_SCHEMA.remove(0), is_stream=False).columns
+    assert columns.schema.names == ROW_SCHEMA.names[1:]
 
 
 @pytest.mark.parametrize(

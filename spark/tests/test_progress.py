@@ -100,6 +100,7 @@ class TestReport:
             (60, [["p0", 20], ["p1", 5]], {"readUntil": "2026-01-31T12:00:05Z", "lagSeconds": 55.0}),
             (0, [["p0", 20], ["p1", None]], {"readUntil": None, "lagSeconds": None}),
             (0, [["p0", 20], ["p1", [9, None], 4, ["p0"]]], {"readUntil": None, "lagSeconds": None}),
+            (0, [["p0", 20], ["p1", [9, 15], 4, ["p0"]]], {"readUntil": "2026-01-31T12:00:09Z"}),
             # The lag is never negative.
             (0, [["p0", 20]], {"readUntil": "2026-01-31T12:00:20Z", "lagSeconds": 0.0}),
             # The headroom is that of the first position to expire.

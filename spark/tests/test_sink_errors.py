@@ -166,6 +166,7 @@ sys.modules["pyspark"] = None
 import pyarrow as pa
 from pyspark_multiclouddb import live_rows, merge_into_delta
 batch = pa.table(dict(key=["a", "b"], order_key=["1", "2"], type=["CREATE", "DELETE"]))
+batch = batch.append_column("event_id", batch["key"]).append_column("backfilled", pa.array([False] * 2))
 assert merge_into_delta(batch, None, {str(path)!r}, None)
 print(live_rows({str(path)!r}).read_all().to_pylist())
 """

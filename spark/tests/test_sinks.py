@@ -22,10 +22,10 @@ from multiclouddb_api import (
     ErrorCategory,
     MulticloudDbError,
 )
+from multiclouddb_spi.sink_rules import Scan, SinkTable
 from pyspark_multiclouddb import drop_tombstones, latest_by_key, live_rows, merge_into_delta
-from pyspark_multiclouddb.checkpoint import Scan
-from pyspark_multiclouddb.delta import Target
-from pyspark_multiclouddb.rows import ROW_SCHEMA
+from pyspark_multiclouddb.columns import ROW_SCHEMA
+from pyspark_multiclouddb.delta import DeltaStorage
 
 from .micro_batches import (
     Killed,
@@ -35,7 +35,6 @@ from .micro_batches import (
     notes_of,
     random_changes,
     rows,
-    scanned,
     table_of,
     tombstones,
     with_columns,
@@ -119,7 +118,9 @@ class TestMergeIntoDelta:
 
         batch = rows(("a", 1, {"n": 1}))
         assert columns(batch, "a") == ["key", "timestamp", "new_item_state", "order_key", "_deleted_at"]
-        batch = batch.select(["type", "key", "order_key"]).append_column("n", pa.array([1]))
+        batch = batch.select(["type", "key", "order_key", "event_id", "backfilled"]).append_column(
+            "n", pa.array([1])
+        )
         assert columns(batch, "b") == ["key", "order_key", "n", "_deleted_at"]
         with pytest.raises(MulticloudDbError, match="batch: has no column order_key"):
             columns(batch.drop_columns("order_key"), "c")
@@ -189,15 +190,6 @@ class TestOlderChange:
             self.check(path)
         assert DeltaTable(path).version() == version
         assert DeltaTable(path).transaction_version("app") == 0
-
-    def test_rows_of_a_scan_follow_the_same_rule(self, path):
-        """A row from a scan has the position at which the scan started; 2 changes come after this position,
-        and 1 before."""
-        merge_into_delta(rows(("a", 2, {"n": 2}), ("b", 6, None), ("c", 5, {"n": 5})), 0, path, "app")
-        scan = scanned(*"abcd", floor="000004").drop_columns("backfilled")
-        merge_into_delta(scan, 1, path, "app")
-        assert documents(path) == {"a": {"scan": "a"}, "c": {"n": 5}, "d": {"scan": "d"}}
-        assert tombstones(path) == {"b": "000006"}
 
     def test_random_lives_in_random_order(self, path):
         for seed in range(3):
@@ -442,7 +434,7 @@ class TestCommitOfAnother:
 
     def test_at_the_begin_and_at_the_end_of_a_snapshot(self, path, others):
         merge_into_delta(rows(("a", 5, {}), ("gone", 6, {})), 0, path, "older")
-        target = Target(str(path), create=True, new_columns="refuse")
+        target = SinkTable(DeltaStorage(str(path), create=True, new_columns="refuse"), "sink")
         others.append(lambda: put(path, "b", 7))
         target.begin(Scan("plan", "000000", is_first=True, was_over=False, is_over=False))
         merge_into_delta(rows(("a", 0, {"scan": "a"}), ("b", 0, {"scan": "b"})), None, path, None)

@@ -12,10 +12,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from multiclouddb_api import MulticloudDbError
-from pyspark_multiclouddb import drop_tombstones, merge_into_delta, micro_batches, sinks, stream
+from pyspark_multiclouddb import drop_tombstones, merge_into_delta, micro_batches, stream
+from pyspark_multiclouddb.columns import SPARK_SCHEMA
+from pyspark_multiclouddb.delta import DeltaStorage
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.readers import settings_of
-from pyspark_multiclouddb.rows import SPARK_SCHEMA
 
 from .micro_batches import (
     Killed,
@@ -182,9 +183,7 @@ def test_spark_reads_a_snapshot_into_delta_and_a_batch_that_failed_comes_again(
 ):
     """The table has older rows. The query's sink fails after its commit."""
     source.fill(ROWS)
-    stale = pa.table({"key": ['{"id":"stale"}'], "order_key": ["0"], "type": ["UPDATE"]})
-    stale = stale.append_column("timestamp", pa.nulls(1, pa.timestamp("us", tz="UTC")))
-    merge_into_delta(stale.append_column("new_item_state", pa.array(["{}"])), None, path, None)
+    merge_into_delta(with_columns(rows(("stale", 0, {})), order_key=["0"]), None, path, None)
     other, died = make_checkpoint(tmp_path / "other", "another"), []
 
     def merge(frame, batch_id):
@@ -426,7 +425,13 @@ class TestBegin:
         def merge():
             return merge_into_delta(rows(), 0, query.table, "query", checkpoint=query.checkpoint)
 
-        with patch.object(sinks, "_end", side_effect=Killed), pytest.raises(Killed):
+        stored = DeltaStorage.store
+
+        def stores_and_dies(*given):
+            stored(*given)
+            raise Killed
+
+        with patch.object(DeltaStorage, "store", stores_and_dies), pytest.raises(Killed):
             merge()
         assert not merge()
         assert DeltaTable(query.table).transaction_version("multiclouddb-snapshot:p") == 0

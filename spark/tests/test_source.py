@@ -30,8 +30,8 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.waiting import wait_until
 from pyspark_multiclouddb import ProgressTable, error_from_query, local_session, pages_to_dataframe
+from pyspark_multiclouddb.columns import SPARK_SCHEMA
 from pyspark_multiclouddb.errors import no_pyspark
-from pyspark_multiclouddb.rows import SPARK_SCHEMA
 
 SECONDS = 500  # the time limit, in seconds, for a whole query on a slow machine
 

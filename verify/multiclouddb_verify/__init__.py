@@ -9,7 +9,7 @@ from multiclouddb_verify.position import spark_position, stored_position
 from multiclouddb_verify.report import Cost, Counts, Difference, Progress, Report
 from multiclouddb_verify.sides import Position, Transform
 from multiclouddb_verify.target import Fix, Part, SupportsParts, SupportsRecord, Target
-from multiclouddb_verify.verification import verify
+from multiclouddb_verify.verification import VerifySettings, verify
 
 __all__ = [
     "Cost",
@@ -27,6 +27,7 @@ __all__ = [
     "SupportsRecord",
     "Target",
     "Transform",
+    "VerifySettings",
     "estimate",
     "spark_position",
     "stored_position",

@@ -24,16 +24,14 @@ from pyarrow.parquet import ParquetFile
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, encode_json, invalid_request
 from multiclouddb_api.redaction import redact_url
-from multiclouddb_api.validators import local_path
-from multiclouddb_spi.sink_rules import DOCUMENT, STALE_SINCE
-from multiclouddb_verify.target import Fix, Part
+from multiclouddb_api.validators import check_type, local_path
+from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE
+from multiclouddb_verify.target import Fix, Part, own_state
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, WriterProperties
 
 __all__ = [
-    "DELETED_AT",
-    "TIME",
     "DeltaTarget",
     "cannot_be_written",
     "committed",
@@ -44,10 +42,6 @@ __all__ = [
     "written",
 ]
 
-DELETED_AT: Final = "_deleted_at"
-"""The column that contains the time at which the sink merged a delete; null in the row of a document."""
-TIME: Final = pa.timestamp("us", tz="UTC")
-"""The type of all times."""
 _OURS: Final = ("key", "order_key", DELETED_AT)
 _T = TypeVar("_T")
 _ONE_AT_A_TIME: Final[defaultdict[str, Lock]] = defaultdict(Lock)
@@ -191,6 +185,7 @@ class DeltaTarget:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, patience_seconds: float = 600.0) -> None:
+        check_type("patience_seconds", patience_seconds, int, float)
         self._where = local_path("path", path)
         self._patience = patience_seconds
 
@@ -462,10 +457,7 @@ def _as_rows(batch: pa.RecordBatch, own: Sequence[str] | None) -> pa.RecordBatch
         state = batch[DOCUMENT].cast(text)
     else:
         documents = batch.select(own).to_pylist()
-        encoded = [
-            encode_json({name: value for name, value in each.items() if value is not None}).decode()
-            for each in documents
-        ]
+        encoded = [encode_json(own_state(each)).decode() for each in documents]
         state = pa.array(encoded, text)
     orders = batch["order_key"].cast(text).fill_null(_NO_ORDER)
     columns = [batch["key"].cast(text), orders, state, pc.is_valid(batch[DELETED_AT])]

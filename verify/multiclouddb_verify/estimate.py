@@ -5,7 +5,6 @@ from __future__ import annotations
 import attrs
 
 from multiclouddb_api import MulticloudDbClient, ProviderOptions, ResourceAddress
-from multiclouddb_api.request import to_address
 from multiclouddb_verify.source import Source
 
 __all__ = ["Estimate", "estimate"]
@@ -43,7 +42,7 @@ def estimate(
         max_scan_rate: The rate that will be given to `verify`.
         provider_options: The options of the provider that will be given to `verify`.
     """
-    source = Source(client, to_address(address), provider_options, max_scan_rate)
+    source = Source(client, address, provider_options, max_scan_rate)
     facts, progress = source.facts, source.first_page().diagnostics.snapshot
     rows = None if progress is None else progress.records
     units = None if rows is None or facts.units_per_row is None else rows * facts.units_per_row

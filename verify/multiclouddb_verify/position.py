@@ -15,9 +15,10 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_api.request import to_address
-from multiclouddb_api.validators import local_path
-from multiclouddb_spi.continuation.token import Envelope, encode_token, offsets_in, scope_text
+from multiclouddb_api.validators import check_type, local_path, type_name
+from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_text
+from multiclouddb_spi.planning.planner import offsets_in
+from multiclouddb_verify.source import Source
 
 __all__ = ["spark_position", "stored_position"]
 
@@ -29,6 +30,10 @@ def stored_position(store: CheckpointStore, name: str) -> Callable[[], str | Non
         store: The checkpoint store of the sink.
         name: The name of its checkpoint.
     """
+    if isinstance(store, type) or not callable(getattr(store, "load", None)):
+        problem = f"must have load, which {type_name(store)} lacks"
+        raise invalid_request("store", problem, 'pass a store: FileCheckpointStore("checkpoints")')
+    check_type("name", name, str)
 
     def position() -> str | None:
         found = store.load(name)
@@ -57,7 +62,7 @@ def spark_position(
         MulticloudDbError: Raised by the function: `INVALID_REQUEST` if the folder is no checkpoint of this
             source, or no micro-batch is complete yet.
     """
-    folder, collection = Path(local_path("checkpoint", checkpoint)), to_address(address)
+    source, folder = Source(client, address, provider_options), Path(local_path("checkpoint", checkpoint))
     digest = "" if provider_options is None else provider_options.position_digest()
 
     def position() -> str | None:
@@ -73,7 +78,7 @@ def spark_position(
             [offset] = offsets
             return encode_token(
                 Envelope(
-                    client.config.provider, collection, offset.get("inc"), scope_text(EntireCollection()),
+                    client.config.provider, source.address, offset.get("inc"), scope_text(EntireCollection()),
                     digest, offset["c"],
                 )
             )  # fmt: skip

@@ -29,7 +29,7 @@ from multiclouddb_verify.comparison import (
 from multiclouddb_verify.report import Progress
 from multiclouddb_verify.source import Change, Follower, Source, key_texts
 from multiclouddb_verify.state import ORDER_BITS, Rows, State, rows_of
-from multiclouddb_verify.target import Target
+from multiclouddb_verify.target import Target, own_state
 from multiclouddb_verify.texts import Integers, Lines, column_digests, digests_of
 
 __all__ = [
@@ -358,7 +358,7 @@ def own_values(document: Mapping[str, Any] | None, transform: Transform | None) 
     """Return what is compared of a document: with `transform`, its values that are not null."""
     if document is None or transform is None:
         return document
-    return {name: value for name, value in transform(document).items() if value is not None}
+    return own_state(transform(document))
 
 
 def source_digests(

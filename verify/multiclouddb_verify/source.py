@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from types import NoneType
 from typing import Any, Final
 
 import attrs
@@ -31,6 +33,8 @@ from multiclouddb_api import (
     SnapshotStarted,
     decode_json,
 )
+from multiclouddb_api.request import to_address
+from multiclouddb_api.validators import has_methods, is_a
 from multiclouddb_spi.continuation.entry import Plan
 from multiclouddb_spi.continuation.token import decode_token
 from multiclouddb_spi.scan.contract import plan_id_of
@@ -47,6 +51,8 @@ _MOST_POLL_SECONDS: Final = 0.4
 _LEAST_PATIENCE: Final = 60.0
 _CLOCK_ERROR = 1.0
 """The engine asks for the service's time once a minute, so what it takes for it may be late by some time."""
+_IDLE_SECONDS: Final = 30.0
+"""How old the answers may be by which a page is idle, where the service only makes it likely."""
 Change = tuple[int, str, str, int]
 """A version of a key: hash and text of the key, `order_key`, digest of the document."""
 
@@ -60,15 +66,19 @@ def key_texts(events: Sequence[ChangeEvent]) -> Lines:
 class Source:
     """A collection, and how it is read."""
 
-    client: MulticloudDbClient
-    address: ResourceAddress
-    options: ProviderOptions | None = None
-    max_scan_rate: float | None = None
+    client: MulticloudDbClient = attrs.field(
+        validator=has_methods("read_changes", advice="pass connect(url)")
+    )
+    address: ResourceAddress = attrs.field(converter=to_address, validator=is_a(ResourceAddress))
+    provider_options: ProviderOptions | None = attrs.field(
+        default=None, validator=is_a(ProviderOptions, NoneType)
+    )
+    max_scan_rate: float | None = attrs.field(default=None, validator=is_a(int, float, NoneType))
 
     @property
     def facts(self) -> ScanFacts:
         """What the database says about a scan of its rows."""
-        found = self.client.capabilities(self.options).scan
+        found = self.client.capabilities(self.provider_options).scan
         if found is None:
             raise MulticloudDbError(
                 "verify: the database cannot read all rows of a collection; see client.capabilities()",
@@ -79,10 +89,12 @@ class Source:
     @property
     def has_deletes(self) -> bool:
         """Whether the feed contains deletes; otherwise a sink cannot remove the rows of deleted documents."""
-        return self.client.capabilities(self.options).is_supported(Capability.CHANGE_FEED_DELETES)
+        return self.client.capabilities(self.provider_options).is_supported(Capability.CHANGE_FEED_DELETES)
 
     def _request(self, start: Snapshot | FromContinuationToken, size: int = _PAGE) -> ChangeFeedRequest:
-        return ChangeFeedRequest(self.address, start, max_page_size=size, provider_options=self.options)
+        return ChangeFeedRequest(
+            self.address, start, max_page_size=size, provider_options=self.provider_options
+        )
 
     def first_page(self) -> ChangeFeedPage:
         """Begin a scan; no row is read yet."""
@@ -124,7 +136,7 @@ class Source:
     def _look_up(self, keys: Sequence[str], parts: int, found: dict[str, ChangeEvent | None]) -> None:
         try:
             asked = [MulticloudDbKey(decode_json(key), parts) for key in keys]
-            answers = self.client.lookup(self.address, asked, provider_options=self.options)
+            answers = self.client.lookup(self.address, asked, provider_options=self.provider_options)
         except MulticloudDbError as error:
             if error.category != ErrorCategory.INVALID_REQUEST:
                 raise
@@ -200,14 +212,29 @@ class Follower:
         """Read every change that was committed before this call.
 
         No clock of this machine decides that: the moment is of the service's clock, and a page says for all
-        partitions up to which moment it was read.
+        partitions up to which moment it was read. If the service does not tell its time, an idle page proves
+        it that was requested long enough after this call began: a duration is the same on both machines.
         """
+        began, asked_after = time.monotonic(), 0.0
         page, moment, waited, pause = self.read(), None, 0.0, _POLL_SECONDS
+        settle = self._source.facts.settle_seconds + _IDLE_SECONDS
+        patience = max(self._patience, _LEAST_PATIENCE)
         while not _has_read(page, moment := moment or self._moment(page)):
+            tells_time = moment is not None or page.diagnostics.lag_seconds is not None
+            if not tells_time and page.idle and asked_after > settle:
+                return
             if page.idle or not page.events:
                 self._pause(pause)
                 waited, pause = waited + pause, min(2 * pause, _MOST_POLL_SECONDS)
-            if waited > max(self._patience, _LEAST_PATIENCE):
+            asked_after = max(waited, time.monotonic() - began)
+            if not tells_time and asked_after > patience + settle:
+                raise MulticloudDbError(
+                    f"the service does not tell its time, so only a quiet stream shows that every change was "
+                    f"read, and it was not quiet in {asked_after:.0f} seconds; stop the writers until verify "
+                    "has ended, or give a longer patience_seconds",
+                    ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, retryable=True),
+                )
+            if tells_time and waited > patience:
                 raise MulticloudDbError(
                     f"the stream has been read up to {page.diagnostics.read_until} only, and {moment} is "
                     f"needed; this has not changed for {waited:.0f} seconds; see page.diagnostics",
@@ -229,6 +256,6 @@ def _has_read(page: ChangeFeedPage, moment: datetime | None) -> bool:
     if page.diagnostics.partition_errors:
         return False
     if moment is None or until is None:
-        return page.idle and until is None
+        return False
     # A clock that stands still never passes the moment, but then an idle page has read everything.
     return until > moment or (page.idle and until >= moment)

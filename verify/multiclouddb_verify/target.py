@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import pyarrow as pa
 
-__all__ = ["Fix", "Part", "SupportsParts", "SupportsRecord", "Target"]
+__all__ = ["Fix", "Part", "SupportsParts", "SupportsRecord", "Target", "own_state"]
 
 
 @attrs.frozen
@@ -119,3 +119,29 @@ class SupportsRecord(Protocol):
             facts: Names and texts.
         """
         ...
+
+
+def own_state(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a table's own columns in the form in which they are compared.
+
+    Args:
+        values: The values of a row, or of the document that it must have.
+
+    Returns:
+        The values without nulls. Dates, and times without a zone, have no form in documents, and are text.
+    """
+    return {name: _comparable(value) for name, value in values.items() if value is not None}
+
+
+def _comparable(value: Any) -> Any:
+    match value:
+        case datetime() if value.utcoffset() is not None:
+            return value
+        case date():
+            return value.isoformat()
+        case list() | tuple():
+            return [_comparable(each) for each in value]
+        case dict():
+            return {name: _comparable(each) for name, each in value.items()}
+        case _:
+            return value

@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from types import NoneType
+from typing import Any, Final, TypedDict, Unpack
 
 from multiclouddb_api import (
     ErrorCategory,
@@ -32,7 +33,7 @@ from multiclouddb_api import (
     encode_json,
     invalid_request,
 )
-from multiclouddb_api.request import to_address
+from multiclouddb_api.validators import check_type, type_name, unknown_name
 from multiclouddb_spi.continuation.token import decode_token, to_moment
 from multiclouddb_verify.comparison import (
     Kind,
@@ -45,7 +46,7 @@ from multiclouddb_verify.source import Source, floor_of
 from multiclouddb_verify.state import State, default_folder
 from multiclouddb_verify.target import Fix, SupportsRecord, Target
 
-__all__ = ["Verification", "verify"]
+__all__ = ["Verification", "VerifySettings", "checked", "verify"]
 
 _SHOWN: Final = 10_000
 _COMPARED: Final = 100
@@ -59,24 +60,84 @@ _AT_ONCE: Final = 10_000
 """The number of rows that one commit repairs: a commit may have to write every file again."""
 
 
+class VerifySettings(TypedDict, total=False):
+    """The settings of `verify`, and of `verify_with_spark`."""
+
+    position: Position | None
+    """The position that the sink has stored: a token, or a function that returns the newest one, such as
+    `stored_position(store, name)` or `spark_position(client, address, checkpoint)`. With a token, a key that
+    changes after it can be found equal, but never different."""
+    repair: bool
+    """True to make each difference equal, while the sink runs. A row that the sink changes meanwhile stays as
+    the sink wrote it."""
+    sample: int | None
+    """N to compare about one of N keys, chosen by the hash of the key. All rows are read, but only these are
+    compared."""
+    max_scan_rate: float | None
+    """The maximum rate of the scan, as in `Snapshot`."""
+    state: str | os.PathLike[str] | None
+    """The folder for what was read; by default a folder in the user's cache, named after database, collection
+    and table."""
+    patience_seconds: float
+    """For how long no key may be settled before the rest counts as unsettled, and for how long a commit is
+    tried again."""
+    max_repairs: int | None
+    """The maximum number of rows to repair; by default 1 % of the rows, and at least 1,000. If there are more
+    differences, nothing is repaired."""
+    force: bool
+    """True to repair any number of rows, and a table that looks like the copy of another collection."""
+    transform: Transform | None
+    """For a table with columns of its own: a function that returns the values of these columns for a
+    document. Then these columns are compared, and not `new_item_state`."""
+    show_values: bool
+    """True to name the values that differ; by default only their types."""
+    record: bool
+    """True to store in a commit of the table when it was proved equal, and through which position."""
+    provider_options: ProviderOptions | None
+    """The options of the provider with which the sink reads."""
+    on_progress: Callable[[Progress], None] | None
+    """Called from time to time with the progress."""
+
+
+_TYPES: Final[dict[str, tuple[Any, ...]]] = {
+    "position": (str, Callable, NoneType),
+    "repair": (bool,),
+    "sample": (int, NoneType),
+    "max_scan_rate": (int, float, NoneType),
+    "state": (str, os.PathLike, NoneType),
+    "patience_seconds": (int, float),
+    "max_repairs": (int, NoneType),
+    "force": (bool,),
+    "transform": (Callable, NoneType),
+    "show_values": (bool,),
+    "record": (bool,),
+    "provider_options": (ProviderOptions, NoneType),
+    "on_progress": (Callable, NoneType),
+}
+
+
+def checked(
+    client: MulticloudDbClient,
+    address: ResourceAddress | str,
+    target: Target,
+    kind: type,
+    settings: VerifySettings,
+) -> Source:
+    """Return the source, after all arguments have been checked."""
+    if isinstance(target, type) or not isinstance(target, kind):
+        raise invalid_request("target", f"must be a table, not {type_name(target)}", "pass DeltaTarget(path)")
+    for name, value in settings.items():
+        if name not in _TYPES:
+            raise unknown_name("verify", name, _TYPES)
+        check_type(name, value, *_TYPES[name])
+    return Source(client, address, settings.get("provider_options"), settings.get("max_scan_rate"))
+
+
 def verify(
     client: MulticloudDbClient,
     address: ResourceAddress | str,
     target: Target,
-    *,
-    position: Position | None = None,
-    repair: bool = False,
-    sample: int | None = None,
-    max_scan_rate: float | None = None,
-    state: str | os.PathLike[str] | None = None,
-    patience_seconds: float = 600.0,
-    max_repairs: int | None = None,
-    force: bool = False,
-    transform: Transform | None = None,
-    show_values: bool = False,
-    record: bool = False,
-    provider_options: ProviderOptions | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    **settings: Unpack[VerifySettings],
 ) -> Report:
     """Compare a table with its collection while both change, and repair it on request.
 
@@ -92,27 +153,7 @@ def verify(
         client: The client of the source.
         address: The collection, or its text.
         target: The table, for example `DeltaTarget(path)`.
-        position: The position that the sink has stored: a token, or a function that returns the newest one,
-            such as `stored_position(store, name)` or `spark_position(client, address, checkpoint)`. With a
-            token, a key that changes after it can be found equal, but never different.
-        repair: True to make each difference equal, while the sink runs. A row that the sink changes meanwhile
-            stays as the sink wrote it.
-        sample: N to compare about one of N keys, chosen by the hash of the key. All rows are read, but only
-            these are compared.
-        max_scan_rate: The maximum rate of the scan, as in `Snapshot`.
-        state: The folder for what was read; by default a folder in the user's cache, named after database,
-            collection and table.
-        patience_seconds: For how long no key may be settled before the rest counts as unsettled, and for how
-            long a commit is tried again.
-        max_repairs: The maximum number of rows to repair; by default 1 % of the rows, and at least 1,000. If
-            there are more differences, nothing is repaired.
-        force: True to repair any number of rows, and a table that looks like the copy of another collection.
-        transform: For a table with columns of its own: a function that returns the values of these columns
-            for a document. Then these columns are compared, and not `new_item_state`.
-        show_values: True to name the values that differ; by default only their types.
-        record: True to store in a commit of the table when it was proved equal, and through which position.
-        provider_options: The options of the provider with which the sink reads.
-        on_progress: Called from time to time with the progress.
+        **settings: See `VerifySettings`.
 
     Returns:
         The report. The differences in it are those that are left.
@@ -123,14 +164,7 @@ def verify(
             `CHECKPOINT_EXPIRED` if the service does not keep the changes after the position any more;
             `NOT_FOUND` if there is no table; `CONFLICT` if another process uses the folder.
     """
-    if not isinstance(target, Target):
-        raise invalid_request("target", f"is a {type(target).__name__}", "pass DeltaTarget(path)")
-    made = Verification(
-        Source(client, to_address(address), provider_options, max_scan_rate), target, position,
-        repair=repair, sample=sample, state=state, patience_seconds=patience_seconds, max_repairs=max_repairs,
-        force=force, transform=transform, show_values=show_values, record=record, on_progress=on_progress,
-    )  # fmt: skip
-    return made.run()
+    return Verification(checked(client, address, target, Target, settings), target, **settings).run()
 
 
 class Verification:
@@ -149,7 +183,7 @@ class Verification:
         self,
         source: Source,
         target: Target,
-        position: Position | None,
+        position: Position | None = None,
         *,
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.time,

@@ -51,6 +51,8 @@ def merge(folder, commits):
                 "key": [key_of(name) for name in names],
                 "order_key": [f"9{number:09d}"] * 2,
                 "type": ["UPDATE"] * 2,
+                "event_id": [f"{name}@{number}" for name in names],
+                "backfilled": [False] * 2,
                 "timestamp": pa.array([datetime.now(UTC)] * 2, pa.timestamp("us", tz="UTC")),
                 "new_item_state": [json.dumps({"n": number})] * 2,
             }

@@ -1,7 +1,6 @@
 """A collection of the embedded store that pages copy into a Delta table, and faults in the table."""
 
 import json
-import threading
 from datetime import UTC, datetime
 from decimal import Decimal
 from uuid import UUID
@@ -18,6 +17,7 @@ from multiclouddb_api import (
     connect,
     encode_json,
 )
+from multiclouddb_conformance.waiting import Beside
 from multiclouddb_embedded import Delete, EmbeddedStore, Put
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_verify import DeltaTarget, Kind, stored_position, verify
@@ -94,7 +94,7 @@ class Shop:
             rows = pa.Table.from_batches([page.to_arrow()])
             states = [event.new_item_state for event in page.events]
             made = [{} if state is None else self.transform(state) for state in states]
-            batch = rows.select(["key", "type", "order_key", "timestamp"])
+            batch = rows.select(["event_id", "key", "type", "order_key", "timestamp", "backfilled"])
             for name, kind in (("n", pa.int64()), ("kind", pa.string())):
                 batch = batch.append_column(name, pa.array([each.get(name) for each in made], kind))
         merge_into_delta(batch, None, self.table, None)
@@ -169,36 +169,12 @@ def plant(path, key, kind):
             committed(table, lambda: write_deltalake(table, added, mode="append"))
 
 
-class Busy:
+class Busy(Beside):
     """Changes documents and merges the changes, until the block ends; with `dice`, partitions change too."""
 
     def __init__(self, shop, names, size=200, dice=None):
-        self.shop, self.names, self.size, self.dice, self.error = shop, names, size, dice, None
-        self._ends = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._run, args=(each,)) for each in (self._write, self._sink)
-        ]
-
-    def __enter__(self):
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._ends.set()
-        for thread in self._threads:
-            thread.join()
-        if self.error is not None:
-            raise self.error
-
-    def _run(self, step):
-        number = 0
-        try:
-            while not self._ends.is_set():
-                number += 1
-                step(number)
-        except BaseException as error:  # noqa: BLE001 - raised by the other thread
-            self.error = error
+        super().__init__(self._write, self._sink)
+        self.shop, self.names, self.size, self.dice = shop, names, size, dice
 
     def _write(self, number):
         name = self.names[number % len(self.names)]
@@ -206,7 +182,7 @@ class Busy:
         self.shop.store.batch("orders", [Delete(name) if deletes else Put(name, {"n": number})])
         if self.dice is not None and self.dice.random() < 0.02:
             self.shop.reshape(self.dice)
-        self._ends.wait(0.002)
+        return 0.002
 
     def _sink(self, number):
         self.shop.step(self.size)

@@ -3,9 +3,11 @@
 import attrs
 import pytest
 
-from multiclouddb_conformance.simulation import ServiceBehaviour
+from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_conformance.simulation import ServiceBehaviour, SimulationFeed
 from multiclouddb_verify import Kind
 from multiclouddb_verify.source import Source
+from multiclouddb_verify.verification import Verification
 
 from .worlds import World, found
 
@@ -60,6 +62,45 @@ def test_a_slow_call_does_not_shorten_the_window(seed, tmp_path, monkeypatch):
     monkeypatch.setattr(Source, "changes", changes)
     world = World(seed, behaviour=rough(seed))
     assert found(world.verify(tmp_path / "state")) == world.faults
+    world.close()
+
+
+@pytest.fixture
+def no_time(monkeypatch):
+    """Let the service tell no time, as DynamoDB Local does; its records have times."""
+    monkeypatch.setattr(SimulationFeed, "clock", lambda feed, deadline: None)
+    monkeypatch.setattr("multiclouddb_verify.source._IDLE_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("no_time")
+@pytest.mark.parametrize("seed", [*range(6), *SEEDS[12:]])
+def test_without_the_time_of_the_service_found_is_what_was_planted(seed, tmp_path):
+    world = World(seed, behaviour=[smooth, rough][seed % 2](seed), lag=0.8 * (seed % 3))
+    world.settle_seconds = 2.0
+    report = world.verify(tmp_path / "state")
+    assert found(report) == world.faults
+    assert report.counts.unsettled == 0
+    world.close()
+
+
+@pytest.mark.usefixtures("no_time")
+def test_without_the_time_of_the_service_a_stream_that_is_never_quiet_ends_with_the_way_out(
+    tmp_path, monkeypatch
+):
+    original = Source.changes
+    monkeypatch.setattr(
+        Source, "changes", lambda self, *asked: attrs.evolve(original(self, *asked), idle=False)
+    )
+    monkeypatch.setattr("multiclouddb_verify.source._LEAST_PATIENCE", 0.0)
+    world = World(1, behaviour=smooth(1))
+    run = Verification(
+        world.source(), world.target, world.stored, pause=world.pause, clock=world.clock,
+        state=tmp_path / "state", patience_seconds=5.0,
+    )  # fmt: skip
+    with pytest.raises(MulticloudDbError, match="stop the writers") as caught:
+        run.run()
+    assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+    assert caught.value.retryable
     world.close()
 
 

@@ -1,9 +1,11 @@
 """What a round decides where the source tells less, or the sink does something else."""
 
+import numpy as np
 import pytest
 
 from multiclouddb_api import ChangeFeedRequest, ErrorCategory, MulticloudDbError, ScanFloor, Snapshot
 from multiclouddb_verify import Kind
+from multiclouddb_verify.comparison import GONE, Seen, Verdict, join, judge
 
 from .test_lives import smooth
 from .worlds import World, found, key_of
@@ -57,3 +59,14 @@ def test_a_position_inside_a_snapshot_is_refused_however_short_the_snapshot_is(t
         world.verify(tmp_path / "state")
     assert caught.value.category == ErrorCategory.INVALID_REQUEST
     world.close()
+
+
+def test_a_key_that_moves_is_equal_only_with_the_document_of_its_change():
+    for digest, verdict in ((7, Verdict.EQUAL), (8, Verdict.WAIT)):
+        assert judge([Seen("5", 7)], {"5": digest}, GONE, moved=True, ceiling="9") is verdict
+
+
+def test_a_key_with_two_rows_does_not_count_as_equal():
+    source, target = (np.array([[1, 2], [7, 8]]), np.array([[1, 1, 2], [7, 9, 8]]))
+    result = join((source[0], source[1]), (target[0], target[1]), np.zeros(3, dtype=bool), ())
+    assert (result.equal, result.rest.tolist()) == (1, [1])

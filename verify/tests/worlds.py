@@ -144,7 +144,9 @@ class World:
             page = client.read_changes(attrs.evolve(request, max_page_size=size))
         if all(event.backfilled or self.is_shown(event) for event in page.events):
             return page
-        until = attrs.evolve(page.diagnostics, read_until=self.sim.now, lag_seconds=0.0)
+        until = page.diagnostics
+        if until.lag_seconds is not None:
+            until = attrs.evolve(until, read_until=self.sim.now, lag_seconds=0.0)
         token = request.start_position.token
         return attrs.evolve(page, events=(), continuation_token=token, idle=True, diagnostics=until)
 

@@ -1,0 +1,156 @@
+"""Merges a batch of Spark: the executors write it over a few connections, and the driver gets only counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import pyarrow as pa
+
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
+from multiclouddb_postgres.server import Connection, connected, errors, repeated
+from multiclouddb_postgres.table import MOST_KEY_BYTES, PostgresStorage, key_too_long, naming, nul
+from multiclouddb_spi.sink_rules import Batch, MissingState, Piece, check_stored, merge_batch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_MOST_BYTES: Final = 32 << 20
+"""The size of the part of a task that is copied and committed at once."""
+_MARKED: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)\] ([^\n]*)")
+
+
+@attrs.frozen
+class FramePiece(Piece):
+    """A batch that stays on the executors."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that the table must have."""
+        schema: pa.Schema = self.rows.drop("type").limit(0).toArrow().schema
+        return schema
+
+
+class FrameStorage(PostgresStorage):
+    """A table that the executors write."""
+
+    def __init__(self, connection: Connection, dsn: str, name: str, count: int, settings: Any) -> None:
+        super().__init__(connection, name, **settings)
+        self._dsn, self._table_name, self._count, self._settings = dsn, name, count, settings
+
+    def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
+        """Give rows from the floor on the lowest `order_key`, again after a deadlock."""
+        update = super().outdate
+        repeated(self.connection, self.where, lambda _: update(floor, marks))
+
+    def bury(self, floor: str, marks: Mapping[str, int]) -> None:
+        """Make tombstones of rows below the floor, again after a deadlock."""
+        update = super().bury
+        repeated(self.connection, self.where, lambda _: update(floor, marks))
+
+    def merge(self, rows: DataFrame, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+        """Let the executors merge the rows; then store the marks."""
+        from pyspark_multiclouddb.errors import error_from_query
+
+        write = partial(_write, self._dsn, self._table_name, self.where, self._settings)
+        try:
+            rows.repartition(self._count, "key").mapInArrow(write, "written long").toArrow()
+        except Exception as error:
+            category = error_from_query(error)
+            found = _MARKED.search(str(error))
+            if category is None or found is None:
+                raise
+            raise MulticloudDbError(
+                found[2], ErrorDetail(category, retryable=category in _RETRYABLE)
+            ) from error
+        self.store(marks, notes)
+
+
+_RETRYABLE: Final = (ErrorCategory.CONFLICT, ErrorCategory.TRANSIENT_FAILURE)
+
+
+def merge_frame(
+    batch: DataFrame,
+    dsn: str,
+    name: str,
+    place: str,
+    missing_state: MissingState,
+    count: int,
+    settings: Mapping[str, Any],
+    batch_of: Callable[[Callable[[], Generator[Piece, None, None]], Callable[[], pa.Schema]], Batch],
+) -> bool:
+    """Merge a batch of Spark; each step is a transaction of its own, in the order of `merge_batch`."""
+    from pyspark_multiclouddb.pieces import kept_rows, needed
+
+    def pieces() -> Generator[Piece, None, None]:
+        rows = needed(batch)
+        check_stored(batch.drop("type").limit(0).toArrow().schema)
+        with kept_rows(rows, missing_state) as (kept, total):
+            if total.rows:
+                _check_values(kept)
+                changes = kept.select(*total.columns)
+                yield FramePiece(changes, True, total.plan, bool(total.lacking), total.is_latest)
+
+    def schema() -> pa.Schema:
+        from pyspark_multiclouddb.delta import PLAN
+
+        empty: pa.Schema = needed(batch).drop("type", PLAN).limit(0).toArrow().schema
+        return empty
+
+    with errors(place), connected(dsn) as connection:
+        storage = FrameStorage(connection, dsn, name, count, settings)
+        return merge_batch(storage, "merge_into_postgres", batch_of(pieces, schema))
+
+
+def _check_values(kept: DataFrame) -> None:
+    """Refuse what PostgreSQL cannot store before anything is written."""
+    texts = [name for name, kind in kept.dtypes if kind == "string"]
+    long = f"octet_length(key) > {MOST_KEY_BYTES}"
+    quoted = ["`" + name.replace("`", "``") + "`" for name in texts]
+    tests = [f"min(CASE WHEN {long} THEN key END)"]
+    tests += [f"min(CASE WHEN contains({name}, char(0)) THEN key END)" for name in quoted]
+    columns = [f"{test} AS c{number}" for number, test in enumerate(tests)]
+    [found] = kept.selectExpr(*columns).toArrow().to_pylist()
+    if found["c0"] is not None:
+        raise key_too_long(found["c0"])
+    for number, name in enumerate(texts, 1):
+        if found[f"c{number}"] is not None:
+            raise nul(name, found[f"c{number}"])
+
+
+def _write(
+    dsn: str, name: str, place: str, settings: Mapping[str, Any], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Merge the rows of a task, and return their number."""
+    from pyspark_multiclouddb.errors import source_errors
+
+    written = 0
+    with source_errors():
+        for rows in _parts(batches):
+            naming(dsn, place, partial(_merge, dsn, name, place, settings, rows))
+            written += rows.num_rows
+    yield pa.RecordBatch.from_pydict({"written": [written]})
+
+
+def _merge(dsn: str, name: str, place: str, settings: Mapping[str, Any], rows: pa.Table) -> bool:
+    def merge(connection: Connection) -> bool:
+        PostgresStorage(connection, name, **settings).merge(rows, {}, {})
+        return True
+
+    return repeated(dsn, place, merge)
+
+
+def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= _MOST_BYTES:
+            yield pa.Table.from_batches(held)
+            held, size = [], 0
+    if held and any(batch.num_rows for batch in held):
+        yield pa.Table.from_batches(held)

@@ -1,0 +1,183 @@
+"""Connects to PostgreSQL, runs transactions, and turns the server's errors into those of multiclouddb."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias, TypeVar
+
+import psycopg
+from psycopg import IsolationLevel
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import TransactionStatus
+
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.validators import type_name
+
+Connection: TypeAlias = psycopg.Connection[Any]
+
+_T = TypeVar("_T")
+_TRIES: Final = 10
+_FIRST_WAIT: Final = 0.02
+_LONGEST_WAIT: Final = 2.0
+REPEATED: Final = ("40001", "40P01")
+"""The codes of a serialization failure and a deadlock: the transaction can be repeated."""
+DATA: Final = ("22", "54")
+"""The classes of errors in a value, or in its size."""
+_Row: TypeAlias = tuple[ErrorCategory, bool, str]
+_KINDS: Final[Mapping[str, _Row]] = {
+    "40": (ErrorCategory.CONFLICT, True, "other transactions write the same rows; try again"),
+    "55P03": (ErrorCategory.CONFLICT, True, "another transaction has locked the table; try again"),
+    "23": (ErrorCategory.INVALID_REQUEST, False, "drop the constraint or the trigger that refuses the row"),
+    "25006": (
+        ErrorCategory.PERMANENT_FAILURE,
+        False,
+        "it is a standby, or default_transaction_read_only is set; connect to the primary, for example with "
+        "target_session_attrs=read-write",
+    ),
+    "25P": (ErrorCategory.TRANSIENT_FAILURE, True, "raise the time limit of transactions, and try again"),
+    "42501": (
+        ErrorCategory.AUTHORIZATION_FAILED,
+        False,
+        "the user needs TEMPORARY on the database, SELECT, INSERT and UPDATE on the table, and CREATE on the "
+        "schema to create a table; new columns need the owner",
+    ),
+    "28": (ErrorCategory.AUTHENTICATION_FAILED, False, "correct the user or the password"),
+    "3D000": (ErrorCategory.NOT_FOUND, False, "correct the name of the database"),
+    "3F000": (ErrorCategory.NOT_FOUND, False, "create the schema, or correct its name"),
+    "53100": (ErrorCategory.PERMANENT_FAILURE, False, "make room on the server's disk, and merge again"),
+    "53": (ErrorCategory.TRANSIENT_FAILURE, True, "the server has no resources left; try again later"),
+    "57014": (ErrorCategory.TRANSIENT_FAILURE, True, "raise statement_timeout, or try again"),
+    "57": (ErrorCategory.TRANSIENT_FAILURE, True, "the server stops or restarts; try again"),
+    "58": (ErrorCategory.PERMANENT_FAILURE, False, "look into the server's log"),
+    "08": (ErrorCategory.TRANSIENT_FAILURE, True, "the connection was lost; try again"),
+}
+_LOST: Final[_Row] = (ErrorCategory.TRANSIENT_FAILURE, True, "the server cannot be reached; try again")
+_OTHER: Final[_Row] = (ErrorCategory.PERMANENT_FAILURE, False, "look into the server's log")
+# libpq gives no code for a refused connection; the server's text is English unless its lc_messages differ.
+_REFUSED: Final[Mapping[str, re.Pattern[str]]] = {
+    "28": re.compile(
+        r'authentication failed|no password supplied|no pg_hba\.conf entry|role ".*" (does not exist|is not)'
+    ),
+    "3D000": re.compile(r'database ".*" does not exist'),
+}
+
+
+def where(dsn: str | Connection, table: str) -> str:
+    """Return the name of a table in messages: host, port and database without secrets."""
+    if isinstance(dsn, str):
+        parts = {**parts_of(dsn)}
+        host, port, database = (str(parts.get(name) or "") for name in ("host", "port", "dbname"))
+    elif dsn.closed:
+        raise invalid_request("dsn", "is a closed connection", "pass an open one, or a connection string")
+    else:
+        host, port, database = dsn.info.host, str(dsn.info.port), dsn.info.dbname
+    place = f"{host}:{port}" if port else host
+    return f"postgres:{place}/{database}#{table}"
+
+
+def check_dsn(dsn: object) -> None:
+    """Refuse a value that is neither a connection string nor a connection."""
+    if isinstance(dsn, str):
+        parts_of(dsn)
+    elif not isinstance(dsn, psycopg.Connection):
+        raise invalid_request(
+            "dsn",
+            f"must be a connection string or a psycopg.Connection, not {type_name(dsn)}",
+            "pass for example postgresql://user@host/database",
+        )
+
+
+def parts_of(dsn: str) -> Mapping[str, Any]:
+    """Return the parts of a connection string."""
+    try:
+        if "\0" in dsn:
+            raise psycopg.ProgrammingError
+        return conninfo_to_dict(dsn)
+    except (psycopg.ProgrammingError, UnicodeEncodeError):
+        # libpq quotes a part of the text, which may be the password.
+        raise invalid_request(
+            "dsn",
+            "is not a connection string of PostgreSQL",
+            "pass for example postgresql://user@host/database, and percent-encode special characters in a "
+            "password",
+        ) from None
+
+
+def connected(dsn: str) -> Connection:
+    """Open a connection; each transaction is one of its own, unless the caller begins one."""
+    # 1. No prepared statements, no settings of the session: pgbouncer may give each transaction another one.
+    # 2. What a merge has locked, it must see as the last transaction has left it, whatever the default is.
+    connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
+    connection.isolation_level = IsolationLevel.READ_COMMITTED
+    return connection
+
+
+@contextmanager
+def transaction(dsn: str | Connection, place: str) -> Iterator[Connection]:
+    """Open a connection for one transaction; a given connection's own transaction goes on around it."""
+    with errors(place):
+        if isinstance(dsn, str):
+            with connected(dsn) as connection, connection.transaction():
+                yield connection
+        else:
+            with dsn.transaction():
+                yield dsn
+
+
+def repeated(dsn: str | Connection, place: str, work: Callable[[Connection], _T]) -> _T:
+    """Run a transaction, and run it again after a deadlock or a serialization failure.
+
+    Inside a transaction of the caller nothing is run again, because the server has aborted it.
+    """
+    wait, tries = _FIRST_WAIT, _TRIES
+    if not isinstance(dsn, str) and dsn.info.transaction_status != TransactionStatus.IDLE:
+        tries = 1
+    while True:
+        tries -= 1
+        try:
+            with transaction(dsn, place) as connection:
+                return work(connection)
+        except MulticloudDbError as error:
+            if error.detail.native_code not in REPEATED or not tries:
+                raise
+        time.sleep(random.uniform(0, wait))
+        wait = min(2 * wait, _LONGEST_WAIT)
+
+
+@contextmanager
+def errors(place: str) -> Iterator[None]:
+    """Turn each error of psycopg into one that says what to do."""
+    try:
+        yield
+    except psycopg.Error as error:
+        # The server's detail quotes the row.
+        raise _told(place, error) from (None if (error.sqlstate or "")[:2] in (*DATA, "23") else error)
+
+
+def _told(place: str, error: psycopg.Error) -> MulticloudDbError:
+    # The detail and the context of a server's error may quote a document; its primary message does not.
+    code = error.sqlstate
+    text = " ".join((error.diag.message_primary or ("" if code else str(error))).split())
+    if code is None:
+        code = next((code for code, pattern in _REFUSED.items() if pattern.search(str(error))), None)
+    if code is None:
+        row = _LOST if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) else _OTHER
+    elif code[:2] in DATA:
+        row = (ErrorCategory.INVALID_REQUEST, False, "change the value, or leave the column out")
+    else:
+        row = next((_KINDS[code[:n]] for n in (5, 3, 2) if code[:n] in _KINDS), _OTHER)
+    category, retryable, way_out = row
+    return MulticloudDbError(
+        f"table: {place}: {text or 'the statement failed'}; {way_out}",
+        ErrorDetail(
+            category,
+            retryable=retryable,
+            native_class=f"{type(error).__module__}.{type(error).__name__}",
+            native_code=code,
+            native_text=text,
+        ),
+    )

@@ -1,0 +1,183 @@
+"""The sink that keeps a table of PostgreSQL equal to a collection."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+import psycopg
+import pyarrow as pa
+
+from multiclouddb_api import ChangeFeedPage, Checkpoint, invalid_request
+from multiclouddb_api.checkpoint import check_name
+from multiclouddb_api.validators import check_type, local_path, type_name
+from multiclouddb_postgres.checkpoints import CHECKPOINTS, saved
+from multiclouddb_postgres.server import Connection, check_dsn, repeated, where
+from multiclouddb_postgres.table import Documents, PostgresStorage, identifier, naming
+from multiclouddb_spi.sink_rules import (
+    Batch,
+    MissingState,
+    Numbered,
+    check_needed,
+    check_options,
+    in_utc,
+    merge_batch,
+    piece_of,
+    scans_in,
+    table_of,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+POSITION: Final = "multiclouddb-checkpoint:"
+"""The beginning of the name of the mark that says which checkpoint is stored with the table's rows."""
+_SINK: Final = "merge_into_postgres"
+
+
+def merge_into_postgres(
+    batch: DataFrame | pa.Table | ChangeFeedPage,
+    batch_id: int | None,
+    dsn: str | psycopg.Connection[Any],
+    table: str,
+    app_id: str | None,
+    *,
+    checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
+    checkpoint_name: str | None = None,
+    create: bool = True,
+    new_columns: Literal["add", "refuse"] = "refuse",
+    missing_state: MissingState = "refuse",
+    documents: Documents = "json",
+    connections: int = 4,
+) -> bool:
+    """Merge changes into a table of PostgreSQL: one row per document, and a tombstone for a deleted one.
+
+    The rules are those of `merge_into_delta`. The sink replaces a row only if the new one has a higher
+    `order_key`, so changes may arrive in any order and more than once. In the row of a deleted document,
+    `_deleted_at` contains the time at which the delete was merged; in all others it is null. The notices of a
+    page tell the sink where a snapshot begins and ends, so pass every page. A stream that begins with a
+    snapshot needs `checkpoint`.
+
+    A page or an Arrow table is merged in one transaction: all of it, or nothing. With `checkpoint_name`, the
+    transaction also stores the page's token, so no other store is needed. If you pass an open connection, the
+    merge is part of your own transaction (`with connection.transaction():`). What you write in it counts
+    each change exactly once, because it is committed with the token.
+
+    A batch of Spark is written by the executors, over a few connections. Each of them commits on its own. The
+    last commit, by the driver, stores the number of the batch. A batch that is merged again changes nothing.
+
+    The first merge creates the table, with the columns `key` (the primary key), `order_key`, `timestamp`,
+    `new_item_state` and `_deleted_at`, and additional columns of the batch. A column of the table that is
+    missing from the batch keeps its values. Batch numbers and snapshots are kept in the table
+    `multiclouddb_marks` of the same schema.
+
+    Args:
+        batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page.
+        batch_id: The batch number that Spark passes, or None for changes without one.
+        dsn: A connection string, such as `postgresql://user@host/database`; with Spark, the executors connect
+            with it too. Without Spark, also an open connection, which is neither committed inside your own
+            transaction nor closed.
+        table: The name of the table, as `table` or `schema.table`, in the spelling of the server.
+        app_id: A name that identifies the query and its checkpoint, as in `merge_into_delta`. Give both
+            `app_id` and `batch_id`, or None for both.
+        checkpoint: With Spark, the `checkpointLocation` of the query. With `checkpoint_name`, what
+            `PostgresCheckpointStore.load` returned before the page was read, None if there was nothing.
+        checkpoint_name: The name under which the page's token is stored in `multiclouddb_checkpoints`.
+        create: False to raise an error if the table does not exist.
+        new_columns: What to do if the batch contains a column that the table does not have: `"add"` adds the
+            column, `"refuse"` refuses the batch.
+        missing_state: What to do if the last change of a key has no document, as in `merge_into_delta`.
+        documents: The type of the column with the documents. `json` stores every document as it is. `jsonb`
+            refuses some, for example one with the character NUL in a text.
+        connections: The number of connections over which a batch of Spark is written.
+
+    Returns:
+        True if the batch was merged; False if it was empty or the table already contained it.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if an argument or a column is wrong, a key has more than 2,600
+            bytes, a text contains NUL, the server refuses a document, or for the reasons that
+            `merge_into_delta` names; the message names the key or the column, and nothing was written.
+            `CONFLICT` if another worker has stored the checkpoint, or other transactions prevented this one
+            ten times. `NOT_FOUND`, `AUTHENTICATION_FAILED`, `AUTHORIZATION_FAILED` and `PERMANENT_FAILURE`
+            (a standby, a full disk) as the message says. `TRANSIENT_FAILURE` if the connection was lost: load
+            the checkpoint again, because the transaction may have been committed.
+        ImportError: Raised for a batch of Spark if `multiclouddb-spark` is not installed.
+    """
+    is_page, is_frame = isinstance(batch, ChangeFeedPage), not isinstance(batch, pa.Table | ChangeFeedPage)
+    if is_frame and (isinstance(batch, type) or not hasattr(batch, "sparkSession")):
+        wanted = "a DataFrame, a pyarrow table or a page"
+        raise invalid_request("batch", f"must be {wanted}, not {type_name(batch)}", f"pass {wanted}")
+    check_dsn(dsn)
+    identifier(table)
+    check_options(
+        batch_id=batch_id, app_id=app_id, create=create, new_columns=new_columns, missing_state=missing_state
+    )
+    if documents not in ("json", "jsonb"):
+        kind = type_name(documents)
+        raise invalid_request("documents", f"is {documents!r}, a {kind}", 'pass "json" or "jsonb"')
+    check_type("connections", connections, int)
+    if connections < 1:
+        raise invalid_request("connections", "is less than 1", "give the number of connections")
+    check_type("checkpoint_name", checkpoint_name, str, type(None))
+    if checkpoint_name is not None:
+        check_name(checkpoint_name)
+        if not is_page:
+            raise invalid_request(
+                "checkpoint_name", "is given, but only a page has a token", "pass the page itself"
+            )
+        check_type("checkpoint", checkpoint, Checkpoint, type(None))
+    elif checkpoint is not None:
+        local_path("checkpoint", checkpoint)
+    if is_frame and not isinstance(dsn, str):
+        raise invalid_request(
+            "dsn", "is a connection, but executors of Spark cannot share it", "pass a connection string"
+        )
+    place = where(dsn, table)
+    location = checkpoint if isinstance(checkpoint, str | os.PathLike) else None
+    query, scan, notes = None, None, dict[str, str]()
+    if is_frame or location is not None:
+        from pyspark_multiclouddb.checkpoint import told
+
+        query, scan, notes = told(batch, batch_id, app_id, location)
+    begun, ended = scans_in(batch)
+    if scan is not None:
+        begun, ended = [*begun, scan], [*ended, scan]
+    done = None if batch_id is None or app_id is None else Numbered(app_id, batch_id, query, notes)
+    told_by_query = location is not None and not is_page
+    if is_frame:
+        assert isinstance(dsn, str)
+        from multiclouddb_postgres.frames import merge_frame
+
+        return merge_frame(
+            cast("DataFrame", batch), dsn, table, place, missing_state, connections,
+            {"create": create, "new_columns": new_columns, "documents": documents},
+            lambda pieces, schema: Batch(pieces, schema, done, begun, ended, scan, told_by_query, False),
+        )  # fmt: skip
+    changes = table_of(cast("pa.Table | ChangeFeedPage", batch))
+    work = Batch(
+        lambda: piece_of(changes, missing_state),
+        lambda: in_utc(changes.select(check_needed(changes.column_names)[:-1])).schema,
+        done, begun, ended, scan, told_by_query, is_page,
+    )  # fmt: skip
+
+    def merge(connection: Connection) -> bool:
+        # 1. The checkpoint comes first: of two workers with one name, the second waits here, and conflicts.
+        # 2. Rows, marks and token become visible together.
+        if checkpoint_name is not None:
+            expected = checkpoint.version if isinstance(checkpoint, Checkpoint) else None
+            token = cast("ChangeFeedPage", batch).continuation_token
+            saved(connection, place.partition("#")[0] + f"#{CHECKPOINTS}", checkpoint_name, token, expected)
+        storage = PostgresStorage(
+            connection, table, create=create, new_columns=new_columns, documents=documents
+        )
+        merged = merge_batch(storage, _SINK, work)
+        if (
+            checkpoint_name is not None
+            and storage.exists
+            and storage.mark(POSITION + checkpoint_name) is None
+        ):
+            storage.store({POSITION + checkpoint_name: 1}, {})
+        return merged
+
+    return naming(dsn, place, lambda: repeated(dsn, place, merge))

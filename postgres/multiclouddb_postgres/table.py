@@ -1,0 +1,554 @@
+"""Defines the table that the sink writes: its columns, checks, merges and marks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+import attrs
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import sql
+from pyarrow import csv
+
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.validators import check_type
+from multiclouddb_postgres.server import DATA, Connection, repeated, where
+from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE, TIME, check_cases, check_stored
+
+Documents: TypeAlias = Literal["json", "jsonb"]
+"""The type of the column with the documents."""
+
+MARKS: Final = "multiclouddb_marks"
+"""The table with the batch numbers and the stages of snapshots, in the schema of the sink's table."""
+MOST_KEY_BYTES: Final = 2_600
+"""What fits into an index in any case."""
+_MOST_NAME_BYTES: Final = 63
+_CHUNK: Final = 8_192
+_BATCH: Final = "multiclouddb_batch"
+_TEXT: Final = ("key", "order_key")
+_BINARY_ORDER: Final = ("C", "POSIX")
+_SYSTEM: Final = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")
+_TYPES: Final[Sequence[tuple[Any, str]]] = (
+    (pa.types.is_boolean, "boolean"),
+    (pa.types.is_int8, "smallint"),
+    (pa.types.is_uint8, "smallint"),
+    (pa.types.is_int16, "smallint"),
+    (pa.types.is_uint16, "integer"),
+    (pa.types.is_int32, "integer"),
+    (pa.types.is_uint32, "bigint"),
+    (pa.types.is_int64, "bigint"),
+    (pa.types.is_float32, "real"),
+    (pa.types.is_float64, "double precision"),
+    (pa.types.is_string, "text"),
+    (pa.types.is_large_string, "text"),
+    (pa.types.is_date32, "date"),
+    (pa.types.is_binary, "bytea"),
+    (pa.types.is_large_binary, "bytea"),
+)
+# A temporary table has no statistics, and this one needs none: it is read once, in full.
+_COLUMNS: Final = """
+SELECT c.oid, c.relkind, a.attname, format_type(a.atttypid, a.atttypmod), l.collname, a.attnotnull,
+    a.attgenerated, EXISTS (
+        SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate
+        AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum
+    )
+FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_collation l ON l.oid = a.attcollation
+WHERE c.oid = to_regclass(%s) ORDER BY a.attnum
+"""
+
+
+@attrs.frozen
+class Column:
+    """A column of the table."""
+
+    name: str
+    type: str
+    collation: str | None
+    not_null: bool
+    is_generated: bool
+    is_unique: bool
+
+    def fits(self, wanted: str) -> bool:
+        """Return True if values of another type can be stored in the column."""
+        return self.type == wanted or (wanted == "text" and self.type.startswith("character varying"))
+
+
+@attrs.frozen
+class Found:
+    """What the server says about the table."""
+
+    oid: int
+    kind: str
+    columns: Mapping[str, Column]
+
+
+class PostgresStorage:
+    """The table that a sink writes; the docstrings of `Storage` say what its methods do.
+
+    Each method is one transaction, or a part of the caller's. Statements with names of the user have their
+    values inside: psycopg would take a % in a name for a placeholder.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        *,
+        create: bool,
+        new_columns: Literal["add", "refuse"],
+        documents: Documents,
+    ) -> None:
+        self.connection, self._name = connection, name
+        self._new_columns, self._documents = new_columns, documents
+        self._table = identifier(name)
+        self._marks = identifier(name.rpartition(".")[0] + "." + MARKS if "." in name else MARKS)
+        self._where = where(connection, name)
+        self._found = self._look()
+        if self._found is None and not create:
+            raise missing(self._where)
+
+    @property
+    def where(self) -> str:
+        """Server, database and name of the table."""
+        return self._where
+
+    @property
+    def exists(self) -> bool:
+        """True if the table exists."""
+        return self._found is not None
+
+    def _look(self) -> Found | None:
+        text = self._table.as_string(self.connection)
+        rows = self.connection.execute(_COLUMNS, (text,)).fetchall()
+        if not rows:
+            return None
+        columns = {
+            name: Column(name, kind, collation, not_null, bool(generated), is_unique)
+            for _, _, name, kind, collation, not_null, generated, is_unique in rows
+        }
+        return Found(rows[0][0], rows[0][1], columns)
+
+    def known(self) -> Found:
+        """Return what the server says about the table, which must be one of the sink."""
+        if self._found is None:
+            raise missing(self._where)
+        kind, columns = self._found.kind, self._found.columns
+        if kind not in ("r", "p"):
+            raise self._wrong("is no table, but a view or a foreign table", "give the name of a table")
+        for name in (*_TEXT, DELETED_AT):
+            if name not in columns:
+                raise self._wrong(f"has no column {name}", "give a table that merge_into_postgres has made")
+        for name in _TEXT:
+            column = columns[name]
+            if not column.fits("text"):
+                raise self._wrong(
+                    f"has a column {name} of type {column.type}", "give a table with text there"
+                )
+            if column.collation not in _BINARY_ORDER:
+                raise self._wrong(
+                    f'orders {name} by the collation {column.collation}, not by "C", so that an older change '
+                    "could win",
+                    f'run ALTER TABLE … ALTER COLUMN {name} TYPE text COLLATE "C"',
+                )
+        if not columns["key"].is_unique:
+            raise self._wrong("has no primary key or unique index on key alone", "add PRIMARY KEY (key)")
+        return self._found
+
+    def _wrong(self, problem: str, way_out: str) -> MulticloudDbError:
+        return invalid_request("table", f"{self._where} {problem}", way_out)
+
+    def prepare(self, schema: pa.Schema, *, may_be_stale: bool = False) -> None:
+        """Make the table, or check it and add the columns that it lacks."""
+        check_stored(schema)
+        check_cases(schema.names)
+        wanted = {field.name: self._type(field) for field in schema}
+        with self.connection.transaction():
+            if self._found is None:
+                # Of two that create the table at the same time, the second waits for the first.
+                self.connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self._name,))
+                columns: list[sql.Composable] = [_declared(name, kind) for name, kind in wanted.items()]
+                columns += [_declared(DELETED_AT, "timestamp with time zone"), sql.SQL("PRIMARY KEY (key)")]
+                self.connection.execute(
+                    sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(
+                        self._table, sql.SQL(", ").join(columns)
+                    )
+                )
+                self._found = self._look()
+            known = self.known().columns
+            for name, kind in wanted.items():
+                if name in known and not known[name].fits(kind):
+                    is_other = name == DOCUMENT and known[name].type in ("json", "jsonb")
+                    way_out = f'pass documents="{known[name].type}"' if is_other else "cast it"
+                    raise invalid_request(
+                        f"column {name}",
+                        f"is {kind} in the batch and {known[name].type} in {self._where}",
+                        f"{way_out}, or give it another name",
+                    )
+            check_cases(wanted, known)
+            new = {name: kind for name, kind in wanted.items() if name not in known}
+            if new and self._new_columns == "refuse":
+                raise invalid_request(
+                    "batch",
+                    f"has columns that {self._where} does not have: {', '.join(new)}",
+                    "leave them out, or set new_columns='add'",
+                )
+            if may_be_stale and STALE_SINCE not in known:
+                new[STALE_SINCE] = "timestamp with time zone"
+            for name, kind in new.items():
+                add = sql.SQL("ALTER TABLE {} ADD COLUMN IF NOT EXISTS {}")
+                self.connection.execute(add.format(self._table, _declared(name, kind)))
+            if new:
+                self._found = self._look()
+
+    def _type(self, field: pa.Field) -> str:
+        if len(field.name.encode()) > _MOST_NAME_BYTES or not field.name or "\0" in field.name:
+            problem = f"has no name of 1 to {_MOST_NAME_BYTES} bytes"
+            raise invalid_request(f"column {field.name[:80]!r}", problem, "rename it")
+        if field.name in _SYSTEM:
+            raise invalid_request(f"column {field.name}", "has the name of a system column", "rename it")
+        if field.name == DOCUMENT and (
+            pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+        ):
+            return self._documents
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        for is_kind, name in _TYPES:
+            if is_kind(kind):
+                return name
+        if pa.types.is_timestamp(kind):
+            return "timestamp with time zone" if kind.tz else "timestamp without time zone"
+        if pa.types.is_decimal(kind):
+            return f"numeric({kind.precision},{kind.scale})"
+        problem = f"is {field.type}, for which the sink has no type of PostgreSQL"
+        raise invalid_request(f"column {field.name}", problem, "convert it to JSON text, or leave it out")
+
+    def mark(self, name: str) -> int | None:
+        """Return a number that was stored for the table."""
+        if not self._has_marks():
+            return None
+        query = sql.SQL("SELECT value FROM {} WHERE target = {} AND name = {}").format(
+            self._marks, self.known().oid, name
+        )
+        row = self.connection.execute(query).fetchone()
+        return None if row is None else row[0]
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the names of the marks that begin with a text, without it."""
+        if not self._has_marks():
+            return []
+        query = sql.SQL("SELECT name FROM {} WHERE target = {} AND starts_with(name, {}) ORDER BY at DESC")
+        rows = self.connection.execute(query.format(self._marks, self.known().oid, prefix)).fetchall()
+        return [name.removeprefix(prefix) for (name,) in rows]
+
+    def _has_marks(self) -> bool:
+        text = self._marks.as_string(self.connection)
+        [(found,)] = self.connection.execute("SELECT to_regclass(%s) IS NOT NULL", (text,)).fetchall()
+        return bool(found)
+
+    def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+        """Store numbers and texts for the table."""
+        rows: list[tuple[str, int | None, str | None]] = [
+            (name, value, None) for name, value in marks.items()
+        ]
+        rows += [(name, None, text) for name, text in notes.items()]
+        if not rows:
+            return
+        with self.connection.transaction():
+            if not self._has_marks():
+                self.connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (MARKS,))
+                self.connection.execute(
+                    sql.SQL(
+                        "CREATE TABLE IF NOT EXISTS {} (target regclass, name text, value bigint, note text, "
+                        "at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (target, name))"
+                    ).format(self._marks)
+                )
+            upsert = sql.SQL(
+                "INSERT INTO {} (target, name, value, note) VALUES ({}, {}, {}, {}) "
+                "ON CONFLICT (target, name) DO UPDATE SET value = excluded.value, note = excluded.note, "
+                "at = now()"
+            )
+            for row in sorted(rows):
+                self.connection.execute(upsert.format(self._marks, self.known().oid, *row))
+
+    def is_empty(self) -> bool:
+        """Return True if the table has no row."""
+        query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(self._table)
+        [(found,)] = self.connection.execute(query).fetchall()
+        return not found
+
+    def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
+        """Give rows from the floor on the lowest `order_key`."""
+        with self.connection.transaction():
+            self._lock()
+            update = sql.SQL("UPDATE {} SET order_key = '' WHERE order_key >= {}").format(self._table, floor)
+            self.connection.execute(update)
+            self.store(marks, {})
+
+    def bury(self, floor: str, marks: Mapping[str, int]) -> None:
+        """Make tombstones of rows below the floor."""
+        gone = [
+            column.name
+            for column in self.known().columns.values()
+            if not column.not_null
+            and not column.is_generated
+            and not column.is_unique
+            and column.name not in (*_TEXT, DELETED_AT)
+        ]
+        with self.connection.transaction():
+            self._lock()
+            sets = [sql.SQL("{} = NULL").format(sql.Identifier(name)) for name in gone]
+            update = sql.SQL(
+                "UPDATE {table} SET {sets} order_key = {floor}, "
+                "_deleted_at = coalesce(_deleted_at, now()) WHERE order_key < {floor}"
+            ).format(
+                table=self._table,
+                sets=sql.SQL("").join(each + sql.SQL(", ") for each in sets),
+                floor=floor,
+            )
+            self.connection.execute(update)
+            self.store(marks, {})
+
+    def _lock(self) -> None:
+        """Let no other transaction write the table until this one ends; a row must not escape an update."""
+        [(level,)] = self.connection.execute("SHOW transaction_isolation").fetchall()
+        if level != "read committed":
+            # The update would not see what another transaction has committed while this one waited.
+            raise invalid_request(
+                "dsn", f"is in a transaction of level {level}, and a snapshot begins or ends",
+                "begin the transaction with READ COMMITTED",
+            )  # fmt: skip
+        self.connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(self._table))
+
+    def merge(self, rows: pa.Table, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+        """Merge the last changes of some keys."""
+        check_values(rows)
+        with self.connection.transaction():
+            self.upsert(rows)
+            self.store(marks, notes)
+
+    def upsert(self, rows: pa.Table) -> None:
+        """Copy rows to the server, and take over those that are newer, in a transaction of the caller."""
+        known = self.known().columns
+        names = [name for name in rows.column_names if name != "type"]
+        staged = [_declared(name, known[name].type, required=False) for name in names]
+        staged.append(_declared("type", "text"))
+        self.connection.execute(
+            sql.SQL("CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP").format(
+                sql.Identifier("pg_temp", _BATCH), sql.SQL(", ").join(staged)
+            )
+        )
+        try:
+            copied(self.connection, rows)
+        except psycopg.Error as error:
+            if (error.sqlstate or "")[:2] not in DATA:
+                raise
+            # The server names the line of the file, but in the language of its settings.
+            raise Refused(rows, staged, error) from None
+        self.connection.execute(self._upsert(names, known))
+        self.connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier("pg_temp", _BATCH)))
+
+    def _upsert(self, names: Sequence[str], known: Mapping[str, Column]) -> sql.Composed:
+        values: dict[str, sql.Composable] = {
+            name: sql.SQL("s.{}").format(sql.Identifier(name)) for name in names
+        }
+        values[DELETED_AT] = sql.SQL("CASE WHEN s.type = 'DELETE' THEN now() END")
+        sets: dict[str, sql.Composable] = {
+            name: sql.SQL("excluded.{}").format(sql.Identifier(name)) for name in (*names, DELETED_AT)
+        }
+        if STALE_SINCE in known:
+            lacks = sql.SQL("NULL::timestamptz")
+            if DOCUMENT in names:
+                lacks = sql.SQL("CASE WHEN s.type <> 'DELETE' AND s.new_item_state IS NULL THEN now() END")
+            values[STALE_SINCE] = lacks
+            for name in set(names) - set(_TEXT):
+                kept = "CASE WHEN excluded._stale_since IS NULL THEN excluded.{0} ELSE t.{0} END"
+                sets[name] = sql.SQL(kept).format(sql.Identifier(name))
+            sets[STALE_SINCE] = sql.SQL(
+                "CASE WHEN excluded._stale_since IS NOT NULL "
+                "THEN coalesce(t._stale_since, excluded._stale_since) END"
+            )
+        del sets["key"]
+        # The join leaves out what is not newer, which costs half of a conflict. The condition is repeated,
+        # because another transaction may commit in between. All writers lock rows in the order of their keys.
+        return sql.SQL(
+            "INSERT INTO {table} AS t ({columns}) SELECT {values} FROM {batch} AS s "
+            "LEFT JOIN {table} AS o ON o.key = s.key WHERE o.key IS NULL OR s.order_key > o.order_key "
+            "ORDER BY s.key ON CONFLICT (key) DO UPDATE SET {sets} WHERE excluded.order_key > t.order_key"
+        ).format(
+            table=self._table,
+            batch=sql.Identifier("pg_temp", _BATCH),
+            columns=sql.SQL(", ").join(map(sql.Identifier, values)),
+            values=sql.SQL(", ").join(values.values()),
+            sets=sql.SQL(", ").join(
+                sql.SQL("{} = {}").format(sql.Identifier(name), value) for name, value in sets.items()
+            ),
+        )
+
+
+class Refused(Exception):  # noqa: N818 - no error of the caller
+    """The server refuses a value of some rows; which one is found out on another connection."""
+
+    def __init__(self, rows: pa.Table, staged: Sequence[sql.Composable], error: psycopg.Error) -> None:
+        super().__init__()
+        self.rows, self.staged, self.text = rows, staged, error.diag.message_primary or ""
+        self.code = error.sqlstate
+
+
+def named(connection: Connection, refused: Refused) -> MulticloudDbError:
+    """Make the error for a value that the server refuses; it names the key, and never shows the value."""
+    rows = refused.rows
+    while rows.num_rows > 1:
+        half = rows.slice(0, rows.num_rows // 2)
+        rows = half if _is_refused(connection, half, refused.staged) else rows.slice(half.num_rows)
+    key = rows["key"][0].as_py()
+    columns = [
+        name
+        for name in rows.column_names
+        if name != "type" and _is_refused(connection, rows.select([name]), refused.staged)
+    ]
+    return MulticloudDbError(
+        f"column {', '.join(columns) or 'key'}: the server refuses the value of the key {key} "
+        f"({' '.join(refused.text.split())}); change the value, leave the column out, or, for a document, "
+        'use a table with documents="json", which accepts every one',
+        ErrorDetail(
+            ErrorCategory.INVALID_REQUEST, native_class="psycopg.DataError", native_code=refused.code,
+            native_text=refused.text,
+        ),
+    )  # fmt: skip
+
+
+def _is_refused(connection: Connection, rows: pa.Table, staged: Sequence[sql.Composable]) -> bool:
+    try:
+        with connection.transaction(force_rollback=True):
+            connection.execute(
+                sql.SQL("CREATE TEMPORARY TABLE {} ({})").format(
+                    sql.Identifier("pg_temp", _BATCH), sql.SQL(", ").join(staged)
+                )
+            )
+            copied(connection, rows)
+    except psycopg.DataError:
+        return True
+    except psycopg.OperationalError as error:
+        if (error.sqlstate or "")[:2] not in DATA:
+            raise
+        return True
+    return False
+
+
+def naming(dsn: str | Connection, place: str, merge: Callable[[], bool]) -> bool:
+    """Run a merge; if the server refuses a value, raise an error that names its key."""
+    try:
+        return merge()
+    except Refused as caught:
+        refused = caught
+
+    def name(connection: Connection) -> MulticloudDbError:
+        return named(connection, refused)
+
+    raise repeated(dsn, place, name)
+
+
+def identifier(name: object) -> sql.Identifier:
+    """Return the name of a table, with or without a schema, as SQL. It is taken as it is written."""
+    check_type("table", name, str)
+    parts = str(name).split(".")
+    if len(parts) > 2 or not all(0 < len(part.encode()) <= _MOST_NAME_BYTES for part in parts):
+        raise invalid_request(
+            "table", f"{str(name)[:200]!r} is not the name of a table", 'pass "table" or "schema.table"'
+        )
+    if "\0" in str(name):
+        raise invalid_request("table", "contains a NUL", 'pass "table" or "schema.table"')
+    return sql.Identifier(*parts)
+
+
+def missing(place: str) -> MulticloudDbError:
+    """Make the error for a table that does not exist."""
+    return MulticloudDbError(
+        f"table: there is no table {place}; correct the name, or let a merge create it",
+        ErrorDetail(category=ErrorCategory.NOT_FOUND),
+    )
+
+
+def _declared(name: str, kind: str, *, required: bool = True) -> sql.Composed:
+    # 1. The types are those of this module or of the server's catalogue, so they are safe in SQL.
+    # 2. Changes are ordered by code point, as Python and Spark do.
+    collation = ' COLLATE "C"' + " NOT NULL" * required if name in _TEXT else ""
+    if not re.fullmatch(r'[\w ",().\[\]-]+', kind):
+        raise invalid_request(f"column {name}", "has a type with an unusual name", "use another type")
+    return sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind + collation))
+
+
+def check_values(rows: pa.Table) -> None:
+    """Refuse, before anything is sent, what PostgreSQL cannot store."""
+    lengths = pc.binary_length(rows["key"])
+    if rows.num_rows and pc.max(lengths).as_py() > MOST_KEY_BYTES:
+        key = rows["key"][pc.index(lengths, pc.max(lengths)).as_py()].as_py()
+        raise key_too_long(key)
+    for name in rows.column_names:
+        column = rows[name]
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            has_nul = pc.match_substring(column, "\0")
+            if pc.any(has_nul).as_py():
+                raise nul(name, rows["key"][pc.index(has_nul, True).as_py()].as_py())
+
+
+def key_too_long(key: str) -> MulticloudDbError:
+    """Make the error for a key that may not fit into an index."""
+    return invalid_request(
+        "column key",
+        f"has a key of {len(key.encode())} bytes, and an index of PostgreSQL has room for {MOST_KEY_BYTES}: "
+        f"{key[:200]}…",
+        "use another sink for this collection, for example merge_into_delta",
+    )
+
+
+def nul(name: str, key: str) -> MulticloudDbError:
+    """Make the error for a text with the character NUL."""
+    return invalid_request(
+        f"column {name}",
+        f"has the character NUL in the row of the key {key!r}, which a text of PostgreSQL cannot contain",
+        "remove it, or store the column as JSON text",
+    )
+
+
+def copied(connection: Connection, rows: pa.Table) -> None:
+    """Copy rows into the temporary table."""
+    # Without an encoding, the server takes the bytes for text in that of the connection.
+    statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')").format(
+        sql.Identifier("pg_temp", _BATCH), sql.SQL(", ").join(map(sql.Identifier, rows.column_names))
+    )
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+        for piece in _csv(rows):
+            copy.write(piece)
+
+
+def _csv(rows: pa.Table) -> Iterator[bytes]:
+    """Write rows as CSV: a text is always in quotes, and a null never is."""
+    for index, field in enumerate(rows.schema):
+        rows = rows.set_column(index, field.name, _writable(rows.column(index)))
+    # Arrow writes a table without columns of text with no line for a row of nulls; ours have a key.
+    options = csv.WriteOptions(include_header=False, quoting_style="needed")
+    for batch in rows.to_batches(max_chunksize=_CHUNK):
+        sink = pa.BufferOutputStream()
+        csv.write_csv(batch, sink, options)
+        yield sink.getvalue().to_pybytes()
+
+
+def _writable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        texts = [None if each is None else "\\x" + each.hex() for each in column.to_pylist()]
+        return pa.chunked_array([pa.array(texts, pa.string())])
+    if pa.types.is_timestamp(kind) and kind.tz:
+        return column.cast(TIME)
+    if pa.types.is_timestamp(kind):
+        return column.cast(pa.timestamp("us"))
+    if pa.types.is_decimal(kind):
+        return column.cast(pa.string())
+    return column

@@ -1,0 +1,215 @@
+"""Reads and repairs a table of the sink, for `verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from psycopg import sql
+
+from multiclouddb_api import encode_json, invalid_request
+from multiclouddb_api.validators import check_type
+from multiclouddb_postgres.checkpoints import CHECKPOINTS, loaded
+from multiclouddb_postgres.server import Connection, check_dsn, repeated, transaction, where
+from multiclouddb_postgres.sink import POSITION
+from multiclouddb_postgres.table import PostgresStorage, identifier
+from multiclouddb_spi.sink_rules import DELETED_AT, DOCUMENT, STALE_SINCE
+
+if TYPE_CHECKING:
+    from multiclouddb_verify import Fix
+
+_ROWS: Final = 8192
+_OURS: Final = ("key", "order_key", "timestamp", DELETED_AT, STALE_SINCE)
+_NO_ORDER: Final = "~null"
+"""Stands for an `order_key` that is null: no change is higher, so the row refuses all of them."""
+
+
+class PostgresTarget:
+    """A table that `merge_into_postgres` writes.
+
+    Args:
+        dsn: A connection string, such as `postgresql://user@host/database`.
+        table: The name of the table, as `table` or `schema.table`.
+        checkpoint_name: The checkpoint that `merge_into_postgres` stores with the rows; None to find it out.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if `dsn` is no connection string. Raised by the first read:
+            `NOT_FOUND` if there is no table; `INVALID_REQUEST` if it has not the columns of the sink.
+    """
+
+    def __init__(self, dsn: str, table: str, *, checkpoint_name: str | None = None) -> None:
+        check_type("dsn", dsn, str)
+        check_dsn(dsn)
+        identifier(table)
+        check_type("checkpoint_name", checkpoint_name, str, type(None))
+        self._dsn, self._table, self._checkpoint = dsn, table, checkpoint_name
+        self._where = where(dsn, table)
+
+    @property
+    def name(self) -> str:
+        """Server, database and table, without secrets."""
+        return self._where
+
+    def _opened(self, connection: Connection, *, own: bool) -> PostgresStorage:
+        storage = PostgresStorage(
+            connection, self._table, create=False, new_columns="refuse", documents="json"
+        )
+        if not own and DOCUMENT not in storage.known().columns:
+            raise invalid_request(
+                "table",
+                f"{self._where} has no column {DOCUMENT}",
+                "pass transform=, a function that makes the values of the table's columns from a document",
+            )
+        return storage
+
+    def rows(self, keys: Sequence[str] | None = None, *, own: bool = False) -> Iterator[pa.RecordBatch]:
+        """Read the table in one transaction; see `Target.rows`.
+
+        Args:
+            keys: The keys to read; None for all rows.
+            own: True to read the table's own columns instead of `new_item_state`.
+        """
+        with transaction(self._dsn, self._where) as connection:
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            storage = self._opened(connection, own=own)
+            names = _own(storage)
+            if keys is not None and not keys:
+                return
+            known = storage.known().columns
+            columns = [
+                sql.SQL("{}::text" if known[name].type in ("json", "jsonb") else "{}").format(
+                    sql.Identifier(name)
+                )
+                for name in (names if own else [DOCUMENT])
+            ]
+            only = "" if keys is None else " WHERE key = ANY({})"
+            query = sql.SQL(
+                "SELECT key, coalesce(order_key, {none}), _deleted_at IS NOT NULL, {columns} "
+                "FROM {table}{only}"
+            ).format(
+                none=sql.Literal(_NO_ORDER),
+                columns=sql.SQL(", ").join(columns) if columns else sql.SQL("NULL"),
+                table=identifier(self._table),
+                only=sql.SQL(only).format(list(keys or ())),
+            )
+            with connection.cursor("multiclouddb_rows") as cursor:
+                cursor.execute(query)
+                while found := cursor.fetchmany(_ROWS):
+                    yield _batch(found, names if own else None)
+
+    def position(self) -> str | None:
+        """Return the token that the sink stores with the rows (`checkpoint_name=`), or None."""
+
+        def read(connection: Connection) -> str | None:
+            name = self._checkpoint
+            if name is None:
+                names = self._opened(connection, own=True).names(POSITION)
+                if len(names) > 1:
+                    raise invalid_request(
+                        "checkpoint_name",
+                        f"is not given, and {self._where} was written with several: {', '.join(names[:5])}",
+                        "give the name of the one whose position the table has reached",
+                    )
+                if not names:
+                    return None
+                [name] = names
+            found = loaded(connection, CHECKPOINTS, name)
+            return None if found is None else found.token
+
+        return repeated(self._dsn, self._where, read)
+
+    def fix(self, fixes: Sequence[Fix]) -> int:
+        """Write rows in one transaction, each only if its key still has the row that was seen.
+
+        Args:
+            fixes: At most one for each key.
+
+        Raises:
+            MulticloudDbError: `CONFLICT` if other transactions prevented this one ten times;
+                `INVALID_REQUEST` if the table has columns of its own and no `transform` was given.
+        """
+        own = any(fix.columns is not None for fix in fixes)
+
+        def write(connection: Connection) -> int:
+            storage = self._opened(connection, own=own)
+            known = storage.known().columns
+            if not own and (extra := [name for name in _own(storage) if name != DOCUMENT]):
+                raise invalid_request(
+                    "table",
+                    f"{self._where} has columns of its own: {', '.join(extra)}",
+                    "pass transform=, a function that returns their values for a document",
+                )
+            written = 0
+            # Like all writers, this one locks rows in the order of their keys.
+            for fix in sorted(fixes, key=lambda each: each.key.encode()):
+                row: dict[str, Any] = {**(fix.columns or {}), "key": fix.key, "order_key": fix.order_key}
+                row |= {"timestamp": fix.timestamp, DELETED_AT: fix.timestamp if fix.text is None else None}
+                row |= {DOCUMENT: fix.text, STALE_SINCE: None}
+                names = [name for name in known if name in row]
+                values = [sql.Literal(row[name]) for name in names]
+                if fix.seen:
+                    statement = sql.SQL(
+                        "UPDATE {} SET {} WHERE key = {} AND coalesce(order_key, {}) = {}"
+                    ).format(
+                        identifier(self._table),
+                        sql.SQL(", ").join(
+                            sql.SQL("{} = {}").format(sql.Identifier(name), value)
+                            for name, value in zip(names, values, strict=True)
+                        ),
+                        fix.key,
+                        _NO_ORDER,
+                        fix.seen[0],
+                    )
+                elif fix.text is not None:
+                    statement = sql.SQL(
+                        "INSERT INTO {} ({}) VALUES ({}) ON CONFLICT (key) DO NOTHING"
+                    ).format(
+                        identifier(self._table),
+                        sql.SQL(", ").join(map(sql.Identifier, names)),
+                        sql.SQL(", ").join(values),
+                    )
+                else:
+                    continue
+                written += connection.execute(statement).rowcount
+            return written
+
+        return repeated(self._dsn, self._where, write)
+
+    def record(self, facts: dict[str, str]) -> None:
+        """Store facts with the table, in `multiclouddb_marks`; no row changes.
+
+        Args:
+            facts: Names and texts.
+        """
+        repeated(
+            self._dsn, self._where, lambda connection: self._opened(connection, own=True).store({}, facts)
+        )
+
+    def __repr__(self) -> str:
+        return f"PostgresTarget({self._where!r})"
+
+
+def _own(storage: PostgresStorage) -> list[str]:
+    """Return the columns that a document was parsed into, or the document itself."""
+    columns = storage.known().columns.values()
+    return [each.name for each in columns if each.name not in _OURS and not each.is_generated]
+
+
+def _batch(found: list[tuple[Any, ...]], own: Sequence[str] | None) -> pa.RecordBatch:
+    """Return the columns that `Target.rows` promises."""
+    keys, orders, deleted, *rest = zip(*found, strict=True)
+    states: Any = rest[0]
+    if own is not None:
+        from multiclouddb_verify.target import own_state
+
+        documents = [dict(zip(own, row[3:], strict=False)) for row in found]
+        states = [encode_json(own_state(each)).decode() for each in documents]
+    text = pa.string()
+    columns = [
+        pa.array(keys, text),
+        pa.array(orders, text),
+        pa.array(states, text),
+        pa.array(deleted, pa.bool_()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=["key", "order_key", "state", "deleted"])

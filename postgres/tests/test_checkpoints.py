@@ -1,0 +1,97 @@
+"""Runs the tests of the conformance kit for checkpoint stores on PostgreSQL."""
+
+import psycopg
+import pytest
+
+from multiclouddb_api import ErrorCategory, MulticloudDbError, open_checkpoint_store
+from multiclouddb_api.checkpoint import checkpoint_at
+from multiclouddb_conformance.checkpoint_stores import (  # noqa: F401
+    StoreKind,
+    TestCompareAndSet,
+    TestCrash,
+    TestDamage,
+    TestName,
+    TestSaveAndLoad,
+    refusal,
+)
+from multiclouddb_postgres import PostgresCheckpointStore
+
+
+def overwrite(dsn, content):
+    """Put a row into the table that no store has written."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS multiclouddb_checkpoints"
+            ' (name text COLLATE "C" PRIMARY KEY, version text, token text, sha256 text)'
+        )
+        connection.execute(
+            "INSERT INTO multiclouddb_checkpoints VALUES ('orders', '1-a', %s, 'x')"
+            " ON CONFLICT (name) DO UPDATE SET token = excluded.token",
+            (content.hex(),),
+        )
+
+
+def content_of(dsn):
+    with psycopg.connect(dsn) as connection:
+        [(token,)] = connection.execute("SELECT token FROM multiclouddb_checkpoints").fetchall()
+    return bytes.fromhex(token)
+
+
+@pytest.fixture
+def kind(dsn):
+    return StoreKind(
+        PostgresCheckpointStore,
+        location=lambda folder: dsn,
+        place=lambda store: psycopg.conninfo.conninfo_to_dict(dsn)["dbname"],
+        delete=lambda store: store.delete("orders"),
+        overwrite=lambda store, content: overwrite(dsn, content),
+        content=lambda store: content_of(dsn),
+    )
+
+
+class TestPlace:
+    @pytest.mark.parametrize("dsn", ["postgresql://u:s3cret@/x?y", "host='a' s3cret", "\0", 5, None])
+    def test_text_that_is_no_connection_string_is_refused_and_not_shown(self, dsn):
+        error = refusal(PostgresCheckpointStore, dsn)
+        assert error.category == ErrorCategory.INVALID_REQUEST
+        assert "s3cret" not in f"{error!r} {error} {error.__cause__!r}"
+
+    def test_url_opens_the_store_of_one_checkpoint(self, dsn):
+        parts = psycopg.conninfo.conninfo_to_dict(dsn)
+        url = f"postgresql:///{parts['dbname']}/orders?host={parts['host']}&user={parts['user']}"
+        store, name = checkpoint_at(url)
+        store.save(name, "token", None)
+        assert PostgresCheckpointStore(dsn).load("orders").token == "token"
+
+    def test_password_in_a_url_is_refused_and_not_shown(self):
+        error = refusal(open_checkpoint_store, "postgresql://u:s3cret@host/shop")
+        assert "password" in error.message
+        assert "s3cret" not in error.message
+
+    def test_no_repr_shows_the_password(self):
+        store = PostgresCheckpointStore("postgresql://u:s3cret@host:5/shop")
+        assert repr(store) == "PostgresCheckpointStore('postgres:host:5/shop#multiclouddb_checkpoints')"
+
+    def test_checkpoint_that_was_changed_is_refused(self, dsn):
+        store = PostgresCheckpointStore(dsn)
+        saved = store.save("orders", "token", None)
+        with psycopg.connect(dsn) as connection:
+            connection.execute("UPDATE multiclouddb_checkpoints SET token = 'other'")
+        for call in (lambda: store.load("orders"), lambda: store.save("orders", "t", saved.version)):
+            assert "checksum" in refusal(call).message
+        assert store.delete("orders")
+        assert not store.delete("orders")
+
+    @pytest.mark.parametrize(
+        ("change", "category"),
+        [
+            ("dbname=nowhere", ErrorCategory.NOT_FOUND),
+            ("user=nobody", ErrorCategory.AUTHENTICATION_FAILED),
+            ("host=/nowhere", ErrorCategory.TRANSIENT_FAILURE),
+        ],
+    )
+    def test_server_that_refuses(self, dsn, change, category):
+        with pytest.raises(MulticloudDbError) as caught:
+            PostgresCheckpointStore(f"{dsn} {change} password=s3cret").load("orders")
+        assert caught.value.category == category
+        assert "s3cret" not in str(caught.value)

@@ -1,0 +1,134 @@
+"""Tests batches of Spark, which the executors write."""
+
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_conformance.targets import applied, drawn, rows
+from multiclouddb_embedded import EmbeddedStore
+from multiclouddb_postgres import merge_into_postgres
+from pyspark_multiclouddb import EVENT_COLUMNS
+
+pytestmark = pytest.mark.xdist_group("jvm")
+
+
+def query(dsn, text):
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(text).fetchall()
+
+
+def documents(dsn):
+    found = query(dsn, "SELECT key::json->>'id', new_item_state FROM orders WHERE _deleted_at IS NULL")
+    return dict(found)
+
+
+@pytest.fixture
+def merge(spark, dsn):
+    def call(batch, number, **options):
+        frame = spark.createDataFrame(batch) if isinstance(batch, pa.Table) else batch
+        return merge_into_postgres(frame, number, dsn, "orders", "app", **options)
+
+    return call
+
+
+def test_batches_and_replays(merge, dsn):
+    import random
+
+    dice, changes = random.Random(1), []
+    for number in range(3):
+        batch = drawn(dice, number * 300, 300, keys=150)
+        changes += batch
+        assert merge(rows(*batch), number, connections=2)
+        assert not merge(rows(*batch), number)
+        assert documents(dsn) == applied(changes)[0]
+    assert query(dsn, "SELECT value FROM multiclouddb_marks WHERE name = 'app'") == [(2,)]
+
+
+def test_what_cannot_be_written_is_named_before_anything_is_written(merge, dsn):
+    def refused(batch, text, **options):
+        with pytest.raises(MulticloudDbError) as caught:
+            merge(batch, 0, **options)
+        assert caught.value.category == ErrorCategory.INVALID_REQUEST
+        assert text in caught.value.message
+        assert query(dsn, "SELECT to_regclass('orders')") == [(None,)]
+
+    names = [f"k{number}" for number in range(20)]
+    fine = rows(*((name, 1, {}) for name in names))
+    refused(rows(("x" * 3000, 1, {}), *((name, 1, {}) for name in names)), "2600")
+    refused(fine.append_column("x", pa.array(["a"] * 19 + ["\0"])), "column x")
+    refused(fine.append_column("s", pa.array([{"a": 1}] * 20)), "column s")
+
+
+def test_document_that_jsonb_refuses_is_named_with_its_category(merge, dsn):
+    batch = rows(*((f"k{number}", 1, {}) for number in range(20)))
+    at = batch.column_names.index("new_item_state")
+    texts = [json.dumps({"t": "\0"} if number == 7 else {}) for number in range(20)]
+    batch = batch.set_column(at, "new_item_state", pa.array(texts))
+    with pytest.raises(MulticloudDbError) as caught:
+        merge(batch, 0, documents="jsonb")
+    assert (caught.value.category, '"k7"' in caught.value.message) == (ErrorCategory.INVALID_REQUEST, True)
+    assert query(dsn, "SELECT to_regclass('multiclouddb_marks')") == [(None,)]
+
+
+def test_columns_of_documents_become_columns_of_the_table_or_are_refused_by_name(spark, merge, dsn, tmp_path):
+    typed = "n BIGINT, name STRING, price DECIMAL(9, 2), at TIMESTAMP, `the day` DATE, "
+    typed += "local TIMESTAMP_NTZ, raw BINARY"
+    at = datetime(2026, 11, 1, 5, 30, tzinfo=UTC)  # an hour that New York has twice
+    with EmbeddedStore(tmp_path / "shop.db", durable=False) as store:
+        store.create_collection("orders")
+        whole = {"n": 1, "name": "A", "price": Decimal("1.50"), "at": at, "the day": "2026-01-31"}
+        store.put("orders", "a", {**whole, "local": "2026-01-31T12:00:00", "raw": b"\x00", "tags": ["x"]})
+        store.put("orders", "b", {"n": 2})
+        store.delete("orders", "b")
+
+        def frame(columns):
+            read = spark.read.format("multiclouddb").schema(f"{EVENT_COLUMNS}, {columns}")
+            return read.option("url", f"embedded://{store.path}").option("collection", "orders").load()
+
+        with pytest.raises(MulticloudDbError, match=r"column tags: is list.*convert it to JSON text"):
+            merge(frame("tags ARRAY<STRING>"), 0)
+        zone = spark.conf.get("spark.sql.session.timeZone")
+        spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+        try:
+            assert merge(frame(f"{typed}, tags STRING"), 0)
+        finally:
+            spark.conf.set("spark.sql.session.timeZone", zone)
+    found = query(dsn, 'SELECT n, name, price, at, "the day", local, raw, tags FROM orders ORDER BY key')
+    first = (1, "A", Decimal("1.50"), at, date(2026, 1, 31), datetime(2026, 1, 31, 12), b"\x00", '["x"]')  # noqa: DTZ001
+    assert found == [first, (None,) * 8]
+
+
+def test_stream_with_a_snapshot_and_an_outage(spark, dsn, tmp_path):
+    with EmbeddedStore(tmp_path / "shop.db", durable=False) as store:
+        store.create_collection("orders", partitions=2)
+        for number in range(60):
+            store.put("orders", f"k{number}", {"n": number})
+
+        def run(name):
+            stream = spark.readStream.format("multiclouddb").option("url", f"embedded://{store.path}")
+            stream = stream.option("collection", "orders").option("startingPosition", "snapshot")
+            checkpoint = str(tmp_path / name)
+
+            def merge(batch, number):
+                merge_into_postgres(batch, number, dsn, "orders", name, checkpoint=checkpoint)
+
+            writer = stream.option("maxRecordsPerTrigger", 25).load().writeStream.foreachBatch(merge)
+            writer.option("checkpointLocation", checkpoint).trigger(
+                availableNow=True
+            ).start().awaitTermination()
+            truth = {key.components["id"]: value for key, value in store.scan("orders")}
+            assert documents(dsn) == truth
+
+        run("first")
+        store.put("orders", "k1", {"n": -1})
+        store.delete("orders", "k2")
+        run("first")
+        store.delete("orders", "k3")
+        store.put("orders", "new", {})
+        store.trim("orders", max_count=0)
+        run("second")

@@ -1,0 +1,562 @@
+"""Tests what is PostgreSQL's own: exactly once, kills of client and server, and its refusals."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from multiclouddb_api import (
+    BackfillDone,
+    Beginning,
+    ChangeFeedRequest,
+    Checkpoint,
+    ErrorCategory,
+    MulticloudDbError,
+    SnapshotStarted,
+    connect,
+)
+from multiclouddb_conformance.postgres_server import PostgresServer
+from multiclouddb_conformance.targets import bare, events, page, rows
+from multiclouddb_conformance.waiting import wait_until
+from multiclouddb_embedded import EmbeddedStore
+from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
+
+AT = datetime(2026, 1, 2, 3, 4, 5, 6, UTC)
+PROGRAM = Path(__file__).with_name("program.py")
+
+
+def run(part, *arguments):
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAM), part, *arguments], stdout=subprocess.PIPE, text=True
+    )
+
+
+def refused(call, category=ErrorCategory.INVALID_REQUEST):
+    with pytest.raises(MulticloudDbError) as caught:
+        call()
+    assert caught.value.category == category
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+def query(dsn, text):
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(text).fetchall()
+
+
+def merged(dsn, *changes, **options):
+    return merge_into_postgres(rows(*changes), None, dsn, "orders", None, **options)
+
+
+def keys(dsn):
+    return {key for (key,) in query(dsn, "SELECT key FROM orders WHERE _deleted_at IS NULL")}
+
+
+class TestExactlyOnce:
+    def test_rows_and_token_are_one_transaction(self, dsn):
+        store = PostgresCheckpointStore(dsn)
+        first = page(events(("a", 1, {})), token="t1")
+        merge_into_postgres(first, None, dsn, "orders", None, checkpoint_name="w")
+        saved = store.load("w")
+        assert saved.token == "t1"
+        second = page(events(("b", 2, {})), token="t2")
+        merge_into_postgres(second, None, dsn, "orders", None, checkpoint_name="w", checkpoint=saved)
+        assert store.load("w").token == "t2"
+        # A page without events moves the token too.
+        merge_into_postgres(
+            page([], token="t3"), None, dsn, "orders", None, checkpoint_name="w", checkpoint=store.load("w")
+        )
+        assert store.load("w").token == "t3"
+        assert PostgresTarget(dsn, "orders").position() == "t3"
+
+    @pytest.mark.parametrize("checkpoint", [None, Checkpoint("t1", "1-abc")])
+    def test_second_worker_conflicts_and_writes_nothing(self, dsn, checkpoint):
+        merge_into_postgres(
+            page(events(("a", 1, {})), token="t1"), None, dsn, "orders", None, checkpoint_name="w"
+        )
+        late = page(events(("b", 2, {})), token="late")
+        refused(
+            lambda: merge_into_postgres(
+                late, None, dsn, "orders", None, checkpoint_name="w", checkpoint=checkpoint
+            ),
+            ErrorCategory.CONFLICT,
+        )
+        assert keys(dsn) == {'{"id":"a"}'}
+        assert PostgresCheckpointStore(dsn).load("w").token == "t1"
+
+    def test_part_of_the_callers_transaction(self, dsn):
+        with psycopg.connect(dsn) as connection:
+            with connection.transaction(force_rollback=True):
+                merge_into_postgres(
+                    page(events(("a", 1, {}))), None, connection, "orders", None, checkpoint_name="w"
+                )
+            assert PostgresCheckpointStore(dsn).load("w") is None
+            assert connection.execute("SELECT to_regclass('orders')").fetchone() == (None,)
+            for _ in range(2):
+                with connection.transaction():
+                    merge_into_postgres(page(events(("a", 1, {}))), None, connection, "orders", None)
+                    merge_into_postgres(page(events(("b", 1, {}))), None, connection, "orders", None)
+            left = "SELECT count(*) FROM pg_class WHERE relpersistence = 't' AND relkind = 'r'"
+            assert connection.execute(left).fetchone() == (0,)
+        assert len(keys(dsn)) == 2
+
+    @pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.soak)])
+    def test_program_that_adds_to_a_counter_survives_kills(self, dsn, tmp_path, kills):
+        dice = random.Random(kills)
+        with EmbeddedStore(tmp_path / "shop.db", durable=False) as store:
+            store.create_collection("orders", partitions=3)
+            for number in range(100 * kills):
+                store.put("orders", f"k{dice.randrange(200)}", {"n": number})
+            query_of = psycopg.connect(dsn, autocommit=True)
+            query_of.execute("CREATE TABLE counter (n bigint)")
+            query_of.execute("INSERT INTO counter VALUES (0)")
+            for _ in range(kills):
+                ran = run("follow", dsn, f"embedded://{store.path}")
+                for _ in range(dice.randrange(1, 8)):
+                    ran.stdout.readline()
+                if dice.random() < 0.5:
+                    wait_until(partial(in_transaction, query_of, ran))
+                ran.kill()
+                ran.communicate()
+            ran = run("follow", dsn, f"embedded://{store.path}")
+            ran.communicate(timeout=300)
+            assert ran.returncode == 0
+            assert query_of.execute("SELECT n FROM counter").fetchone() == (100 * kills,)
+            live = {f'{{"id":"{key.components["id"]}"}}' for key, _ in store.scan("orders")}
+            assert keys(dsn) == live
+            query_of.close()
+
+
+BUSY = "SELECT 1 FROM pg_stat_activity WHERE state LIKE '%transaction%' AND pid <> pg_backend_pid()"
+
+
+def in_transaction(connection, program):
+    """Return True if the program is inside a transaction, or has ended."""
+    return connection.execute(BUSY).fetchone() is not None or program.poll() is not None
+
+
+WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT INTO %'"
+
+
+LOCKING = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'LOCK TABLE %'"
+
+
+class Held:
+    """Keeps a merge between its COPY and its commit, because another transaction has locked the table."""
+
+    def __init__(self, dsn):
+        self.dsn = dsn
+        merged(dsn, ("old", 1, {}))
+        self.lock = psycopg.connect(dsn)
+        self.lock.execute("LOCK TABLE orders IN SHARE MODE")
+
+    def waiting(self):
+        found = []
+
+        def waits():
+            with psycopg.connect(self.dsn) as connection:
+                found[:] = connection.execute(WAITING).fetchall()
+            return found
+
+        wait_until(waits, seconds=60)
+        return found[0][0]
+
+    def check(self):
+        """Nothing of the batch is there; merged again, all of it is."""
+        assert keys(self.dsn) == {'{"id":"old"}'}
+        assert query(self.dsn, "SELECT to_regclass('multiclouddb_marks')") == [(None,)]
+        merge = run("merge", self.dsn, "50")
+        merge.communicate(timeout=60)
+        assert merge.returncode == 0
+        assert len(keys(self.dsn)) == 51
+
+
+class TestKills:
+    """Something dies between COPY and commit."""
+
+    def test_client(self, dsn):
+        held = Held(dsn)
+        merge = run("merge", dsn, "50")
+        held.waiting()
+        merge.kill()
+        merge.communicate()
+        held.lock.close()
+        held.check()
+
+    @pytest.mark.parametrize("how", ["pg_terminate_backend", "pg_cancel_backend"])
+    def test_backend(self, dsn, how):
+        held, caught = Held(dsn), []
+        thread = threading.Thread(target=lambda: caught.append(refused_by(dsn)))
+        thread.start()
+        query(dsn, f"SELECT {how}({held.waiting()})")
+        thread.join(60)
+        held.lock.close()
+        assert (caught[0].category, caught[0].detail.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
+        held.check()
+
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_server(self, whole):
+        """A backend that is killed takes the server's other processes along; so does the server itself."""
+        with PostgresServer() as server:
+            held, caught = Held(server.dsn), []
+            thread = threading.Thread(target=lambda: caught.append(refused_by(server.dsn)))
+            thread.start()
+            backend = held.waiting()
+            if whole:
+                server.kill()
+                server.start()
+            else:
+                os.kill(backend, signal.SIGKILL)
+                # The server ends its other backends before it recovers.
+                other = Path(f"/proc/{held.lock.info.backend_pid}")
+                wait_until(lambda: not other.exists(), seconds=60)
+            thread.join(60)
+            held.lock.close()
+            assert (caught[0].category, caught[0].detail.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
+
+            def answers():
+                try:
+                    return query(server.dsn, "SELECT 1")
+                except psycopg.OperationalError:
+                    return False
+
+            wait_until(answers, seconds=60)
+            held.check()
+
+
+def refused_by(dsn):
+    try:
+        merge_into_postgres(rows(("new", 2, {})), 1, dsn, "orders", "app")
+    except MulticloudDbError as error:
+        return error
+    raise AssertionError
+
+
+class TestTwoWriters:
+    @pytest.mark.parametrize("ends", [False, True])
+    def test_row_of_another_writer_does_not_escape_a_snapshot(self, dsn, ends):
+        """The other transaction began first, in a database whose transactions see one version."""
+        merged(dsn, ("old", 20, {}))
+        begins, done = SnapshotStarted("000010~", "p:r:snapshot:s"), BackfillDone("p:r:snapshot:s", "000010~")
+        if ends:
+            merge_into_postgres(page([], begins), None, dsn, "orders", None)
+        frozen = f"{dsn} options='-c default_transaction_isolation=serializable'"
+        snapshot = page([], *((done,) if ends else (begins, done)))
+        with psycopg.connect(dsn) as other:
+            other.execute(
+                "INSERT INTO orders (key, order_key, new_item_state) VALUES (%s, %s, '{}')",
+                ("late", "000005" if ends else "000030"),
+            )
+            thread = threading.Thread(
+                target=merge_into_postgres, args=(snapshot, None, frozen, "orders", None)
+            )
+            thread.start()
+            wait_until(lambda: query(dsn, LOCKING), seconds=60)
+        thread.join(60)
+        assert keys(dsn) == set()
+
+    def test_older_change_that_waits_for_a_newer_one_does_not_win(self, dsn):
+        merged(dsn, ("a", 1, {"n": 1}))
+        with psycopg.connect(dsn) as first:
+            with first.transaction():
+                merge_into_postgres(rows(("a", 5, {"n": 5})), None, first, "orders", None)
+                second = threading.Thread(target=merged, args=(dsn, ("a", 3, {"n": 3})))
+                second.start()
+                wait_until(lambda: query(dsn, WAITING), seconds=60)
+            second.join(60)
+        assert query(dsn, "SELECT order_key, new_item_state->>'n' FROM orders") == [("000005", "5")]
+
+    def test_never_lose_a_change(self, dsn):
+        """Two writers merge the same keys in batches of different orders."""
+        merged(dsn, ("seed", 0, {}))
+        failed = []
+
+        def write(number):
+            dice = random.Random(number)
+            try:
+                for at in range(30):
+                    names = dice.sample(range(40), 20)
+                    merged(dsn, *((f"k{name}", 2 * at + number, {"n": 2 * at + number}) for name in names))
+            except BaseException as error:  # noqa: BLE001 - raised by the other thread
+                failed.append(error)
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failed == []
+        best = {}
+        for number in range(2):
+            dice = random.Random(number)
+            for at in range(30):
+                for name in dice.sample(range(40), 20):
+                    best[f"k{name}"] = max(best.get(f"k{name}", 0), 2 * at + number)
+        found = query(dsn, "SELECT key::json->>'id', order_key::int FROM orders WHERE key NOT LIKE '%seed%'")
+        assert dict(found) == best
+
+    @pytest.mark.parametrize(("code", "tries"), [("40P01", 10), ("40001", 10), ("53100", 1)])
+    def test_deadlock_and_serialization_failure_are_repeated_and_a_full_disk_is_not(self, dsn, code, tries):
+        merged(dsn, ("a", 1, {}))
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(
+                "CREATE SEQUENCE tries; CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+                f"PERFORM nextval('tries'); RAISE EXCEPTION 'no' USING ERRCODE = '{code}'; END $$; "
+                "CREATE TRIGGER fails BEFORE INSERT ON orders EXECUTE FUNCTION fail()"
+            )
+        wanted = ErrorCategory.CONFLICT if tries > 1 else ErrorCategory.PERMANENT_FAILURE
+        error = refused(lambda: merged(dsn, ("b", 2, {})), wanted)
+        assert error.detail.native_code == code
+        assert query(dsn, "SELECT last_value FROM tries") == [(tries,)]
+
+
+def altered(text):
+    """Return a test's name and what changes a table of the sink by SQL."""
+    return pytest.param(text, id=text[:40])
+
+
+class TestRefused:
+    """What cannot be written is refused by name, and nothing is written."""
+
+    def test_key_that_is_too_long(self, dsn):
+        dice = random.Random(1)
+        fits, long = ("".join(chr(dice.randrange(0x4E00, 0x9000)) for _ in range(n)) for n in (860, 870))
+        merged(dsn, (fits, 1, {}))
+        error = refused(lambda: merged(dsn, ("b", 1, {}), (long, 2, {})))
+        assert "2,600" in error.message or "2600" in error.message
+        assert len(keys(dsn)) == 1
+
+    def test_text_with_nul(self, dsn):
+        batch = rows(("a", 1, {}), ("b", 2, {})).append_column("x", pa.array(["fine", "a\0b"]))
+        error = refused(lambda: merge_into_postgres(batch, None, dsn, "orders", None))
+        assert "column x" in error.message
+        assert '"b"' in error.message
+        assert query(dsn, "SELECT to_regclass('orders')") == [(None,)]
+
+    @pytest.mark.parametrize("text", ["\0", "\ud800"])
+    def test_document_that_jsonb_refuses_and_json_accepts(self, dsn, text):
+        bad = rows(("a", 1, {}), ("bad", 1, {}), ("c", 1, {}))
+        at = bad.column_names.index("new_item_state")
+        bad = bad.set_column(at, "new_item_state", pa.array(["{}", json.dumps({"secret": text}), "{}"]))
+        error = refused(lambda: merge_into_postgres(bad, None, dsn, "orders", None, documents="jsonb"))
+        assert "new_item_state" in error.message
+        assert '"bad"' in error.message
+        assert "secret" not in f"{error} {error.__cause__}"
+        merge_into_postgres(bad, None, dsn, "orders", None)
+        assert len(keys(dsn)) == 3
+        assert "documents=" in refused(lambda: merged(dsn, ("d", 1, {}), documents="jsonb")).message
+
+    def test_number_that_does_not_fit_names_the_key(self, dsn):
+        merged(dsn, ("a", 1, {}))
+        with psycopg.connect(dsn) as connection:
+            connection.execute("ALTER TABLE orders ADD COLUMN n varchar(3)")
+        batch = rows(*((f"k{n}", 2, {}) for n in range(10)))
+        batch = batch.append_column("n", pa.array(["abc"] * 7 + ["abcd"] + ["abc"] * 2))
+        error = refused(lambda: merge_into_postgres(batch, None, dsn, "orders", None))
+        assert "column n" in error.message
+        assert '"k7"' in error.message
+
+    @pytest.mark.parametrize(
+        ("change", "text"),
+        [
+            ("ALTER TABLE orders ALTER order_key TYPE text COLLATE pg_c_utf8", "collation"),
+            ("ALTER TABLE orders ALTER key TYPE text COLLATE pg_c_utf8", "collation"),
+            ("ALTER TABLE orders DROP CONSTRAINT orders_pkey", "unique index"),
+            ("ALTER TABLE orders DROP COLUMN _deleted_at", "_deleted_at"),
+            ("ALTER TABLE orders RENAME TO o; CREATE VIEW orders AS SELECT * FROM o", "view"),
+            ("ALTER TABLE orders ADD CHECK (key NOT LIKE '%b%')", "constraint"),
+        ],
+    )
+    def test_table_of_another_form(self, dsn, change, text):
+        merged(dsn, ("a", 1, {}))
+        with psycopg.connect(dsn) as connection:
+            connection.execute(change)
+        error = refused(lambda: merged(dsn, ("b", 1, {"secret": 1})))
+        assert text in error.message
+        assert "secret" not in f"{error} {error.__cause__}"
+
+    @pytest.mark.parametrize(
+        ("name", "value", "text"),
+        [
+            ("x" * 64, 1, "63 bytes"), ("ctid", 1, "system column"), ("_deleted_at", 1, "the sink writes"),
+            ("s", {"a": 1}, "JSON text"), ("KEY", "x", "upper and lower case"), ("a\0", 1, "63 bytes"),
+        ],
+    )  # fmt: skip
+    def test_column(self, dsn, name, value, text):
+        batch = rows(("a", 1, {})).append_column(name, pa.array([value]))
+        assert text in refused(lambda: merge_into_postgres(batch, None, dsn, "orders", None)).message
+
+    @pytest.mark.parametrize(
+        ("option", "text"),
+        [
+            ({"batch": 5}, "batch"), ({"dsn": 5}, "dsn"), ({"dsn": "x"}, "dsn"), ({"table": ""}, "table"),
+            ({"table": "a.b.c"}, "table"), ({"table": "x" * 64}, "table"), ({"table": None}, "table"),
+            ({"batch_id": 1}, "app_id"), ({"documents": "text"}, "documents"), ({"create": 1}, "create"),
+            ({"connections": "4"}, "connections"), ({"connections": 0}, "connections"),
+            ({"new_columns": "x"}, "new_columns"),
+            ({"missing_state": "x"}, "missing_state"), ({"checkpoint_name": "w"}, "page"),
+            ({"checkpoint_name": "a b"}, "letters"), ({"checkpoint": 5}, "checkpoint"),
+        ],
+    )  # fmt: skip
+    def test_argument(self, dsn, option, text):
+        arguments = {
+            "batch": rows(("a", 1, {})),
+            "batch_id": None,
+            "dsn": dsn,
+            "table": "orders",
+            "app_id": None,
+        }
+        assert text in refused(lambda: merge_into_postgres(**{**arguments, **option})).message
+
+    def test_user_without_rights_and_read_only(self, dsn):
+        merged(dsn, ("a", 1, {}))
+        role = f"reader_{abs(hash(dsn))}"
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(f"CREATE ROLE {role} LOGIN")
+        try:
+            reader = dsn.replace("user=postgres", f"user={role}")
+            error = refused(lambda: merged(reader, ("b", 1, {})), ErrorCategory.AUTHORIZATION_FAILED)
+            assert "TEMPORARY" in error.message
+        finally:
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                connection.execute(f"DROP ROLE {role}")
+        standby = f"{dsn} options='-c default_transaction_read_only=on'"
+        error = refused(lambda: merged(standby, ("b", 1, {})), ErrorCategory.PERMANENT_FAILURE)
+        assert "standby" in error.message
+
+    def test_missing_schema(self, dsn):
+        refused(
+            lambda: merge_into_postgres(rows(("a", 1, {})), None, dsn, "nowhere.orders", None),
+            ErrorCategory.NOT_FOUND,
+        )
+
+
+def test_tombstone_has_the_time_of_its_merge(dsn):
+    """The events are from January, and a later snapshot does not change the time of a tombstone."""
+    merged(dsn, ("a", 1, None), ("b", 1, {}))
+    times = "SELECT _deleted_at, now() - _deleted_at < '1 hour' FROM orders ORDER BY key"
+    [(first, is_new), _] = query(dsn, times)
+    assert is_new
+    plan = "provider:resource:snapshot:s"
+    snapshot = page([], SnapshotStarted("000010~", plan), BackfillDone(plan, "000010~"))
+    merge_into_postgres(snapshot, None, dsn, "orders", None)
+    assert query(dsn, times)[0] == (first, True)
+
+
+def test_row_says_since_when_its_document_is_old(dsn):
+    since = "SELECT _stale_since FROM orders"
+    merge_into_postgres(bare(("a", 1, {})), None, dsn, "orders", None, missing_state="keep")
+    [(first,)] = query(dsn, since)
+    merge_into_postgres(bare(("a", 2, {})), None, dsn, "orders", None, missing_state="keep")
+    assert query(dsn, since) == [(first,)] != [(None,)]
+    merged(dsn, ("a", 3, {}))
+    assert query(dsn, since) == [(None,)]
+
+
+def test_snapshot_in_a_transaction_that_sees_one_version_is_refused(dsn):
+    merged(dsn, ("a", 1, {}))
+    with psycopg.connect(dsn) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        begins = page([], SnapshotStarted("000010~", "p:r:snapshot:s"))
+        error = refused(lambda: merge_into_postgres(begins, None, connection, "orders", None))
+    assert "READ COMMITTED" in error.message
+
+
+class TestColumns:
+    def test_every_type(self, dsn):
+        values = {
+            "b": True, "i8": pa.scalar(-5, pa.int8()), "u32": pa.scalar(2**32 - 1, pa.uint32()), "i": 2**62,
+            "f": 0.1, "inf": float("inf"), "t": 'a"b\n,\\N\t', "e": "", "d": date(2026, 1, 2),
+            "at": AT, "naive": AT.replace(tzinfo=None), "x": b"\x00\xff",
+            "dec": Decimal("1.50"), "none": None,
+        }  # fmt: skip
+        batch = rows(("a", 1, {}), ("b", 1, {}))
+        for name, value in values.items():
+            one = pa.array([value if not isinstance(value, pa.Scalar) else value.as_py(), None])
+            if isinstance(value, pa.Scalar):
+                one = one.cast(value.type)
+            batch = batch.append_column(name, one.cast(pa.string()) if value is None else one)
+        names = ", ".join(f'"{name}"' for name in values)
+        for _ in range(2):
+            merge_into_postgres(batch, None, dsn, "Shop", None)
+            batch = batch.set_column(
+                batch.column_names.index("order_key"), "order_key", pa.array(["000002"] * 2)
+            )
+            [first, second] = query(dsn, f'SELECT {names} FROM "Shop" ORDER BY key')
+            ours = [each.as_py() if isinstance(each, pa.Scalar) else each for each in values.values()]
+            assert list(first) == ours
+            assert set(second) == {None}
+
+    @pytest.mark.parametrize("encoding", ["UTF8", "LATIN1"])
+    def test_text_is_utf_8_whatever_the_encodings_of_client_and_server(self, server, dsn, encoding):
+        name = f"in_{encoding.lower()}_{abs(hash(dsn))}"
+        with psycopg.connect(server.dsn, autocommit=True) as connection:
+            connection.execute(
+                f"CREATE DATABASE {name} ENCODING {encoding} TEMPLATE template0 "
+                "LOCALE_PROVIDER libc LOCALE 'C'"
+            )
+        there = server.dsn.replace("dbname=postgres", f"dbname={name}")
+        try:
+            merged(f"{there} client_encoding=latin1", ("é", 1, {"n": "ü"}))
+            merged(there, ("é", 2, {"n": "ü"}))
+            found = query(f"{there} client_encoding=utf8", "SELECT key, new_item_state FROM orders")
+            assert found == [('{"id":"é"}', {"n": "ü"})]
+        finally:
+            with psycopg.connect(server.dsn, autocommit=True) as connection:
+                connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def test_names_that_look_like_placeholders(self, dsn):
+        table, plan = '100%s "orders"', "p:r:snapshot:s"
+        batch = (
+            rows(("a", 1, {})).append_column("rate%", pa.array([0.5])).append_column("%(x)s", pa.array([1]))
+        )
+        merge_into_postgres(batch, 1, dsn, table, "app%")
+        merge_into_postgres(page([], SnapshotStarted("000010~", plan)), None, dsn, table, None)
+        merge_into_postgres(page([], BackfillDone(plan, "000010~")), None, dsn, table, None)
+        [found] = query(dsn, 'SELECT "rate%", "%(x)s", _deleted_at IS NULL FROM "100%s ""orders"""')
+        assert found == (None, None, False)
+        assert len(list(PostgresTarget(dsn, table).rows([]))) == 0
+        assert len(list(PostgresTarget(dsn, table).rows(['{"id":"a"}'], own=True))) == 1
+
+    def test_table_of_another_schema_that_was_made_by_hand(self, dsn):
+        with psycopg.connect(dsn) as connection:
+            connection.execute(
+                'CREATE SCHEMA shop; CREATE TABLE shop.orders (key text COLLATE "C" PRIMARY KEY, '
+                'order_key text COLLATE "C", _deleted_at timestamptz, new_item_state json, '
+                '"timestamp" timestamptz, '
+                "n int GENERATED ALWAYS AS ((new_item_state->>'n')::int) STORED)"
+            )
+        for order in (1, 2):
+            merge_into_postgres(
+                rows(("a", order, {"n": order})), order, dsn, "shop.orders", "app", create=False
+            )
+        assert query(dsn, "SELECT n FROM shop.orders") == [(2,)]
+        assert query(dsn, "SELECT value FROM shop.multiclouddb_marks") == [(2,)]
+
+    def test_table_that_was_made_again_forgets_the_numbers(self, dsn):
+        assert merge_into_postgres(rows(("a", 1, {})), 5, dsn, "orders", "app")
+        with psycopg.connect(dsn) as connection:
+            connection.execute("DROP TABLE orders")
+        assert merge_into_postgres(rows(("a", 1, {})), 0, dsn, "orders", "app")
+        assert len(keys(dsn)) == 1
+
+
+def test_read_of_a_real_feed_and_its_end(dsn, tmp_path):
+    with EmbeddedStore(tmp_path / "s.db", durable=False) as store:
+        address = store.create_collection("orders")
+        store.put("orders", "a", {"n": 1})
+        with connect(f"embedded://{store.path}") as client:
+            found = client.read_changes(ChangeFeedRequest(address, Beginning()))
+        assert merge_into_postgres(found, None, dsn, "orders", None)
+    assert keys(dsn) == {'{"id":"a"}'}

@@ -1,0 +1,134 @@
+"""`multiclouddb verify` on a table of PostgreSQL."""
+
+import json
+from functools import partial
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+from multiclouddb_api import Beginning, ChangeFeedRequest, FromContinuationToken, connect
+from multiclouddb_cli.main import app
+from multiclouddb_embedded import EmbeddedStore
+from multiclouddb_embedded.feed import EmbeddedFeed
+from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
+from multiclouddb_verify import Kind, verify
+
+DAMAGE = {
+    Kind.MISSING: "DELETE FROM orders WHERE key = %s",
+    Kind.STALE: """UPDATE orders SET new_item_state = '{"n":"other"}' WHERE key = %s""",
+    Kind.TOMBSTONE: "UPDATE orders SET new_item_state = NULL, _deleted_at = now() WHERE key = %s",
+    Kind.BLOCKED: "UPDATE orders SET order_key = '~' WHERE key = %s",
+    Kind.GHOST: "INSERT INTO orders (key, order_key, new_item_state) VALUES (%s, '0', '{}')",
+}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(EmbeddedFeed, "visible_after", lambda feed: 0.02)
+    monkeypatch.setattr("multiclouddb_verify.source._CLOCK_ERROR", 0.0)
+
+
+class Shop:
+    def __init__(self, folder, dsn):
+        self.dsn, self.store = dsn, EmbeddedStore(folder / "shop.db", durable=False)
+        self.address = self.store.create_collection("orders", partitions=2)
+        for number in range(50):
+            self.store.put("orders", f"o-{number}", {"n": number, "t": "\0"})
+        for number in range(3):
+            self.store.delete("orders", f"o-{40 + number}")
+        self.url = f"embedded://{self.store.path}"
+
+    def follow(self):
+        checkpoints = PostgresCheckpointStore(self.dsn)
+        with connect(self.url) as client:
+            while True:
+                saved = checkpoints.load("sink")
+                start = Beginning() if saved is None else FromContinuationToken(saved.token)
+                page = client.read_changes(ChangeFeedRequest(self.address, start))
+                merge_into_postgres(
+                    page, None, self.dsn, "orders", None, checkpoint=saved, checkpoint_name="sink"
+                )
+                if page.idle:
+                    return
+
+    def plant(self):
+        faults = {}
+        with psycopg.connect(self.dsn) as connection:
+            for number, (kind, statement) in enumerate(DAMAGE.items()):
+                key = json.dumps(
+                    {"id": "ghost" if kind is Kind.GHOST else f"o-{number}"}, separators=(",", ":")
+                )
+                assert connection.execute(statement, (key,)).rowcount == 1
+                faults[key] = kind
+        return faults
+
+
+@pytest.fixture
+def shop(tmp_path, dsn):
+    made = Shop(tmp_path, dsn)
+    made.follow()
+    yield made
+    made.store.close()
+
+
+def test_each_kind_is_found_and_repaired_and_the_position_is_in_the_database(shop, tmp_path):
+    faults = shop.plant()
+    with connect(shop.url) as client:
+        check = partial(
+            verify, client, shop.address, PostgresTarget(shop.dsn, "orders"), state=tmp_path / "state",
+            patience_seconds=30.0,
+        )  # fmt: skip
+        assert {each.key: each.kind for each in check().differences} == faults
+        report = check(repair=True)
+        assert (report.equal, {each.key: each.kind for each in report.repaired}) == (True, faults)
+        shop.store.put("orders", "o-3", {"n": -1})
+        shop.follow()
+        report = check(record=True)
+        assert (report.equal, report.counts.repaired) == (True, 0)
+    with psycopg.connect(shop.dsn) as connection:
+        found = connection.execute("SELECT note FROM multiclouddb_marks WHERE name LIKE '%verified_through'")
+        assert found.fetchall() == [(report.verified_through,)]
+
+
+def test_own_columns_are_compared_and_repaired_with_transform(shop, tmp_path, dsn):
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            "ALTER TABLE orders ADD COLUMN n int; UPDATE orders "
+            "SET n = substring(new_item_state::text from '\"n\":(\\d+)')::int; "
+            "ALTER TABLE orders DROP COLUMN new_item_state; UPDATE orders SET n = -7 WHERE key LIKE '%o-1\"%'"
+        )
+    with connect(shop.url) as client:
+        check = partial(
+            verify, client, shop.address, PostgresTarget(dsn, "orders"), state=tmp_path / "state",
+            transform=lambda document: {"n": document["n"]}, patience_seconds=30.0,
+        )  # fmt: skip
+        assert check().counts.differences == {Kind.STALE: 1}
+        assert check(repair=True).equal
+    assert check
+
+
+def test_command_line_never_shows_the_password(shop, tmp_path):
+    target = f"postgres:{shop.dsn} password=s3cret#orders"
+
+    def run(target, *words):
+        words = [
+            "verify",
+            shop.url,
+            "main/orders",
+            "--target",
+            target,
+            "--state",
+            str(tmp_path / "s"),
+            *words,
+        ]
+        ran = CliRunner().invoke(app, words)
+        assert "s3cret" not in ran.output
+        return ran
+
+    assert run(target).exit_code == 0
+    shop.plant()
+    assert run(target).exit_code == 11
+    assert "EQUAL" in run(target, "--repair").stdout
+    for wrong in ("postgres:s3cret", "postgres:=s3cret#x", "postgres:#s3cret", "s3cret:x", f"{target}.a.b"):
+        assert run(wrong).exit_code not in (0, 11)

@@ -1,0 +1,522 @@
+"""The sink for tables that Spark itself merges; no row of a batch passes through the driver.
+
+No commit contains rows and marks together, so each step can be repeated after a kill:
+
+| killed after | what the next run finds | what it does |
+|---|---|---|
+| the `UPDATE` that begins a snapshot | no mark | the same `UPDATE`: no row of the snapshot is merged yet |
+| the mark of the beginning | the mark | merges |
+| a `MERGE` | rows of this batch | the same `MERGE`, which changes nothing, because no `order_key` is higher |
+| the `UPDATE` that ends a snapshot | the mark of the beginning | the same `UPDATE`, which finds no row |
+| the mark of the end | the mark | nothing |
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+import uuid
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import attrs
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.types import ArrayType, StringType, TimestampType
+
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, encode_json, invalid_request
+from multiclouddb_api.validators import check_type, local_path
+from multiclouddb_spi.sink_rules import (
+    DELETED_AT,
+    DOCUMENT,
+    STALE_SINCE,
+    Batch,
+    MissingState,
+    Piece,
+    check_cases,
+    check_options,
+    merge_batch,
+)
+from multiclouddb_verify.delta import in_backticks, quoted
+from multiclouddb_verify.target import own_state
+from pyspark_multiclouddb.checkpoint import told
+from pyspark_multiclouddb.errors import check_has
+from pyspark_multiclouddb.pieces import kept_rows, needed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.types import StructType
+
+    from multiclouddb_verify import Fix
+
+_TEXT: Final = ("key", "order_key")
+_ROWS: Final = 8192
+_NO_ORDER: Final = "~null"
+"""Stands for an `order_key` that is null: no change is higher, so the row refuses all of them."""
+_TRIES: Final = 10
+_FIRST_WAIT: Final = 0.1
+_LONGEST_WAIT: Final = 5.0
+# How Delta, Iceberg and Java name the commit of another writer.
+_CONFLICTS: Final = re.compile(
+    r"\b(Concurrent\w*(Modification|Append|Delete\w*|Write|Transaction|Metadata)\w*Exception|MetadataChangedException"
+    r"|ProtocolChangedException|CommitFailedException"
+    r"|ValidationException: (Found (new )?conflicting|Cannot commit|Missing required files))\b"
+)
+_NAME: Final = re.compile(r"(?:[\w-]+|`(?:[^`]|``)+`)(?:\.(?:[\w-]+|`(?:[^`]|``)+`))*")
+
+
+def merge_into_table(
+    batch: DataFrame,
+    batch_id: int,
+    table: str,
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    create_using: str | None = None,
+    new_columns: Literal["add", "refuse"] = "refuse",
+    missing_state: MissingState = "refuse",
+) -> bool:
+    """Merge a batch into a table with Spark's own `MERGE INTO`, in `foreachBatch`.
+
+    The rules are those of `merge_into_delta`: one row per document, a tombstone for a deleted one, and the
+    higher `order_key` wins, so that a repeated batch changes nothing. No row of the batch passes through the
+    driver. The table may be of any kind for which Spark runs `MERGE INTO` and `UPDATE`, such as Iceberg or
+    Delta, with the catalog that your platform configures.
+
+    Spark reads the source once: it finds the last change of each key, keeps these rows on the executors, and
+    frees them after the merge. If an executor is lost meanwhile, the batch fails, and Spark repeats it.
+
+    Args:
+        batch: The DataFrame that `foreachBatch` passes.
+        batch_id: The batch number that Spark passes.
+        table: The name of the table in Spark, such as `lake.shop.orders`, or ``delta.`/data/orders` ``.
+        checkpoint: The `checkpointLocation` of the query; a stream that begins with a snapshot needs it.
+        create_using: The format of the table that the first merge creates, such as `iceberg`; None if the
+            table must exist.
+        new_columns: What to do if the batch contains a column that the table does not have: `"add"` adds the
+            column, `"refuse"` refuses the batch.
+        missing_state: What to do if the last change of a key has no document, as in `merge_into_delta`.
+
+    Returns:
+        True if the batch was merged; False if it was empty.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` and `NOT_FOUND` for the reasons of `merge_into_delta`; then no
+            row was written. `CONFLICT` if other writers prevented ten attempts.
+    """
+    check_has("batch", batch, "sparkSession", "a DataFrame")
+    check_type("batch_id", batch_id, int)
+    check_table(table)
+    check_type("create_using", create_using, str, type(None))
+    check_options(
+        batch_id=None, app_id=None, create=True, new_columns=new_columns, missing_state=missing_state
+    )
+    if create_using is not None and not re.fullmatch(r"[\w.]+", create_using):
+        raise invalid_request("create_using", f"is {create_using!r}", "give a format, such as iceberg")
+    if checkpoint is not None:
+        local_path("checkpoint", checkpoint)
+    _, scan, notes = told(batch, batch_id, None, checkpoint)
+    storage = TableStorage(batch.sparkSession, table, create_using, new_columns)
+    scans = [] if scan is None else [scan]
+    work = Batch(
+        lambda: _pieces(batch, missing_state), lambda: _columns(batch), None, scans, scans, scan,
+        is_told=checkpoint is not None,
+    )  # fmt: skip
+    merged = merge_batch(storage, "merge_into_table", work)
+    if notes and storage.exists:
+        storage.store({}, notes)
+    return merged
+
+
+def check_table(table: object) -> None:
+    """Refuse a text that is not the name of a table in Spark."""
+    check_type("table", table, str)
+    if not _NAME.fullmatch(str(table)):
+        raise invalid_request(
+            "table", f"{str(table)[:200]!r} is not the name of a table", "give for example lake.shop.orders"
+        )
+
+
+def drop_table_tombstones(spark: SparkSession, table: str, older_than: timedelta) -> int:
+    """Delete old tombstones of a table of Spark, and return their number."""
+    storage = TableStorage(spark, table, None, "refuse")
+    if DELETED_AT not in storage.schema().names:
+        return 0
+    try:
+        before = datetime.now(UTC) - older_than
+    except OverflowError:
+        return 0  # no tombstone is from before the year 1
+    old = f"{DELETED_AT} < timestamp_micros({int(before.timestamp() * 1_000_000)})"
+    [(count,)] = spark.sql(f"SELECT count(*) FROM {table} WHERE {old}").collect()
+    if count:
+        storage.commit(f"DELETE FROM {table} WHERE {old}")
+    return int(count)
+
+
+@attrs.frozen
+class TablePiece(Piece):
+    """A batch that stays on the executors."""
+
+    @property
+    def schema(self) -> Any:
+        """The columns that the table must have, as Spark names their types."""
+        return self.rows.drop("type").schema
+
+
+class TableStorage:
+    """The table that Spark writes; the docstrings of `Storage` say what its methods do."""
+
+    def __init__(
+        self, spark: SparkSession, table: str, create_using: str | None, new_columns: Literal["add", "refuse"]
+    ) -> None:
+        self._spark, self._table = spark, table
+        self._create_using, self._new_columns = create_using, new_columns
+        self._schema = self._look()
+        if self._schema is None and create_using is None:
+            raise MulticloudDbError(
+                f"table: there is no table {table}; correct the name, or let a merge create it with "
+                "create_using",
+                ErrorDetail(category=ErrorCategory.NOT_FOUND),
+            )
+
+    @property
+    def where(self) -> str:
+        """The name of the table."""
+        return self._table
+
+    @property
+    def exists(self) -> bool:
+        """True if the table exists."""
+        return self._schema is not None
+
+    def _look(self) -> StructType | None:
+        try:
+            return self._spark.table(self._table).schema
+        except AnalysisException as error:
+            if "NOT_FOUND" not in str(error) and "doesn't exist" not in str(error):
+                raise
+            return None
+
+    def schema(self) -> StructType:
+        """Return the columns of the table."""
+        assert self._schema is not None, "there is no table yet"
+        for name in _TEXT:
+            if name not in self._schema.names:
+                problem = f"{self._table} has no column {name}"
+                raise invalid_request("table", problem, "give a table that this sink created")
+        return self._schema
+
+    def commit(self, statement: str) -> None:
+        """Run a statement, and run it again if the commit of another writer prevents it."""
+        wait = _FIRST_WAIT
+        for left in reversed(range(_TRIES)):
+            try:
+                self._spark.sql(statement)
+                return
+            except Exception as error:
+                if not _CONFLICTS.search(str(error)):
+                    raise
+                if not left:
+                    raise MulticloudDbError(
+                        f"table: other writers changed {self._table} during each of {_TRIES} attempts; let "
+                        "them commit less often, and try again",
+                        ErrorDetail(ErrorCategory.CONFLICT, retryable=True, native_text=str(error)[:1000]),
+                    ) from error
+            time.sleep(random.uniform(0, wait))
+            wait = min(2 * wait, _LONGEST_WAIT)
+
+    def prepare(self, schema: Any, *, may_be_stale: bool = False) -> None:
+        """Make the table, or check it and add the columns that it lacks."""
+        for name in (DELETED_AT, STALE_SINCE):
+            if name in schema.names:
+                problem = f"has a column {name}"
+                raise invalid_request("batch", problem, "the sink writes this column; rename yours")
+        wanted = {field.name: field.dataType.simpleString() for field in schema}
+        for name in _TEXT:
+            if wanted[name] != "string":
+                raise invalid_request(
+                    f"column {name}", f"is {wanted[name]}", "pass the column of the data source"
+                )
+        check_cases(wanted)
+        wanted[DELETED_AT] = "timestamp"
+        if self._schema is None:
+            self._spark.sql(
+                f"CREATE TABLE IF NOT EXISTS {self._table} ({_declared(wanted)}) USING {self._create_using}"
+            )
+            self._schema = self._look()
+        known = {field.name: field.dataType.simpleString() for field in self.schema()}
+        for name, kind in wanted.items():
+            if name in known and known[name] != kind:
+                problem = f"is {kind} in the batch and {known[name]} in {self._table}"
+                raise invalid_request(f"column {name}", problem, "cast it, or give it another name")
+        check_cases(wanted, known)
+        new = {name: kind for name, kind in wanted.items() if name not in known}
+        refused = [name for name in new if name != DELETED_AT]
+        if refused and self._new_columns == "refuse":
+            raise invalid_request(
+                "batch",
+                f"has columns that {self._table} does not have: {', '.join(refused)}",
+                "leave them out, or set new_columns='add'",
+            )
+        if may_be_stale and STALE_SINCE not in known:
+            new[STALE_SINCE] = "timestamp"
+        if new:
+            self.commit(f"ALTER TABLE {self._table} ADD COLUMNS ({_declared(new)})")
+            self._schema = self._look()
+
+    def mark(self, name: str) -> int | None:
+        """Return a number from the table's properties."""
+        found = {row[0]: row[1] for row in self._spark.sql(f"SHOW TBLPROPERTIES {self._table}").collect()}
+        text = found.get(_property(name))
+        return None if text is None else int(text)
+
+    def store(self, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+        """Set properties of the table."""
+        values = {_property(name): str(value) for name, value in [*marks.items(), *notes.items()]}
+        if values:
+            pairs = ", ".join(f"{_literal(name)} = {_literal(value)}" for name, value in values.items())
+            self.commit(f"ALTER TABLE {self._table} SET TBLPROPERTIES ({pairs})")
+
+    def is_empty(self) -> bool:
+        """Return True if the table has no row."""
+        return self._spark.sql(f"SELECT 1 FROM {self._table} LIMIT 1").isEmpty()
+
+    def outdate(self, floor: str, marks: Mapping[str, int]) -> None:
+        """Give rows from the floor on the lowest `order_key`; the marks follow in a commit of their own."""
+        del marks
+        self.commit(f"UPDATE {self._table} SET order_key = '' WHERE order_key >= {_literal(floor)}")
+
+    def bury(self, floor: str, marks: Mapping[str, int]) -> None:
+        """Make tombstones of rows below the floor; the marks follow in a commit of their own."""
+        del marks
+        kept = {*_TEXT, DELETED_AT}
+        gone = [field.name for field in self.schema() if field.nullable and field.name not in kept]
+        sets = [f"{in_backticks(name)} = NULL" for name in gone]
+        sets += [
+            f"order_key = {_literal(floor)}",
+            f"{DELETED_AT} = coalesce({DELETED_AT}, current_timestamp())",
+        ]
+        self.commit(f"UPDATE {self._table} SET {', '.join(sets)} WHERE order_key < {_literal(floor)}")
+
+    def merge(self, rows: DataFrame, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
+        """Merge the last changes of some keys."""
+        del marks, notes
+        known = self.schema().names
+        deleted = F.expr("CASE WHEN type = 'DELETE' THEN current_timestamp() END")
+        source = rows.withColumn(DELETED_AT, deleted)
+        if may_be_stale := STALE_SINCE in known:
+            lacks = f"CASE WHEN type <> 'DELETE' AND {DOCUMENT} IS NULL THEN current_timestamp() END"
+            has_document = DOCUMENT in rows.columns
+            source = source.withColumn(
+                STALE_SINCE, F.expr(lacks if has_document else "CAST(NULL AS TIMESTAMP_LTZ)")
+            )
+        source = source.drop("type")
+        names = [in_backticks(name) for name in source.columns]
+        sets = ", ".join(f"t.{name} = s.{name}" for name in names)
+        newer = "s.order_key > t.order_key"
+        when = f"WHEN MATCHED AND {newer} THEN UPDATE SET {sets}"
+        if may_be_stale:
+            moved = f"t.order_key = s.order_key, t.{DELETED_AT} = s.{DELETED_AT}, "
+            moved += f"t.{STALE_SINCE} = coalesce(t.{STALE_SINCE}, s.{STALE_SINCE})"
+            when = f"WHEN MATCHED AND {newer} AND s.{STALE_SINCE} IS NULL THEN UPDATE SET {sets} "
+            when += f"WHEN MATCHED AND {newer} THEN UPDATE SET {moved}"
+        view = f"multiclouddb_batch_{uuid.uuid4().hex}"
+        source.createOrReplaceTempView(view)
+        try:
+            self.commit(
+                f"MERGE INTO {self._table} AS t USING {view} AS s ON t.key = s.key {when} "
+                f"WHEN NOT MATCHED THEN INSERT ({', '.join(names)}) "
+                f"VALUES ({', '.join(f's.{name}' for name in names)})"
+            )
+        finally:
+            self._spark.catalog.dropTempView(view)
+
+
+class TableTarget:
+    """A table that `merge_into_table` writes, for `verify`.
+
+    Its rows pass through the driver, a few thousand at a time.
+
+    Args:
+        spark: The session that knows the table.
+        table: The name of the table in Spark, such as `lake.shop.orders`.
+
+    Raises:
+        MulticloudDbError: Raised by the first read: `NOT_FOUND` if there is no table; `INVALID_REQUEST` if it
+            has not the columns of the sink.
+    """
+
+    def __init__(self, spark: SparkSession, table: str) -> None:
+        check_table(table)
+        self._spark, self._table = spark, table
+
+    @property
+    def name(self) -> str:
+        """The name of the table."""
+        return f"table:{self._table}"
+
+    def _opened(self, *, own: bool) -> tuple[TableStorage, list[str]]:
+        storage = TableStorage(self._spark, self._table, None, "refuse")
+        names = storage.schema().names
+        if DELETED_AT not in names:
+            raise invalid_request(
+                "table", f"{self._table} has no column {DELETED_AT}", "give a table of the sink"
+            )
+        if not own and DOCUMENT not in names:
+            raise invalid_request(
+                "table",
+                f"{self._table} has no column {DOCUMENT}",
+                "pass transform=, a function that makes the values of the table's columns from a document",
+            )
+        ours = (*_TEXT, "timestamp", DELETED_AT, STALE_SINCE)
+        return storage, [name for name in names if name not in ours]
+
+    def rows(self, keys: Sequence[str] | None = None, *, own: bool = False) -> Iterator[pa.RecordBatch]:
+        """Read one version of the table; see `Target.rows`.
+
+        Args:
+            keys: The keys to read; None for all rows.
+            own: True to read the table's own columns instead of `new_item_state`.
+        """
+        storage, extra = self._opened(own=own)
+        if keys is not None and not keys:
+            return
+        frame = self._spark.table(self._table)
+        if keys is not None:
+            wanted = self._spark.createDataFrame([(key,) for key in keys], "key string")
+            frame = frame.join(wanted, "key", "left_semi")
+        names = extra if own else [DOCUMENT]
+        instants = {field.name for field in storage.schema() if field.dataType == TimestampType()}
+
+        def state(row: Row) -> str:
+            # Spark returns a time in the local zone, without saying so.
+            values = row.asDict(recursive=True)
+            own_values = {
+                name: values[name].astimezone(UTC) if name in instants and values[name] else values[name]
+                for name in names
+            }
+            return encode_json(own_state(own_values)).decode()
+
+        found = frame.selectExpr(
+            "key",
+            f"coalesce(order_key, '{_NO_ORDER}')",
+            f"{DELETED_AT} IS NOT NULL",
+            *map(in_backticks, names),
+        ).toLocalIterator()
+        while rows := list(islice(found, _ROWS)):
+            states = [state(row) if own else row[3] for row in rows]
+            keys_of, orders, deleted = ([row[at] for row in rows] for at in range(3))
+            yield pa.RecordBatch.from_arrays(
+                [
+                    pa.array(keys_of, pa.string()),
+                    pa.array(orders, pa.string()),
+                    pa.array(states, pa.string()),
+                    pa.array(deleted, pa.bool_()),
+                ],
+                names=["key", "order_key", "state", "deleted"],
+            )
+
+    def _orders(self, keys: Sequence[str]) -> dict[str, list[str]]:
+        """Return the order keys of the rows of some keys."""
+        found: dict[str, list[str]] = {}
+        if keys:
+            wanted = self._spark.createDataFrame([(key,) for key in keys], "key string")
+            rows = self._spark.table(self._table).join(wanted, "key", "left_semi")
+            for key, order in rows.selectExpr("key", f"coalesce(order_key, '{_NO_ORDER}')").collect():
+                found.setdefault(key, []).append(order)
+        return {key: sorted(orders) for key, orders in found.items()}
+
+    def position(self) -> None:
+        """Return None: Spark stores the position in its checkpoint."""
+
+    def fix(self, fixes: Sequence[Fix]) -> int:
+        """Write rows in one `MERGE`, each only if its key still has the row that was seen.
+
+        Args:
+            fixes: At most one for each key.
+
+        Raises:
+            MulticloudDbError: `CONFLICT` if other writers prevented ten attempts; `INVALID_REQUEST` if the
+                table has columns of its own and no `transform` was given.
+        """
+        own = any(fix.columns is not None for fix in fixes)
+        storage, extra = self._opened(own=own)
+        if not own and (others := [name for name in extra if name != DOCUMENT]):
+            raise invalid_request(
+                "table",
+                f"{self._table} has columns of its own: {', '.join(others)}",
+                "pass transform=, a function that returns their values for a document",
+            )
+        if not fixes:
+            return 0
+        schema = storage.schema()
+        there = self._orders([fix.key for fix in fixes if len(fix.seen) > 1])
+        rows = []
+        for fix in fixes:
+            row = {**(fix.columns or {}), "key": fix.key, "order_key": fix.order_key, DOCUMENT: fix.text}
+            row |= {"timestamp": fix.timestamp, DELETED_AT: fix.timestamp if fix.text is None else None}
+            cells, is_several = [row.get(name) for name in schema.names], len(fix.seen) > 1
+            if is_several and sorted(fix.seen) != there.get(fix.key):
+                continue
+            rows.append((*cells, fix.key, list(fix.seen), is_several))
+            if is_several:
+                # A key with several rows gets one of them back in the same commit.
+                rows.append((*cells, None, [], False))
+        fields = type(schema)([*schema.fields]).add("_match", "string")
+        source = self._spark.createDataFrame(
+            rows, fields.add("_seen", ArrayType(StringType())).add("_drop", "boolean")
+        )
+        view = f"multiclouddb_fixes_{uuid.uuid4().hex}"
+        source.createOrReplaceTempView(view)
+        names = [in_backticks(name) for name in schema.names]
+        sets = ", ".join(f"t.{name} = s.{name}" for name in names)
+        values = ", ".join(f"s.{name}" for name in names)
+        is_seen = f"array_contains(s._seen, coalesce(t.order_key, '{_NO_ORDER}'))"
+        is_new = f"s._match IS NOT NULL AND cardinality(s._seen) = 0 AND s.{DELETED_AT} IS NULL"
+        try:
+            [(count,)] = self._spark.sql(
+                f"SELECT count(DISTINCT s.key) FROM {view} s LEFT JOIN {self._table} t ON t.key = s._match "
+                f"WHERE (t.key IS NULL AND {is_new}) OR {is_seen}"
+            ).collect()
+            storage.commit(
+                f"MERGE INTO {self._table} AS t USING {view} AS s ON t.key = s._match "
+                f"WHEN MATCHED AND s._drop AND {is_seen} THEN DELETE "
+                f"WHEN MATCHED AND {is_seen} THEN UPDATE SET {sets} "
+                f"WHEN NOT MATCHED AND (s._match IS NULL OR {is_new}) "
+                f"THEN INSERT ({', '.join(names)}) VALUES ({values})"
+            )
+        finally:
+            self._spark.catalog.dropTempView(view)
+        return int(count)
+
+
+def _property(name: str) -> str:
+    return name if name.startswith("multiclouddb") else f"multiclouddb.{name}"
+
+
+def _declared(columns: Mapping[str, str]) -> str:
+    # With spark.sql.timestampType, TIMESTAMP may be the type without a zone.
+    kinds = {name: "timestamp_ltz" if kind == "timestamp" else kind for name, kind in columns.items()}
+    return ", ".join(f"{in_backticks(name)} {kind}" for name, kind in kinds.items())
+
+
+def _literal(text: str) -> str:
+    """Return a text for SQL of Spark, in which a backslash begins an escape."""
+    return quoted(text.replace("\\", "\\\\"))
+
+
+def _pieces(batch: DataFrame, missing_state: MissingState) -> Generator[Piece, None, None]:
+    with kept_rows(needed(batch), missing_state, once=True) as (kept, total):
+        if total.rows:
+            rows = kept.select(*total.columns)
+            yield TablePiece(rows, True, total.plan, bool(total.lacking), total.is_latest)
+
+
+def _columns(batch: DataFrame) -> Any:
+    from pyspark_multiclouddb.delta import PLAN
+
+    return needed(batch).drop("type", PLAN).schema

@@ -1,0 +1,489 @@
+"""Makes the columns that `.schema(…)` asks for, from the columns of the events and from documents.
+
+A document is parsed once. Each column converts one value of the parsed JSON, in the form of
+`multiclouddb_api.codec`, and raises `_MisfitError` if the value does not fit its type.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from typing import Any, Final, Protocol, TypeAlias
+
+import attrs
+import orjson
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from multiclouddb_api import MulticloudDbError, NewItemStateMode, invalid_request
+from multiclouddb_api.arrow import EVENT_SCHEMA
+from multiclouddb_spi.sink_rules import DOCUMENT, check_cases
+
+ROW_SCHEMA: Final = EVENT_SCHEMA.append(pa.field("sequence", pa.int64()))
+"""The columns of an event, and `sequence`, the number of a row in its partition and batch."""
+
+_SPARK_TYPES: Final[dict[pa.DataType, DataType]] = {
+    pa.string(): StringType(),
+    pa.bool_(): BooleanType(),
+    pa.int64(): LongType(),
+    pa.timestamp("us", tz="UTC"): TimestampType(),
+}
+
+SPARK_SCHEMA: Final = StructType([StructField(field.name, _SPARK_TYPES[field.type]) for field in ROW_SCHEMA])
+"""The schema of the rows, as a Spark type."""
+
+EVENT_COLUMNS: Final = ", ".join(
+    f"{field.name} {field.dataType.simpleString().upper()}" for field in SPARK_SCHEMA
+)
+"""The columns that the data source has without `.schema(…)`, to put before columns of documents:
+`.schema(f"{EVENT_COLUMNS}, status STRING, total DOUBLE")`."""
+
+_CORRUPT: Final = "_corrupt_record"
+_OURS: Final = {field.name.lower(): field for field in SPARK_SCHEMA}
+_SCALARS: Final[dict[type[DataType], pa.DataType]] = {
+    BooleanType: pa.bool_(),
+    ByteType: pa.int8(),
+    ShortType: pa.int16(),
+    IntegerType: pa.int32(),
+    LongType: pa.int64(),
+    FloatType: pa.float32(),
+    DoubleType: pa.float64(),
+    DateType: pa.date32(),
+    TimestampType: pa.timestamp("us", tz="UTC"),
+    TimestampNTZType: pa.timestamp("us"),
+    BinaryType: pa.binary(),
+}
+_Converter: TypeAlias = Callable[[Any, "_Parser"], Any]
+
+
+class _MisfitError(Exception):
+    """A value does not fit the type of its column."""
+
+
+@attrs.frozen
+class Columns:
+    """The columns of the rows, if they are not those of the events."""
+
+    schema: StructType
+    corrupt: str | None  # the column for documents that do not fit
+    is_strict: bool
+
+    def rows(self, events: pa.RecordBatch) -> pa.RecordBatch:
+        """Make the columns of some events, which have the columns of `ROW_SCHEMA`."""
+        typed = [field for field in self.schema if field.name not in ROW_SCHEMA.names]
+        made: dict[str, list[Any]] = {field.name: [] for field in typed}
+        wanted = [
+            (field.name, made[field.name].append, _converter(field.dataType))
+            for field in typed
+            if field.name != self.corrupt
+        ]
+        if typed:
+            texts, keys = events[DOCUMENT].to_pylist(), events["key"]
+            for number, text in enumerate(texts):
+                document: Any = None if text is None else orjson.loads(text)
+                if document is not None and len(document) == 1:
+                    document = document.get("$map", document)
+                parser = _Parser()
+                for name, append, convert in wanted:
+                    value = None if document is None else document.get(name)
+                    append(None if value is None else parser.field(name, value, convert))
+                if parser.misfit is not None and self.is_strict:
+                    raise _unfit(keys[number].as_py(), *parser.misfit, self.schema)
+                if self.corrupt is not None:
+                    made[self.corrupt].append(None if parser.misfit is None else text)
+        fields = [pa.field(field.name, arrow_type(field.dataType)) for field in self.schema]
+        arrays = [
+            pa.array(made[field.name], field.type) if field.name in made else events[field.name]
+            for field in fields
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+@attrs.define
+class _Parser:
+    """Notes the first value of a document that does not fit."""
+
+    misfit: tuple[list[str], object] | None = None
+    path: list[str] = attrs.field(factory=list)
+
+    def field(self, name: str, value: object, convert: _Converter) -> Any:
+        """Convert a value that is not null; return None if it does not fit."""
+        self.path.append(name)
+        try:
+            return convert(value, self)
+        except (_MisfitError, ValueError, TypeError, ArithmeticError):
+            if self.misfit is None:
+                self.misfit = [*self.path], value
+            return None
+        finally:
+            self.path.pop()
+
+
+class ColumnSettings(Protocol):
+    """The options of the source that determine its columns."""
+
+    @property
+    def is_strict(self) -> bool | None:
+        """Whether `mode` is `FAILFAST`; None if it is not given."""
+
+    @property
+    def corrupt_column(self) -> str | None:
+        """The given name of the column of corrupt records."""
+
+    @property
+    def new_item_state(self) -> NewItemStateMode:
+        """Whether events have documents."""
+
+    def named(self, name: str) -> str:
+        """Return the name of an option as the user spelled it."""
+
+
+def columns_of(schema: StructType, settings: ColumnSettings) -> Columns | None:
+    """Check the schema that Spark passes; return None for the schema of the source."""
+    typed = []
+    check_cases(field.name for field in schema)
+    if len(names := schema.fieldNames()) > len(set(names)):
+        [name, *_] = [name for name in names if names.count(name) > 1]
+        raise invalid_request(f"column {name}", "is in the schema twice", "leave one of them out")
+    for field in schema:
+        ours = _OURS.get(field.name.lower())
+        if ours is None:
+            typed.append(field)
+        elif (field.name, field.dataType) != (ours.name, ours.dataType):
+            kind = ours.dataType.simpleString().upper()
+            raise invalid_request(
+                f"column {field.name}",
+                f"is {field.dataType.simpleString()}, but the source has a column {ours.name} {kind}",
+                f"write {ours.name} {kind}; for a field {field.name} of the documents, use "
+                f"from_json({DOCUMENT}, …)",
+            )
+        _check_type(field.name, field.dataType)
+        if not field.nullable:
+            raise _is_not_null(field.name)
+    corrupt = settings.corrupt_column or _CORRUPT
+    found = {field.name: field for field in typed}.get(corrupt)
+    _check_options(settings, typed, found)
+    if schema == SPARK_SCHEMA:
+        return None
+    return Columns(schema, None if found is None else found.name, settings.is_strict is not False)
+
+
+def _check_options(settings: ColumnSettings, typed: list[StructField], corrupt: StructField | None) -> None:
+    """Refuse options that have no meaning with this schema."""
+    name = settings.named("columnNameOfCorruptRecord")
+    given = {"mode": settings.is_strict, name: settings.corrupt_column}
+    for option, value in given.items():
+        if value is not None and not typed:
+            raise invalid_request(
+                option,
+                "has no meaning without columns of documents",
+                "name them with .schema(…), or leave the option out",
+            )
+    if corrupt is None:
+        if settings.corrupt_column is not None:
+            column = settings.corrupt_column
+            raise invalid_request(
+                name, f"is {column}, which is not in the schema", f"add {column} STRING to it"
+            )
+    elif corrupt.dataType != StringType():
+        kind = corrupt.dataType.simpleString()
+        problem = f"is {kind}, but it is the column for documents that do not fit"
+        raise invalid_request(
+            f"column {corrupt.name}", problem, f"make it STRING, or set {name} to another column"
+        )
+    elif settings.is_strict is not False:
+        raise invalid_request(
+            f"column {corrupt.name}",
+            "has no meaning without mode=PERMISSIVE, because a document that does not fit is an error",
+            "set mode=PERMISSIVE, or leave the column out",
+        )
+    if typed and settings.new_item_state is NewItemStateMode.OMIT:
+        raise invalid_request(
+            settings.named("newItemState"),
+            f"is omit, but the schema has a column of documents, {typed[0].name}",
+            "leave the option or the column out",
+        )
+
+
+def _check_type(path: str, kind: DataType) -> None:
+    """Refuse a type that JSON cannot give."""
+    inner: list[tuple[str, DataType, bool]] = []
+    match kind:
+        case ArrayType():
+            inner = [(f"{path}[]", kind.elementType, kind.containsNull)]
+        case MapType():
+            if kind.keyType != StringType():
+                problem = f"has keys of type {kind.keyType.simpleString()}"
+                raise invalid_request(
+                    f"column {path}", problem, "make it MAP<STRING, …>: names are text in JSON"
+                )
+            inner = [(f"{path}{{}}", kind.valueType, kind.valueContainsNull)]
+        case StructType():
+            inner = [(f"{path}.{field.name}", field.dataType, field.nullable) for field in kind]
+        case _:
+            if kind != StringType() and type(kind) not in (*_SCALARS, DecimalType):
+                raise invalid_request(
+                    f"column {path}",
+                    f"is {kind.simpleString()}, which a document cannot give",
+                    f"make it STRING, and convert it in Spark, or use parse_json({DOCUMENT})",
+                )
+    for name, each, nullable in inner:
+        _check_type(name, each)
+        if not nullable:
+            raise _is_not_null(name)
+
+
+def _is_not_null(path: str) -> MulticloudDbError:
+    return invalid_request(
+        f"column {path}", "is NOT NULL, but a delete has no document, and a field may be missing",
+        "leave NOT NULL out",
+    )  # fmt: skip
+
+
+def _unfit(key: str, path: list[str], value: object, schema: StructType) -> MulticloudDbError:
+    [column] = [field for field in schema if field.name == path[0]]
+    kind = column.dataType.simpleString()
+    if path[1:]:
+        kind += f", and {''.join(path)}"
+    return invalid_request(
+        f"column {column.name}",
+        f"is {kind}, but the document of the key {key} has {_kind(value)} there, which does not fit",
+        "give the column another type, such as STRING; or set mode=PERMISSIVE, so that the value is null; "
+        f"then a column {_CORRUPT} STRING contains the document",
+    )
+
+
+def _kind(value: object) -> str:
+    """Return what a value is in JSON, but not the value, which may be secret."""
+    tagged = _tagged(value)
+    if tagged is not None:
+        return f'an object {{"${tagged[0]}": …}}'
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "an array"}
+    return names.get(type(value), "an object")
+
+
+def arrow_type(kind: DataType) -> pa.DataType:
+    """Return the type in which Spark expects a column from Python."""
+    match kind:
+        case ArrayType():
+            return pa.list_(pa.field("element", arrow_type(kind.elementType)))
+        case MapType():
+            return pa.map_(pa.string(), arrow_type(kind.valueType))
+        case StructType():
+            return pa.struct([pa.field(field.name, arrow_type(field.dataType)) for field in kind])
+        case DecimalType():
+            return pa.decimal128(kind.precision, kind.scale)
+        case _:
+            return _SCALARS.get(type(kind), pa.string())
+
+
+def _converter(kind: DataType) -> _Converter:
+    """Return the function that converts values for a type."""
+    match kind:
+        case ArrayType():
+            return _array(_converter(kind.elementType))
+        case MapType():
+            return _map(_converter(kind.valueType))
+        case StructType():
+            return _struct([(field.name, _converter(field.dataType)) for field in kind])
+        case DecimalType():
+            return _decimal(kind.precision, kind.scale)
+        case ByteType() | ShortType() | IntegerType() | LongType():
+            return _whole(_SCALARS[type(kind)].bit_width)
+        case _:
+            return _SIMPLE[type(kind)]
+
+
+def _tagged(value: object) -> tuple[str, Any] | None:
+    """Return the name and the content of a value without a JSON type."""
+    if type(value) is dict and len(value) == 1:
+        ((name, inner),) = value.items()
+        if name.startswith("$") and name != "$map":
+            return name[1:], inner
+    return None
+
+
+def _plain(value: object, *tags: str) -> Any:
+    """Return the text of a value with one of these tags; other values as they are."""
+    tagged = _tagged(value)
+    return tagged[1] if tagged is not None and tagged[0] in tags else value
+
+
+def _text(value: Any, _: _Parser) -> str:
+    if type(value) is str:
+        return value
+    tagged = _tagged(value)
+    if tagged is not None and type(tagged[1]) is str:
+        return str(tagged[1])
+    return orjson.dumps(value).decode()
+
+
+def _boolean(value: Any, _: _Parser) -> bool:
+    if type(value) is not bool:
+        raise _MisfitError
+    return value
+
+
+def _number(value: Any) -> Decimal | int | float:
+    if type(value) is int or type(value) is float:
+        return value
+    text = _plain(value, "decimal", "int")
+    if type(text) is not str or text is value:
+        raise _MisfitError
+    return Decimal(text)
+
+
+def _whole(bits: int) -> _Converter:
+    most = 1 << (bits - 1)
+
+    def convert(value: Any, _: _Parser) -> int:
+        number = _number(value)
+        # The range comes first: the integer of 1E+999999999 has a billion digits.
+        if not -most <= number < most or (whole := int(number)) != number:
+            raise _MisfitError
+        return whole
+
+    return convert
+
+
+def _double(value: Any, _: _Parser) -> float:
+    special = _plain(value, "float")
+    if special is not value:
+        return float(special)
+    number = float(_number(value))
+    if not math.isfinite(number):
+        raise _MisfitError
+    return number
+
+
+def _float(value: Any, parser: _Parser) -> float:
+    number = _double(value, parser)
+    # A number that is too large for four bytes is an OverflowError, an ArithmeticError.
+    return float(struct.unpack("<f", struct.pack("<f", number))[0])
+
+
+def _decimal(precision: int, scale: int) -> _Converter:
+    exact = Context(prec=precision, traps=[Inexact, InvalidOperation])
+    unit = Decimal(1).scaleb(-scale)
+
+    def convert(value: Any, _: _Parser) -> Decimal:
+        number = _number(value)
+        number = Decimal(repr(number)) if type(number) is float else Decimal(number)
+        if not number.is_finite():
+            raise _MisfitError
+        return number.quantize(unit, context=exact)
+
+    return convert
+
+
+def _moment(value: Any) -> datetime:
+    if type(value) is not str:
+        raise _MisfitError
+    return datetime.fromisoformat(value)
+
+
+def _timestamp(value: Any, _: _Parser) -> datetime:
+    moment = _moment(_plain(value, "date"))
+    if moment.utcoffset() is None:
+        raise _MisfitError
+    return moment.astimezone(UTC)
+
+
+def _timestamp_without_zone(value: Any, _: _Parser) -> datetime:
+    moment = _moment(value)
+    if moment.utcoffset() is not None:
+        raise _MisfitError
+    return moment
+
+
+def _date(value: Any, parser: _Parser) -> date:
+    if type(value) is str:
+        return date.fromisoformat(value)
+    moment = _timestamp(value, parser)
+    if moment.time() != datetime.min.time():
+        raise _MisfitError
+    return moment.date()
+
+
+def _binary(value: Any, _: _Parser) -> bytes:
+    text = _plain(value, "bytes")
+    if type(text) is not str:
+        raise _MisfitError
+    return base64.b64decode(text, validate=True)
+
+
+def _array(convert: _Converter) -> _Converter:
+    def made(value: Any, parser: _Parser) -> list[Any]:
+        items = _plain(value, "set")
+        if type(items) is not list:
+            raise _MisfitError
+        return [
+            None if item is None else parser.field(f"[{number}]", item, convert)
+            for number, item in enumerate(items)
+        ]
+
+    return made
+
+
+def _members(value: Any) -> dict[str, Any]:
+    """Return the fields of an object whose keys mean themselves."""
+    if type(value) is not dict or _tagged(value) is not None:
+        raise _MisfitError
+    found: dict[str, Any] = value.get("$map", value) if len(value) == 1 else value
+    return found
+
+
+def _map(convert: _Converter) -> _Converter:
+    def made(value: Any, parser: _Parser) -> list[tuple[str, Any]]:
+        return [
+            (name, None if item is None else parser.field(f".{name}", item, convert))
+            for name, item in _members(value).items()
+        ]
+
+    return made
+
+
+def _struct(fields: list[tuple[str, _Converter]]) -> _Converter:
+    def made(value: Any, parser: _Parser) -> dict[str, Any]:
+        members = _members(value)
+        return {
+            name: None if members.get(name) is None else parser.field(f".{name}", members[name], convert)
+            for name, convert in fields
+        }
+
+    return made
+
+
+_SIMPLE: Final[dict[type[DataType], _Converter]] = {
+    StringType: _text,
+    BooleanType: _boolean,
+    FloatType: _float,
+    DoubleType: _double,
+    DateType: _date,
+    TimestampType: _timestamp,
+    TimestampNTZType: _timestamp_without_zone,
+    BinaryType: _binary,
+}

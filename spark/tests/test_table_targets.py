@@ -1,0 +1,198 @@
+"""Runs the contract of sinks on a table that Spark merges, in the test catalog."""
+
+import uuid
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from multiclouddb_api import BackfillDone, ChangeFeedPage, SnapshotStarted
+from multiclouddb_api.arrow import events_to_arrow
+from multiclouddb_conformance.targets import *  # noqa: F403
+from multiclouddb_conformance.targets import Death, bare, documents, key_of, page, rows, tombstones
+from multiclouddb_verify import Fix
+from pyspark_multiclouddb import TableTarget, drop_tombstones, merge_into_table
+from pyspark_multiclouddb.cluster import TableStorage
+
+from .micro_batches import make_checkpoint, write_offset
+
+
+class TableSink:
+    """A query whose checkpoint says which snapshot a batch belongs to, as that of a stream does."""
+
+    numbers = False
+
+    def __init__(self, spark, folder, left):
+        self.spark, self.left, self.batch = spark, left, 0
+        self.table = f"lake_{uuid.uuid4().hex}.shop.orders"
+        catalog = f"spark.sql.catalog.{self.table.partition('.')[0]}"
+        spark.conf.set(catalog, "multiclouddb.test.Catalog")
+        spark.conf.set(f"{catalog}.root", str(folder / "lake"))
+        self.target = TableTarget(spark, self.table)
+        self.checkpoint, self.snapshot, self.seen = make_checkpoint(folder / "checkpoint", "q"), None, set()
+        write_offset(self.checkpoint, 0)
+
+    def merge(self, batch, batch_id=None, app_id=None, *, create=True, **options):
+        notices = ()
+        if isinstance(batch, ChangeFeedPage):
+            notices = batch.notices
+            batch = pa.Table.from_batches([events_to_arrow(batch.events)])
+        snapshot = self.snapshot
+        for notice in notices:
+            plan = notice.partition_id.rpartition(":")[2]
+            if isinstance(notice, SnapshotStarted) and plan not in self.seen:
+                snapshot = {"plan": plan, "floor": notice.floor, "over": False, "whole": True}
+            if isinstance(notice, BackfillDone) and snapshot["plan"] == plan:
+                snapshot = {**snapshot, "over": True}
+        # A batch that is repeated after a death has the same number.
+        number = self.batch + 1
+        write_offset(self.checkpoint, number, **({"s": snapshot} if snapshot else {}))
+        # Over Connect, a frame without rows needs its columns.
+        rows = batch if batch.num_rows else []
+        frame = self.spark.createDataFrame(rows, from_arrow_schema(batch.schema))
+        merged = merge_into_table(
+            frame, number, self.table, checkpoint=self.checkpoint if snapshot else None,
+            create_using="test" if create else None, **options,
+        )  # fmt: skip
+        self.batch, self.snapshot = number, snapshot
+        if snapshot:
+            self.seen.add(snapshot["plan"])
+        return merged
+
+    def dies(self, dice, chance=0.0):
+        self.left.update(dice=dice, chance=chance)
+
+
+@pytest.fixture
+def sink(spark, tmp_path, monkeypatch):
+    """Die before or after a statement that changes the table."""
+    left = {"dice": None, "chance": 0.0}
+    commit = TableStorage.commit
+
+    def call(self, statement):
+        dice = left["dice"]
+        if dice is None or dice.random() >= left["chance"]:
+            return commit(self, statement)
+        left["dice"] = None
+        if dice.random() < 0.5:
+            commit(self, statement)
+        raise Death
+
+    monkeypatch.setattr(TableStorage, "commit", call)
+    return TableSink(spark, tmp_path, left)
+
+
+def test_nothing_of_a_batch_stays_on_the_executors(sink, spark):
+    context = spark.sparkContext._jsc.sc()
+    before = context.getPersistentRDDs().size()
+    for number in range(5):
+        sink.merge(rows(*((f"k{n}", number, {"n": n}) for n in range(100))))
+    assert context.getPersistentRDDs().size() == before
+    tables = [each.tableName for each in spark.sql("SHOW TABLES").collect()]
+    assert not [name for name in tables if name.startswith("multiclouddb")]
+
+
+def test_executors_read_the_source_once(sink, spark, tmp_path):
+    reads = tmp_path / "reads"
+
+    def counted(batches):
+        with reads.open("a") as file:
+            file.write("x")
+        yield from batches
+
+    frame = spark.createDataFrame(rows(("a", 1, {}), ("b", 1, {}))).repartition(2)
+    sink.merge(rows(("a", 0, {}), ("c", 0, {})))
+    assert merge_into_table(frame.mapInArrow(counted, frame.schema), 0, sink.table)
+    assert reads.read_text() == "xx"
+
+
+def test_tombstones_are_dropped_by_the_time_of_their_merge(sink, spark):
+    """The events are from January."""
+
+    def drop(**older):
+        return drop_tombstones(sink.table, timedelta(**older), spark=spark)
+
+    sink.merge(rows(("a", 1, None), ("b", 1, None), ("c", 1, {})))
+    assert drop(hours=1) == 0
+    old = f"_deleted_at = current_timestamp() - INTERVAL 2 HOURS WHERE key = '{key_of('a')}'"
+    spark.sql(f"UPDATE {sink.table} SET {old}")
+    plan = "provider:resource:snapshot:s"
+    sink.merge(page([], SnapshotStarted("000010~", plan), BackfillDone(plan, "000010~")))
+    assert drop_tombstones(sink.table, timedelta(0), checkpoint=sink.checkpoint, spark=spark) == 0
+    assert tombstones(sink).keys() == {"a", "b", "c"}
+    assert drop(hours=1) == 1
+    assert tombstones(sink).keys() == {"b", "c"}
+    assert drop() == 2
+    assert tombstones(sink) == {}
+
+
+def test_row_says_since_when_its_document_is_old(sink, spark):
+    def since():
+        return spark.sql(f"SELECT _stale_since FROM {sink.table}").collect()[0][0]
+
+    sink.merge(bare(("a", 1, {})), missing_state="keep")
+    first = since()
+    sink.merge(bare(("a", 2, {})), missing_state="keep")
+    assert since() == first is not None
+    sink.merge(rows(("a", 3, {})))
+    assert since() is None
+
+
+def test_commit_names_what_a_batch_lacks(sink, spark):
+    write_offset(sink.checkpoint, 1, lost=True, warning="changes are gone")
+    frame = spark.createDataFrame(rows(("a", 1, {})))
+    assert merge_into_table(frame, 1, sink.table, checkpoint=sink.checkpoint, create_using="test")
+    found = dict(map(tuple, spark.sql(f"SHOW TBLPROPERTIES {sink.table}").collect()))
+    assert found["multiclouddb.warning"] == "changes are gone"
+
+
+def test_another_commit_between_plan_and_commit_is_merged_over(sink, spark, monkeypatch):
+    sink.merge(rows(("a", 1, {"n": 1})))
+    sql = type(spark).sql
+    left = [
+        "java.util.ConcurrentModificationException: another commit",
+        "io.delta.exceptions.ConcurrentDeleteReadException: files were removed",
+        "org.apache.iceberg.exceptions.CommitFailedException: Cannot commit",
+        "org.apache.iceberg.exceptions.ValidationException: Found conflicting files",
+        "org.apache.iceberg.exceptions.ValidationException: Found new conflicting delete files",
+        "org.apache.iceberg.exceptions.ValidationException: Missing required files to delete: a.parquet",
+        "org.apache.iceberg.exceptions.ValidationException: Cannot commit, missing data files: a.parquet",
+    ]
+
+    def call(self, statement, *arguments, **options):
+        if statement.startswith("MERGE") and left:
+            raise RuntimeError(left.pop())
+        return sql(self, statement, *arguments, **options)
+
+    monkeypatch.setattr(type(spark), "sql", call)
+    monkeypatch.setattr("pyspark_multiclouddb.cluster._FIRST_WAIT", 0.0)
+    sink.merge(rows(("a", 2, {"n": 2})))
+    assert (documents(sink), left) == ({"a": {"n": 2}}, [])
+
+
+def test_a_session_whose_timestamps_have_no_zone(sink, spark):
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        sink.merge(rows(("a", 1, {})))
+        sink.merge(rows(("a", 2, None)).append_column("at", pa.array([datetime.now(UTC)])), new_columns="add")
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+    kinds = dict(spark.table(sink.table).dtypes)
+    assert {kinds[name] for name in ("timestamp", "at", "_deleted_at")} == {"timestamp"}
+
+
+def test_a_key_with_several_rows_gets_one_back_unless_one_of_them_has_changed(sink, spark):
+    sink.merge(rows(("a", 1, {"n": 1}), ("b", 1, {"n": 1}), ("c", 1, {"n": 1})))
+    copy = f"INSERT INTO {sink.table} SELECT * FROM {sink.table} WHERE key <> '{key_of('c')}'"
+    spark.sql(copy)
+    one = "000001"
+    fixes = [Fix(key_of(name), (one, one), "000002", '{"n":2}', None, datetime.now(UTC)) for name in "ab"]
+    spark.sql(f"UPDATE {sink.table} SET order_key = '000005' WHERE key = '{key_of('b')}'")
+    assert sink.target.fix(fixes) == 1
+    found = spark.sql(f"SELECT key, order_key FROM {sink.table} ORDER BY key, order_key").collect()
+    assert [tuple(row) for row in found] == [
+        (key_of("a"), "000002"),
+        *[(key_of("b"), "000005")] * 2,
+        (key_of("c"), one),
+    ]
