@@ -9,6 +9,7 @@ import attrs
 
 from multiclouddb_api.redaction import html_table
 from multiclouddb_api.validators import check_type, is_a
+from multiclouddb_api.value import frozen
 
 
 class Capability(StrEnum):
@@ -59,7 +60,7 @@ class Support(StrEnum):
     """
 
 
-@attrs.frozen
+@frozen
 class CapabilityNote:
     """States the level of support for a capability, its limits and its setup steps."""
 
@@ -81,7 +82,7 @@ class ScanFloor(StrEnum):
     """Each row has the `order_key` of its last change."""
 
 
-@attrs.frozen
+@frozen
 class ScanFacts:
     """What a scan of a collection (`Snapshot()`) promises, and what it costs."""
 
@@ -110,7 +111,7 @@ def _copied(notes: Mapping[Capability, CapabilityNote]) -> dict[Capability, Capa
     return dict(notes)
 
 
-@attrs.frozen
+@frozen
 class CapabilitySet:
     """The capabilities of one provider, provided that its resources are set up as documented."""
 

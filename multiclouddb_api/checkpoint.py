@@ -1,4 +1,4 @@
-"""Defines the protocol of a checkpoint store, and a store that keeps checkpoints in files on one machine."""
+"""Defines the protocol of a checkpoint store, keeps checkpoints in files, and opens the store of a URL."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
+from urllib.parse import unquote, urlsplit
 
 import attrs
 import orjson
 
+from multiclouddb_api.entry_points import entry_points
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.steps import Call, Steps
-from multiclouddb_api.validators import check_type, is_a, local_path, not_blank, type_name
+from multiclouddb_api.validators import check_type, is_a, local_path, not_blank, suggestion, type_name
+from multiclouddb_api.value import frozen
 
 _FORMAT: Final = "multiclouddb.checkpoint"
 _VERSION: Final = 1
@@ -27,12 +30,21 @@ _FIELDS: Final = {"format": str, "v": int, "name": str, "version": str, "token":
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
-@attrs.frozen
+def _is_writable(_: object, attribute: attrs.Attribute[str], token: str) -> None:
+    try:
+        token.encode()
+    except UnicodeEncodeError as error:
+        raise invalid_request(
+            attribute.name, f"cannot be written ({error.reason})", "pass a page's continuation_token"
+        ) from error
+
+
+@frozen
 class Checkpoint:
     """A continuation token in the form in which a checkpoint store keeps it."""
 
     token: str = attrs.field(
-        repr=shorten, validator=[is_a(str), not_blank("pass a page's continuation_token")]
+        repr=shorten, validator=[is_a(str), not_blank("pass a page's continuation_token"), _is_writable]
     )
     """The `continuation_token` of a page or of a `ChangeFeedIterator`."""
     version: str = attrs.field(validator=[is_a(str), not_blank("pass what the store returned")])
@@ -260,13 +272,8 @@ def encode_checkpoint(name: str, checkpoint: Checkpoint) -> bytes:
         "version": checkpoint.version,
         "token": checkpoint.token,
     }
-    try:
-        fields["sha256"] = _checksum(fields)
-        return orjson.dumps(fields) + b"\n"
-    except TypeError as error:  # a lone surrogate
-        raise invalid_request(
-            "token", f"cannot be written ({error})", "pass a page's continuation_token"
-        ) from error
+    fields["sha256"] = _checksum(fields)
+    return orjson.dumps(fields) + b"\n"
 
 
 def decode_checkpoint(path: Path | str, name: str, text: bytes) -> Checkpoint:
@@ -363,7 +370,8 @@ class Checkpointer:
         self._saved: str | None = None
         self._saved_at = now()
         self._pending: str | None = None
-        self._attempted: str | None = None
+        # The tokens of saves that raised an error; each may have been stored, or may still be stored.
+        self._attempted: set[str] = set()
 
     def load(self) -> Steps[str | None]:
         """Return the stored token to resume from, or None."""
@@ -388,22 +396,108 @@ class Checkpointer:
             return
         token = self._pending
         yield from self._settle(self._store)
-        self._attempted = token
-        try:
-            checkpoint = yield Call(self._store.save, self._name, token, self._version)
-        except MulticloudDbError as error:
-            if error.category == ErrorCategory.CONFLICT:
-                self._attempted = None
-            raise
-        self._attempted = self._pending = None
+        while True:
+            repeated = bool(self._attempted)
+            self._attempted.add(token)
+            try:
+                checkpoint = yield Call(self._store.save, self._name, token, self._version)
+                break
+            except MulticloudDbError as error:
+                if error.category != ErrorCategory.CONFLICT:
+                    raise
+                # An earlier save may have arrived only now. No later one can, once this one has succeeded.
+                if not (repeated and (yield from self._settle(self._store))):
+                    self._attempted.clear()
+                    raise
+        self._attempted.clear()
+        self._pending = None
         self._version, self._saved = checkpoint.version, token
         self._saved_at = self._now()
 
-    def _settle(self, store: CheckpointStore) -> Steps[None]:
-        """Find out whether a save succeeded although it raised an error."""
-        if self._attempted is None:
-            return
+    def _settle(self, store: CheckpointStore) -> Steps[bool]:
+        """Return True if a save succeeded although it raised an error, and if that is new."""
+        if not self._attempted:
+            return False
         checkpoint = yield Call(store.load, self._name)
-        if checkpoint is not None and checkpoint.token == self._attempted:
-            self._version, self._saved = checkpoint.version, checkpoint.token
-        self._attempted = None
+        if checkpoint is None or checkpoint.token not in self._attempted:
+            return False
+        is_new: bool = checkpoint.version != self._version
+        self._version, self._saved = checkpoint.version, checkpoint.token
+        return is_new
+
+
+GROUP: Final = "multiclouddb.checkpoint_stores"
+_EXTRAS: Final = {
+    "azblob": "checkpoints-azure-blob",
+    "dynamodb": "checkpoints-dynamo",
+    "gs": "checkpoints-gcs",
+    "postgresql": "postgres",
+    "s3": "checkpoints-s3",
+    "sqlite": "embedded",
+}
+_FORM: Final = 'write "s3://bucket/prefix", "file:///folder", or pass FileCheckpointStore("checkpoints")'
+
+
+def open_checkpoint_store(url: str) -> CheckpointStore:
+    """Open the checkpoint store that a URL names.
+
+    Nothing is read or written yet. The page *Share positions between machines* lists the URLs.
+
+    Args:
+        url: `file:///folder`, `sqlite:///path/checkpoints.db`, `s3://bucket/prefix`, `gs://bucket/prefix`,
+            `azblob://account/container/prefix`, `dynamodb://table/prefix` or `postgresql://user@host/database`.
+            It never contains credentials.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` if the text is not such a URL, or if the package of this store
+            is not installed.
+    """
+    check_type("url", url, str)
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        raise invalid_request("checkpoint_store", "is text without a scheme", _FORM)
+    if scheme == "file":
+        return FileCheckpointStore(local_path_of(url))
+    points = [point for point in entry_points(group=GROUP) if point.name == scheme]
+    if not points and scheme not in _EXTRAS:
+        known = suggestion(scheme, {"file", *_EXTRAS})
+        raise invalid_request("checkpoint_store", f"has the unknown scheme {scheme!r}", known)
+    advice = f'run: pip install "multiclouddb[{_EXTRAS.get(scheme, scheme)}]"'
+    if not points:
+        raise invalid_request("checkpoint_store", f"the store for {scheme}:// is not installed", advice)
+    try:
+        return cast("Callable[[str], CheckpointStore]", points[0].load())(url)
+    except ImportError as error:
+        raise MulticloudDbError(
+            f"checkpoint_store: the store for {scheme}:// cannot be imported ({error}); {advice}",
+            ErrorDetail(ErrorCategory.INVALID_REQUEST),
+        ) from error
+
+
+def local_path_of(url: str) -> str:
+    """Return the path in a URL of a local store, which names no host and no options."""
+    parts = urlsplit(url)
+    if parts.netloc or parts.query or parts.fragment or len(parts.path) < 2:
+        form = f"write {parts.scheme}:///path with three slashes"
+        raise invalid_request("checkpoint_store", "must name a path on this machine, and nothing else", form)
+    return unquote(parts.path)
+
+
+def to_store(store: CheckpointStore | str | None) -> CheckpointStore | None:
+    """Open a store that is named by its URL; return any other value unchanged."""
+    return open_checkpoint_store(store) if isinstance(store, str) else store
+
+
+def checkpoint_at(where: str | os.PathLike[str]) -> tuple[CheckpointStore, str]:
+    """Return the store and the name of one checkpoint: of a file, or of the last part of a URL's path."""
+    if not isinstance(where, str) or "://" not in where:
+        file = CheckpointFile(where)
+        return file, file.name
+    url, mark, options = where.partition("?")
+    store, _, name = url.rpartition("/")
+    name = name.removesuffix(_SUFFIX)
+    if not name or store.endswith("/"):
+        raise invalid_request(
+            "checkpoint", "is a URL that names no checkpoint", 'write "s3://bucket/prefix/NAME"'
+        )
+    return open_checkpoint_store(store + mark + options), name

@@ -23,11 +23,9 @@ from multiclouddb_api.errors import (
     type_name,
 )
 from multiclouddb_api.event import ChangeEvent
-from multiclouddb_api.iterator import ChangeFeedIterator
 from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.observer import Observer
 from multiclouddb_api.page import ChangeFeedPage
-from multiclouddb_api.plan import PartitionList, PartitionPlan
 from multiclouddb_api.registry import load_plugin
 from multiclouddb_api.request import (
     ChangeFeedRequest,
@@ -36,13 +34,14 @@ from multiclouddb_api.request import (
     ResourceAddress,
     to_address,
 )
-from multiclouddb_api.token_report import TokenReport
 from multiclouddb_api.validators import to_dict
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from multiclouddb_api.iterator import IteratorSettings
+    from multiclouddb_api.iterator import ChangeFeedIterator, IteratorSettings
+    from multiclouddb_api.plan import PartitionList, PartitionPlan
+    from multiclouddb_api.token_report import TokenReport
 
 _DEFAULTS = OperationOptions()
 
@@ -222,6 +221,8 @@ class MulticloudDbClient:
         address = to_address(address)
         check_type("address", address, ResourceAddress)
         backend = self._live("list_physical_partitions")
+        from multiclouddb_api.plan import PartitionList
+
         return PartitionList(backend.list_physical_partitions(address, _limits(options)))
 
     def lookup(
@@ -350,6 +351,8 @@ class MulticloudDbClient:
         check_type("request", request, ChangeFeedRequest)
         check_type("with_descendants", with_descendants, bool)
         backend = self._live("plan_partitions")
+        from multiclouddb_api.plan import PartitionPlan
+
         return PartitionPlan(
             backend.plan_partitions(request, _limits(options), with_descendants=with_descendants)
         )
@@ -363,6 +366,8 @@ class MulticloudDbClient:
             request: The request.
             **settings: The settings of `ChangeFeedIterator`.
         """
+        from multiclouddb_api.iterator import ChangeFeedIterator
+
         return ChangeFeedIterator(self, request, **settings)
 
     def run_command(self, database: str, command: Mapping[str, Any], **options: Any) -> Any:

@@ -33,6 +33,7 @@ import orjson
 from multiclouddb_api.errors import MulticloudDbError, invalid_request, type_name
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_api.validators import is_a
+from multiclouddb_api.value import frozen
 
 JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
 """The values that `json.loads` can return; cursors and tokens are stored in this form."""
@@ -41,7 +42,7 @@ _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _MAX_DEPTH: Final = 200
 
 
-@attrs.frozen
+@frozen
 class Tagged:
     """A value of a vendor-specific type that no loaded provider has registered."""
 

@@ -22,6 +22,7 @@ from multiclouddb_api.validators import (
     to_dict,
     unknown_name,
 )
+from multiclouddb_api.value import frozen
 
 T = TypeVar("T")
 
@@ -97,7 +98,7 @@ def _copied(connection: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@attrs.frozen(init=False)
+@frozen(init=False)
 class ClientConfig:
     """Contains the provider id, the settings for the connection, and the limits of the client.
 

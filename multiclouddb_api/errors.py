@@ -18,12 +18,14 @@ Every error that this project raises to its users is a `MulticloudDbError`. Its 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import get_annotations
 from types import NoneType
 from typing import ClassVar, Final
 
 import attrs
 
 from multiclouddb_api.redaction import shorten
+from multiclouddb_api.value import frozen
 
 DOCS_URL: Final = "https://multiclouddb.readthedocs.io/latest/"
 """The address at which the documentation is published."""
@@ -76,7 +78,7 @@ for _category in _KNOWN:
     setattr(ErrorCategory, _category, _category)
 
 
-@attrs.frozen
+@frozen
 class ErrorDetail:
     """The facts about a failure; they can be pickled and sent to another process."""
 
@@ -112,9 +114,9 @@ class ErrorDetail:
 
 
 _TEXTS: Final = tuple(
-    field.name
-    for field in attrs.fields(ErrorDetail)
-    if field.name not in ("category", "retryable", "retry_after_seconds")
+    name
+    for name in get_annotations(ErrorDetail)
+    if name not in ("category", "retryable", "retry_after_seconds")
 )
 
 

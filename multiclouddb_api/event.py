@@ -16,6 +16,7 @@ from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.redaction import rfc3339, shorten
 from multiclouddb_api.request import ResourceAddress
 from multiclouddb_api.validators import Slotted, is_a
+from multiclouddb_api.value import frozen
 
 _DOCUMENT: Final = is_a(Mapping, NoneType)
 
@@ -39,7 +40,7 @@ class ChangeType(StrEnum):
     """The document was deleted, or removed because its time-to-live had passed."""
 
 
-@attrs.frozen
+@frozen
 class ChangeEvent(Slotted):
     """One create, update or delete of one document.
 
@@ -112,7 +113,7 @@ class ChangeEvent(Slotted):
 class _Draft(Slotted):
     """An event under construction, whose attributes can be set; it has the same slots as an event."""
 
-    __slots__ = tuple(field.name for field in attrs.fields(ChangeEvent))
+    __slots__ = ChangeEvent.__slots__
 
 
 def trusted_events(count: int, columns: Iterable[Iterable[Any]]) -> list[ChangeEvent]:

@@ -106,10 +106,9 @@ def page_to_json(page: ChangeFeedPage) -> bytes:
         fields["diagnostics"]["watermark"] = _moment_out("watermark", page.diagnostics.watermark)
     if page.diagnostics.read_until is not None:
         fields["diagnostics"]["read_until"] = _moment_out("read_until", page.diagnostics.read_until)
-    fields["diagnostics"]["partitions_read_until"] = {
-        name: _moment_out("partitions_read_until", moment)
-        for name, moment in page.diagnostics.partitions_read_until.items()
-    }
+    for field in ("partitions_read_until", "partitions_watermark"):
+        moments = getattr(page.diagnostics, field)
+        fields["diagnostics"][field] = {name: _moment_out(field, each) for name, each in moments.items()}
     return encode_json(fields)
 
 
@@ -253,14 +252,22 @@ def _diagnostics_in(where: str, value: Any) -> OperationDiagnostics:
     measures = _Fields(where, {"snapshot": None, **value}, OperationDiagnostics)
     number = (float, int, type(None))
     errors = measures.take("partition_errors", dict)
-    partitions = measures.take("partitions_read_until", dict)
+    headrooms = measures.take("partitions_headroom_seconds", dict)
+
+    def moments(field: str) -> dict[str, datetime]:
+        path = measures.path(field)
+        found = measures.take(field, dict).items()
+        return {name: _moment_in(f"{path}[{name!r}]", text) for name, text in found}
+
     return OperationDiagnostics(
         watermark=measures.moment_or_none("watermark"),
         read_until=measures.moment_or_none("read_until"),
         read_until_estimated=measures.take("read_until_estimated", bool),
-        partitions_read_until={
-            name: _moment_in(f"{where}.partitions_read_until[{name!r}]", text)
-            for name, text in partitions.items()
+        partitions_read_until=moments("partitions_read_until"),
+        partitions_watermark=moments("partitions_watermark"),
+        partitions_headroom_seconds={
+            name: _number_in(f"{measures.path('partitions_headroom_seconds')}[{name!r}]", seconds)
+            for name, seconds in headrooms.items()
         },
         lag_seconds=measures.take("lag_seconds", *number),
         retention_headroom_seconds=measures.take("retention_headroom_seconds", *number),
@@ -308,6 +315,12 @@ def _text_in(where: str, value: Any) -> str:
     if type(value) is not str:
         raise _damaged(where, f"must be text, not {_kind(value)}")
     return value
+
+
+def _number_in(where: str, value: Any) -> float:
+    if type(value) not in (float, int):
+        raise _damaged(where, f"must be a number, not {_kind(value)}")
+    return float(value)
 
 
 def _kind(value: Any) -> str:

@@ -11,8 +11,7 @@ from weakref import ref
 
 import attrs
 
-from multiclouddb_api.checkpoint import Checkpointer, CheckpointStore
-from multiclouddb_api.checkpoint_url import to_store
+from multiclouddb_api.checkpoint import Checkpointer, CheckpointStore, to_store
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 from multiclouddb_api.event import ChangeEvent
 from multiclouddb_api.observer import Observer
@@ -28,6 +27,7 @@ from multiclouddb_api.request import (
 from multiclouddb_api.snapshot import Resnapshot, Snapshot
 from multiclouddb_api.steps import Call, Give, Steps, Wait, finished, pages_of
 from multiclouddb_api.validators import at_least, has_methods, is_a, not_blank, one_of
+from multiclouddb_api.value import define
 
 
 class IteratorSettings(TypedDict, total=False):
@@ -66,7 +66,7 @@ def _not_below_the_first(
         )
 
 
-@attrs.define(eq=False)
+@define(eq=False)
 class ChangeFeedIterator:
     """Reads a feed page by page until `stop` is called or the feed ends.
 

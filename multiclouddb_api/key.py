@@ -13,6 +13,7 @@ from multiclouddb_api.codec import encode_json
 from multiclouddb_api.errors import invalid_request
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.validators import Slotted, is_a, to_dict
+from multiclouddb_api.value import frozen
 
 
 def _plain(value: Any) -> Any:
@@ -33,7 +34,7 @@ def _check_name(name: object) -> None:
         raise invalid_request("MulticloudDbKey.components", f"has the name {name!r}", "names are text")
 
 
-@attrs.frozen(eq=False, hash=False)
+@frozen(eq=False, hash=False)
 class MulticloudDbKey(Slotted):
     """Ordered components that identify one document; the first components form the partition key.
 

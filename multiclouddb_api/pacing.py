@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -237,7 +236,9 @@ class Backoff:
         longest = max(self._least, min(self._most, self._first * 2**self._doubled))
         self._doubled = min(self._doubled + 1, _MOST_DOUBLED)
         least = max(self._least, longest / _LEAST_PART) if self._least else 0.0
-        return random.uniform(least, longest)
+        from random import uniform
+
+        return uniform(least, longest)
 
     def reset(self) -> None:
         """Make the next wait as short as the first wait."""

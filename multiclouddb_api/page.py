@@ -13,6 +13,7 @@ from multiclouddb_api.event import ChangeEvent
 from multiclouddb_api.redaction import html_table, rfc3339, shorten
 from multiclouddb_api.snapshot import SnapshotProgress
 from multiclouddb_api.validators import each_is, is_a
+from multiclouddb_api.value import frozen
 
 if TYPE_CHECKING:
     import pandas
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-@attrs.frozen
+@frozen
 class Dropped:
     """The collection or database was dropped."""
 
@@ -28,7 +29,7 @@ class Dropped:
     """The dropped resource: `database/collection` or `database`."""
 
 
-@attrs.frozen
+@frozen
 class Renamed:
     """The collection has been renamed."""
 
@@ -38,7 +39,7 @@ class Renamed:
     """The new name of the collection."""
 
 
-@attrs.frozen
+@frozen
 class Invalidated:
     """The service ended the feed because the resource that it follows no longer exists."""
 
@@ -46,7 +47,7 @@ class Invalidated:
     """The reason on one line, in the service's own words or in the library's."""
 
 
-@attrs.frozen
+@frozen
 class FeedEnded:
     """No more changes will follow this token."""
 
@@ -54,7 +55,7 @@ class FeedEnded:
     """The reason why the feed ended, on one line."""
 
 
-@attrs.frozen
+@frozen
 class Gap:
     """Changes were lost because they were older than the retention.
 
@@ -74,7 +75,7 @@ class Gap:
     """The position at which reading continued, as readable text."""
 
 
-@attrs.frozen
+@frozen
 class RecordSkipped:
     """A record that could not be decoded was skipped with a `skip_token`."""
 
@@ -84,7 +85,7 @@ class RecordSkipped:
     """The position of the skipped record, as readable text."""
 
 
-@attrs.frozen
+@frozen
 class PartitionFoundLate:
     """An audit found a partition that the feed did not cover; the feed now reads it too.
 
@@ -103,7 +104,7 @@ class PartitionFoundLate:
     """The position at which reading the partition starts, as readable text."""
 
 
-@attrs.frozen
+@frozen
 class SnapshotStarted:
     """A snapshot has begun.
 
@@ -128,7 +129,7 @@ class SnapshotStarted:
     without changes, and for a backfill from `AtTime`."""
 
 
-@attrs.frozen
+@frozen
 class BackfillDone:
     """The backfill is complete; all later events are real changes.
 
@@ -161,7 +162,7 @@ Notice: TypeAlias = (
 """The union of all notices; use `match` on the class, because later versions may add classes."""
 
 
-@attrs.frozen
+@frozen
 class OperationDiagnostics:
     """Measurements of one call; what the service does not report is None."""
 
@@ -178,6 +179,11 @@ class OperationDiagnostics:
     follow (DynamoDB)."""
     partitions_read_until: Mapping[str, datetime] = attrs.field(factory=dict, hash=False)
     """Maps the id of each partition in the token to its own `read_until`, if that is known."""
+    partitions_watermark: Mapping[str, datetime] = attrs.field(factory=dict, hash=False)
+    """Maps the id of each partition in the token to its own watermark in UTC, if that is known."""
+    partitions_headroom_seconds: Mapping[str, float] = attrs.field(factory=dict, hash=False)
+    """Maps the id of each partition that has answered in this call to the number of seconds for which the
+    service will still keep its position, if the service reports enough to compute it."""
     lag_seconds: float | None = None
     """How far `read_until` is behind the service's clock. It is an estimate if `read_until_estimated` is
     true.
@@ -213,7 +219,7 @@ def _count(events: tuple[ChangeEvent, ...]) -> str:
     return f"<{len(events)} events>"
 
 
-@attrs.frozen
+@frozen
 class ChildPartition:
     """A partition that continues where its parents have ended.
 
@@ -232,7 +238,7 @@ class ChildPartition:
     changes."""
 
 
-@attrs.frozen
+@frozen
 class ChangeFeedPage:
     """Contains events and the position from which to resume.
 

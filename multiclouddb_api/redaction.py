@@ -8,28 +8,28 @@ from datetime import UTC, datetime
 
 _VISIBLE = 12
 _HIDDEN = "***"
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# The patterns are text, because compiling them takes time that a program without an error would pay for.
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
 # A colon that is not followed by a port may be followed by a password. PORT, … and brackets occur in our own
 # messages, which show the form of a URL.
-_HOSTS_PATTERN = r"(?:\[[0-9A-Fa-f:.]*\]|:(?:[0-9]{1,5}|PORT)?(?=[\],:/]|\Z)|%2[Ff]|[\w.,…\[\]-])*+"
-_HOSTS = re.compile(_HOSTS_PATTERN)
-_PATH = re.compile(r"(?:/[\w./ …\[\]-]*+:?)?")
+_HOSTS = r"(?:\[[0-9A-Fa-f:.]*\]|:(?:[0-9]{1,5}|PORT)?(?=[\],:/]|\Z)|%2[Ff]|[\w.,…\[\]-])*+"
+_PATH = r"(?:/[\w./ …\[\]-]*+:?)?"
 # Our own messages contain links to pages in this form. A secret token in a fragment would follow a name and
 # an =.
-_PAGE = re.compile(r"https?://[\w.-]+/[\w./-]*+#[\w-]*")
-_PLACE = re.compile(r"([^/?#&;]*)([^?#&;]*)")
-_OPTION_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.]*")
-_SWITCH = re.compile(r"true|false", re.IGNORECASE)
-_WORD = re.compile(r"[\w.-]*")
+_PAGE = r"https?://[\w.-]+/[\w./-]*+#[\w-]*"
+_PLACE = r"([^/?#&;]*)([^?#&;]*)"
+_OPTION_NAME = r"[A-Za-z][A-Za-z0-9_.]*"
+_SWITCH = r"(?i:true|false)"
+_WORD = r"[\w.-]*"
 _HARMLESS = {
-    "endpoint_url": re.compile(rf"https?://{_HOSTS_PATTERN}/?"),
+    "endpoint_url": rf"https?://{_HOSTS}/?",
     "profile": _WORD,
     "replicaset": _WORD,
     "retryreads": _SWITCH,
     "tls": _SWITCH,
 }
 # The only harmless option whose value may contain an @; no other option comes before it.
-_ENDPOINT_USER = re.compile(r"[^?#&;@]*\?endpoint_url=[^?#&;=]*")
+_ENDPOINT_USER = r"[^?#&;@]*\?endpoint_url=[^?#&;=]*"
 
 
 def shorten(value: object) -> str:
@@ -46,10 +46,10 @@ def redact_url(url: str) -> str:
     In case of doubt, the function hides text: everything that is not a URL, and a host or path that may
     belong to an unescaped password.
     """
-    found = _SCHEME.match(url)
+    found = re.match(_SCHEME, url)
     if found is None:
         return _HIDDEN
-    if _PAGE.fullmatch(url):
+    if re.fullmatch(_PAGE, url):
         return url
     scheme, rest = found.group(), url[found.end() :]
     if scheme.lower() == "embedded://" and rest.startswith("/"):
@@ -60,22 +60,22 @@ def redact_url(url: str) -> str:
     front, at, tail = rest.rpartition("@")
     if at and _is_in_options(front):
         return scheme + _HIDDEN
-    place = _PLACE.match(tail)
+    place = re.match(_PLACE, tail)
     assert place is not None  # the pattern matches any text
-    hosts = place[1] if _HOSTS.fullmatch(place[1]) else _HIDDEN
-    path = place[2] if _PATH.fullmatch(place[2]) else f"/{_HIDDEN}"
+    hosts = place[1] if re.fullmatch(_HOSTS, place[1]) else _HIDDEN
+    path = place[2] if re.fullmatch(_PATH, place[2]) else f"/{_HIDDEN}"
     user = f"{_HIDDEN}@" if at else ""
     return scheme + user + hosts + path + _redact_options(tail[place.end() :])
 
 
 def _is_in_options(front: str) -> bool:
     """Return True if an option or a fragment may contain the @ that follows `front`."""
-    place = _PLACE.match(front)
+    place = re.match(_PLACE, front)
     assert place is not None
     options = front[place.end() :]
-    if not options or _ENDPOINT_USER.fullmatch(front):
+    if not options or re.fullmatch(_ENDPOINT_USER, front):
         return False
-    is_whole = _HOSTS.fullmatch(place[1]) is not None and _PATH.fullmatch(place[2]) is not None
+    is_whole = re.fullmatch(_HOSTS, place[1]) is not None and re.fullmatch(_PATH, place[2]) is not None
     return is_whole or "=" in options or "@" in front
 
 
@@ -93,10 +93,10 @@ def _redact_option(text: str) -> str:
     if not text.strip("…[]"):
         return text
     name, equals, value = text.partition("=")
-    if not equals or not _OPTION_NAME.fullmatch(name):
+    if not equals or not re.fullmatch(_OPTION_NAME, name):
         return _HIDDEN
     pattern = _HARMLESS.get(name.lower())
-    return f"{name}={value if pattern and pattern.fullmatch(value) else _HIDDEN}"
+    return f"{name}={value if pattern and re.fullmatch(pattern, value) else _HIDDEN}"
 
 
 def rfc3339(moment: datetime) -> str:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
-from multiclouddb_api.backend import Plugin
+from multiclouddb_api.entry_points import EntryPoint, entry_points
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.validators import suggestion
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from multiclouddb_api.backend import Plugin
+    from multiclouddb_api.capability import CapabilitySet
 
 GROUP: Final = "multiclouddb.providers"
+CAPABILITIES: Final = "multiclouddb.capabilities"
 _OURS: Final = frozenset({"embedded", "dynamo", "spanner", "mongo", "cosmos"})
-
-
-def entry_points(*, group: str) -> Iterable[EntryPoint]:
-    """Call `importlib.metadata.entry_points`; it is imported here because the import is slow."""
-    from importlib.metadata import entry_points
-
-    return entry_points(group=group)
 
 
 def installed_providers() -> tuple[str, ...]:
@@ -28,15 +23,38 @@ def installed_providers() -> tuple[str, ...]:
     return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
 
 
+def declared_capabilities(provider_id: str) -> CapabilitySet | None:
+    """Return what an installed provider declares, without importing the vendor's SDK.
+
+    Args:
+        provider_id: The provider.
+
+    Returns:
+        The object that the distribution names in the entry point group `multiclouddb.capabilities`. None if
+        it names none, if the object cannot be imported, or if several distributions offer the provider.
+    """
+    from multiclouddb_api.capability import CapabilitySet
+
+    points = _offers(provider_id, CAPABILITIES)
+    if len(points) == len(_offers(provider_id, GROUP)) == 1:
+        with suppress(ImportError, AttributeError):
+            found = points[0].load()
+            return found if isinstance(found, CapabilitySet) else None
+    return None
+
+
+def _offers(name: str, group: str) -> list[EntryPoint]:
+    """Return the entry points with this name; one that a source tree and its installation contain is one."""
+    return list({point.value: point for point in entry_points(group=group) if point.name == name}.values())
+
+
 def load_plugin(provider_id: str) -> Plugin:
     """Load one provider together with the vendor's SDK."""
-    points = list(
-        {point.value: point for point in entry_points(group=GROUP) if point.name == provider_id}.values()
-    )
+    points = _offers(provider_id, GROUP)
     if not points:
         raise _missing(provider_id)
     if len(points) > 1:
-        owners = ", ".join(sorted(point.dist.name if point.dist else point.value for point in points))
+        owners = ", ".join(sorted(point.distribution for point in points))
         raise invalid_request(
             "provider", f"{provider_id!r} is offered by {owners}", "uninstall all but one of them"
         )

@@ -17,6 +17,7 @@ from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.snapshot import Resnapshot, Snapshot
 from multiclouddb_api.validators import at_least, check_type, is_a, not_blank, to_utc, utf8
+from multiclouddb_api.value import frozen
 
 
 def _is_utf8(instance: object, attribute: attrs.Attribute[Any], value: str | None) -> None:
@@ -26,7 +27,7 @@ def _is_utf8(instance: object, attribute: attrs.Attribute[Any], value: str | Non
 _NAME = [is_a(str, type(None)), not_blank("give its name, or None if the scope is wider"), _is_utf8]
 
 
-@attrs.frozen(init=False)
+@frozen(init=False)
 class ResourceAddress:
     """A collection, table or container, and the database that contains it.
 
@@ -102,7 +103,7 @@ def to_address(value: ResourceAddress | str) -> ResourceAddress:
     return ResourceAddress.parse(value) if isinstance(value, str) else value
 
 
-@attrs.frozen
+@frozen
 class EntireCollection:
     """The whole collection; the token tracks all partitions and their splits and merges.
 
@@ -111,7 +112,7 @@ class EntireCollection:
     """
 
 
-@attrs.frozen
+@frozen
 class PhysicalPartition:
     """One physical partition: a DynamoDB shard, a Cosmos DB feed range or a Spanner partition token.
 
@@ -141,7 +142,7 @@ class PhysicalPartition:
     refused if it was made with the other value of this field."""
 
 
-@attrs.frozen
+@frozen
 class LogicalPartition:
     """All documents with one partition key value.
 
@@ -156,7 +157,7 @@ class LogicalPartition:
     """A key whose `partition_key` components are compared; its other components are ignored."""
 
 
-@attrs.frozen
+@frozen
 class EntireDatabase:
     """Every collection of `address.database`; each event contains its own address.
 
@@ -167,7 +168,7 @@ class EntireDatabase:
     """
 
 
-@attrs.frozen
+@frozen
 class EntireCluster:
     """Every database of the deployment; each event contains its own address.
 
@@ -183,7 +184,7 @@ FeedScope: TypeAlias = (
 """The union of all scopes, which are frozen and comparable; use `match` on the class."""
 
 
-@attrs.frozen
+@frozen
 class Beginning:
     """Starts at the oldest change that the service still keeps; older changes are not *available*.
 
@@ -196,7 +197,7 @@ class Beginning:
     """
 
 
-@attrs.frozen
+@frozen
 class Now:
     """Starts at the first call; returns only changes that are committed after that call has returned.
 
@@ -213,7 +214,7 @@ def _utc(value: datetime) -> datetime:
     return to_utc("AtTime.utc", value)
 
 
-@attrs.frozen
+@frozen
 class AtTime:
     """Starts at the first change at or after a given time, according to the service's clock.
 
@@ -240,7 +241,7 @@ def _without_line_break(token: str) -> str:
     return value.rstrip("\r\n") if isinstance(value, str) else token
 
 
-@attrs.frozen
+@frozen
 class FromContinuationToken:
     """Starts at the position of a token, after everything that was returned up to that position.
 
@@ -266,7 +267,7 @@ StartPosition: TypeAlias = Beginning | Now | AtTime | Snapshot | FromContinuatio
 """The union of all start positions, which are frozen and comparable; use `match` on the class."""
 
 
-@attrs.frozen
+@frozen
 class OperationOptions:
     """Defines the time limits of one call."""
 
@@ -285,7 +286,7 @@ class OperationOptions:
     """
 
 
-@attrs.frozen
+@frozen
 class ProviderOptions:
     """The base class of a provider's options; each provider has a frozen subclass.
 
@@ -373,12 +374,12 @@ class OldItemStateMode(StrEnum):
     """Include the full old document, or raise `UNSUPPORTED_CAPABILITY` before the first event."""
 
 
-@attrs.frozen
+@frozen
 class Fail:
     """If the position is older than the retention, the read raises `CHECKPOINT_EXPIRED`."""
 
 
-@attrs.frozen
+@frozen
 class SkipToOldest:
     """If the position is older than the retention, report a `Gap` and continue at the oldest change.
 
@@ -445,7 +446,7 @@ class HasToken(Protocol):
         ...
 
 
-@attrs.frozen
+@frozen
 class ChangeFeedRequest:
     """Describes one read of a change feed.
 

@@ -9,6 +9,7 @@ import attrs
 
 from multiclouddb_api.errors import invalid_request
 from multiclouddb_api.validators import at_least, is_a
+from multiclouddb_api.value import frozen
 
 _LEAST_RATE = 1e-6
 _MOST = 10**15
@@ -61,7 +62,7 @@ def _is_holdable(instance: object, attribute: attrs.Attribute[Any], value: int) 
         )
 
 
-@attrs.frozen
+@frozen
 class Snapshot:
     """Delivers every existing row and then every change; no change during the scan is lost.
 
@@ -123,7 +124,7 @@ def _has_changes(instance: object, attribute: attrs.Attribute[Any], value: Snaps
         )
 
 
-@attrs.frozen
+@frozen
 class Resnapshot:
     """If a position is older than the retention, start a new snapshot, which also reveals lost deletes.
 
@@ -142,7 +143,7 @@ class Resnapshot:
     """The settings of the new snapshot."""
 
 
-@attrs.frozen
+@frozen
 class SnapshotProgress:
     """The progress of a snapshot's scan."""
 

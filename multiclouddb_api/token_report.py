@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
-import attrs
-
 from multiclouddb_api.errors import ErrorCategory
 from multiclouddb_api.request import ResourceAddress
+from multiclouddb_api.value import frozen
 
 
-@attrs.frozen
+@frozen
 class TokenPartition:
     """One partition in a token."""
 
@@ -28,7 +27,7 @@ class TokenPartition:
     """The ids of the parents that are read first."""
 
 
-@attrs.frozen
+@frozen
 class TokenReport:
     """What a token contains, and whether the service can still resume it."""
 

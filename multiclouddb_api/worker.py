@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from multiclouddb_api.checkpoint import CheckpointFile, CheckpointStore
-from multiclouddb_api.checkpoint_url import checkpoint_at
+from multiclouddb_api.checkpoint import CheckpointFile, CheckpointStore, checkpoint_at
 from multiclouddb_api.client import connect
 from multiclouddb_api.config import ClientConfig
 from multiclouddb_api.errors import check_type, invalid_request

@@ -14,13 +14,13 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
-import attrs
 import orjson
 from azure.core.exceptions import DecodeError
 from azure.cosmos import ContainerProxy, CosmosClient
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory, ResourceAddress
+from multiclouddb_api.value import frozen
 from multiclouddb_cosmos.config import names_in
 from multiclouddb_cosmos.errors import BAD_REQUEST, RECREATED, code_of, recreated
 from multiclouddb_cosmos.position import LEAST, MOST, KeyRange
@@ -51,7 +51,7 @@ _NO_ITEM: Final = (404, 0)
 _NOW: Final[dict[str, Any]] = {"Type": "Now"}
 
 
-@attrs.frozen
+@frozen
 class Definition:
     """The properties of a container."""
 
@@ -60,7 +60,7 @@ class Definition:
     hierarchical: bool  # true if the partition key has several levels
 
 
-@attrs.frozen
+@frozen
 class Answer:
     """One page from the feed of a range."""
 

@@ -12,6 +12,7 @@ import attrs
 
 from multiclouddb_api import ClientConfig, invalid_request
 from multiclouddb_api.config import SecretText, settled
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.connection import check_names, merged, parse_location, split_url
 
 KEY_VARIABLE: Final = "AZURE_COSMOS_KEY"
@@ -29,7 +30,7 @@ _CREDENTIALS: Final = f"the key comes from {KEY_VARIABLE}, or azure-identity fin
 _SECRET: Final = ("key", "secret", "token", "password")
 
 
-@attrs.frozen
+@frozen
 class CosmosConfig:
     """The checked configuration of a client."""
 

@@ -8,7 +8,15 @@ from datetime import datetime
 
 import attrs
 
-from multiclouddb_api import AtTime, Beginning, ChangeEvent, MulticloudDbKey, Now, invalid_request
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    ChangeEvent,
+    ErrorCategory,
+    MulticloudDbKey,
+    Now,
+    invalid_request,
+)
 from multiclouddb_cosmos.config import MODES
 from multiclouddb_cosmos.errors import PROVIDER_ID
 from multiclouddb_cosmos.position import KeyRange, Place, compare, cursor_of, place_of, range_of
@@ -29,6 +37,7 @@ from multiclouddb_spi import (
     Partition,
     PartitionState,
     Position,
+    ProviderFault,
     Reader,
     ScanPlan,
     Seed,
@@ -129,7 +138,7 @@ class CosmosFeed(Feed):
             if span is not None and len(self._source.ranges().cut(span)) == 1
         }
         found = Resolution(self._source).at_now(list(whole.values()), deadline)
-        heads = {}
+        heads, ahead = {}, {}
         for name, span in whole.items():
             here = self._place(cursors[name])
             if span in found and span not in self._source.behind and found[span].lsn >= here.etag:
@@ -138,7 +147,25 @@ class CosmosFeed(Feed):
                     end = attrs.evolve(end, seconds=None, past=here.past)  # the start lies ahead
                 later = end if compare(end, here) > 0 else here
                 heads[name] = Head(cursor_of(later), None if later is end else 0, Continue())
-        return heads
+                if later is end and not self._source.is_latest:
+                    ahead[span] = here
+        lost = ahead.keys() - self._kept(ahead, deadline)
+        return {name: head for name, head in heads.items() if whole[name] not in lost}
+
+    def _kept(self, places: Mapping[KeyRange, Place], deadline: Deadline) -> set[KeyRange]:
+        """Return the ranges whose positions have not expired, which the end of a range does not show."""
+
+        def is_kept(span: KeyRange) -> bool:
+            try:
+                self._source.read(span, places[span].etag, 1, deadline)
+            except ProviderFault as error:
+                if error.fault.category is not ErrorCategory.CHECKPOINT_EXPIRED:
+                    raise
+                return False
+            return True
+
+        found = Resolution(self._source).each(list(places), lambda span: span in places and is_kept(span))
+        return {span for span, kept in found.items() if kept}
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         """Plan a scan with one segment for each range. The parameter `segments` has no effect."""

@@ -8,12 +8,12 @@ from itertools import repeat
 from operator import contains
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
 import orjson
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, encode_json
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
+from multiclouddb_api.value import frozen
 from multiclouddb_cosmos.position import cursor_of
 from multiclouddb_cosmos.records import (
     DAMAGED_ERRORS,
@@ -267,7 +267,7 @@ def _key_text(item: Item, view: View) -> str:
         return "whose key cannot be decoded"
 
 
-@attrs.frozen
+@frozen
 class CosmosMapper(Mapper):
     """Maps the records of one range to events and to Arrow."""
 

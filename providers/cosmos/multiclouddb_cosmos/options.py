@@ -17,6 +17,7 @@ from multiclouddb_api import (
     Support,
 )
 from multiclouddb_api.validators import check_type, is_a
+from multiclouddb_api.value import frozen
 from multiclouddb_cosmos.config import MODES, check_marker, check_mode
 
 _NATIVE, _EMULATED, _UNSUPPORTED = Support.NATIVE, Support.EMULATED, Support.UNSUPPORTED
@@ -115,7 +116,7 @@ def _check_mode(instance: object, attribute: object, value: object) -> None:
         check_mode("CosmosOptions.mode", value)
 
 
-@attrs.frozen
+@frozen
 class CosmosOptions(ProviderOptions):
     """Options of a feed."""
 

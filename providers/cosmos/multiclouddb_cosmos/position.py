@@ -24,6 +24,7 @@ from typing import Final
 
 import attrs
 
+from multiclouddb_api.value import frozen
 from multiclouddb_spi import Cursor, InvalidCursor
 
 LEAST: Final = ""
@@ -87,7 +88,7 @@ _MOST_INNER: Final = 64
 LIVE: Final = -1
 
 
-@attrs.frozen
+@frozen
 class Place:
     """A position."""
 

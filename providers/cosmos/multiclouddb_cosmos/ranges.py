@@ -11,6 +11,7 @@ import attrs
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_api.value import define
 from multiclouddb_cosmos.errors import GONE
 from multiclouddb_cosmos.position import LIVE, KeyRange, Place, RangeMap, cursor_of
 from multiclouddb_cosmos.records import lsn_of, seconds_of
@@ -100,7 +101,7 @@ def oldest_place(source: Source, place: KeyRange, since: datetime | None, deadli
 _AT_A_TIME: Final = 16
 
 
-@attrs.define(eq=False)
+@define(eq=False)
 class Resolution:
     """Collects the start positions during one call."""
 
@@ -138,8 +139,8 @@ class Resolution:
 
         return self.each(wanted, before)
 
-    def each(self, wanted: list[KeyRange], read: Callable[[KeyRange], Place]) -> dict[KeyRange, Place]:
-        """Divide the ranges at the borders of the current partitions, and return a position for each part."""
+    def each(self, wanted: list[KeyRange], read: Callable[[KeyRange], T]) -> dict[KeyRange, T]:
+        """Divide the ranges at the borders of the current partitions, and return an answer for each part."""
         if len(wanted) < 2:
             answers = [read_settled(self.source, each, read) for each in wanted]
         else:

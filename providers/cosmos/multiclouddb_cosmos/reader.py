@@ -9,6 +9,7 @@ from typing import Final
 import attrs
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
+from multiclouddb_api.value import define
 from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.position import LIVE, KeyRange, Place, cursor_of
 from multiclouddb_cosmos.ranges import pieces_after
@@ -26,7 +27,7 @@ _PAUSES_A_CALL: Final = 4
 _NONE: Final = Records([], [])
 
 
-@attrs.define(eq=False)
+@define(eq=False)
 class _Strand:
     """The part of a range that lies in one partition."""
 

@@ -15,6 +15,7 @@ import attrs
 import orjson
 
 from multiclouddb_api import ResourceAddress
+from multiclouddb_api.value import frozen
 from multiclouddb_cosmos.position import LIVE, Place
 
 Item: TypeAlias = Mapping[str, Any]
@@ -53,7 +54,7 @@ DAMAGED_ERRORS: Final = (
 """The exceptions that a damaged item can cause."""
 
 
-@attrs.frozen
+@frozen
 class View:
     """The properties that all events of one range share."""
 
@@ -77,7 +78,7 @@ class View:
         return self.native or any(path[:1] and path[0] in SYSTEM for path in (*self.paths, self.marker))
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Records:
     """Items in the library's order, with their positions."""
 

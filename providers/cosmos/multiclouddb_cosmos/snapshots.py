@@ -24,6 +24,7 @@ from azure.cosmos.exceptions import CosmosHttpResponseError
 from azure.cosmos.partition_key import NonePartitionKeyValue
 
 from multiclouddb_api import ChangeEvent, MulticloudDbKey, invalid_request
+from multiclouddb_api.value import frozen
 from multiclouddb_cosmos.client import Answer
 from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.position import KeyRange, Place, is_number, place_of, range_of
@@ -69,7 +70,7 @@ _MOST_PLAN: Final = 64
 _NONE: Final = Records([], [])
 
 
-@attrs.frozen
+@frozen
 class Scan:
     """A position in the scan of a range."""
 
@@ -147,7 +148,7 @@ def cut_segments(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | No
 # -- Rows
 
 
-@attrs.frozen
+@frozen
 class _RowMapper(CosmosMapper):
     """Maps the items of one segment."""
 

@@ -14,6 +14,7 @@ from azure.core.exceptions import AzureError
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory, LogicalPartition, MulticloudDbKey, invalid_request
+from multiclouddb_api.value import define
 from multiclouddb_cosmos.client import LATE_SECONDS, Answer, Calls, Definition
 from multiclouddb_cosmos.config import names_in
 from multiclouddb_cosmos.errors import BAD_REQUEST, classify, is_disabled
@@ -30,7 +31,7 @@ _RENEW_SECONDS = 300.0
 _LAG_SECONDS = 10
 
 
-@attrs.define(eq=False)
+@define(eq=False)
 class Source:
     """The objects that the readers of one feed share."""
 

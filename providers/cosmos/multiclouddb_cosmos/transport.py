@@ -19,7 +19,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-import attrs
 import orjson
 import requests
 from azure.core.pipeline.transport import RequestsTransport
@@ -31,6 +30,7 @@ from requests.structures import CaseInsensitiveDict
 from requests.utils import default_headers, get_encoding_from_headers
 from urllib3.util.retry import Retry
 
+from multiclouddb_api.value import define
 from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos.errors import BAD_REQUEST, GONE, RECREATED, TOO_MANY, retry_after
 from multiclouddb_cosmos.position import KeyRange
@@ -237,7 +237,7 @@ def end_if_throttled(deadline: Deadline) -> Callable[[Any], None]:
     return hook
 
 
-@attrs.define
+@define
 class Watch:
     """The observations of the transport during one call."""
 

@@ -1,12 +1,11 @@
-"""Runs the conformance suite for Cosmos DB on the project's own emulator."""
-
-import threading
-from datetime import timedelta
+"""Gives the harness of `multiclouddb certify` an emulator in the process of the test."""
 
 import orjson
 from azure.cosmos import CosmosClient, PartitionKey
 
-from multiclouddb_api import ClientConfig, MulticloudDbKey, ResourceAddress
+from multiclouddb_api import ClientConfig, ResourceAddress
+from multiclouddb_certify.cosmos import CosmosHarness as ServiceHarness
+from multiclouddb_certify.cosmos import close_client, native
 from multiclouddb_conformance.faults import (
     ChildrenFirst,
     DropMidPage,
@@ -19,10 +18,8 @@ from multiclouddb_conformance.faults import (
     Throttle,
     Trimmed,
 )
-from multiclouddb_conformance.harness import Harness
-from multiclouddb_cosmos import CosmosOptions
-from multiclouddb_cosmos.options import CAPABILITIES, LATEST
-from multiclouddb_cosmos.provider import PLUGIN, CosmosPlugin
+from multiclouddb_cosmos.options import LATEST
+from multiclouddb_cosmos.provider import CosmosPlugin
 from multiclouddb_cosmos_emulator import CosmosEmulator
 from multiclouddb_cosmos_emulator.faults import Act, Drop, Fail
 from multiclouddb_cosmos_emulator.faults import Slow as Late
@@ -33,50 +30,18 @@ DATABASE = "shop"
 FOR_EVER = 10**6
 
 
-def close_client(client):
-    """Close the client after its first request for the account has ended.
-
-    Another thread makes the first request. If the client were closed before that request has ended, a socket
-    would stay open.
-    """
-    for thread in threading.enumerate():
-        if thread.name == "cosmos-endpoint-refresh":
-            thread.join(5)
-    client.close()
-
-
-def native(key):
-    return f"{key}." if key.endswith(" ") else key
-
-
-class CosmosHarness(Harness):
+class CosmosHarness(ServiceHarness):
     """A harness with a separate server for each test."""
 
-    capabilities = CAPABILITIES
-    plugin = PLUGIN
     https = False
-    can_merge = False  # the service refuses merges in combination with this feed
-    can_idle_moves = False  # LSNs count the changes of one partition only
-    can_keys_only = False
-    can_interleaved = False  # each row contains the order_key of the item's last change
-    precision_seconds = 1
-    rounding = timedelta(seconds=1)
-    can_notices = False
-    can_late_children = can_audit = False  # the service names all ranges at once
-    key_types = frozenset({"text"})
-    # Numbers are doubles, and there are no types beyond those of JSON.
-    value_types = frozenset(
-        {
-            "null", "true", "false", "zero", "integer", "float", "whole float", "empty text", "text",
-            "long text", "list", "map", "dollar name",
-        }
-    )  # fmt: skip
+    partitions = 2
+    can_several = can_split = can_trim = can_poison = can_expire = True
 
     def open(self):
         self.server = CosmosEmulator(https=self.https)
         self.secrets = (self.server.key,)
         self.native = CosmosClient(self.server.endpoint, self.server.key, enable_endpoint_discovery=False)
-        self.database = self.native.create_database(DATABASE)
+        self.database_id, self.database = DATABASE, self.native.create_database(DATABASE)
 
     def close(self):
         close_client(self.native)
@@ -91,15 +56,6 @@ class CosmosHarness(Harness):
             name, PartitionKey("/id"), offer_throughput=max(400, 6_000 * partitions), default_ttl=-1
         )
         return ResourceAddress(DATABASE, name)
-
-    def key(self, value):
-        return MulticloudDbKey({"id": native(value)})
-
-    def document(self, key, fields):
-        return {"id": native(key), **fields}
-
-    def missing(self):
-        return ResourceAddress(DATABASE, "missing")
 
     def write(self, address, writes):
         """Write in the server itself, because a write through azure-cosmos costs more than most tests."""
@@ -134,8 +90,6 @@ class CosmosHarness(Harness):
         self.server.advance(2)
         self.server.expire(DATABASE, address.collection)
 
-    expiry_updates = 1
-
     def poison(self, address, key):
         self.database.get_container_client(address.collection).upsert_item({"id": key, "poison": True})
         with self.server._lock:
@@ -150,11 +104,8 @@ class CosmosHarness(Harness):
     def now(self):
         return self.server.clock.now()
 
-    def opt_in(self, capability):
-        return CosmosOptions(backfill=True)
-
-    def other_options(self):
-        return CosmosOptions(mode="latest")
+    def pass_time(self):
+        self.server.advance(60)
 
     def troubled(self, script, act):
         """Return a client whose calls are hit by a fault. The fault ends when the client is closed."""

@@ -1,10 +1,9 @@
 """Tests that `verify` finds and removes the rows that a source without a feed of deletes has deleted."""
 
-import threading
-
 import pytest
 
 from multiclouddb_api import Beginning
+from multiclouddb_conformance.waiting import Beside
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos_emulator.writes import Transaction
 from multiclouddb_verify import DeltaTarget, Kind, verify
@@ -31,14 +30,14 @@ def write(world, numbers, *, delete=False, **values):
             transaction.commit()
 
 
-class Stream:
+class Stream(Beside):
     """Changes items and merges the feed into the table, both until the block ends."""
 
     def __init__(self, world, table, numbers):
+        super().__init__(self._merge, self._put)
         self.world, self.table, self.numbers = world, table, numbers
         self.consumer = world.consumer(Beginning(), provider_options=LATEST)
-        self.changed = self.merged = 0
-        self.error, self._ends = None, threading.Event()
+        self.merged = 0
 
     def merge(self):
         """Merge one page, and return it."""
@@ -47,34 +46,16 @@ class Stream:
         self.token, self.merged = page.continuation_token, self.merged + len(page.events)
         return page
 
+    def _merge(self, _):
+        self.merge()
+
     def until_idle(self):
         while not self.merge().idle:
             pass
 
-    def __enter__(self):
-        self._threads = [threading.Thread(target=self._run, args=(each,)) for each in (self.merge, self._put)]
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._ends.set()
-        for thread in self._threads:
-            thread.join()
-        if self.error is not None:
-            raise self.error
-
-    def _run(self, step):
-        try:
-            while not self._ends.is_set():
-                step()
-        except BaseException as error:  # noqa: BLE001 - raised when the block ends
-            self.error = error
-
-    def _put(self):
-        self.changed += 1
-        write(self.world, [self.numbers[self.changed % len(self.numbers)]], change=self.changed)
-        self._ends.wait(0.01)
+    def _put(self, number):
+        write(self.world, [self.numbers[number % len(self.numbers)]], change=number)
+        return 0.01
 
 
 @pytest.mark.soak

@@ -123,6 +123,13 @@ class TestInsideOneLsn:
         assert place.inner is not None
         rest = records_of(items[::-1], place, VIEW)
         assert [*records.items[:count], *rest.items] == records.items
+        assert place_after(records, 8).inner is None  # the LSN is complete
+
+    def test_only_a_delete_that_says_so_is_by_expiry(self):
+        items = [change(7 + number, "a", "delete") for number in range(3)]
+        items[0]["metadata"]["timeToLiveExpired"], items[1]["metadata"]["timeToLiveExpired"] = True, False
+        records = records_of(items, Place(6), VIEW)
+        assert [event.by_expiry for event in CosmosMapper(VIEW).events(records, 0, 3)] == [True, False, False]
 
     def test_a_child_has_its_part_of_what_is_left(self):
         """A split divides the changes of one LSN between the children. Both children resume after the last

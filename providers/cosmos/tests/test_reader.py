@@ -1,6 +1,7 @@
 """Tests the feed with and without the engine: starts, bounds, splits, merges, expiry, keys and costs."""
 
 import itertools
+from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -22,6 +23,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos import client as client_room
+from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos_emulator import documents
 from multiclouddb_cosmos_emulator.faults import Fail
 from multiclouddb_spi import Continue, Drained, PartitionState, Reached
@@ -249,6 +251,21 @@ class TestPlans:
         consumer = world.consumer(start, provider_options=BACKFILL)
         consumer.until_idle()
         assert sorted(consumer.markers) == sorted(wanted)
+
+
+def test_now_is_not_later_than_its_request(lone, monkeypatch):
+    """While the answer is on its way, other answers may tell a later time."""
+    _, feed = lone.feed()
+    began, end, ended = feed.clock(soon()), Source.end, []
+
+    def slow(source, *args):
+        ended.append(end(source, *args))
+        return ended[-1]
+
+    monkeypatch.setattr(Source, "end", slow)
+    monkeypatch.setattr(client_room.Calls, "now", lambda _: began + timedelta(minutes=len(ended)))
+    (seed,) = feed.start(Now(), None, soon())
+    assert feed.describe(seed.cursor).time <= began
 
 
 class TestKeys:

@@ -81,6 +81,17 @@ class TestLoss:
         (text,) = page.diagnostics.partition_errors.values()
         assert "failover" in text
 
+    def test_a_change_without_a_time_does_not_end_the_read(self, lone):
+        consumer = lone.consumer()
+        lone.fill(30)
+        consumer.until_idle()
+        lose(lone, 1)
+        assert failing(consumer).retryable
+        *_, last = lone.fill(2)
+        with lone.server._lock:
+            lone.server._container(DATABASE, NAME).partitions[0].changes[-2].seconds = -1
+        assert last in consumer.until_idle()
+
     def test_a_bounded_read_is_not_planned(self, lone):
         """Without a head, the engine reads the range itself, and so gets the reader's error."""
         _, feed = lone.feed()

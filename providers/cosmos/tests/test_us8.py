@@ -2,8 +2,9 @@
 
 import pytest
 
+from multiclouddb_certify.suites.cosmos import *  # noqa: F403
+
 from .harness import CosmosHarness
-from .suite import *  # noqa: F403
 
 pytestmark = pytest.mark.usefixtures("hasty")
 

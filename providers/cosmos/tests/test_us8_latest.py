@@ -2,10 +2,12 @@
 
 import pytest
 
+from multiclouddb_certify.suites import cosmos
 from multiclouddb_conformance.us8 import *  # noqa: F403
 
 from .harness import LatestHarness
-from .suite import TestEventIdentity, TestRetirement  # noqa: F401
+
+TestEventIdentity, TestRetirement = cosmos.TestEventIdentity, cosmos.TestRetirement
 
 pytestmark = pytest.mark.usefixtures("hasty")
 

@@ -12,10 +12,10 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 
-import attrs
 import orjson
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_api.value import frozen
 from multiclouddb_dynamo.config import DynamoClients
 from multiclouddb_dynamo.errors import classify
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused
@@ -31,7 +31,7 @@ _SWELLING: Final = 6  # the size of a parsed record in memory as a multiple of i
 RECORD_BYTES: Final = 4096  # the first estimate of a record's size in memory
 
 
-@attrs.frozen
+@frozen
 class Table:
     """The result of a DescribeTable call."""
 

@@ -10,6 +10,7 @@ from botocore.config import Config
 
 from multiclouddb_api import ClientConfig, invalid_request
 from multiclouddb_api.config import settled
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.connection import check_names, merged, parse_location, split_url
 
 _OPTIONS: Final = ("config", "endpoint_url", "region", "session", "url")
@@ -21,7 +22,7 @@ _READ_SECONDS: Final = 10
 _SPARE_CONNECTIONS: Final = 8
 
 
-@attrs.frozen
+@frozen
 class DynamoClients:
     """The application's own boto3 clients, for `connect(…, native_client=…)`.
 
@@ -45,7 +46,7 @@ class DynamoClients:
                 )
 
 
-@attrs.frozen
+@frozen
 class DynamoConfig:
     """The checked configuration of a client."""
 

@@ -9,6 +9,7 @@ from datetime import datetime
 import attrs
 
 from multiclouddb_api import ChangeEvent, ErrorCategory, MulticloudDbKey, Now
+from multiclouddb_api.value import define
 from multiclouddb_dynamo.catalog import find_table
 from multiclouddb_dynamo.errors import PROVIDER_ID
 from multiclouddb_dynamo.mapping import View
@@ -36,7 +37,7 @@ from multiclouddb_spi import (
 )
 
 
-@attrs.define
+@define
 class _Learned:  # the partial results that the attempts of one call share
     resolution: Resolution
     listing: Listing = attrs.field(factory=Listing)
@@ -117,7 +118,7 @@ class DynamoFeed(Feed):
         if listing.is_old:
             listing = own
         try:
-            self._shards.read(deadline, listing)
+            self._shards.read_again(deadline, listing)
         except Exception:
             self._unfinished.append(listing)
             raise

@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-import attrs
 import orjson
 
 from multiclouddb_api import ChangeEvent, ChangeType, ResourceAddress
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
+from multiclouddb_api.value import frozen
 from multiclouddb_dynamo.position import MOST_SECONDS, After, cursor_of, is_seq
 from multiclouddb_dynamo.values import decode, decode_map, json_map
 from multiclouddb_spi import Cursor, Mapper, RecordFault
@@ -31,7 +31,7 @@ _LENGTHS: Final = tuple(f"{length:02}" for length in range(100))
 DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
 
 
-@attrs.frozen
+@frozen
 class View:
     """The properties that all events of one shard share."""
 
@@ -58,10 +58,6 @@ def seconds_of(record: Record) -> float | None:
     if isinstance(moment, datetime):
         return moment.timestamp()
     return moment if isinstance(moment, int | float) and 0 <= moment <= MOST_SECONDS else None
-
-
-CEILING: Final = "41"
-"""Sorts after every `order_key`, because a sequence number has at most 40 digits."""
 
 
 def order_key(seq: str) -> str:
@@ -205,7 +201,7 @@ def place_after(record: Record) -> After:
     return After(seq_of(record), None if seconds is None else int(seconds))
 
 
-@attrs.frozen
+@frozen
 class DynamoMapper(Mapper):
     """Maps the records of one shard to events and to Arrow."""
 

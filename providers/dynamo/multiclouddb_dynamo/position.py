@@ -28,6 +28,7 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
+from multiclouddb_api.value import frozen
 from multiclouddb_spi import Cursor, InvalidCursor, Position
 
 EARLY_SECONDS: Final = 120
@@ -44,7 +45,7 @@ _MOST_DIGITS: Final = 40  # botocore accepts no longer number
 _MOST_ITERATOR: Final = 2048  # the maximum length in the service model
 
 
-@attrs.frozen
+@frozen
 class Trail:
     """The progress of a search that has not found any record yet."""
 
@@ -52,7 +53,7 @@ class Trail:
     looks: int
 
 
-@attrs.frozen
+@frozen
 class After:
     """The position after a record."""
 
@@ -61,7 +62,7 @@ class After:
     trail: Trail | None = None
 
 
-@attrs.frozen
+@frozen
 class Start:
     """The position at the first record of a shard whose parent was read."""
 
@@ -69,7 +70,7 @@ class Start:
     trail: Trail | None = None
 
 
-@attrs.frozen
+@frozen
 class Horizon:
     """The position at the oldest record that a shard contained at a given time."""
 
@@ -77,7 +78,7 @@ class Horizon:
     trail: Trail | None = None
 
 
-@attrs.frozen
+@frozen
 class Latest:
     """The position after all records that a shard contained at a given time.
 

@@ -7,87 +7,21 @@ from typing import ClassVar, Final
 from botocore.exceptions import BotoCoreError
 
 from multiclouddb_api import (
-    Capability,
-    CapabilityNote,
     CapabilitySet,
     ClientConfig,
     ResourceAddress,
-    ScanFacts,
-    ScanFloor,
-    Support,
     invalid_request,
 )
+from multiclouddb_dynamo.capabilities import CAPABILITIES
 from multiclouddb_dynamo.catalog import check_table, find_table
 from multiclouddb_dynamo.client import Calls
 from multiclouddb_dynamo.config import DynamoClients, DynamoConfig
 from multiclouddb_dynamo.errors import PROVIDER_ID, classify
 from multiclouddb_dynamo.feed import DynamoFeed
-from multiclouddb_dynamo.mapping import CEILING
 from multiclouddb_dynamo.shards import ShardMap
-from multiclouddb_dynamo.source import DELAY_SECONDS, EMPTY_ANSWERS, Source
+from multiclouddb_dynamo.source import Source
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 from multiclouddb_spi.connection import checked_native
-
-_NATIVE, _UNSUPPORTED = Support.NATIVE, Support.UNSUPPORTED
-_NO_WIDER: Final = "a stream covers one table; read each table with EntireCollection()"
-
-# A stream usually shows a change within a second.
-_SETTLE_SECONDS: Final = 10.0
-
-CAPABILITIES: Final = CapabilitySet(
-    {
-        Capability.CHANGE_FEED: CapabilityNote(
-            _NATIVE,
-            "enable the table's stream (StreamSpecification); new items need NEW_IMAGE or "
-            f"NEW_AND_OLD_IMAGES; {EMPTY_ANSWERS} answers in a row without records count as the end "
-            f"of an open shard, and then `read_until` is an estimate: {DELAY_SECONDS:.0f} seconds before "
-            "the last of them",
-        ),
-        Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
-            _NATIVE, "starts at the oldest record; a stream keeps records for 24 hours"
-        ),
-        Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
-            _UNSUPPORTED,
-            "a stream starts at its beginning, at now or at a token; start at Beginning() and leave out "
-            "events whose event.timestamp is earlier",
-        ),
-        Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
-            _UNSUPPORTED,
-            "the feed cannot select changes by partition key; read PhysicalPartition(…) or "
-            "EntireCollection() and keep the events whose event.key.partition_key you want",
-        ),
-        Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
-            _NATIVE,
-            "convergent: each item is as it was when it was read, so a target equals the table only"
-            ' when the stream has caught up; the floor "00" is lower than every change; needs the '
-            "permission dynamodb:Scan; all items are read consistently, so 2 TB cost about 537 million "
-            "read units (see native_charge and max_scan_rate)",
-        ),
-        Capability.LOOKUP: CapabilityNote(
-            _NATIVE,
-            "needs the permission dynamodb:BatchGetItem; each item is read consistently, which costs one "
-            "read unit for every 4 KB of it",
-        ),
-        Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
-        Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),
-        Capability.CHANGE_FEED_DELETES: CapabilityNote(_NATIVE),
-        Capability.CHANGE_FEED_CHANGE_TYPES: CapabilityNote(_NATIVE),
-        Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
-            _NATIVE, "needs a stream of type OLD_IMAGE or NEW_AND_OLD_IMAGES"
-        ),
-        Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
-        Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
-        Capability.RUN_COMMAND: CapabilityNote(_UNSUPPORTED, "use boto3 for everything except the feed"),
-    },
-    ScanFacts(
-        ScanFloor.LOW,
-        _SETTLE_SECONDS,
-        "one read unit for every 4 KB that a scan reads, at least one for each request",
-        units_per_kib=0.25,
-        ceiling=CEILING,
-    ),
-)
-"""The capabilities of a table with an enabled stream."""
 
 
 class DynamoProvider(Provider):

@@ -13,6 +13,7 @@ import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_dynamo.capabilities import DELAY_SECONDS, EMPTY_ANSWERS
 from multiclouddb_dynamo.catalog import replaced
 from multiclouddb_dynamo.client import RECORD_BYTES, memory_of
 from multiclouddb_dynamo.errors import (
@@ -41,8 +42,6 @@ from multiclouddb_dynamo.position import (
     without_iterator,
 )
 from multiclouddb_dynamo.source import (
-    DELAY_SECONDS,
-    EMPTY_ANSWERS,
     MOST_ITERATORS,
     START_SECONDS,
     EmptyAnswers,

@@ -15,6 +15,7 @@ import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_api.value import define, frozen
 from multiclouddb_dynamo.client import Calls, Series
 from multiclouddb_dynamo.errors import GONE, REJECTED, code_of
 from multiclouddb_spi import Deadline, ProviderFault
@@ -35,7 +36,7 @@ _OLD_SECONDS: Final = 300.0
 _SETTLED_SECONDS: Final = 5.0
 
 
-@attrs.frozen
+@frozen
 class Shard:
     """One shard of a stream, as the service lists it."""
 
@@ -51,7 +52,7 @@ class Shard:
         return () if self.parent is None else (self.parent,)
 
 
-@attrs.define
+@define
 class Listing:
     """A listing that may be unfinished; after a failure, it continues after the last page that was read."""
 
@@ -134,6 +135,19 @@ class ShardMap:
         listing = listing or Listing()
         if not listing.is_whole:
             self._go_on(listing, deadline)
+        return listing
+
+    def read_again(
+        self, deadline: Deadline, listing: Listing | None = None, seconds: float | None = None
+    ) -> Listing:
+        """Read as `read` does; this answers looks for children, so it counts as so many of them."""
+        listing = listing or Listing()
+        if not listing.is_whole:
+            before = listing.pages
+            try:
+                self._go_on(listing, deadline, seconds)
+            finally:
+                self._looks.credit -= max(1, listing.pages - before)
         return listing
 
     def _go_on(self, listing: Listing, deadline: Deadline, seconds: float | None = None) -> None:
@@ -304,11 +318,7 @@ class ShardMap:
         """Continue a listing. After the last page, return the shards that needed the listing."""
         assert self._unread is not None
         listing, names = self._unread
-        before = listing.pages
-        try:
-            self._go_on(listing, deadline, min(_LISTING_SECONDS, deadline.remaining() / 2))
-        finally:
-            self._looks.credit -= max(1, listing.pages - before)
+        self.read_again(deadline, listing, min(_LISTING_SECONDS, deadline.remaining() / 2))
         if not listing.is_whole:
             return ()  # the listing continues in a later call
         self._unread = None

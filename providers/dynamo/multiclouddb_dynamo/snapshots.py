@@ -19,6 +19,7 @@ from botocore.exceptions import ClientError, ParamValidationError
 from multiclouddb_api import ChangeEvent, ChangeType, ErrorCategory, MulticloudDbKey
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
+from multiclouddb_api.value import frozen
 from multiclouddb_dynamo.catalog import replaced
 from multiclouddb_dynamo.client import RECORD_BYTES, Calls, Table, memory_of
 from multiclouddb_dynamo.errors import GONE, REJECTED, code_of
@@ -65,7 +66,7 @@ _MOST_DIGITS: Final = 8  # the maximum number of digits of a segment's number
 _MOST_TEXT: Final = 4096  # a key has at most 2,048 bytes; base64 makes it longer by a third
 
 
-@attrs.frozen
+@frozen
 class Part:
     """A position in a segment of a scan."""
 
@@ -155,7 +156,7 @@ def _key_value(text: str) -> dict[str, Any]:
         raise InvalidCursor("its key is not base64") from error
 
 
-@attrs.frozen
+@frozen
 class RowMapper(Mapper):
     """Maps the items of one segment."""
 

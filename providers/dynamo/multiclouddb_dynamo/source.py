@@ -13,17 +13,12 @@ from weakref import WeakSet
 import attrs
 from botocore.exceptions import BotoCoreError, ClientError
 
+from multiclouddb_api.value import frozen
+from multiclouddb_dynamo.capabilities import DELAY_SECONDS, EMPTY_ANSWERS
 from multiclouddb_dynamo.client import Calls, Table
 from multiclouddb_dynamo.shards import Shard, ShardMap
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader
 
-EMPTY_ANSWERS: Final = 16
-"""How many answers without records in a row show that an open shard was read to its end."""
-DELAY_SECONDS: Final = 30.0
-"""A shard that was read to its end was read up to this many seconds before its last answer.
-
-The last `EMPTY_ANSWERS` answers were requested within these seconds, unless the feed has very many shards.
-"""
 _MOST_KEPT: Final = 4096
 
 
@@ -108,7 +103,7 @@ class KeptIterators:
             return self._iterators.pop((shard_id, since), (None, 0.0))[0]
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Source:
     """The objects that the readers of one feed share."""
 
@@ -123,6 +118,7 @@ class Source:
     _starts: deque[float] = attrs.field(factory=lambda: deque(maxlen=1))
     _looked: dict[str, float] = attrs.field(factory=dict)
     _listing: threading.Lock = attrs.field(factory=threading.Lock)
+    _looking: threading.Lock = attrs.field(factory=threading.Lock)
 
     def seconds(self) -> int | None:
         """Return the service's time, in whole seconds since 1970; None if the service sends no time."""
@@ -146,7 +142,7 @@ class Source:
             if self.shards.age() > _LISTED_SECONDS:
                 # This listing only supports another call, so its failure is ignored.
                 with contextlib.suppress(ClientError, BotoCoreError, ProviderFault):
-                    self.shards.read(deadline)
+                    self.shards.read_again(deadline)
 
     def is_closed(self, shard_id: str, since: int | None, deadline: Deadline) -> bool:
         shard = self.shards.find(shard_id)
@@ -165,7 +161,11 @@ class Source:
     def may_look_far(self, shard_id: str) -> bool:
         """Return True if a long scan of a shard may begin now, and record the time of the scan."""
         now = time.monotonic()
-        if now - self._looked.get(shard_id, -_LOOK_SECONDS) < _LOOK_SECONDS:
-            return False
-        self._looked[shard_id] = now
-        return True
+        with self._looking:
+            # The oldest scan is the first one. Most of these shards have ended.
+            while self._looked and now - next(iter(self._looked.values())) >= _LOOK_SECONDS:
+                del self._looked[next(iter(self._looked))]
+            if shard_id in self._looked:
+                return False
+            self._looked[shard_id] = now
+            return True

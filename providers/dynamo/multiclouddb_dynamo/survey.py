@@ -22,7 +22,7 @@ from multiclouddb_spi import Cursor, Deadline, Partition, PartitionState, Survey
 
 # Every available record is younger than a day. An hour is subtracted, because a reader needs time to start.
 _KEPT_SECONDS: Final = 23 * 3600
-_ENDED: Final = "the stream was disabled or its table deleted; all its records have been read"
+_OVER: Final = FeedEnded("the stream was disabled or its table deleted; all its records have been read")
 
 
 def survey_of_listing(
@@ -45,7 +45,7 @@ def survey_of_listing(
     starts |= {name: cursor_of(start_of(shards[name], Horizon(now))) for name in asked if name in shards}
     if asked and (gone or lost or not expired):
         there = {name: shard for name, shard in shards.items() if name not in lost}
-        heights = _uncovered(there, asked.keys() - gone - lost.keys())
+        heights = _uncovered(there, asked.keys() - gone - lost.keys(), source.shards.settled)
         gone |= source.shards.gone((name for name in heights if name not in shards), deadline)
         starts |= _oldest(source.shards, there, heights, gone | lost.keys(), since, deadline)
     present = [_partition(shard, starts.get(name)) for name, shard in shards.items() if name not in lost]
@@ -54,7 +54,8 @@ def survey_of_listing(
         unknown = Partition(name, (), PartitionState.CLOSED, starts[name])
         present.append(unknown if shard is None else _partition(shard, starts[name]))
     told = {name: shard.parents for name, shard in lost.items()}
-    return Survey(tuple(present), dict.fromkeys(gone) | told)
+    final = _final(shards) - lost.keys() if source.shards.settled else ()
+    return Survey(tuple(present), dict.fromkeys(gone) | told, final=dict.fromkeys(final, _OVER))
 
 
 def survey_of_children(source: Source, asked: Mapping[str, Cursor], deadline: Deadline) -> Survey:
@@ -69,12 +70,17 @@ def survey_of_children(source: Source, asked: Mapping[str, Cursor], deadline: De
     gone = source.shards.gone((name for name in childless if name not in listed), deadline)
     final: dict[str, Notice | None] = {}
     if source.shards.settled:
-        final = {name: FeedEnded(_ENDED) for name in childless if name not in gone}
+        final = {name: _OVER for name in childless if name not in gone}
     return Survey(tuple(present.values()), dict.fromkeys(gone), final=final, answered=found.keys())
 
 
-def _uncovered(shards: Mapping[str, Shard], held: Collection[str]) -> dict[str, int]:
-    """Walk up from each open shard that descends from no held one; count the generations below."""
+def _final(shards: Mapping[str, Shard]) -> set[str]:
+    """Return the shards without children, where no more shards will be listed."""
+    return shards.keys() - {shard.parent for shard in shards.values()}
+
+
+def _uncovered(shards: Mapping[str, Shard], held: Collection[str], settled: bool) -> dict[str, int]:
+    """Walk up from each last shard that descends from no held one; count the generations below."""
     read = set[str]()
     for name in held:
         above = _parent(shards, name)
@@ -82,8 +88,9 @@ def _uncovered(shards: Mapping[str, Shard], held: Collection[str]) -> dict[str, 
             read.add(above)
             above = _parent(shards, above)
     heights: dict[str, int] = {}
+    final = _final(shards) if settled else ()
     for shard in shards.values():
-        way, above = list[str](), shard.shard_id if shard.last is None else None
+        way, above = list[str](), shard.shard_id if shard.last is None or shard.shard_id in final else None
         while above is not None and above not in held and above not in read:
             way.append(above)
             above = _parent(shards, above)

@@ -6,13 +6,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from multiclouddb_api import Beginning, Now, ResourceAddress
+from multiclouddb_dynamo.capabilities import DELAY_SECONDS, EMPTY_ANSWERS
 from multiclouddb_dynamo.client import Calls
 from multiclouddb_dynamo.mapping import View
 from multiclouddb_dynamo.position import Start, Trail, place_of
 from multiclouddb_dynamo.reader import DynamoReader
 from multiclouddb_dynamo.source import (
-    DELAY_SECONDS,
-    EMPTY_ANSWERS,
     EmptyAnswers,
     Source,
 )

@@ -131,6 +131,7 @@ class TestLateChildren:
     def test_children_that_were_trimmed_before_they_were_seen_are_a_loss(self, world, skips):
         """The read does not wait forever if a shard is no longer listed but its grandchildren are."""
         consumer = world.consumer(**(SKIPS if skips else {}))
+        first = world.chain()
         world.put("a")
         consumer.until_idle()
         world.habits.late_children = FOR_EVER
@@ -140,6 +141,7 @@ class TestLateChildren:
         world.habits.late_children = 0
         for shard in world.script.shards(TABLE):
             world.script.hide(shard.shard_id, 0)
+        unseen = world.chain()
         world.put("lost")
         world.roll_over()
         world.script.advance(23 * HOUR)
@@ -149,7 +151,8 @@ class TestLateChildren:
         consumer.restart()
         if skips:
             assert consumer.until_idle(20) == left
-            assert consumer.kinds == [Gap]
+            assert consumer.kinds == [Gap, Gap]
+            assert {native(gap.partition_id) for gap in consumer.notices} == {first, unseen}
         else:
             with refused(EXPIRED):
                 consumer.until_idle(10)
@@ -462,6 +465,23 @@ class TestLostShards:
             consumer.until_found(kept)
             assert set(kept) <= set(consumer.markers) < {*lost, *kept}
             assert consumer.kinds.count(Gap) == 1
+
+    def test_what_remains_of_a_disabled_stream_is_read(self, world):
+        """A splits into B and C, C rolls over to D; A and C expire, and no shard is open any more."""
+        world.settings["child_watch_seconds"] = 1.0
+        a, consumer = world.chain(), world.consumer(**SKIPS)
+        consumer.until_found(world.put("a"))
+        b, c = world.script.split(a)
+        world.put_in(c)
+        left = world.put_in(b) + world.put_in(world.script.roll_over(c), 2)
+        world.enable(False)
+        world.script.drop_shards([a, c])
+        consumer.restart()
+        del consumer.events[:]
+        while FeedEnded not in consumer.kinds:
+            consumer.read()
+        assert sorted(consumer.markers) == left
+        assert consumer.kinds.count(Gap) == 2
 
     @pytest.mark.parametrize("settings", [{}, SKIPS], ids=["fail", "skip"])
     def test_a_worker_with_descendants_is_planned_again_after_a_loss(self, settings):

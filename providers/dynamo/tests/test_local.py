@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from multiclouddb_api import (
     Beginning,
     ChangeFeedRequest,
@@ -12,8 +14,10 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
+from multiclouddb_conformance.table import MemoryTable
+from multiclouddb_verify import verify
 
-from .servers.local import LocalDynamo
+from .servers.local import LocalDynamo, shared
 from .servers.server import REGION
 
 PATIENCE = 120.0
@@ -42,3 +46,25 @@ def test_a_delete_by_the_time_to_live_says_so_and_one_by_hand_does_not():
     assert [(event.key.components["pk"], event.by_expiry) for event in deletes] == [
         ("by hand", False), ("by time", True),
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_verify_ends_although_no_answer_has_a_date_and_times_are_rounded_to_minutes(tmp_path, monkeypatch):
+    monkeypatch.setattr("multiclouddb_verify.source._IDLE_SECONDS", 0.0)
+    server = shared()
+    server.create_table("verified")
+    for number in range(5):
+        server.client().put_item(TableName="verified", Item={"pk": {"S": str(number)}})
+    config = ClientConfig("dynamo", {"region": REGION, "endpoint_url": server.endpoint_url})
+    address, table = ResourceAddress(collection="verified"), MemoryTable()
+    with connect(config) as client:
+        page = client.read_changes(ChangeFeedRequest(address, Beginning()), OperationOptions(wait_seconds=5))
+        table.merge(page.events)
+        began = time.monotonic()
+        report = verify(
+            client, address, table, position=page.continuation_token, state=tmp_path / "state",
+            patience_seconds=30.0,
+        )  # fmt: skip
+    assert report.equal
+    assert report.counts.equal == 5
+    assert time.monotonic() - began < PATIENCE

@@ -168,6 +168,17 @@ class TestListing:
             assert len(feed.survey(ended, soon(), whole=False).present) == 3
             assert world.journal.count(LISTING) == 3 + 1
 
+    def test_children_on_two_pages_are_all_found(self):
+        with World(shards=3, shards_per_page=1) as world:
+            _, feed = world.feed()
+            seed = feed.start(Beginning(), None, soon())[0]
+            children = world.script.split(seed.partition_id)
+            fetch(feed.open(seed.partition_id, seed.cursor))
+            world.journal.clear()
+            found = feed.survey({seed.partition_id: seed.cursor}, soon(), whole=False).present
+            assert {each.partition_id for each in found} == set(children)
+            assert world.journal.count(LISTING) == 2  # a page for each child, and no listing of all shards
+
 
 class TestCost:
     def until_all(self, consumer, count):

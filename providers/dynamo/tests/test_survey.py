@@ -167,6 +167,8 @@ def listed(name, parent=None, *, last=None, seen=NOW):
 class Refusing:
     """Stands for the source of a feed and for its shards; knows which shards are gone and which trimmed."""
 
+    settled = False
+
     def __init__(self, gone=(), trimmed=()):
         self.shards, self._gone, self._trimmed, self.asked = self, set(gone), set(trimmed), []
 

@@ -1,9 +1,8 @@
 """Runs the whole conformance suite on the scripted server, which splits shards and produces every fault."""
 
-from datetime import timedelta
-
 import pytest
 
+from multiclouddb_certify.dynamo import typed
 from multiclouddb_conformance import us8
 from multiclouddb_conformance.faults import (
     ChildrenFirst,
@@ -20,7 +19,7 @@ from multiclouddb_conformance.faults import (
 from multiclouddb_conformance.us8 import *  # noqa: F403
 from multiclouddb_dynamo_emulator import Order, ScriptedStreams
 
-from .harness import DynamoHarness, typed
+from .harness import ServerHarness
 from .servers.server import Server
 
 pytestmark = pytest.mark.usefixtures("hasty")
@@ -40,24 +39,21 @@ class Scripted(Server):
         self.script.stop()
 
 
-class ScriptedHarness(DynamoHarness):
+class ScriptedHarness(ServerHarness):
     """A harness with a separate server for each test."""
 
-    can_read_past_trim = False  # the server does not say whether records after a position were trimmed
-    rounding = timedelta(seconds=1)
-    can_idle_moves = False
+    can_several = can_split = can_trim = can_expire = can_poison = can_late_children = can_audit = True
 
     def open(self):
         self.server = Scripted()
         self.script = self.server.script
-        self.tables = []
+        super().open()
 
     def close(self):
         self.server.close()
 
     def make_table(self, table, kind, partitions):
         self.script.habits.initial_shards = partitions
-        self.tables.append(table)
         return super().make_table(table, kind, partitions)
 
     def split(self, address, partition_id):

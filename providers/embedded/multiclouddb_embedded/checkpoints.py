@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -17,13 +16,13 @@ from multiclouddb_api.checkpoint import (
     broken_disk,
     check_name,
     conflict,
+    local_path_of,
     make_folder,
     newer,
     next_version,
     sync_folder,
     unusable,
 )
-from multiclouddb_api.checkpoint_url import local_path_of
 from multiclouddb_api.validators import check_type, local_path
 from multiclouddb_embedded.store.connection import connect
 from multiclouddb_embedded.store.forking import using_sqlite
@@ -99,12 +98,6 @@ class SqliteCheckpointStore:
         """
         check_name(name)
         Checkpoint(token, "1")
-        try:
-            token.encode()
-        except UnicodeEncodeError as error:
-            raise invalid_request(
-                "token", f"cannot be written ({error.reason})", "pass a page's continuation_token"
-            ) from error
         check_type("expected", expected, str, type(None))
         with self._opened("written", create=True) as connection:
             assert connection is not None
@@ -181,7 +174,7 @@ class SqliteCheckpointStore:
         # The file is created with all its contents; therefore an empty file is always a damaged file.
         folder = self._path.parent
         make_folder(folder)
-        draft = folder / f".{self._path.name}.{secrets.token_hex(4)}.tmp"
+        draft = folder / f".{self._path.name}.{os.urandom(4).hex()}.tmp"
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         try:
             with closing(connect(str(draft))) as connection:

@@ -13,6 +13,7 @@ import attrs
 from multiclouddb_api import Capability, ClientConfig, ProviderOptions, invalid_request
 from multiclouddb_api.config import settled
 from multiclouddb_api.validators import check_type, is_a, suggestion, type_name, utf8
+from multiclouddb_api.value import frozen
 from multiclouddb_embedded.errors import store_errors
 from multiclouddb_embedded.profile import PLAIN, PROFILES, Profile
 from multiclouddb_spi.connection import check_names, merged, parse_location
@@ -22,7 +23,7 @@ _URL: Final = "write embedded:///absolute/path/store.db"
 _EMULATED: Final = (Capability.CHANGE_FEED_BEGINNING, Capability.CHANGE_FEED_POINT_IN_TIME)
 
 
-@attrs.frozen
+@frozen
 class EmbeddedOptions(ProviderOptions):
     """The options of a request to the embedded store."""
 
@@ -54,7 +55,7 @@ class EmbeddedOptions(ProviderOptions):
         return self.backfill and capability in _EMULATED
 
 
-@attrs.frozen
+@frozen
 class EmbeddedConfig:
     """The checked configuration of an embedded store."""
 

@@ -11,7 +11,6 @@ from multiclouddb_embedded.errors import PROVIDER_ID
 from multiclouddb_embedded.mapping import View, describe, from_micros, is_scan, position_of, to_micros
 from multiclouddb_embedded.partitions import Family, find_head, read_family, read_head, read_shape
 from multiclouddb_embedded.reader import EmbeddedReader
-from multiclouddb_embedded.snapshots import SegmentReader, cut, look_up, plan_scan
 from multiclouddb_embedded.source import Source
 from multiclouddb_embedded.store.collection import check_kind
 from multiclouddb_embedded.store.log import seq_before
@@ -40,6 +39,11 @@ class EmbeddedFeed(Feed):
         self.spec = source.spec
         self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, source.scope.collection.incarnation)
         self._source, self._scope, self._store = source, source.scope, source.store
+
+    @property
+    def reads_at_once(self) -> bool:
+        """True unless a read in the thread of a caller took too long."""
+        return not self._store.pool.is_slow
 
     def visible_after(self) -> float:
         """Return how long a writer usually waits for another writer at most, after it has read the clock."""
@@ -70,6 +74,8 @@ class EmbeddedFeed(Feed):
         """Open a reader of one partition, or of one segment of a snapshot."""
         view = self._view(self.public_id(partition_id))
         if plan_id_of(partition_id) is not None:
+            from multiclouddb_embedded.snapshots import SegmentReader  # many processes never scan
+
             return SegmentReader(self._source, view, cursor)
         bound = position_of(until) if until is not None else None
         return EmbeddedReader(self._source, partition_id, view, position_of(cursor), bound)
@@ -110,6 +116,8 @@ class EmbeddedFeed(Feed):
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         """Return the stream positions, the `floor` and the plan, all from one read transaction."""
+        from multiclouddb_embedded.snapshots import plan_scan
+
         with self._store.reading(deadline) as connection:
             self._check_key(connection)
             family = read_family(connection, self._scope)
@@ -118,6 +126,8 @@ class EmbeddedFeed(Feed):
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
         """Return the next segments of the plan, which are found by counting rows."""
+        from multiclouddb_embedded.snapshots import cut
+
         with self._store.reading(deadline) as connection:
             return cut(connection, self._scope, cursor, count)
 
@@ -148,6 +158,8 @@ class EmbeddedFeed(Feed):
         self, keys: Sequence[MulticloudDbKey], deadline: Deadline
     ) -> dict[MulticloudDbKey, ChangeEvent | None]:
         """Return rows as of one read transaction."""
+        from multiclouddb_embedded.snapshots import look_up
+
         for key in keys:
             self._scope.collection.check_key(key)
         with self._store.reading(deadline) as connection:

@@ -9,12 +9,12 @@ from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-import attrs
 import orjson
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, ResourceAddress, decode_json
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
+from multiclouddb_api.value import frozen
 from multiclouddb_spi import Cursor, InvalidCursor, Mapper, Position, RecordFault
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def describe(cursor: Cursor) -> Position:
     return Position(f"sequence {seq}", from_micros(ts))
 
 
-@attrs.frozen
+@frozen
 class View:
     """The properties that are the same for all events of one partition."""
 
@@ -358,7 +358,7 @@ def _flaw(records: Records, index: int) -> str | None:
     return None
 
 
-@attrs.frozen
+@frozen
 class EmbeddedMapper(Mapper):
     """Maps the rows of one partition."""
 

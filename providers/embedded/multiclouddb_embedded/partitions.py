@@ -7,9 +7,8 @@ from bisect import bisect_left
 from collections.abc import Container, Sequence
 from typing import Final
 
-import attrs
-
 from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode
+from multiclouddb_api.value import frozen
 from multiclouddb_embedded.mapping import cursor_of, position_of
 from multiclouddb_embedded.source import Scope
 from multiclouddb_embedded.store.collection import (
@@ -57,7 +56,7 @@ The parameters are `:collection` and `:hash`, which may be null.
 """
 
 
-@attrs.frozen
+@frozen
 class Standing:
     """The newest change of the store and the state of one partition, read in one transaction."""
 

@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
-import attrs
-
 from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ScanFacts, ScanFloor, Support
+from multiclouddb_api.value import frozen
 
 _SECOND: Final = 1_000_000
 
@@ -56,7 +55,7 @@ _PLAIN: Final = {
 }
 
 
-@attrs.frozen
+@frozen
 class Profile:
     """The limits of one profile."""
 

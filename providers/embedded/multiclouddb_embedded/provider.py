@@ -15,7 +15,6 @@ from multiclouddb_embedded.mapping import to_micros
 from multiclouddb_embedded.partitions import check_images
 from multiclouddb_embedded.profile import PLAIN, Profile
 from multiclouddb_embedded.source import OpenStore, Source, scope_of
-from multiclouddb_embedded.store import EmbeddedStore
 from multiclouddb_embedded.store.collection import MAIN, find_collection, list_collections
 from multiclouddb_embedded.store.connection import ConnectionPool, Monitor, check_store
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderPlugin
@@ -91,6 +90,8 @@ class EmbeddedPlugin(ProviderPlugin):
             if not Path(checked.path).exists():
                 raise missing_file(checked.path)
             return EmbeddedProvider(checked.path, lambda: datetime.now(UTC), checked.profile)
+        from multiclouddb_embedded.store.store import EmbeddedStore  # readers of a file do not need it
+
         store = checked_native(native_client, EmbeddedStore, "pass an EmbeddedStore, or None")
         if store.closed:
             raise invalid_request("native_client", "is closed", "pass an open EmbeddedStore")

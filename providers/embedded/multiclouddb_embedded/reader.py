@@ -9,7 +9,7 @@ from multiclouddb_api import MulticloudDbError, MulticloudDbKey, decode_json
 from multiclouddb_embedded.mapping import EmbeddedMapper, Records, View, cursor_of, from_micros
 from multiclouddb_embedded.partitions import Standing, outcome_of, standing
 from multiclouddb_embedded.source import Source
-from multiclouddb_embedded.store.connection import Interrupt, Version, snapshot
+from multiclouddb_embedded.store.connection import AT_ONCE_SECONDS, Interrupt, Version, snapshot
 from multiclouddb_spi import Batch, Continue, Deadline, Outcome, Reached, Reader
 
 # Finds the last row to read. A read returns at least one row, and otherwise as many of the wanted rows as fit
@@ -91,18 +91,34 @@ class EmbeddedReader(Reader):
         """Fetch records. While there are no records, check for commits every few milliseconds."""
         patience = deadline.sooner(wait)
         while True:
-            version = self._source.store.monitor.version()
-            if self._idle is not None and self._idle[0] == version:
-                batch = self._idle[1]
-            else:
-                batch = self._read(max_records, max_bytes, deadline)
-                nothing = not len(batch) and batch.caught_up and isinstance(batch.outcome, Continue)
-                self._idle = (version, batch) if nothing else None
+            batch = self._look(max_records, max_bytes, deadline)
             left = patience.remaining()
             if self._idle is None or left <= 0:
                 return batch
             if self._interrupt.cancelled.wait(min(self._source.options.poll_seconds, left)):
                 return batch
+
+    def fetch_at_once(self, max_records: int, max_bytes: int) -> Batch | None:
+        """Fetch records in the caller's thread, unless the file is slow or locked."""
+        pool, until = self._source.store.pool, Deadline.after(AT_ONCE_SECONDS)
+        if pool.is_slow:
+            return None
+        try:
+            batch = self._look(max_records, max_bytes, until, hurry=True)
+        finally:
+            # A file that is locked or on a slow disk would make every page of the caller wait.
+            if until.passed():
+                pool.is_slow = True
+        return batch
+
+    def _look(self, max_records: int, max_bytes: int, deadline: Deadline, *, hurry: bool = False) -> Batch:
+        version = self._source.store.monitor.version(deadline.at if hurry else None)
+        if self._idle is not None and self._idle[0] == version:
+            return self._idle[1]
+        batch = self._read(max_records, max_bytes, deadline, hurry=hurry)
+        nothing = not len(batch) and batch.caught_up and isinstance(batch.outcome, Continue)
+        self._idle = (version, batch) if nothing else None
+        return batch
 
     def cancel(self) -> None:
         """Interrupt the running statement, and end a waiting fetch within milliseconds."""
@@ -112,10 +128,10 @@ class EmbeddedReader(Reader):
         """Discard the last answer. The reader closes no connection, because the pool owns the connections."""
         self._idle = None
 
-    def _read(self, max_records: int, max_bytes: int, deadline: Deadline) -> Batch:
+    def _read(self, max_records: int, max_bytes: int, deadline: Deadline, *, hurry: bool) -> Batch:
         source = self._source
         with (
-            source.store.pool.borrow(deadline) as connection,
+            source.store.pool.borrow(deadline, hurry=hurry) as connection,
             self._interrupt.covers(connection),
             snapshot(connection),
         ):

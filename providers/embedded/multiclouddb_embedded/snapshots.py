@@ -13,18 +13,18 @@ are keys. Reading begins after the key `start`, and includes the key `end`.
 from __future__ import annotations
 
 import hashlib
-import secrets
+import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Any, Final, TypeAlias
 
-import attrs
 import orjson
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, MulticloudDbKey, decode_json
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
+from multiclouddb_api.value import frozen
 from multiclouddb_embedded.mapping import ORDER_DIGITS, View, from_micros
 from multiclouddb_embedded.partitions import check_there
 from multiclouddb_embedded.source import Scope, Source
@@ -81,7 +81,7 @@ def plan_scan(
         # characters sort before `^`.
         after = scope.key[:-2]
         end, records, rows = after + b"^", None, 2**53
-    plan_id = secrets.token_hex(6)
+    plan_id = os.urandom(6).hex()
     cursor: Cursor = [plan_id, seq, ts, rows, 0, _text(after), _text(end or b"")]
     count = None if records is None else max(1, -(-records // rows))
     return ScanPlan(plan_id, cursor, tuple(seeds), _floor(seq), from_micros(ts), count or 1, records)
@@ -131,7 +131,7 @@ Row: TypeAlias = tuple[bytes, str, str | None]
 """One row: the key's canonical JSON, the key and the document."""
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class _Mapper(Mapper):
     view: View
     plan_id: str

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import attrs
-
 from multiclouddb_api import LogicalPartition
+from multiclouddb_api.value import frozen
 from multiclouddb_embedded.config import EmbeddedOptions
 from multiclouddb_embedded.errors import missing_file
 from multiclouddb_embedded.profile import Profile
@@ -18,7 +17,7 @@ from multiclouddb_embedded.store.connection import ConnectionPool, Monitor, snap
 from multiclouddb_spi import Deadline, FeedSpec
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class OpenStore:
     """One store, opened for reading."""
 
@@ -42,7 +41,7 @@ class OpenStore:
         self.monitor.close()
 
 
-@attrs.frozen
+@frozen
 class Scope:
     """The part of a collection that a feed covers."""
 
@@ -61,7 +60,7 @@ def scope_of(collection: Collection, spec: FeedSpec, profile: Profile) -> Scope:
     return Scope(collection, identity, partition_hash(identity), profile.whole)
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Source:
     """The objects that the readers of one feed share."""
 

@@ -74,9 +74,9 @@ def test_a_write_between_a_batch_and_the_next_look_is_seen(world, monkeypatch):
     reader = feed.open("p0", world.start(feed)[0].cursor)
     read = reader._read
 
-    def read_and_write(*arguments):
+    def read_and_write(*arguments, **settings):
         monkeypatch.setattr(reader, "_read", read)
-        batch = read(*arguments)
+        batch = read(*arguments, **settings)
         world.store.put("items", "a", {"n": 1})
         return batch
 

@@ -93,6 +93,12 @@ def test_its_token_is_refused_for_another_scope(consumer: Consumer):
         consumer.client.read_changes(request)
 
 
+def test_a_feed_whose_coverage_is_audited_is_read_each_time(consumer: Consumer, monkeypatch: Any):
+    monkeypatch.setattr(EmbeddedFeed, "names_late", True)
+    consumer.page = consumer.client.read_changes(api.ChangeFeedRequest(ADDRESS, api.Now()))
+    assert [consumer.next().diagnostics.requests for _ in range(5)] == [PARTITIONS] * 5
+
+
 def test_another_call_that_takes_its_lineage_disturbs_nothing(consumer: Consumer, monkeypatch: Any):
     """Two threads that poll with one token make the same next token, whose lineage one may change already."""
     keep = WrittenTokens.keep
@@ -109,7 +115,7 @@ def test_another_call_that_takes_its_lineage_disturbs_nothing(consumer: Consumer
 
 def test_a_write_during_the_read_is_read_next(store: EmbeddedStore, consumer: Consumer, monkeypatch: Any):
     """The mark is requested before the read, so a write during the read changes the next mark."""
-    fetch, written = EmbeddedReader.fetch, list[str]()
+    fetch, written = EmbeddedReader.fetch_at_once, list[str]()
     while not consumer.next().idle:
         pass
 
@@ -122,7 +128,7 @@ def test_a_write_during_the_read_is_read_next(store: EmbeddedStore, consumer: Co
             store.batch("orders", [Put(key_in(store, low, high), {"late": True})])
         return batch
 
-    monkeypatch.setattr(EmbeddedReader, "fetch", late)
+    monkeypatch.setattr(EmbeddedReader, "fetch_at_once", late)
     for _ in range(6):
         consumer.next()
     assert written

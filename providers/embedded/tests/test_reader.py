@@ -59,6 +59,12 @@ class TestFetch:
         assert [numbers(batch.events(0, len(batch))) for batch in batches] == [[0, 1], [2, 3, 4], [5]]
         assert max(batch.nbytes for batch in batches) < 1000 + 9000 + 1000
 
+    def test_old_documents_count_as_bytes(self, world):
+        world.store.create_collection("items", partitions=1, images="new_and_old")
+        for text in ("x" * 4000, "", ""):
+            world.store.put("items", "a", {"t": text})
+        assert len(world.fetch(world.feed().open("p0", [0, 0]), nbytes=6000)) == 2
+
     def test_headroom_is_what_the_retention_leaves(self, world):
         world.store.create_collection("items", partitions=1, retention=timedelta(seconds=60))
         world.store.batch("items", [Put(n, {"n": n}) for n in range(3)])

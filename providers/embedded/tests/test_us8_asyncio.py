@@ -1,8 +1,7 @@
 """Runs the whole conformance suite on the embedded store through the client of asyncio."""
 
+from multiclouddb_certify.embedded import EmbeddedHarness
 from multiclouddb_conformance.us8 import *  # noqa: F403
-
-from .test_us8 import EmbeddedHarness
 
 
 class AsyncioHarness(EmbeddedHarness):

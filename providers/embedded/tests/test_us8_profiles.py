@@ -1,5 +1,6 @@
 """Runs the classes of the suite that profiles change: starts, scopes, images and partitions."""
 
+from multiclouddb_certify.embedded import EmbeddedHarness
 from multiclouddb_conformance.us8 import (  # noqa: F401
     TestAtTime,
     TestBeginning,
@@ -12,8 +13,6 @@ from multiclouddb_conformance.us8 import (  # noqa: F401
 from multiclouddb_embedded import EmbeddedOptions
 from multiclouddb_embedded.profile import PROFILES
 from multiclouddb_embedded.provider import EmbeddedPlugin
-
-from .test_us8 import EmbeddedHarness
 
 
 def under(name, **lacks):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 from uuid import UUID
 
-import attrs
 from pymongo import MongoClient
 
 from multiclouddb_api import (
@@ -17,6 +16,7 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
+from multiclouddb_api.value import frozen
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
@@ -33,7 +33,7 @@ _OTHERWISE: Final = {
 }
 
 
-@attrs.frozen
+@frozen
 class Found:
     """The resource that exists at an address.
 

@@ -30,6 +30,7 @@ from pymongo.read_preferences import Nearest, Primary, PrimaryPreferred, Seconda
 
 from multiclouddb_api import ErrorCategory, invalid_request
 from multiclouddb_api.validators import one_of, unknown_name
+from multiclouddb_api.value import frozen
 from multiclouddb_mongo.errors import PROVIDER_ID, classify
 from multiclouddb_spi import Fault, ProviderFault
 from multiclouddb_spi.errors import cause_of, to_error
@@ -79,7 +80,7 @@ def _whole(low: int) -> _Check:
     return _checked(fits, way_out)
 
 
-@attrs.frozen
+@frozen
 class RunCommandOptions:
     """The options of `run_command`; None, the default, is the same as omitting the option.
 
@@ -102,7 +103,7 @@ class RunCommandOptions:
     is sent as the command's `maxTimeMS` and replaces a `maxTimeMS` in the command."""
 
 
-@attrs.frozen
+@frozen
 class RunCursorCommandOptions(RunCommandOptions):
     """The options of `run_cursor_command`. The options of `RunCommandOptions` apply too.
 

@@ -17,6 +17,7 @@ from multiclouddb_api import ClientConfig, invalid_request
 from multiclouddb_api.config import SecretText, settled
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.validators import suggestion
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.connection import check_names
 from multiclouddb_spi.faults import one_line
 
@@ -53,7 +54,7 @@ def _shown(url: str) -> str:
     return repr(f"{front}?…" if query else front)
 
 
-@attrs.frozen
+@frozen
 class MongoConfig:
     """The checked configuration of a client; its repr shows no secret.
 

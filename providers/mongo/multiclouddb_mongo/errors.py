@@ -25,6 +25,7 @@ from pymongo.errors import (
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
+from multiclouddb_api.value import frozen
 from multiclouddb_spi import Fault, faults
 from multiclouddb_spi.faults import REPORT as DEFECT
 from multiclouddb_spi.faults import START_AGAIN, one_line, row_of_connection, unexpected
@@ -60,7 +61,7 @@ REPORT: Final = (
 _PAGE: Final = f"{DOCS_URL}how-to/mongodb/"
 
 
-@attrs.frozen
+@frozen
 class Row(faults.Row):
     """The meaning of one error code.
 

@@ -93,6 +93,8 @@ _STAMPED_LATER_SECONDS: Final = 0.1
 class MongoFeed(Feed):
     """The change stream of a collection, a database or a cluster."""
 
+    waits_at_service = True
+
     def __init__(self, source: Source, found: Found, readers: WeakSet[MongoReader | SegmentReader]) -> None:
         self.spec = source.spec
         self._source, self._found, self._readers = source, found, readers

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import attrs
 import bson
 from bson.codec_options import CodecOptions
 from bson.errors import BSONError
@@ -16,8 +15,9 @@ from bson.errors import BSONError
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, ResourceAddress
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
+from multiclouddb_api.value import frozen
 from multiclouddb_mongo.position import After, change_text, cursor_of, seconds_at, time_text, token_text
-from multiclouddb_mongo.raw_change import Raw, place_of_change
+from multiclouddb_mongo.raw_change import Raw, place_of_change, with_decimals
 from multiclouddb_mongo.values import CODEC, TEXT_CODEC, json_text, portable
 from multiclouddb_spi import Cursor, Mapper, RecordFault
 
@@ -37,7 +37,12 @@ CHANGES: Final = {
 Other operation types do not change documents: they concern whole collections, or are unknown.
 """
 
+_DOCUMENTS: Final = ("documentKey", "fullDocument", "fullDocumentBeforeChange")
 _TEXTS_AT_ONCE: Final = 64
+# Sets, to check all values of a column without running Python code for each of them.
+_TEXT: Final = frozenset({str})
+_DICT: Final = frozenset({dict})
+_ONE: Final = frozenset({1})
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXTS: Final = {name: kind.value for name, kind in CHANGES.items()}
 # The exceptions that mapping a damaged change or row raises.
@@ -47,7 +52,7 @@ DAMAGED: Final = (
 )
 
 
-@attrs.frozen
+@frozen
 class View:
     """The properties that all events of one feed share.
 
@@ -86,19 +91,24 @@ def time_of(change: Change) -> datetime:
     return datetime.fromtimestamp(0 if seconds is None else seconds, UTC)
 
 
-def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
+def _events(changes: Sequence[Change], view: View, raws: Sequence[Raw]) -> list[ChangeEvent]:
     # The events are built from columns. Each event takes one call, and data that was not requested takes
     # none.
-    ids = [change_text(change["_id"]) for change in changes]
+    ids = _ids(changes)
     # The native change is taken before its documents become portable, because it must stay unchanged.
     natives: Iterable[Any] = deepcopy(changes) if view.native else repeat(None)
+    # Few changes contain a decimal, and searching the bytes is faster than visiting every value.
+    for index in with_decimals(raws):
+        for name in _DOCUMENTS:
+            if type(document := changes[index].get(name)) is dict:
+                portable(document)
     columns: list[Iterable[Any]] = [
         ids,
         _keys([change["documentKey"] for change in changes]),
         [CHANGES[change["operationType"]] for change in changes],
         _times(changes),
-        _documents(changes, "fullDocument", portable) if view.with_new else repeat(None),
-        _documents(changes, "fullDocumentBeforeChange", portable) if view.with_old else repeat(None),
+        _documents(changes, "fullDocument") if view.with_new else repeat(None),
+        _documents(changes, "fullDocumentBeforeChange") if view.with_old else repeat(None),
         ids,
         repeat(None),
         repeat(False),
@@ -109,13 +119,18 @@ def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
     return trusted_events(len(changes), columns)
 
 
+def _ids(changes: Sequence[Change]) -> list[str]:
+    ids = [change["_id"].get("_data") for change in changes]
+    return ids if _TEXT.issuperset(map(type, ids)) else [change_text(change["_id"]) for change in changes]
+
+
 def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
     """Return the keys. `_id` comes after the fields of the shard key, and is not part of the shard key."""
-    settled = [portable(key) for key in keys]
+    if _DICT.issuperset(map(type, keys)) and _ONE.issuperset(map(len, keys)):
+        return trusted_keys(keys)
+    settled = [key if type(key) is dict else portable(key) for key in keys]
     if not all(settled):
         raise ValueError("a change without a key")
-    if all(len(key) == 1 for key in settled):
-        return trusted_keys(settled)
     return [trusted_keys([key], max(1, len(key) - 1))[0] for key in settled]
 
 
@@ -141,8 +156,11 @@ def _moments(changes: Sequence[Change]) -> list[datetime]:
     ]
 
 
-def _documents(changes: Sequence[Change], name: str, mapped: Callable[[Any], Any]) -> list[Any]:
-    return [None if (document := change.get(name)) is None else mapped(document) for change in changes]
+def _documents(changes: Sequence[Change], name: str) -> list[Any]:
+    return [
+        document if (document := change.get(name)) is None or type(document) is dict else portable(document)
+        for change in changes
+    ]
 
 
 def _addresses(changes: Sequence[Change], view: View) -> Iterable[ResourceAddress]:
@@ -164,7 +182,7 @@ def _arrow(changes: Sequence[Change], view: View) -> pa.RecordBatch:
     from multiclouddb_api.arrow import EVENT_SCHEMA
 
     count, text = len(changes), pa.string()
-    ids = pa.array([change_text(change["_id"]) for change in changes], text)
+    ids = pa.array(_ids(changes), text)
     keys = [change["documentKey"] for change in changes]
     if not all(keys):
         raise ValueError("a change without a key")
@@ -228,7 +246,7 @@ def first_fault(
     return fault(start, "it is not clear which one is damaged")
 
 
-@attrs.frozen
+@frozen
 class MongoMapper(Mapper):
     """Maps the changes of one stream to events and to Arrow."""
 
@@ -241,9 +259,9 @@ class MongoMapper(Mapper):
     def events(self, records: Sequence[Raw], start: int, stop: int) -> list[ChangeEvent]:
         """Map changes to events."""
         try:
-            return _events(_decoded(records[start:stop]), self.view)
+            return self._events(records[start:stop])
         except DAMAGED:
-            raise self._first_fault(records, start, stop, _events) from None
+            raise self._first_fault(records, start, stop, self._events) from None
 
     def arrow(self, records: Sequence[Raw], start: int, stop: int) -> pa.RecordBatch:
         """Map changes to Arrow."""
@@ -252,18 +270,24 @@ class MongoMapper(Mapper):
         except (*DAMAGED, MulticloudDbError):
             pass  # a failure, or a time without a zone in a value that rarely has times: check each change
         try:
-            return _arrow(_decoded(records[start:stop]), self.view)
+            return self._arrow(records[start:stop])
         except DAMAGED:
-            raise self._first_fault(records, start, stop, _arrow) from None
+            raise self._first_fault(records, start, stop, self._arrow) from None
+
+    def _events(self, raws: Sequence[Raw]) -> list[ChangeEvent]:
+        return _events(_decoded(raws), self.view, raws)
+
+    def _arrow(self, raws: Sequence[Raw]) -> pa.RecordBatch:
+        return _arrow(_decoded(raws), self.view)
 
     def _first_fault(
-        self, records: Sequence[Raw], start: int, stop: int, mapped: Callable[[Sequence[Change], View], Any]
+        self, records: Sequence[Raw], start: int, stop: int, mapped: Callable[[Sequence[Raw]], object]
     ) -> RecordFault:
         def fault(index: int, reason: str) -> RecordFault:
             place = place_of_change(records[index])
             return RecordFault(index, time_text(place), reason, cursor_of(place, self.view.start))
 
         def one(index: int) -> object:
-            return mapped(_decoded(records[index : index + 1]), self.view)
+            return mapped(records[index : index + 1])
 
         return first_fault(start, stop, one, fault)

@@ -12,6 +12,7 @@ from bson.timestamp import Timestamp
 
 from multiclouddb_api import ProviderOptions, invalid_request
 from multiclouddb_api.validators import at_least, is_a, one_of
+from multiclouddb_api.value import frozen
 
 _STARTS: Final = ("resume_after", "start_after", "start_at_operation_time")
 _POSITIVE: Final = [is_a(int, type(None)), optional(at_least(1, "give 1 or more, or None"))]
@@ -45,7 +46,7 @@ def _exact(value: object) -> object:
     return type(value), value
 
 
-@attrs.frozen
+@frozen
 class MongoOptions(ProviderOptions):
     """Options of a change stream, named as MongoDB's drivers name them.
 

@@ -43,6 +43,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from multiclouddb_api.codec import JsonValue
+from multiclouddb_api.value import frozen
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import Cursor, InvalidCursor, Position
 
@@ -58,7 +59,7 @@ _DATA: Final = re.compile(r"[0-9A-Za-z]+", re.ASCII)
 _TEXT: Final = re.compile(r"[0-9A-Za-z]+(\.([0-9a-f]{2})*)?", re.ASCII)
 
 
-@attrs.frozen
+@frozen
 class After:
     """The position after the event that a resume token names; `data` is the token's text."""
 
@@ -73,7 +74,7 @@ class After:
         return {"_data": data, "_typeBits": bytes.fromhex(bits)} if separator else {"_data": data}
 
 
-@attrs.frozen
+@frozen
 class At:
     """The position at a cluster time: seconds since 1970, and the operation's number within its second."""
 
@@ -287,7 +288,7 @@ def as_field(name: str, wanted: str) -> RawBSONDocument:
     return RawBSONDocument((len(body) + 4).to_bytes(4, "little") + body, _LENIENT_RAW)
 
 
-@attrs.frozen
+@frozen
 class Range:
     """A segment of the scan, or the unread rest of one.
 
@@ -341,7 +342,7 @@ class Range:
         return Timestamp(ticks >> 32, ticks & 0xFFFFFFFF)
 
 
-@attrs.frozen
+@frozen
 class Rest:
     """The part of a plan that is not divided into segments yet.
 

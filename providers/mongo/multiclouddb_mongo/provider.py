@@ -11,15 +11,11 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
 from multiclouddb_api import (
-    Capability,
-    CapabilityNote,
     CapabilitySet,
     ClientConfig,
     ResourceAddress,
-    ScanFacts,
-    ScanFloor,
-    Support,
 )
+from multiclouddb_mongo.capabilities import CAPABILITIES
 from multiclouddb_mongo.catalog import check_provisioned, find, list_collections, resolve
 from multiclouddb_mongo.commands import Commands
 from multiclouddb_mongo.config import MongoConfig
@@ -43,53 +39,6 @@ from multiclouddb_mongo.snapshots import SegmentReader
 from multiclouddb_mongo.source import Source, elected
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 from multiclouddb_spi.connection import checked_native
-
-_NATIVE: Final = Support.NATIVE
-
-CAPABILITIES: Final = CapabilitySet(
-    {
-        Capability.CHANGE_FEED: CapabilityNote(
-            _NATIVE,
-            "needs a replica set or a sharded cluster; an update contains the document as it is "
-            "when it is read, unless the collection keeps post-images "
-            "(changeStreamPreAndPostImages)",
-        ),
-        Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
-            _NATIVE, "starts at the oldest change in the operation log (oplog)"
-        ),
-        Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
-            _NATIVE,
-            "starts up to 1.1 seconds early, because the server accepts only whole seconds; it "
-            "never starts late",
-        ),
-        Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
-            _NATIVE, "the server filters the changes, but it scans its whole log for every feed"
-        ),
-        Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
-            _NATIVE,
-            "convergent: each row is as it was when it was read; needs the privilege find on the "
-            "collection; reads the collection once, in the order of _id; the floor (82 and a cluster "
-            "time) is higher than every earlier change",
-        ),
-        Capability.LOOKUP: CapabilityNote(
-            _NATIVE, "needs the privilege find on the collection; reads by _id with read concern majority"
-        ),
-        Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
-        Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(_NATIVE),
-        Capability.CHANGE_FEED_DELETES: CapabilityNote(_NATIVE),
-        Capability.CHANGE_FEED_CHANGE_TYPES: CapabilityNote(_NATIVE),
-        Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
-            _NATIVE, "needs a collection with pre-images (changeStreamPreAndPostImages)"
-        ),
-        Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_NATIVE, "needs the role read on the database"),
-        Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(
-            _NATIVE, "needs the role readAnyDatabase on the cluster"
-        ),
-        Capability.RUN_COMMAND: CapabilityNote(_NATIVE, "commands are sent unmodified and never retried"),
-    },
-    ScanFacts(ScanFloor.HIGH, 0.0, "a scan has no price of its own; it reads each document once, by _id"),
-)
-"""The capabilities of a replica set."""
 
 _WIRE_OF_7_0: Final = 21
 _WIRE_OF_6_0: Final = 17

@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any, Final, TypeAlias, TypeVar
 
 import pymongo
@@ -30,7 +32,7 @@ from pymongo.synchronous.topology import Topology
 
 from multiclouddb_api import EntireCluster, EntireDatabase, ErrorCategory, FeedScope
 from multiclouddb_mongo.errors import classify
-from multiclouddb_mongo.raw_change import RawChange
+from multiclouddb_mongo.raw_change import Raw, RawChange, bytes_of
 from multiclouddb_spi import Deadline, Fault, ProviderFault
 from multiclouddb_spi.time_limits import SILENT_SECONDS, TooSlow, current
 
@@ -208,6 +210,11 @@ def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
     return ask()
 
 
+def check_servers(client: MongoClient[Any]) -> None:
+    """Let PyMongo ask all servers soon for their state, at most twice a second; do not wait for it."""
+    client._get_topology().request_check_all(0)
+
+
 def reach(client: MongoClient[Any], deadline: Deadline, *, opening: bool = False) -> None:
     """Wait until PyMongo has found a server, but only until slightly before the time limit of the call."""
     # PyMongo reports the problem only after `serverSelectionTimeoutMS`, which is too late for a call with a
@@ -308,6 +315,24 @@ def buffered(stream: Stream) -> int | None:
     # than the answer contains, and would wait for the server.
     data = getattr(getattr(stream, "_cursor", None), "_data", None)
     return None if data is None else len(data)
+
+
+def take_buffered(stream: Stream, most: int, count: Callable[[list[Raw]], int]) -> list[Raw]:
+    """Take the first changes that are left of the last answer, all at once.
+
+    Args:
+        stream: The stream, of which `buffered` reports a number.
+        most: How many changes to take at most; at least one change must remain.
+        count: Says of these changes how many of the first ones to take.
+    """
+    # PyMongo runs several functions for each change that it hands out. It does not see these changes, so its
+    # resume token stays where it is until it hands out the next change.
+    data: deque[RawChange] = stream._cursor._data
+    found: list[Raw] = list(map(bytes_of, islice(data, most)))
+    del found[count(found) :]
+    for _ in found:
+        data.popleft()
+    return found
 
 
 def next_answer(cursor: Rows) -> list[Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import bson
@@ -18,6 +19,7 @@ Raw: TypeAlias = bytes | memoryview
 _HEAD: Final = b"\x03_id\x00"  # a document named _id, which follows the length of the whole document
 _TOKEN: Final = 4 + len(_HEAD)
 _LENGTH: Final = 4
+_TOKEN_END: Final = _TOKEN + _LENGTH
 _DATA_HEAD: Final = b"\x02_data\x00"
 _DATA: Final = _TOKEN + 4 + len(_DATA_HEAD)
 _OPERATION: Final = b"\x02operationType\x00"
@@ -26,7 +28,9 @@ _ITEM_CHANGES: Final = tuple(
     for name in (b"insert", b"update", b"replace", b"delete")
 )
 _SPLIT: Final = b"\x03splitEvent\x00"
-_NEEDED: Final = (b"\x03ns\x00", b"\x03documentKey\x00")
+_NAMESPACE: Final = b"\x03ns\x00"
+_KEY: Final = b"\x03documentKey\x00"
+_DECIMAL: Final = b"\x13"  # the type of an element; a length or a number may contain this byte too
 _LONGEST: Final = max(map(len, _ITEM_CHANGES))
 
 
@@ -48,6 +52,10 @@ class RawDocument(RawBSONDocument):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}, {len(self.raw)} bytes>"
+
+
+bytes_of: Final[Callable[[RawDocument], Raw]] = attrgetter("_bytes")
+"""Returns the bytes of a document, like its attribute `raw`, but runs no Python code."""
 
 
 class RawChange(RawDocument):
@@ -98,15 +106,30 @@ def decoded(change: Raw) -> dict[str, Any]:
     return bson.decode(change, CODEC)
 
 
-def is_item_change(change: Raw) -> bool:
-    """Return True for a create, update or delete in the server's form."""
-    # If the result is False, the caller must check the change in another way.
-    if change[_LENGTH:_TOKEN] != _HEAD:
-        return False
-    at = _TOKEN + int.from_bytes(change[_TOKEN : _TOKEN + _LENGTH], "little")
-    if type(change) is bytes:
-        return change.startswith(_ITEM_CHANGES, at)
-    return bytes(change[at : at + _LONGEST]).startswith(_ITEM_CHANGES)
+def item_changes(changes: Sequence[Raw]) -> int:
+    """Return how many of the first changes are a create, update or delete in the server's form."""
+    # The change after them must be checked in another way. Most tokens of a stream have the same length.
+    head, at = b"", 0
+    for index, change in enumerate(changes):
+        if change[_LENGTH:_TOKEN_END] != head:
+            if change[_LENGTH:_TOKEN] != _HEAD:
+                return index
+            head = bytes(change[_LENGTH:_TOKEN_END])
+            at = _TOKEN + int.from_bytes(head[-_LENGTH:], "little")
+        known = change if type(change) is bytes else bytes(change[: at + _LONGEST])
+        if not known.startswith(_ITEM_CHANGES, at):
+            return index
+    return len(changes)
+
+
+def untouched_changes(changes: Sequence[Raw]) -> int:
+    """Return how many of the first changes are a whole create, update or delete with the required fields."""
+    count = item_changes(changes)
+    for index in range(count):
+        text = bytes(changes[index])
+        if _SPLIT in text or _NAMESPACE not in text or _KEY not in text:
+            return index
+    return count
 
 
 def text_before(until: Place) -> bytes:
@@ -125,10 +148,13 @@ def is_before(change: Raw, text: bytes) -> bool:
     return data.startswith(b"82") and data < text
 
 
-def is_untouched_change(change: Raw) -> bool:
-    """Return True for a whole create, update or delete that has the required fields."""
-    text = bytes(change)
-    return is_item_change(text) and _SPLIT not in text and all(name in text for name in _NEEDED)
+def with_decimals(changes: Sequence[Raw]) -> list[int]:
+    """Return the indexes of the changes that may contain a `Decimal128`; the others have no mark of one."""
+    return [
+        index
+        for index, change in enumerate(changes)
+        if _DECIMAL in (change if type(change) is bytes else bytes(change))
+    ]
 
 
 def place_of_change(change: Raw) -> After:

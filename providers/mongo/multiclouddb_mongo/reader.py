@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
@@ -15,6 +15,7 @@ from bson.errors import BSONError
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
 from multiclouddb_api import Dropped, ErrorCategory, Invalidated, Notice, Renamed
+from multiclouddb_api.value import define
 from multiclouddb_mongo.errors import EVENT_TOO_LARGE, IMAGE_MISSING, OVERTAKEN, code_of
 from multiclouddb_mongo.mapping import CHANGES, MongoMapper, View
 from multiclouddb_mongo.position import (
@@ -31,17 +32,17 @@ from multiclouddb_mongo.position import (
     time_text,
     token_text,
 )
-from multiclouddb_mongo.pymongo_internals import GivenUp, Stream, buffered, inner_cursor
+from multiclouddb_mongo.pymongo_internals import GivenUp, Stream, buffered, inner_cursor, take_buffered
 from multiclouddb_mongo.raw_change import (
     Raw,
     RawChange,
     decoded,
     is_before,
-    is_item_change,
-    is_untouched_change,
+    item_changes,
     namespace_of,
     place_of_change,
     text_before,
+    untouched_changes,
 )
 from multiclouddb_mongo.source import LogEnd, Source
 from multiclouddb_mongo.values import CODEC
@@ -62,7 +63,7 @@ from multiclouddb_spi import (
 _FULL_BYTES: Final = 8 * 1024 * 1024
 
 
-@attrs.define
+@define
 class Taken:
     """The result of one fetch.
 
@@ -120,7 +121,7 @@ class Taker:
         self._parts: dict[str, Any] = {}
         # Most changes are taken unchanged. The server and the caller decide which changes need a closer
         # check.
-        self._takes = is_untouched_change if source.splits or source.options.pipeline else is_item_change
+        self._takes = untouched_changes if source.splits or source.options.pipeline else item_changes
 
     def begin(self) -> None:
         """Begin a stream from which no part of a split change has been read yet."""
@@ -140,10 +141,10 @@ class Taker:
             self._follow(stream, taken, None)
             return False
         left = size = buffered(stream)
-        add, takes, bound = taken.changes.append, self._takes, self._bound
+        takes, bound = self._takes, self._bound
         while True:
-            if takes(change.raw) and (bound is None or is_before(change.raw, bound)):
-                add(change.raw)
+            if takes([change.raw]) and (bound is None or is_before(change.raw, bound)):
+                taken.changes.append(change.raw)
             elif not self.consider(change, taken):
                 return True
             elif taken.notices:
@@ -155,6 +156,12 @@ class Taker:
                     if fresh and size is not None and size + 1 < batch_size:
                         self._was_short(taken)
                     break
+                # PyMongo hands out the last change, so that its resume token is the one of that change.
+                most = min(left, room - len(taken.changes)) - 1
+                if most > 0:
+                    plain = take_buffered(stream, most, self._count_plain)
+                    taken.changes += plain
+                    left -= len(plain)
                 left -= 1
             following = stream.try_next()
             if following is None:
@@ -162,6 +169,14 @@ class Taker:
             change = following
         self._follow(stream, taken, place_of_change(change.raw).data)
         return True
+
+    def _count_plain(self, changes: Sequence[Raw]) -> int:
+        """Return how many of the first changes are taken as they are."""
+        count = self._takes(changes)
+        # A stream has its changes in the order of their tokens.
+        if count and self._bound is not None and not is_before(changes[count - 1], self._bound):
+            return 0
+        return count
 
     def consider(self, change: RawChange, taken: Taken) -> bool:
         """Process one change of any kind. Return False if no further change may be read."""
@@ -171,7 +186,7 @@ class Taker:
             if order is not None and order > 0:
                 taken.place, taken.reached = self._until, True
                 return False
-        if self._takes(change.raw):
+        if self._takes([change.raw]):
             taken.changes.append(change.raw)
         elif not self._look_into(change, place, taken):
             return False

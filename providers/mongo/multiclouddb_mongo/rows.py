@@ -6,7 +6,6 @@ from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from hashlib import blake2b
 from itertools import repeat
-from operator import attrgetter
 from typing import Any, Final
 
 import attrs
@@ -19,9 +18,10 @@ from orjson import dumps
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
+from multiclouddb_api.value import frozen
 from multiclouddb_mongo.mapping import DAMAGED, View, first_fault
 from multiclouddb_mongo.position import Range, id_of
-from multiclouddb_mongo.raw_change import RawDocument
+from multiclouddb_mongo.raw_change import RawDocument, bytes_of
 from multiclouddb_mongo.values import CODEC, portable
 from multiclouddb_spi import Cursor, Mapper, RecordFault, snapshot_event_id, snapshot_id_of
 
@@ -59,12 +59,9 @@ class RawRow(RawDocument):
         return self._document
 
 
-_BYTES: Final = attrgetter("_bytes")
-
-
-def bytes_of(rows: Iterable[RawRow]) -> list[bytes]:
+def copied(rows: Iterable[RawRow]) -> list[bytes]:
     """Return the bytes of rows. If PyMongo provides the rows as views of an answer, the bytes are copied."""
-    return list(map(bytes, map(_BYTES, rows)))
+    return list(map(bytes, map(bytes_of, rows)))
 
 
 ROW_CODEC: Final[CodecOptions[RawRow]] = CODEC.with_options(document_class=RawRow)
@@ -91,7 +88,7 @@ def rows_of(answer: bytes) -> list[bytes]:
     return rows
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class RowMapper(Mapper):
     """Maps the rows of one segment; `start` is the position at which its reader was opened."""
 

@@ -46,7 +46,7 @@ from multiclouddb_mongo.position import (
     place_of,
 )
 from multiclouddb_mongo.pymongo_internals import GivenUp, Rows, next_answer
-from multiclouddb_mongo.rows import ROW_CODEC, RowMapper, bytes_of, rows_of
+from multiclouddb_mongo.rows import ROW_CODEC, RowMapper, copied, rows_of
 from multiclouddb_mongo.source import Source
 from multiclouddb_mongo.values import CODEC, to_bson
 from multiclouddb_spi import (
@@ -139,7 +139,7 @@ class ScanSource:
             rows = self._collection().with_options(codec_options=ROW_CODEC)
             projected = dict.fromkeys(("_id", *place.names), 1) if self._keys_only else None
             with closing(rows.find(wanted, projected, comment=_LOOKUP, session=session)) as cursor:
-                found = bytes_of(cursor)
+                found = copied(cursor)
         self.calm()
         return found
 
@@ -356,7 +356,7 @@ class SegmentReader(Reader):
         if self._cancelled.is_set():
             self._close_cursor()
             raise cancelled()
-        rows = bytes_of(answer)
+        rows = copied(answer)
         self._rows = RowMapper(self._view, self._plan_id, self._place).unread(self._place, rows)
         if not alive:
             self._exhausted = True
@@ -387,7 +387,6 @@ class SegmentReader(Reader):
 _LEAST_WIDTH: Final = 5_000
 _MOST_WIDTH: Final = 50_000
 _FEW_SEGMENTS: Final = 16
-_MOST_SEGMENTS: Final = 32_000
 # Counting this many keys takes half a second. For larger segments, samples are accurate enough to find the
 # ends.
 _MOST_COUNTED: Final = 1_000_000
@@ -470,7 +469,6 @@ def _cuts(records: int, segments: int | None, *, sharded: bool) -> tuple[int, in
     """Return the number of rows per segment and the maximum number of segments."""
     if segments is None:
         width = min(_MOST_WIDTH, max(_LEAST_WIDTH, -(-records // _FEW_SEGMENTS)))
-        width = max(width, -(-records // _MOST_SEGMENTS))
     else:
         width = max(1, -(-records // segments))
     if not sharded and width <= _MOST_COUNTED:

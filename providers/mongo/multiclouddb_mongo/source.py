@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-import attrs
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.collection import Collection
@@ -26,6 +25,7 @@ from multiclouddb_api import (
     OldItemStateMode,
     ResourceAddress,
 )
+from multiclouddb_api.value import frozen
 from multiclouddb_mongo.errors import CONVERSION_FAILURE, HISTORY_LOST, TIME_LIMIT, classify
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import After, At, Place, compare, ticks_at, token_text
@@ -33,6 +33,7 @@ from multiclouddb_mongo.pymongo_internals import (
     Closer,
     Rows,
     Stream,
+    check_servers,
     inner_cursor,
     is_told_at_once,
     reach,
@@ -377,7 +378,9 @@ class LogEnd:
         with source.opening():
             answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
         if not answer.get("isWritablePrimary", True):
-            return  # PyMongo does not know the primary yet
+            # PyMongo does not know the primary yet, and without a failure it may not ask for a minute.
+            check_servers(client)
+            return
         stamp = answer.get("lastWrite", {}).get("opTime", {}).get("ts", Timestamp(0, 0))
         self._last = ticks_at(At(stamp.time, stamp.inc))
         self._election = elected(answer)
@@ -435,7 +438,7 @@ _LOOK_MS: Final = 1000
 _INITIATING: Final = "initiating set"
 
 
-@attrs.frozen
+@frozen
 class Entry:
     """The first entry of the log; `whole` is True if nothing has been removed from the log yet."""
 

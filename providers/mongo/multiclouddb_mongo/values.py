@@ -366,6 +366,9 @@ def json_text(document: dict[str, Any] | DBRef) -> bytes:
         document = dict(document.as_doc())
     assert type(document) is dict
     try:
+        # A document of plain values needs no copy.
+        if _PLAIN.issuperset(map(type, document.values())) and "$" not in "".join(document):
+            return orjson.dumps(document)
         return orjson.dumps(_object(document, 0), option=orjson.OPT_UTC_Z | orjson.OPT_NAIVE_UTC)
     except (LookupError, TypeError, ValueError):
         # The document is nested too deeply, or did not come from PyMongo. `encode_json` supports more types

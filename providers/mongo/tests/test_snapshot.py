@@ -37,9 +37,9 @@ from multiclouddb_mongo.mapping import View
 from multiclouddb_mongo.position import At, Range, range_of
 from multiclouddb_mongo.provider import MongoProvider
 from multiclouddb_mongo.rows import RawRow, RowMapper
-from multiclouddb_mongo.snapshots import SegmentReader
+from multiclouddb_mongo.snapshots import SegmentReader, check_snapshot, look_up
 from multiclouddb_mongo.source import Entry, Log
-from multiclouddb_spi import Continue, Deadline, ProviderFault, Scanned
+from multiclouddb_spi import Continue, Deadline, FeedSpec, ProviderFault, Scanned
 
 from .monitor import ids, keys, read, told, walk
 
@@ -499,3 +499,16 @@ def failing(*failures):
             raise failure
 
     return fail
+
+
+def test_a_client_that_encrypts_is_refused():
+    """PyMongo reads no raw batches with this option."""
+    client = SimpleNamespace(options=SimpleNamespace(auto_encryption_opts=object()))
+    spec = FeedSpec(ResourceAddress("shop", "orders"), options=MongoOptions())
+    for refused in (
+        lambda: check_snapshot(spec, spec.address, None, encrypted=True),
+        lambda: look_up(SimpleNamespace(client=client), None, "", []),
+    ):
+        with pytest.raises(ProviderFault, match="auto_encryption_opts") as caught:
+            refused()
+        assert caught.value.fault.category == ErrorCategory.UNSUPPORTED_CAPABILITY

@@ -261,6 +261,10 @@ class Member:
         self.options = SimpleNamespace(server_monitoring_mode=mode)
         written = {"opTime": {"ts": Timestamp(5, 2), "t": 2}, "majorityOpTime": {"t": term}}
         self.hello = {"isWritablePrimary": True, "electionId": ELECTION, "lastWrite": written, **hello}
+        self.checks = []
+
+    def _get_topology(self):
+        return SimpleNamespace(request_check_all=self.checks.append)
 
     def command(self, *_, **__):
         return self.hello
@@ -292,8 +296,10 @@ CHANGE = After("e", f"82{5:08X}{2:08X}2B022C")
     ],
 )
 def test_an_empty_answer_shows_the_end_of_the_log(won, hello, begin, places, ends):
-    end = LogEnd(Member(won, **hello))
+    end = LogEnd(member := Member(won, **hello))
     assert [end.is_passed(place, "stream", begin) for place in places] == ends
+    former = not member.hello["isWritablePrimary"]
+    assert bool(member.checks) is former  # a former primary: the servers are asked who has won
 
 
 @pytest.mark.parametrize(("mode", "believed"), [("stream", True), ("poll", False)])

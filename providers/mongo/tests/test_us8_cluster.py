@@ -6,16 +6,16 @@ A feed of a cluster is the same as a feed of a database, except for one more opt
 import pytest
 
 from multiclouddb_api import EntireCluster
+from multiclouddb_certify.suites.mongo import TestLoss, TestNotices, TestTransactions
 from multiclouddb_conformance import us8
 from multiclouddb_spi.continuation.token import decode_token
 
-from .harness import MongoHarness
-from .test_us8_one import TestLoss, TestNotices, TestTransactions
+from .harness import SharedHarness
 
 __all__ = ["TestBeginning", "TestLoss", "TestNotices", "TestTransactions"]
 
 
-class ClusterHarness(MongoHarness):
+class ClusterHarness(SharedHarness):
     """A harness for a cluster. Tests of a collection, a partition or a key are in test_us8_one.py."""
 
     servers_name = "us8 cluster"

@@ -1,15 +1,21 @@
 """Runs the cases that depend on the scope through `EntireDatabase()`. Every test has its own database."""
 
 from multiclouddb_api import EntireDatabase
+from multiclouddb_certify.suites.mongo import (
+    TestEventIdentity,
+    TestForeignTokens,
+    TestLoss,
+    TestNotices,
+    TestTransactions,
+)
 from multiclouddb_spi.continuation.token import decode_token
 
-from .harness import MongoHarness
-from .test_us8_one import TestEventIdentity, TestForeignTokens, TestLoss, TestNotices, TestTransactions
+from .harness import SharedHarness
 
 __all__ = ["TestEventIdentity", "TestForeignTokens", "TestLoss", "TestNotices", "TestTransactions"]
 
 
-class DatabaseHarness(MongoHarness):
+class DatabaseHarness(SharedHarness):
     """A harness for a database. test_us8_one.py tests cases about one collection, a partition or a key."""
 
     scope = EntireDatabase()

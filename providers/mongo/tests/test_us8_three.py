@@ -4,13 +4,20 @@ These cases concern starts, faults, snapshots and lost events. The whole conform
 runs in test_us8_one.py.
 """
 
-from .harness import MongoHarness
-from .test_us8_one import TestBeginning, TestLoss, TestNow, TestSnapshotUnderLoad, TestTrouble
+from multiclouddb_certify.suites.mongo import (
+    TestBeginning,
+    TestLoss,
+    TestNow,
+    TestSnapshotUnderLoad,
+    TestTrouble,
+)
+
+from .harness import SharedHarness
 
 __all__ = ["TestBeginning", "TestLoss", "TestNow", "TestSnapshotUnderLoad", "TestTrouble"]
 
 
-class ThreeHarness(MongoHarness):
+class ThreeHarness(SharedHarness):
     """A harness with three nodes. A write is stored on at least two of the nodes before a feed shows it."""
 
     servers_name = "us8 three"

@@ -6,9 +6,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-import attrs
-
 from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode, ResourceAddress
+from multiclouddb_api.value import frozen
 from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spanner.config import STREAM_NAME
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
@@ -42,7 +41,7 @@ _PUBLIC: Final = "public"
 _SYSTEM_SCHEMAS: Final = ("information_schema", "pg_catalog", "spanner_sys")
 
 
-@attrs.frozen
+@frozen
 class ChangeStreamInfo:
     """A table and the change stream that watches it."""
 

@@ -28,6 +28,7 @@ from google.cloud.spanner_v1 import (
 )
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_api.value import define
 from multiclouddb_spanner import forks
 from multiclouddb_spanner.errors import is_lost_session, status_of
 from multiclouddb_spanner.records import rows_of
@@ -96,7 +97,7 @@ _DRIFT: Final = 1.0001
 _AHEAD: Final = 5_000
 
 
-@attrs.define(eq=False)
+@define(eq=False)
 class _Turn:
     done: threading.Event = attrs.field(factory=threading.Event)
     found: int = 0

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
 
-import attrs
 import grpc
 from google.auth.credentials import AnonymousCredentials, Scoped
 from google.cloud import spanner
@@ -18,6 +17,7 @@ from google.cloud.spanner_v1.services.spanner.transports import SpannerGrpcTrans
 from multiclouddb_api import ClientConfig, invalid_request
 from multiclouddb_api.config import settled
 from multiclouddb_api.validators import unknown_name
+from multiclouddb_api.value import frozen
 from multiclouddb_spi.connection import merged, parse_location
 
 _OPTIONS: Final = ("change_stream", "emulator_host", "instance", "project", "url")
@@ -61,7 +61,7 @@ _PATTERNS: Final = {
 }
 
 
-@attrs.frozen
+@frozen
 class SpannerConfig:
     """The checked configuration of a client."""
 

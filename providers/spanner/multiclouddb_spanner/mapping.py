@@ -15,6 +15,7 @@ import orjson
 from multiclouddb_api import ChangeEvent, ChangeType, ResourceAddress
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
+from multiclouddb_api.value import define, frozen
 from multiclouddb_spanner.position import Place, cursor_of, fixed_text, moment_of, ordered
 from multiclouddb_spanner.records import DataRecord, Mod, Shape
 from multiclouddb_spanner.values import Converter
@@ -40,7 +41,7 @@ class Change(NamedTuple):
     nth: int
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Changes(Sequence[Change]):
     """The changes of one batch."""
 
@@ -54,7 +55,7 @@ class Changes(Sequence[Change]):
         return self.items[index]
 
 
-@attrs.frozen
+@frozen
 class View:
     """The properties that are the same for all events of one partition."""
 
@@ -118,7 +119,7 @@ def _converted(row: dict[str, Any], converters: Mapping[str, Converter]) -> dict
     return row
 
 
-@attrs.define
+@define
 class _Parts:
     """The columns that need the parsed rows."""
 
@@ -243,7 +244,7 @@ def _arrow(changes: Sequence[Change], view: View) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
 
 
-@attrs.frozen
+@frozen
 class SpannerMapper(Mapper):
     """Maps the changes of one partition to events and to Arrow."""
 

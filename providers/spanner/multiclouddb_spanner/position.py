@@ -18,8 +18,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Final
 
-import attrs
-
+from multiclouddb_api.value import frozen
 from multiclouddb_spi import Cursor, InvalidCursor, Position
 from multiclouddb_spi.cursor import Cut
 
@@ -30,7 +29,7 @@ _SEQUENCE_DIGITS: Final = 8
 _WHOLE: Final = len("2026-01-31T12:00:00")
 
 
-@attrs.frozen
+@frozen
 class Place:
     """A position."""
 

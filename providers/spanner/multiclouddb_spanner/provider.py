@@ -9,17 +9,13 @@ from google.auth.exceptions import GoogleAuthError
 from google.cloud.spanner_v1.client import Client
 
 from multiclouddb_api import (
-    Capability,
-    CapabilityNote,
     CapabilitySet,
     ClientConfig,
     ResourceAddress,
-    ScanFacts,
-    ScanFloor,
-    Support,
     invalid_request,
 )
 from multiclouddb_spanner import forks
+from multiclouddb_spanner.capabilities import CAPABILITIES
 from multiclouddb_spanner.catalog import check_provisioned, find, table_names
 from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spanner.config import SpannerConfig
@@ -28,65 +24,11 @@ from multiclouddb_spanner.feed import SpannerFeed
 from multiclouddb_spanner.source import Source
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 
-__all__ = ["CAPABILITIES", "PLUGIN", "SpannerPlugin", "SpannerProvider"]
+__all__ = ["PLUGIN", "SpannerPlugin", "SpannerProvider"]
 
-_NATIVE, _UNSUPPORTED = Support.NATIVE, Support.UNSUPPORTED
-_NO_WIDER: Final = "read each table with EntireCollection(); one change stream can watch all the tables"
 # The number of answers that may stay open between two reads. Running calls are not included. A connection
 # carries a hundred streams.
 _KEPT_ANSWERS: Final = 32
-
-CAPABILITIES: Final = CapabilitySet(
-    {
-        Capability.CHANGE_FEED: CapabilityNote(
-            _NATIVE,
-            "a change stream has to watch the table (CREATE CHANGE STREAM … FOR …); updates contain the new "
-            "row only with value_capture_type NEW_ROW or NEW_ROW_AND_OLD_VALUES",
-        ),
-        Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
-            _NATIVE,
-            "starts at the oldest change within the stream's retention_period, one day by default; "
-            "if the stream is older than its retention_period, the start is one minute later, because the "
-            "oldest changes could expire during the first reads",
-        ),
-        Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
-            _NATIVE, "the start is exact to the microsecond"
-        ),
-        Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
-            _UNSUPPORTED,
-            "a change stream has no partition keys; read EntireCollection() and keep the events "
-            "whose event.key you want",
-        ),
-        Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
-            _NATIVE,
-            "point in time: all rows are as they were at one moment T, which is the floor. If the "
-            "scan takes longer than the database keeps the data of T (version_retention_period, one "
-            "hour by default), it continues with the data of a later moment. The snapshot is then "
-            "convergent, because the stream contains every change since T. Each row is read once, which "
-            "needs the permission spanner.databases.read. With the additional permission "
-            "spanner.databases.partitionRead, the parts of a large table are read in parallel",
-        ),
-        Capability.LOOKUP: CapabilityNote(
-            _NATIVE, "the rows of one request are of one moment; needs the permission spanner.databases.read"
-        ),
-        Capability.CHANGE_FEED_ROWS: CapabilityNote(_NATIVE, "costs what the scan of a snapshot costs"),
-        Capability.CHANGE_FEED_ALL_VERSIONS: CapabilityNote(
-            _NATIVE, "the changes of a row in one transaction are one event"
-        ),
-        Capability.CHANGE_FEED_DELETES: CapabilityNote(_NATIVE),
-        Capability.CHANGE_FEED_CHANGE_TYPES: CapabilityNote(_NATIVE, "a replaced row is a CREATE"),
-        Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
-            _NATIVE, "needs a stream with value_capture_type NEW_ROW_AND_OLD_VALUES"
-        ),
-        Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
-        Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
-        Capability.RUN_COMMAND: CapabilityNote(
-            _UNSUPPORTED, "use google-cloud-spanner for everything except the feed"
-        ),
-    },
-    ScanFacts(ScanFloor.HIGH, 0.0, "a read has no price of its own; it uses the instance's compute capacity"),
-)
-"""The capabilities of a database with a change stream."""
 
 
 class SpannerProvider(Provider):

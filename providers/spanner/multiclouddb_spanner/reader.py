@@ -211,7 +211,7 @@ class SpannerReader(Reader):
                             break
                 case Heartbeat(at):
                     # All changes before this time were sent.
-                    if not (self._children or taken) and self._place.cut.at < at:
+                    if not self._children and self._place.cut.at < at:
                         self._place = Place.at(at, self._since)
                 case Children(at, parents):
                     cursor = cursor_of(Place.at(at, self._since))

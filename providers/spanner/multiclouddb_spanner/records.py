@@ -14,6 +14,7 @@ import attrs
 import orjson
 from google.cloud.spanner_v1 import PartialResultSet
 
+from multiclouddb_api.value import frozen
 from multiclouddb_spanner.position import micros_of
 from multiclouddb_spanner.values import Converter, converter, json_converter
 from multiclouddb_spi import collector_paused
@@ -30,7 +31,7 @@ class Mod(NamedTuple):
     old: Any
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Shape:
     """The columns of a record, with their converters."""
 
@@ -41,7 +42,7 @@ class Shape:
     whole: bool = True  # False if the stream did not watch all columns of the table
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class DataRecord:
     """Changes that one transaction made to one table, of one kind and with the same columns."""
 
@@ -59,14 +60,14 @@ class DataRecord:
     nbytes: int
 
 
-@attrs.frozen
+@frozen
 class Heartbeat:
     """A record that confirms that all changes up to a given time were sent."""
 
     at: int
 
 
-@attrs.frozen
+@frozen
 class Children:
     """A record that ends the partition and names the partitions that follow."""
 

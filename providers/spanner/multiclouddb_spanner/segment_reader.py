@@ -14,6 +14,7 @@ from google.cloud.spanner_v1 import PartialResultSet, TypeCode
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
+from multiclouddb_api.value import frozen
 from multiclouddb_spanner.client import Answer, CancelScope
 from multiclouddb_spanner.errors import is_broken, is_lost_version
 from multiclouddb_spanner.forks import Interrupted, again
@@ -41,7 +42,7 @@ Row: TypeAlias = Sequence[Any]
 """A row: its values in protobuf, in the order of the columns, with the key columns first."""
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class _Rows:
     """Some rows, in one list of values, row after row; a list for each row would take longer."""
 
@@ -76,7 +77,7 @@ _DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, Attribut
 _NO_ROWS: Final = _Rows([], 1)
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class _Columns:
     """The columns of an answer to a read."""
 
@@ -117,7 +118,7 @@ def _kind(type_: Any) -> dict[str, Any]:
     return {"code": code}
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class _Mapper(Mapper):
     """Maps rows that were all read at the same timestamp."""
 

@@ -25,12 +25,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
-import attrs
 import grpc
 import orjson
 from google.cloud.spanner_v1 import PartitionReadRequest, ReadRequest
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_api.value import frozen
 from multiclouddb_spanner.catalog import ChangeStreamInfo, check_provisioned, columns_at, find
 from multiclouddb_spanner.client import CancelScope, DatabaseClient
 from multiclouddb_spanner.errors import status_of
@@ -64,7 +64,7 @@ def floor_of(at: int) -> str:
     return f"{text_at(at)}|~"
 
 
-@attrs.frozen
+@frozen
 class Span:
     """The content of the cursor of a segment."""
 

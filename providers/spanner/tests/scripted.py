@@ -6,6 +6,7 @@ import json
 from decimal import Decimal
 
 from multiclouddb_api import ClientConfig
+from multiclouddb_certify.spanner import COLUMNS, SpannerHarness
 from multiclouddb_conformance.faults import (
     ChildrenFirst,
     DropMidPage,
@@ -22,8 +23,6 @@ from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.values import VALUES
 from multiclouddb_spanner.provider import PLUGIN
 from multiclouddb_spanner_emulator import Habits, ScriptedSpanner, Write
-
-from .harness import COLUMNS, SpannerHarness
 
 PROJECT, INSTANCE = "tests", "tests"
 READ = "ChangeStream"

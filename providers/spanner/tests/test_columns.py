@@ -8,7 +8,7 @@ import pytest
 from multiclouddb_api import ErrorCategory, NewItemStateMode
 from multiclouddb_spanner.client import CancelScope
 from multiclouddb_spanner.records import Shape
-from multiclouddb_spanner.watched import WatchedColumns
+from multiclouddb_spanner.watched import WatchedColumns, WatchedTimes
 from multiclouddb_spanner_emulator.errors import ServiceError
 from multiclouddb_spi import Deadline
 
@@ -176,6 +176,15 @@ class TestCost:
             over.set()
             assert [each.result(60) for each in found] == [True, True]
         assert asked == [1]
+
+
+def test_a_time_without_records_ends_where_the_stream_watched_again():
+    second, scope = 1_000_000, CancelScope(Deadline.after(60))
+    begin, end = 400 * second, 700 * second
+    times = WatchedTimes(lambda at, scope: not begin <= at < end, 1000 * second)
+    times.look(0, 1000 * second, scope)
+    [(found, again)] = times.holes()
+    assert begin <= found < end == again
 
 
 @pytest.mark.parametrize(("number", "size"), [(1, 0), (2, 3), (5, 1)])

@@ -146,33 +146,43 @@ def client_of(items):
 
 
 def test_a_fork_that_begins_while_a_call_is_being_started_interrupts_that_call(monkeypatch):
-    threads, started, cancelled = [], [], []
+    calls, started, cancelled = itertools.count(), [], []
     real, interrupt = forks.calling, DatabaseClient.interrupt
 
     def interrupted(client):
-        cancelled.extend(interrupt(client))
+        cancelled.append(interrupt(client))
         return []
 
-    @contextmanager
-    def calling():
-        with real() as value:
-            before = forks.count()
-            threads.append(threading.Thread(target=fork))
-            if len(threads) % 3 == 1 and len(threads) < 20:
-                threads[-1].start()
-                started.append(threads[-1])
-                wait_until(lambda: forks.count() > before)
-            yield value
+    def fork_while(held):
+        fork()
+        held.end()
 
     with feed(initial_partitions=1) as items, client_of(items) as client:
+
+        @contextmanager
+        def calling():
+            forks_now, before = next(calls) in range(0, 20, 3), len(cancelled)
+            with real() as value:
+                count = forks.count()
+                if forks_now:
+                    # The server holds the answer, so the call cannot end before the fork gets its turn.
+                    held = items.server.troubles.hang(None)
+                    started.append(threading.Thread(target=fork_while, args=(held,)))
+                    started[-1].start()
+                    wait_until(lambda: forks.count() > count)
+                yield value
+            if forks_now:
+                wait_until(lambda: len(cancelled) > before)
+
         items.fill(3)
         monkeypatch.setattr(DatabaseClient, "interrupt", interrupted)
         monkeypatch.setattr(forks, "calling", calling)
         once(items.drain(Beginning(), client=client), 3)
         monkeypatch.undo()
-    # A short call may have ended before the fork gets its turn.
+    for thread in started:
+        thread.join(SECONDS)
     assert len(started) >= 2
-    assert len(cancelled) >= 2
+    assert sum(map(bool, cancelled)) == len(started)
 
 
 # If each call caused a fork that interrupts several calls, the reading would never end.

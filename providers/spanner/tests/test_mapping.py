@@ -162,6 +162,9 @@ class TestNames:
         assert [changed({}, kind=kind).type for kind in kinds] == list(ChangeType)
 
 
+NO_NUMBER = Mod('{"id":"a"}', '{"n":"x"}', "{}")
+
+
 class TestPoison:
     def damaged(self, **changes):
         poison = attrs.evolve(record(6, "u", 1, 1), **changes)
@@ -175,6 +178,10 @@ class TestPoison:
             {"mods": [Mod('{"other":1}', "{}", "{}")]},
             {"mods": [Mod("[]", "{}", "{}")]},
             {"mods": [Mod('{"id":"a"}', '{"n":5}', "{}")], "shape": shape_of({"id": "STRING", "n": "INT64"})},
+            *(
+                {"mods": [NO_NUMBER], "shape": shape_of({"id": "STRING", "n": each})}
+                for each in ("NUMERIC", "FLOAT64", "UUID", "JSON")
+            ),
             {"kind": "OTHER"},
             {"shape": shape_of({"id": "STRING", "n": "NEW_TYPE"})},
         ],

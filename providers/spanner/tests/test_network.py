@@ -1,9 +1,12 @@
 """Tests the library's client behind a proxy that drops, delays, cuts or limits the service's answers."""
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -15,9 +18,10 @@ from multiclouddb_conformance.proxy import Proxy
 from multiclouddb_conformance.slow_link import SlowConsumer
 from multiclouddb_conformance.waiting import assert_prompt, wait_until
 from multiclouddb_spanner import config
-from multiclouddb_spanner.client import CancelScope, DatabaseClient
+from multiclouddb_spanner.client import CancelScope, Clock, DatabaseClient
 from multiclouddb_spanner.config import ALIVE, SpannerConfig
 from multiclouddb_spanner.reader import SpannerReader
+from multiclouddb_spi import Deadline, ProviderFault
 
 from .feeds import Opened, feed
 from .test_slow_link import SOON
@@ -199,3 +203,33 @@ def test_a_session_that_opens_while_the_client_closes_is_deleted():
     client = DatabaseClient("projects/p/instances/i/databases/d", transport, ours=False)
     client.rows("SELECT 1", 1, CancelScope())
     assert deleted == ["late"]
+
+
+def test_a_call_that_shares_a_request_of_the_time_ends_at_its_own_deadline():
+    asked, waits, over = threading.Event(), threading.Event(), threading.Event()
+
+    def ask(scope):
+        asked.set()
+        return int(over.wait(60))
+
+    class Waiting(CancelScope):
+        check = staticmethod(waits.set)  # called while it waits for the running request
+
+    clock, long = Clock(ask), Deadline.after(60)
+    with ThreadPoolExecutor(3) as pool:
+        found = [pool.submit(clock.now, CancelScope(long))]
+        assert asked.wait(60)
+        found.append(pool.submit(clock.now, Waiting(long)))
+        assert waits.wait(60)
+        shares = pool.submit(clock.now, CancelScope(Deadline.after(0.2)))
+        with pytest.raises(ProviderFault):
+            shares.result(30)
+        over.set()
+        assert [each.result(60) for each in found] == [1, 1]
+
+
+def test_a_call_that_begins_while_its_read_is_cancelled_ends_too():
+    scope, call = CancelScope(Deadline.after(60)), Mock()
+    scope.cancel()
+    scope.take(call)
+    call.cancel.assert_called_once()

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spanner.records import Heartbeat
+from multiclouddb_spanner.records import Children, Heartbeat
 from multiclouddb_spanner.source import RequestSizes
 from multiclouddb_spi import Child, Continue, Drained, ProviderFault, Reached
 
@@ -116,6 +116,13 @@ class TestEveryPlace:
         second = fetch(stream.reader(stored(first.cursor_after(taken))), 10 - taken)
         cut = second.cursor_after(10 - taken)
         assert cut == [ORIGIN + 1, {"t1": ["00000000", 5], "t5": ["00000000", 5]}]
+
+    def test_a_new_answer_in_another_order_skips_nothing(self):
+        """No slot is free, so each fetch asks again. The first record of the second answer was not begun."""
+        stream = FakeStream([record(5, "t", 0, 3), record(5, "u", 0, 3)], slots=0, order=[0, 0, 1, 1])
+        reader = stream.reader(BEGIN)
+        seen = [*names(fetch(reader, 2)), *names(fetch(reader, 4))]
+        assert sorted(seen) == every_change(stream.records)
 
     @pytest.mark.parametrize("start", [2, 4])
     def test_a_bound_that_is_reached_at_the_start_asks_nothing(self, start):
@@ -312,6 +319,18 @@ class TestEnds:
         first = fetch(stream.reader(BEGIN))
         assert (len(first), first.outcome, first.end) == (0, Continue(), [ORIGIN + 9])
         assert isinstance(fetch(stream.reader(stored(first.end))).outcome, Drained)
+
+    def test_a_heartbeat_behind_the_children_does_not_pass_them(self):
+        """An answer ends after a heartbeat that follows the children. They come with the next answer."""
+        children = Children(ORIGIN + 9, {"child": ("p", "q")})
+        stream = FakeStream([children, Heartbeat(ORIGIN + 12)], message=1)
+        stream.client.time, stream.breaks = 30, 3
+        reader = stream.reader(BEGIN)
+        with pytest.raises(ConnectionError):
+            fetch(reader)
+        while not (batch := fetch(reader)).caught_up and batch.outcome == Continue():
+            pass
+        assert isinstance(batch.outcome, Drained)
 
     def test_an_end_that_is_still_to_come_is_none(self):
         stream = self.ended()

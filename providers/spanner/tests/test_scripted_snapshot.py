@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from multiclouddb_api import BackfillDone, ErrorCategory, Snapshot, SnapshotOrder
+from multiclouddb_api import BackfillDone, ErrorCategory, MulticloudDbError, Snapshot, SnapshotOrder
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_spanner import snapshots
 
@@ -163,3 +163,21 @@ def test_what_was_dropped_is_told_although_its_rows_can_still_be_read(statements
         items.items.run(*statements)
         items.items.restart()
         items.items.refused(category, token, size=1)
+
+
+def test_a_check_of_a_new_snapshot_does_not_count_for_an_earlier_one():
+    with table(6) as items:
+        token = items.page(items.page(Snapshot(ORDERED)), 2)
+        items.items.run(DROP[0], STREAM)
+        items.items.restart()
+        items.items.page(Snapshot(ORDERED))
+        with pytest.raises(MulticloudDbError) as caught:
+            items.items.page(token, 1)
+        assert caught.value.category == ErrorCategory.INVALID_REQUEST
+
+
+def test_a_column_without_a_value_is_none_in_a_row():
+    with feed() as items:
+        items.put(("a", None), ("b", 0.0), names=("id", "f"))
+        rows = [event for event in items.drain(Snapshot()) if event.backfilled]
+        assert {row.key.components["id"]: row.new_item_state["f"] for row in rows} == {"a": None, "b": 0.0}

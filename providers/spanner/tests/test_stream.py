@@ -237,6 +237,16 @@ class TestBounded:
             assert made.feed.compare(segment.cursor, starts[name]) is None
 
 
+@pytest.mark.parametrize(("later", "records"), [(timedelta(0), None), (TICK, 0)], ids=["at it", "after it"])
+def test_a_change_at_the_very_start_is_before_the_head(later, records):
+    with feed(initial_partitions=1) as items, Opened(items) as made:
+        items.fill(1)
+        [event] = items.drain(Beginning())
+        starts = made.starts(AtTime(event.timestamp + later))
+        [head] = made.feed.heads(starts, None, made.soon()).values()
+        assert head.records == records
+
+
 def bounded(made, name, cursor, until, size=1000):
     found = []
     reader = made.feed.open(name, cursor, until)

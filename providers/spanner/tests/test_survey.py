@@ -85,6 +85,9 @@ FACTS = {
     "no position, gone": (
         {"a": (-5, -1), "b": (-1, 200)}, {"a": None}, (), {"b": None}, ("a",), ("b",), ("a",), False,
     ),
+    "no position, ended at the oldest time": (
+        {"a": (-5, 0), "b": (0, 200)}, {"a": None}, (), {"a": at(0), "b": None}, (), None, ("a",), False,
+    ),
     "of another stream": (
         {"b": (-1, 200)}, {"other": None}, (), {"b": None}, (), None, ("other",), False,
     ),

@@ -5,15 +5,16 @@ The classes that need more of a server run on the scripted server or with moving
 
 import pytest
 
-from .harness import SpannerHarness
+from multiclouddb_certify.suites.spanner import *  # noqa: F403
+
+from .harness import EmulatorHarness
 from .servers.emulator import STILL
-from .suite import *  # noqa: F403
 from .test_us8_hasty import __all__ as hasty
 from .test_us8_scripted import __all__ as scripted
 
 pytestmark = pytest.mark.emulator(*STILL)
 
-HARNESS = SpannerHarness
+HARNESS = EmulatorHarness
 
 for name in {*hasty, *scripted}:
     del globals()[name]

@@ -2,9 +2,10 @@
 
 import pytest
 
+from multiclouddb_certify.suites.spanner import TestLoss, TestNow, TestSnapshotUnderLoad
+
 from .harness import HastyHarness
 from .servers.emulator import HASTY
-from .suite import TestLoss, TestNow, TestSnapshotUnderLoad
 
 __all__ = ["TestLoss", "TestNow", "TestSnapshotUnderLoad"]
 

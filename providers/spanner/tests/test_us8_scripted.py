@@ -3,10 +3,8 @@
 import pytest
 
 from multiclouddb_api import PhysicalPartition
-
-from . import suite
-from .scripted import ScriptedHarness
-from .suite import (  # noqa: F401
+from multiclouddb_certify.suites import spanner as suite
+from multiclouddb_certify.suites.spanner import (  # noqa: F401
     TestDescendants,
     TestEndlessTrouble,
     TestEventIdentity,
@@ -23,6 +21,8 @@ from .suite import (  # noqa: F401
     TestTrouble,
     TestWatermark,
 )
+
+from .scripted import ScriptedHarness
 
 __all__ = [name for name in dir() if name.startswith("Test")]
 

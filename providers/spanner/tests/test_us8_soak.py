@@ -2,8 +2,9 @@
 
 import pytest
 
+from multiclouddb_certify.suites.spanner import *  # noqa: F403
+
 from .scripted import MovesKeysHarness, NastyHarness, ScriptedHarness
-from .suite import *  # noqa: F403
 from .test_us8_scripted import TestIdle  # noqa: F401
 
 pytestmark = pytest.mark.soak

@@ -21,6 +21,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_api.validators import check_type, suggestion, utf8
+from multiclouddb_api.value import frozen
 from multiclouddb_embedded.errors import PROVIDER_ID, failure
 from multiclouddb_spi import ProviderFault, encode_partition_id
 
@@ -44,7 +45,7 @@ _KINDS: Final = dict.fromkeys((b"-", *(b"%d" % digit for digit in range(10))), _
 _COLUMNS: Final = "id, database, name, incarnation, images, partition_key, retention, created_seq, trimmed"
 
 
-@attrs.frozen
+@frozen
 class Collection:
     """A row of the table `collections`."""
 
@@ -248,7 +249,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(orjson.loads(text))
 
 
-@attrs.frozen
+@frozen
 class PartitionRow:
     """A row of the table `partitions`; the partition contains the changes in `(start_seq, end_seq]`."""
 

@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Final, TypeAlias
 from urllib.parse import quote
 
@@ -16,6 +16,9 @@ from multiclouddb_embedded.store.forking import Holder, Identity, check_inherite
 from multiclouddb_spi import Deadline, ProviderFault, cancelled
 
 _READ_BUSY_SECONDS: Final = 0.8
+AT_ONCE_SECONDS: Final = 0.05
+"""How long a read may take in the thread of the caller."""
+_STEPS: Final = 10_000  # some tenths of a millisecond
 _READ_CACHE_KIB: Final = 4096
 # The lock is held only for microseconds, but a signal handler that forks may have interrupted the thread that
 # holds the lock.
@@ -39,6 +42,21 @@ def connect(
         isolation_level=None,
         check_same_thread=False,
     )
+
+
+@contextmanager
+def hurried(connection: sqlite3.Connection, until: float) -> Iterator[None]:
+    """Inside the block, let a statement fail that waits for a lock or runs after `until` (monotonic)."""
+    # SQLite calls the handler during a statement. It must not run Python's bytecode: there, a signal handler
+    # could raise, for example KeyboardInterrupt, and SQLite's wrapper would swallow the exception.
+    late = map(until.__lt__, iter(time.monotonic, None)).__next__
+    connection.execute("PRAGMA busy_timeout = 0")
+    connection.set_progress_handler(late, _STEPS)
+    try:
+        yield
+    finally:
+        connection.set_progress_handler(None, 0)
+        connection.execute(f"PRAGMA busy_timeout = {_READ_BUSY_SECONDS * 1000:.0f}")
 
 
 class Interrupt:
@@ -86,6 +104,7 @@ class ConnectionPool(Holder):
 
     def __init__(self, path: str, size: int, check: Callable[[sqlite3.Connection, str], None]) -> None:
         self._path, self._size, self._check = path, size, check
+        self.is_slow = False  # a read in the thread of a caller took too long
         self._identity: Identity | None = None
         self._idle: list[sqlite3.Connection] = []
         self._used: dict[sqlite3.Connection, Identity] = {}
@@ -98,8 +117,11 @@ class ConnectionPool(Holder):
         return len(self._idle) + len(self._used)
 
     @contextmanager
-    def borrow(self, deadline: Deadline) -> Iterator[sqlite3.Connection]:
-        """Provide a connection to the file that now has this path."""
+    def borrow(self, deadline: Deadline, *, hurry: bool = False) -> Iterator[sqlite3.Connection]:
+        """Provide a connection to the file that now has this path.
+
+        With `hurry`, it waits for no lock, and its statements fail at the deadline.
+        """
         if not self._slots.acquire(timeout=deadline.remaining()):
             raise ProviderFault.of(
                 ErrorCategory.TRANSIENT_FAILURE,
@@ -109,10 +131,11 @@ class ConnectionPool(Holder):
         slots = self._slots
         try:
             with using_sqlite():
-                connection = self._take()
+                connection = self._take(hurry=hurry)
                 sound = False
                 try:
-                    yield connection
+                    with hurried(connection, deadline.at) if hurry else nullcontext():
+                        yield connection
                     sound = True
                 finally:
                     self._give_back(connection, sound=sound)
@@ -146,7 +169,7 @@ class ConnectionPool(Holder):
         self._used, self._idle = {}, []
         return kept
 
-    def _take(self) -> sqlite3.Connection:
+    def _take(self, *, hurry: bool) -> sqlite3.Connection:
         identity = file_identity(self._path)
         stale: list[sqlite3.Connection] = []
         with self._lock:
@@ -159,10 +182,10 @@ class ConnectionPool(Holder):
                 self._used[connection] = identity
         for old in stale:
             old.close()
-        return connection or self._open(identity)
+        return connection or self._open(identity, hurry=hurry)
 
-    def _open(self, identity: Identity) -> sqlite3.Connection:
-        connection = _read_connection(self._path, self._check)
+    def _open(self, identity: Identity, *, hurry: bool) -> sqlite3.Connection:
+        connection = _read_connection(self._path, self._check, hurry=hurry)
         with self._lock:
             self._used[connection] = identity
         return connection
@@ -226,22 +249,39 @@ class Monitor(SingleConnection):
         self._opened = 0
         super().__init__()
 
-    def version(self) -> Version:
-        """Return a value that changes after every commit of any process; this costs a few microseconds."""
+    def version(self, until: float | None = None) -> Version:
+        """Return a value that changes after every commit of any process; this costs a few microseconds.
+
+        With `until`, the call waits for no lock, and fails after this time (monotonic).
+        """
         identity = file_identity(self._path)
-        with using_sqlite(), self._lock:
+        with using_sqlite(), _held(self._lock, until):
             if self.closed:
                 raise _closed()
             if self._connection is None or identity != self._identity:
                 self._drop()
-                self._connection, self._identity = _read_connection(self._path, self._check), identity
+                self._connection = _read_connection(self._path, self._check, hurry=until is not None)
+                self._identity = identity
                 self._opened += 1
-            (count,) = self._connection.execute("PRAGMA data_version").fetchone()
+            with nullcontext() if until is None else hurried(self._connection, until):
+                (count,) = self._connection.execute("PRAGMA data_version").fetchone()
             return identity, self._opened, count
 
 
-def _read_connection(path: str, check: Callable[[sqlite3.Connection, str], None]) -> sqlite3.Connection:
-    connection = connect(path)
+@contextmanager
+def _held(lock: threading.Lock, until: float | None) -> Iterator[None]:
+    if not lock.acquire(timeout=-1 if until is None else max(0.0, until - time.monotonic())):
+        raise TimeoutError("another thread asks whether the file has changed")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _read_connection(
+    path: str, check: Callable[[sqlite3.Connection, str], None], *, hurry: bool = False
+) -> sqlite3.Connection:
+    connection = connect(path, busy_seconds=0 if hurry else _READ_BUSY_SECONDS)
     try:
         check(connection, path)
         connection.execute("PRAGMA query_only = 1")

@@ -16,6 +16,7 @@ import attrs
 from multiclouddb_api import ChangeType, MulticloudDbKey, encode_json, invalid_request
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.validators import is_a, type_name
+from multiclouddb_api.value import define, frozen
 from multiclouddb_embedded.mapping import CHANGE_TYPES
 from multiclouddb_embedded.store.collection import (
     Collection,
@@ -34,7 +35,7 @@ Key: TypeAlias = MulticloudDbKey | Mapping[str, Any] | Scalar
 _KEY: Final = is_a(MulticloudDbKey, Mapping, *get_args(Scalar))
 
 
-@attrs.frozen
+@frozen
 class Put:
     """Write a document. The change is a `CREATE` if no document has this key, and otherwise an `UPDATE`."""
 
@@ -44,7 +45,7 @@ class Put:
     """The whole document, as a mapping from name to value."""
 
 
-@attrs.frozen
+@frozen
 class Delete:
     """Delete a document. If the document does not exist, nothing is written."""
 
@@ -55,7 +56,7 @@ class Delete:
 Operation: TypeAlias = Put | Delete
 
 
-@attrs.frozen
+@frozen
 class EncodedChange:
     """One operation, encoded for the tables of the store."""
 
@@ -116,7 +117,7 @@ def to_key(key: Key, collection: Collection) -> MulticloudDbKey:
 _CREATE, _UPDATE, _DELETE = range(3)
 
 
-@attrs.define
+@define
 class Moment:
     """The newest change of the store, including the changes of the current write transaction."""
 
@@ -155,7 +156,7 @@ def write_transaction(connection: sqlite3.Connection, now: int) -> Iterator[Mome
             connection.execute("ROLLBACK")
 
 
-@attrs.define
+@define
 class _Tail:
     """The end of one open partition."""
 

@@ -23,6 +23,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_api.validators import check_type, each_is, is_a, to_utc, type_name
+from multiclouddb_api.value import frozen
 from multiclouddb_embedded.config import check_path
 from multiclouddb_embedded.errors import failure, store_errors
 from multiclouddb_embedded.mapping import to_micros
@@ -183,7 +184,7 @@ class Scan(SingleConnection):
         return [connection, self._cursor]
 
 
-@attrs.frozen
+@frozen
 class PartitionRange:
     """An open partition of a collection, with its range of hashes."""
 
