@@ -39,6 +39,7 @@ class AzureBlobCheckpointStore(SharedCheckpointStore):
     scheme = "azblob"
     form = "write azblob://ACCOUNT/CONTAINER/PREFIX"
     extra = "multiclouddb[checkpoints-azure-blob]"
+    other_tag = '"0x1"'
     options = ("endpoint_url",)
     advice = Advice(
         _WHO,

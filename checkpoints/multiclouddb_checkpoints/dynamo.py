@@ -30,6 +30,7 @@ class DynamoCheckpointStore(AwsCheckpointStore):
     scheme = "dynamodb"
     form = "write dynamodb://TABLE/PREFIX or dynamodb://TABLE/PREFIX?region=REGION"
     extra = "multiclouddb[checkpoints-dynamo]"
+    other_tag = "-"
     advice = Advice(WHO, "grant dynamodb:GetItem and dynamodb:PutItem on the table", _TABLE)
     meanings: ClassVar = {
         **CODES,

@@ -36,6 +36,7 @@ class GcsCheckpointStore(SharedCheckpointStore):
     scheme = "gs"
     form = "write gs://BUCKET/PREFIX"
     extra = "multiclouddb[checkpoints-gcs]"
+    other_tag = "1"
     advice = Advice(
         _WHO,
         "grant storage.objects.get, storage.objects.create and storage.objects.delete on the bucket",

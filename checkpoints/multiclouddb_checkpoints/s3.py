@@ -23,6 +23,7 @@ class S3CheckpointStore(AwsCheckpointStore):
     scheme = "s3"
     form = "write s3://BUCKET/PREFIX or s3://BUCKET/PREFIX?region=REGION"
     extra = "multiclouddb[checkpoints-s3]"
+    other_tag = '"00000000000000000000000000000000"'
     advice = Advice(
         WHO,
         "grant s3:GetObject, s3:PutObject and s3:ListBucket: without ListBucket, S3 refuses to say that an "

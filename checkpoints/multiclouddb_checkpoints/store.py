@@ -107,6 +107,8 @@ class SharedCheckpointStore(ABC):
     """The options that a URL may have."""
     advice: ClassVar[Advice]
     """What the user can do about an error of this service."""
+    other_tag: ClassVar[str]
+    """A tag that no content has."""
     meanings: ClassVar[Mapping[str, Row]] = {}
     """The error codes of the service whose meaning differs from that of their status."""
 
@@ -127,6 +129,7 @@ class SharedCheckpointStore(ABC):
         self._url, self._location, self._path = url, location, path
         self._given = client
         self._made: dict[int, Any] = {}
+        self._is_proved = False
         self._check(location)
 
     @property
@@ -149,8 +152,7 @@ class SharedCheckpointStore(ABC):
         if found is None:
             return None
         body, tag = found
-        checkpoint = decode_checkpoint(self._named(name), name, body)
-        return attrs.evolve(checkpoint, version=f"{checkpoint.version}@{tag}")
+        return _tagged(decode_checkpoint(self._named(name), name, body), tag)
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
         """Replace the checkpoint if its version is still the expected version.
@@ -178,9 +180,9 @@ class SharedCheckpointStore(ABC):
                     raise RefusedError
                 condition = None if expected is None else tag
                 written = self._called(name, partial(self._write, self._key(name), body, condition))
-                if expected is None:
+                if expected is None and not self._is_proved:
                     self._prove(name, body)
-                return attrs.evolve(draft, version=f"{draft.version}@{written}")
+                return _tagged(draft, written)
             except RefusedError:
                 found = self.load(name)
                 # 1. The write had succeeded, but its answer was lost, and the vendor's client repeated it.
@@ -293,9 +295,14 @@ class SharedCheckpointStore(ABC):
 
     def _prove(self, name: str, body: bytes) -> None:
         """Refuse a service that ignores conditions: two workers would overwrite each other's positions."""
-        try:
-            self._called(name, lambda: self._write(self._key(name), body, None))
-        except RefusedError:
+        for tag in (None, self.other_tag):
+            try:
+                self._called(name, partial(self._write, self._key(name), body, tag))
+            except RefusedError:
+                continue
+            break
+        else:
+            self._is_proved = True
             return
         raise MulticloudDbError(
             f"checkpoint {self._named(name)}: this service ignores the condition of a write, so that a "
@@ -303,6 +310,11 @@ class SharedCheckpointStore(ABC):
             "machine",
             ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, self.scheme, "checkpoint"),
         )
+
+
+def _tagged(checkpoint: Checkpoint, tag: str) -> Checkpoint:
+    # A proxy that compresses marks the service's tag as weak, and then no condition accepts it.
+    return attrs.evolve(checkpoint, version=f"{checkpoint.version}@{tag.removeprefix('W/')}")
 
 
 NO_ANSWER: Final = _NETWORK

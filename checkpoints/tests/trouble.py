@@ -8,6 +8,7 @@ import traceback
 from contextlib import closing
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing import get_context
 from urllib.parse import urlsplit
 
 import pytest
@@ -81,13 +82,16 @@ class Between:
     """A server between a store and its service.
 
     Attributes:
+        peers: The addresses of the connections that made requests.
         answer: The answer to every request, in place of the service's, or None.
         lost: How many answers to writes are still lost after the service has given them.
-        unconditional: True to take the conditions out of the requests.
+        weak: Whether it marks each ETag as weak, as a proxy does that compresses.
+        unconditional: Which conditions are taken out of the requests: "every" one, or those on the "version".
     """
 
     def __init__(self, target):
-        self.answer, self.lost, self.unconditional = None, 0, False
+        self.peers = set()
+        self.answer, self.lost, self.weak, self.unconditional = None, 0, False, ""
         target = urlsplit(target)
         between = self
 
@@ -98,6 +102,7 @@ class Between:
                 pass
 
             def go(self):
+                between.peers.add(self.client_address)
                 # Some clients send chunks, which this server does not read: they name a length here.
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 if between.answer is not None:
@@ -105,16 +110,19 @@ class Between:
                     return
                 path, headers = self.path, dict(self.headers.items())
                 if between.unconditional:
-                    path = re.sub(r"ifGenerationMatch=\d+&?", "", path)
-                    headers = {
-                        k: v for k, v in headers.items() if k.lower() not in ("if-match", "if-none-match")
-                    }
-                    body = unconditional(body)
+                    every = between.unconditional == "every"
+                    path = re.sub(rf"ifGenerationMatch={'' if every else '[1-9]'}\d*&?", "", path)
+                    removed = ("if-match", "if-none-match") if every else ("if-match",)
+                    headers = {k: v for k, v in headers.items() if k.lower() not in removed}
+                    if every or b":version" in body:
+                        body = unconditional(body)
                     headers = {k: v for k, v in headers.items() if k.lower() != "content-length"}
                 with closing(HTTPConnection(target.hostname, target.port, timeout=30)) as service:
                     service.request(self.command, path, body, headers)
                     came = service.getresponse()
                     content, found = came.read(), dict(came.getheaders())
+                if between.weak:
+                    found = {k: f"W/{v}" if k.lower() == "etag" else v for k, v in found.items()}
                 is_write = self.command in ("PUT", "POST") and b"ConsistentRead" not in body
                 if is_write and between.lost:
                     between.lost -= 1
@@ -228,6 +236,25 @@ class TestTrouble(Troubled):
         assert store.load("orders") == saved
         assert store.save("orders", "3", saved.version).token == "3"
 
+    def test_a_proxy_that_weakens_tags_stops_no_writer(self, store, between):
+        between.weak = True
+        first = store.save("orders", "1", None)
+        assert store.load("orders") == first
+        second = store.save("orders", "2", first.version)
+        self.check(refusal(store.save, "orders", "3", first.version), "CONFLICT")
+        assert store.load("orders") == second
+
+    def test_the_child_of_a_fork_connects_itself(self, store, between):
+        first = store.save("orders", "1", None)
+        store.load("orders")
+        known = set(between.peers)
+        child = get_context("fork").Process(target=store.load, args=("orders",))
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+        assert between.peers > known
+        assert store.save("orders", "2", first.version).token == "2"
+
     def test_a_place_that_does_not_exist_is_named(self, served):
         store = opened(served, place="no-such-place")
         self.check(refusal(store.save, "orders", "1", None), "NOT_FOUND")
@@ -257,6 +284,7 @@ class TestTrouble(Troubled):
 class TestIgnoredConditions(Troubled):
     """Tests a service that takes every write; the requests of Azure are signed with their conditions."""
 
-    def test_a_service_that_ignores_conditions_is_refused(self, store, between):
-        between.unconditional = True
+    @pytest.mark.parametrize("unconditional", ["every", "version"])
+    def test_a_service_that_ignores_conditions_is_refused(self, store, between, unconditional):
+        between.unconditional = unconditional
         self.check(refusal(store.save, "orders", "1", None), "UNSUPPORTED_CAPABILITY")

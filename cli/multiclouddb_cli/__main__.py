@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from multiclouddb_cli.main import run
+from multiclouddb_cli.script import run
 
 run()

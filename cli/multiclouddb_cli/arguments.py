@@ -45,8 +45,7 @@ from multiclouddb_api import (
     StartPosition,
     decode_json,
 )
-from multiclouddb_api.checkpoint import CheckpointFile
-from multiclouddb_api.checkpoint_url import checkpoint_at
+from multiclouddb_api.checkpoint import CheckpointFile, checkpoint_at
 from multiclouddb_api.validators import suggestion
 from multiclouddb_cli.choices import Expired, Kind, Want
 from multiclouddb_cli.screen import shorter

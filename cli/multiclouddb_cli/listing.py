@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Protocol, runtime_checkable
 
 import attrs
@@ -24,7 +23,8 @@ from multiclouddb_api import (
     connect,
     installed_providers,
 )
-from multiclouddb_api.registry import GROUP, load_plugin
+from multiclouddb_api.entry_points import EntryPoint, entry_points
+from multiclouddb_api.registry import GROUP, declared_capabilities, load_plugin
 from multiclouddb_cli.arguments import to_config
 from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.screen import (
@@ -47,30 +47,29 @@ class Installed:
     provider: str
     distribution: str
     version: str
-    problem: str | None
+    problem: str | None = None  # why it cannot be imported
 
 
-def providers(*, as_json: bool) -> None:
-    """Print one line for each provider."""
+def providers(*, check: bool, as_json: bool) -> None:
+    """Print one line for each provider; with `check`, import each of them."""
     # An editable distribution may be found twice.
     points = {(point.name, point.value): point for point in entry_points(group=GROUP)}.values()
-    found = sorted(map(_look, points), key=lambda item: item.provider)
+    found = [_look(point, check=check) for point in sorted(points, key=lambda point: point.name)]
+    shown = attrs.filters.exclude(*(() if check else ("problem",)))
     if as_json:
-        typer.echo(orjson.dumps([attrs.asdict(item) for item in found]))
+        typer.echo(orjson.dumps([attrs.asdict(item, filter=shown) for item in found]))
     elif found:
-        print_table(["provider", "distribution", "version", "imports"], [_row(item) for item in found])
+        last = "imports" if check else "state"
+        print_table(
+            ["provider", "distribution", "version", last], [_row(item, check=check) for item in found]
+        )
     else:
         typer.echo('no provider is installed; run: pip install "multiclouddb[embedded]"')
 
 
-def _look(point: EntryPoint) -> Installed:
-    distribution = point.dist
-    return Installed(
-        point.name,
-        "-" if distribution is None else distribution.name,
-        "-" if distribution is None else distribution.version,
-        _problem(point.name),
-    )
+def _look(point: EntryPoint, *, check: bool) -> Installed:
+    problem = _problem(point.name) if check else None
+    return Installed(point.name, point.distribution, point.version, problem)
 
 
 def _problem(name: str) -> str | None:
@@ -83,7 +82,9 @@ def _problem(name: str) -> str | None:
     return None
 
 
-def _row(item: Installed) -> list[Cell]:
+def _row(item: Installed, *, check: bool) -> list[Cell]:
+    if not check:
+        return [item.provider, item.distribution, item.version, "installed"]
     answer = ("yes", "green") if item.problem is None else (f"no: {item.problem}", "red")
     return [item.provider, item.distribution, item.version, answer]
 
@@ -130,6 +131,8 @@ def _connected(config: ClientConfig) -> Column:
 
 
 def _installed(name: str) -> Column:
+    if (known := declared_capabilities(name)) is not None:
+        return Column(name, known)
     try:
         plugin: object = load_plugin(name)
     except MulticloudDbError as error:

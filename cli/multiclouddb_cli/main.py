@@ -18,7 +18,6 @@ from multiclouddb_cli.options import (
     Checkpoint,
     Collection,
     Database,
-    DeltaPath,
     Estimate,
     Exact,
     Force,
@@ -48,6 +47,7 @@ from multiclouddb_cli.options import (
     State,
     StateFolder,
     Target,
+    TargetTable,
     Timeout,
     To,
     Token,
@@ -60,8 +60,36 @@ from multiclouddb_cli.options import (
 _NAME = "multiclouddb"
 
 
+_COMMANDS = "multiclouddb.commands"
+
+
 class Commands(TyperGroup):
-    """Runs a command, and reports every failure with one line on stderr and an exit code."""
+    """Runs a command, and reports every failure with one line on stderr and an exit code.
+
+    Other distributions add commands with the entry point `multiclouddb.commands`: each names a `typer.Typer`.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands, those of other distributions last."""
+        from multiclouddb_api.entry_points import entry_points
+
+        return [*super().list_commands(ctx), *sorted(point.name for point in entry_points(group=_COMMANDS))]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; another distribution's is imported now."""
+        found = super().get_command(ctx, cmd_name)
+        if found is not None:
+            return found
+        from multiclouddb_api.entry_points import entry_points
+
+        for point in entry_points(group=_COMMANDS):
+            if point.name == cmd_name:
+                command = typer.main.get_command(point.load())
+                command.name = cmd_name
+                return command
+        if cmd_name == "certify":
+            raise typer.BadParameter('it is not installed; run: pip install "multiclouddb[certify]"')
+        return None
 
     def main(
         self,
@@ -229,7 +257,7 @@ def top(
 def verify(
     url: Url,
     collection: Collection,
-    target: DeltaPath,
+    target: TargetTable,
     position: Position = None,
     repair: Repair = False,
     max_repairs: MaxRepairs = None,
@@ -301,11 +329,16 @@ def capabilities(
 
 
 @app.command(short_help="List the installed providers.")
-def providers(as_json: Json = False) -> None:
-    """List the installed providers, and whether their SDKs can be imported."""
+def providers(
+    check: Annotated[
+        bool, typer.Option("--check", help="Import each provider with its SDK, and show what fails.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List the installed providers, and with --check whether their SDKs can be imported."""
     from multiclouddb_cli import listing as command
 
-    command.providers(as_json=as_json)
+    command.providers(check=check, as_json=as_json)
 
 
 @token_app.command(short_help="Show the feed and the positions of a token, offline.")
@@ -338,7 +371,7 @@ def check(
 
 
 def run() -> None:
-    """Run the script `multiclouddb`."""
+    """Run the command that the arguments name."""
     # Without this handler, libraries would log to stderr.
     logging.getLogger().addHandler(logging.NullHandler())
     if sys.stdout is None:  # closed by the shell: >&-

@@ -22,33 +22,32 @@ _SCHEMES = {
 }
 
 
-def _starting(values: tuple[str, ...], typed: str) -> list[str]:
-    return [value for value in values if value.startswith(typed)]
+# Typer leaves out the values that do not begin with what was typed.
 
 
-def _complete_start(incomplete: str) -> list[str]:
-    return _starting(_STARTS, incomplete)
+def _complete_start() -> list[str]:
+    return [*_STARTS]
 
 
-def _complete_any_start(incomplete: str) -> list[str]:
-    return _starting(_STARTS[:2] + _SNAPSHOTS + _STARTS[2:], incomplete)
+def _complete_any_start() -> list[str]:
+    return [*_STARTS[:2], *_SNAPSHOTS, *_STARTS[2:]]
 
 
-def _complete_time(incomplete: str) -> list[str]:
-    return _starting(("now", "-1h", "-10m", "-1d"), incomplete)
+def _complete_time() -> list[str]:
+    return ["now", "-1h", "-10m", "-1d"]
 
 
-def _complete_scope(incomplete: str) -> list[str]:
-    return _starting(_SCOPES, incomplete)
+def _complete_scope() -> list[str]:
+    return [*_SCOPES]
 
 
-def _complete_url(incomplete: str) -> list[str]:
+def _complete_url() -> list[str]:
     """Return the URL form of each installed provider, and the TOML files in the folder."""
     from multiclouddb_api import installed_providers
 
     urls = [_SCHEMES.get(name, f"{name}://") for name in installed_providers()]
     files = sorted(str(path) for path in Path().glob("*.toml"))
-    return _starting((*urls, *files), incomplete)
+    return [*urls, *files]
 
 
 def _url_so_far() -> str | None:
@@ -57,20 +56,20 @@ def _url_so_far() -> str | None:
     return next((word for word in words if "://" in word or word.endswith(".toml")), None)
 
 
-def _complete_option(incomplete: str) -> list[str]:
+def _complete_option() -> list[str]:
     """Return the options of the provider that the URL names."""
     from multiclouddb_cli.arguments import option_names
 
     url = _url_so_far()
-    return _starting(tuple(f"{name}=" for name in option_names(url)), incomplete) if url else []
+    return [f"{name}=" for name in option_names(url)] if url else []
 
 
-def _complete_collection(incomplete: str) -> list[str]:
+def _complete_collection() -> list[str]:
     """Return the collections of the URL's database."""
     from multiclouddb_cli.listing import known_collections
 
     url = _url_so_far()
-    return _starting(known_collections(url), incomplete) if url else []
+    return [*known_collections(url)] if url else []
 
 
 Url: TypeAlias = Annotated[
@@ -235,9 +234,13 @@ MaxScanRate: TypeAlias = Annotated[
 Key: TypeAlias = Annotated[
     str | None, typer.Option(metavar="JSON", help="The partition key, for a token of one key.")
 ]
-DeltaPath: TypeAlias = Annotated[
+TargetTable: TypeAlias = Annotated[
     str,
-    typer.Option("--target", metavar="delta:PATH", help="The table, for example delta:/data/orders."),
+    typer.Option(
+        "--target",
+        metavar="TARGET",
+        help="The table: delta:PATH, or postgres:DSN#TABLE, for example postgres:postgresql://host/shop#orders.",
+    ),
 ]
 Position: TypeAlias = Annotated[
     str | None,

@@ -34,7 +34,7 @@ from multiclouddb_cli.screen import (
 from multiclouddb_cli.session import until_signal
 
 if TYPE_CHECKING:
-    from multiclouddb_verify import Difference, Estimate, Position, Progress, Report
+    from multiclouddb_verify import Difference, Estimate, Position, Progress, Report, Target
 
 _SHOWN: Final = 20
 
@@ -77,9 +77,7 @@ def verify(config: ClientConfig, wish: Wish, *, as_json: bool, estimate: bool) -
             f'verify: cannot import {error.name}; run: pip install "multiclouddb[verify]"',
             ErrorDetail(ErrorCategory.INVALID_REQUEST),
         ) from error
-    kind, colon, path = wish.target.partition(":")
-    if kind != "delta" or not colon or not path:
-        raise typer.BadParameter(f"{wish.target!r} is not delta:PATH", param_hint="--target")
+    target = _target(wish)
     with until_signal() as interrupt, connect(config) as client:
         if estimate:
             with interrupt.reading():
@@ -94,7 +92,7 @@ def verify(config: ClientConfig, wish: Wish, *, as_json: bool, estimate: bool) -
                 report = multiclouddb_verify.verify(
                     client,
                     wish.address,
-                    multiclouddb_verify.DeltaTarget(path, patience_seconds=wish.patience),
+                    target,
                     position=_position(client, wish),
                     repair=wish.repair,
                     sample=wish.sample,
@@ -118,6 +116,28 @@ def verify(config: ClientConfig, wish: Wish, *, as_json: bool, estimate: bool) -
         raise typer.Exit(DIFFERENT)
     if report.counts.unsettled:
         raise typer.Exit(UNSETTLED)
+
+
+def _target(wish: Wish) -> Target:
+    """Return the table that `--target` names; its text may contain a password, so no message shows it."""
+    from multiclouddb_verify import DeltaTarget
+
+    kind, _, rest = wish.target.partition(":")
+    dsn, _, name = rest.rpartition("#")
+    match kind:
+        case "delta" if rest:
+            return DeltaTarget(rest, patience_seconds=wish.patience)
+        case "postgres" if dsn and name:
+            try:
+                from multiclouddb_postgres import PostgresTarget
+            except ImportError as error:
+                raise MulticloudDbError(
+                    f'--target: cannot import {error.name}; run: pip install "multiclouddb[postgres]"',
+                    ErrorDetail(ErrorCategory.INVALID_REQUEST),
+                ) from error
+            return PostgresTarget(dsn, name)
+        case _:
+            raise typer.BadParameter("is neither delta:PATH nor postgres:DSN#TABLE", param_hint="--target")
 
 
 def _position(client: MulticloudDbClient, wish: Wish) -> Position | None:

@@ -146,14 +146,24 @@ class TestCapabilities:
 
 class TestProviders:
     def test_are_listed_with_what_is_wrong_with_them(self, run, fake):
-        rows = {line.split()[0]: line for line in run("providers").stdout.splitlines()}
+        rows = {line.split()[0]: line for line in run("providers", "--check").stdout.splitlines()}
         assert re.fullmatch(r"embedded +multiclouddb-embedded +\S+ +yes", rows["embedded"])
         assert rows["fake"].split() == ["fake", "multiclouddb-fake", "9.8", "yes"]
         assert 'pip install "multiclouddb[broken]"' in rows["broken"]
 
-        found = {item["provider"]: item for item in json.loads(run("providers", "--json").stdout)}
+        found = {item["provider"]: item for item in json.loads(run("providers", "--check", "--json").stdout)}
         assert found["fake"] == {
             "provider": "fake", "distribution": "multiclouddb-fake", "version": "9.8", "problem": None
+        }  # fmt: skip
+
+    def test_are_listed_as_installed_without_importing_them(self, run, fake):
+        rows = [line.split() for line in run("providers").stdout.splitlines()]
+        assert ["fake", "multiclouddb-fake", "9.8", "installed"] in rows
+        assert ["broken", "multiclouddb-fake", "9.8", "installed"] in rows
+        assert "fake_provider" not in sys.modules
+        found = {item["provider"]: item for item in json.loads(run("providers", "--json").stdout)}
+        assert found["broken"] == {
+            "provider": "broken", "distribution": "multiclouddb-fake", "version": "9.8"
         }  # fmt: skip
 
 
@@ -415,10 +425,34 @@ class TestInterrupt:
         assert before == [0.1]
 
 
+def loaded_by(*words):
+    """Run the script in a new process; return what it printed, and in the last line its modules."""
+    program = (
+        "import atexit, sys; from multiclouddb_cli.script import run; "
+        f"sys.argv = ['multiclouddb', *{words}]; atexit.register(lambda: print(*sys.modules)); run()"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+
 @pytest.mark.slow
 class TestProgram:
     def test_tells_its_version(self, run):
         assert run("--version").stdout == f"multiclouddb {version('multiclouddb-cli')}\n"
+
+    def test_tells_its_version_before_it_imports_the_command_line(self):
+        shown = loaded_by("--version")
+        assert shown[0] == f"multiclouddb {version('multiclouddb-cli')}"
+        assert "typer" not in shown[-1].split()
+
+    @pytest.mark.parametrize("command", ["providers", "capabilities"])
+    def test_lists_what_providers_can_do_without_their_sdks(self, command):
+        shown = loaded_by(command)
+        assert {"cosmos", "dynamo", "embedded", "mongo", "spanner"} <= {
+            line.partition(" ")[0] for line in shown
+        }
+        assert {"azure", "boto3", "google", "grpc", "pymongo"} & set(shown[-1].split()) == set()
 
     def test_loads_nothing_before_it_knows_the_command(self):
         program = "import multiclouddb_cli.main, sys; print(*sys.modules)"

@@ -44,6 +44,7 @@ class TestTime:
         middle = sorted(event.timestamp for event in events)[4].isoformat()
         first = [event_from_json(line) for line in run(*words, "--to", middle).stdout.splitlines()]
         assert len(first) == 5
+        assert (tmp_path / "pos").exists()
         rest = [event_from_json(line) for line in run(*words, "--until-idle").stdout.splitlines()]
         assert {event.event_id for event in first + rest} == {event.event_id for event in events}
 
@@ -68,6 +69,11 @@ class TestLast:
         assert len(ids(run(*words, "--last", 50).stdout)) == 10
         store.delete("orders", "o-1")
         assert ids(run(*words, "--last", 2, "--type", "create").stdout) == ["o-8", "o-9"]
+
+    def test_are_all_that_is_kept_if_there_are_not_more(self, run, url, store):
+        store.trim("orders", max_count=3)
+        words = ("tail", url, "orders", "--until-idle", "--json")
+        assert ids(run(*words, "--last", 50).stdout) == ["o-7", "o-8", "o-9"]
 
     def test_a_checkpoint_goes_first(self, run, url, store, tmp_path):
         words = ("tail", url, "orders", *["--until-idle", "--json", "--last", "2"])

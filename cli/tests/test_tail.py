@@ -5,10 +5,12 @@ import signal
 import time
 from pathlib import Path
 
+import attrs
 import pytest
 
 from multiclouddb_api import FileCheckpointStore, SnapshotOrder, SnapshotProgress, event_from_json
 from multiclouddb_cli.screen import ProgressLine, snapshot_line
+from multiclouddb_cli.session import Contact
 from multiclouddb_conformance.command_line import apart_from_silence
 
 from .terminals import follow
@@ -37,6 +39,31 @@ class TestLines:
         assert "\x1b" not in result.stdout
         assert "\x9b" not in result.stdout
         assert deleted.endswith('DELETE  id="o-1"')
+
+
+def test_the_last_events_count_for_the_most_events(url, store):
+    with follow(url, "orders", "--last", 2, "--max-events", 4, "--exact") as process:
+        first = [process.stdout.readline() for _ in range(2)]
+        for number in range(5):
+            store.put("orders", f"new-{number}", {})
+        found = keys("".join(first) + process.stdout.read())
+        assert process.wait(timeout=60) == 0
+    assert found[:2] == ["o-8", "o-9"]
+    assert len(found) == 4
+
+
+def test_the_error_of_a_partition_shows_no_secret(run, url, store, monkeypatch):
+    read = Contact.read_changes
+
+    def troubled(contact, request, options):
+        page = read(contact, request, options)
+        errors = {"p0": "nobody at mongodb://me:a-hidden-key@host/"}
+        return attrs.evolve(page, diagnostics=attrs.evolve(page.diagnostics, partition_errors=errors))
+
+    monkeypatch.setattr(Contact, "read_changes", troubled)
+    told = run("tail", url, "orders", "--from", "beginning", "--until-idle").stderr
+    assert told.startswith("warning: p0: nobody at mongodb://")
+    assert "hidden" not in told
 
 
 class TestCheckpoint:
