@@ -1,51 +1,93 @@
-"""Reads pages as the Spark source does, with events in Arrow batches and documents as JSON text."""
+"""Reads planned ranges as the tasks of the Spark source do: Arrow batches, with documents as JSON text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.row import Done
-from multiclouddb_api import ChangeFeedPage, ChangeFeedRequest, ClientConfig, OperationOptions
+from multiclouddb_api import Beginning, ChangeFeedRequest, ClientConfig, Now, ResourceAddress
 
 if TYPE_CHECKING:
-    from multiclouddb_spi.engine import Engine
+    from multiclouddb_spi import Feed, Provider, Range
 
-__all__ = ["ArrowReader", "arrow_reader"]
+__all__ = ["AS_A_TASK", "plan_ranges", "read_arrow"]
+
+AS_A_TASK: Final = "Planned ranges are read as a task of the Spark source reads them, in Arrow batches"
+"""What the rows do, in the words of their descriptions."""
+
+_SECONDS: Final = 120.0
 
 
-class ArrowReader:
-    """Reads pages, and collects the ids of their events.
+def plan_ranges(
+    config: ClientConfig,
+    address: ResourceAddress,
+    size: int,
+    token: str | None = None,
+    most: int | None = None,
+) -> list[Range]:
+    """Plan the ranges of a feed that contain this many changes, as the driver of the Spark source does.
 
-    Attributes:
-        count: The number of events so far.
+    Args:
+        config: The configuration of the client.
+        address: The collection.
+        size: The number of changes.
+        token: The position before the first change; None for the beginning of the feed.
+        most: The most changes of one micro-batch; None for a single one.
+
+    Raises:
+        ValueError: Raised if the feed does not show all changes.
     """
+    from multiclouddb_spi import Deadline, Planner, open_provider
+    from multiclouddb_spi.continuation.lineage import Lineage
+    from multiclouddb_spi.continuation.state import state_from_json
+    from multiclouddb_spi.continuation.token import decode_token
 
-    def __init__(self, engine: Engine) -> None:
-        self.count = 0
-        self._engine = engine
-        self._ids: list[Any] = []
+    parts: list[Range] = []
+    soon, planned = Deadline.after(_SECONDS), 0
+    with closing(open_provider(config)) as provider:
+        feed = _opened(provider, address)
+        planner = Planner(provider, feed)
+        if token is None:
+            lineage = planner.start(Beginning(), soon)
+        else:
+            state = state_from_json(decode_token(token).state, feed)
+            assert isinstance(state, Lineage)
+            lineage = state
+        while planned < size:
+            step = planner.advance(lineage, most, soon)
+            if soon.passed():
+                raise ValueError(f"planned {planned:,} of {size:,} changes")
+            if step.moved:
+                parts += step.ranges()
+                # A service that does not count its records was asked for everything up to its end.
+                planned += size if step.records is None else step.records
+                lineage = step.after
+    return parts
 
-    def read(self, request: ChangeFeedRequest) -> ChangeFeedPage:
-        """Read the next page, and only count its events."""
-        reading = self._engine.read(request, OperationOptions(), lambda batch, i, j: batch.arrow(i, j))
-        for arrow in reading.values:
-            if arrow is not None:
-                self.count += len(arrow)
-                self._ids.append(arrow.column("event_id"))
-        return reading.page
 
-    def done(self) -> Done:
-        """Return the number and the ids of all events that were read."""
-        return Done(self.count, ids=(text for column in self._ids for text in column.to_pylist()))
+def read_arrow(config: ClientConfig, address: ResourceAddress, parts: list[Range]) -> Done:
+    """Connect, and read ranges as one task does; report the ids of their events."""
+    from multiclouddb_api.arrow import events_to_arrow
+    from multiclouddb_spi import collector_paused, open_provider, read_range
+
+    count, ids = 0, list[Any]()
+    with closing(open_provider(config)) as provider:
+        feed = _opened(provider, address)
+        for part in parts:
+            for batch in read_range(provider, feed, part):
+                with collector_paused():
+                    arrow = batch.arrow(0, len(batch))
+                    if arrow is None:
+                        arrow = events_to_arrow(batch.events(0, len(batch)))
+                count += len(arrow)
+                ids.append(arrow.column("event_id"))
+    return Done(count, ids=(text for column in ids for text in column.to_pylist()))
 
 
-@contextmanager
-def arrow_reader(config: ClientConfig) -> Iterator[ArrowReader]:
-    """Open an engine, and provide a reader that uses it."""
-    from multiclouddb_spi import open_provider
-    from multiclouddb_spi.engine import Engine
+def _opened(provider: Provider, address: ResourceAddress) -> Feed:
+    from multiclouddb_spi import Deadline
+    from multiclouddb_spi.request_check import spec_of
 
-    with closing(Engine(open_provider(config), config)) as engine:
-        yield ArrowReader(engine)
+    spec = spec_of(provider, ChangeFeedRequest(address, Now()), "read")
+    return provider.open_feed(spec, Deadline.after(_SECONDS))

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.xdist_group("jvm")
 
 SMALL = 0.002
 # These rows start a JVM.
-SPARK = ("spark", "spark-batches", "spark-latency", "spark-million")
+SPARK = ("spark", "spark-batches", "spark-latency", "spark-latency-mongo", "spark-million")
 IN_PROCESS = [name for name in load_rows() if name not in SPARK]
 
 
@@ -55,8 +55,9 @@ class TestWorkIsChecked:
     def test_a_grown_store_holds_as_many_events_each_with_its_own_id(self, stores):
         from benchmarks.rows.embedded import bare_loop, through_arrow, through_the_client
 
-        for read in (through_the_client, partial(through_arrow, max_page_size=7), bare_loop):
-            done = read(stores[1])
+        arrow = through_arrow(stores[1], 150, 7)
+        for read in (partial(through_the_client, stores[1]), arrow, partial(bare_loop, stores[1])):
+            done = read()
             ids = list(done.ids)
             assert done.count == len(set(ids)) == 150
 

@@ -1,39 +1,38 @@
-"""Reads a collection as the Spark source does: in Arrow batches, with documents as JSON text."""
+"""Reads a collection as a task of the Spark source does: in Arrow batches, with documents as JSON text."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from datetime import UTC, datetime
+from typing import Final
 
 from benchmarks.peers.programs.meter import Meter, read_spec
-from multiclouddb_api import (
-    AtTime,
-    ChangeFeedRequest,
-    ClientConfig,
-    FromContinuationToken,
-    OperationOptions,
-    ResourceAddress,
-)
-from multiclouddb_api.request import StartPosition
-from multiclouddb_spi import open_provider
-from multiclouddb_spi.engine import Engine
+from multiclouddb_api import AtTime, ChangeFeedRequest, ClientConfig, ResourceAddress
+from multiclouddb_spi import Deadline, Planner, open_provider, read_range
+from multiclouddb_spi.request_check import spec_of
+
+_SECONDS: Final = 60.0
 
 
 def main() -> None:
     """Read until the last change."""
     spec = read_spec()
     config = ClientConfig("mongo", {"url": spec["url"]})
-    address = ResourceAddress(spec["database"], spec["collection"])
-    position: StartPosition = AtTime(datetime.fromtimestamp(spec["second"], UTC))
+    position = AtTime(datetime.fromtimestamp(spec["second"], UTC))
+    request = ChangeFeedRequest(ResourceAddress(spec["database"], spec["collection"]), position)
     finished = False
-    with Meter(spec) as meter, closing(Engine(open_provider(config), config)) as engine:
+    with Meter(spec) as meter, closing(open_provider(config)) as provider:
+        feed = provider.open_feed(spec_of(provider, request, "read"), Deadline.after(_SECONDS))
+        planner = Planner(provider, feed)
+        lineage = planner.start(position, Deadline.after(_SECONDS))
         while not finished:
-            request = ChangeFeedRequest(address, position)
-            reading = engine.read(request, OperationOptions(), lambda batch, i, j: batch.arrow(i, j))
-            for arrow in reading.values:
-                if arrow is not None:
+            step = planner.advance(lineage, None, Deadline.after(_SECONDS))
+            for part in step.ranges():
+                for batch in read_range(provider, feed, part):
+                    arrow = batch.arrow(0, len(batch))
+                    assert arrow is not None
                     finished = meter.take_all(arrow.column("key").to_pylist())
-            position = FromContinuationToken(reading.page.continuation_token)
+            lineage = step.after
         meter.report()
 
 

@@ -118,23 +118,27 @@ def normalised(item: Any) -> Item:
 def _value_size(value: Mapping[str, Any]) -> int:
     ((tag, content),) = value.items()
     match tag:
-        case "S" | "N":
+        case "S":
             return len(content.encode())
+        case "N":
+            digits = content.lstrip("-").replace(".", "").strip("0")
+            # Two digits are a byte; one more holds the exponent, and one the minus.
+            return 1 + (len(digits) + 1) // 2 + int(content.startswith("-"))
         case "B":
-            return len(content) * 3 // 4
+            return len(content) * 3 // 4 - int(content.count("="))
         case "SS" | "NS" | "BS":
-            return sum(map(len, content))
+            return sum(_value_size({tag[0]: member}) for member in content)
         case "L":
             return 3 + sum(1 + _value_size(member) for member in content)
         case "M":
-            return 3 + item_size(content)
+            return 3 + len(content) + item_size(content)
         case _:
             return 1
 
 
 def item_size(item: Mapping[str, Mapping[str, Any]]) -> int:
     """Return approximately the number of bytes that the service counts for an item."""
-    return sum(len(name) + _value_size(value) for name, value in item.items())
+    return sum(len(name.encode()) + _value_size(value) for name, value in item.items())
 
 
 @attrs.frozen

@@ -12,7 +12,7 @@ import orjson
 
 from multiclouddb_dynamo_emulator.clock import Clock
 from multiclouddb_dynamo_emulator.errors import invalid
-from multiclouddb_dynamo_emulator.item import Item, KeySchema
+from multiclouddb_dynamo_emulator.item import Item, KeySchema, item_size
 from multiclouddb_dynamo_emulator.stream import Stream
 
 __all__ = ["VIEWS", "Table"]
@@ -26,13 +26,16 @@ class Table:
     Attributes:
         arn: Its ARN.
         keys: The table's primary key.
+        tags: The tags with which the table was created.
         stream: The latest stream, even if it is disabled; None if the table has never had a stream.
     """
 
     def __init__(self, arn: str, keys: KeySchema, clock: Clock) -> None:
         self.arn, self.keys = arn, keys
+        self.tags: list[dict[str, str]] = []
         self.stream: Stream | None = None
         self._items: dict[bytes, Item] = {}
+        self._sizes: dict[bytes, int] = {}
         self._places: list[tuple[int, bytes]] = []
         self._unsettled: tuple[bytes, Item | None] | None = None
         self._created = clock.seconds()
@@ -50,6 +53,7 @@ class Table:
         old = self._items.get(place)
         if old != item:
             self._items[place] = item
+            self._sizes[place] = item_size(item)
             self._unsettled = place, old
             if old is None:
                 insort(self._places, (self.keys.hash_of(key), place))
@@ -64,6 +68,7 @@ class Table:
         old = self._items.pop(place, None)
         if old is not None:
             self._unsettled = place, old
+            del self._sizes[place]
             del self._places[bisect_left(self._places, (self.keys.hash_of(key), place))]
         if old is not None and self.live_stream is not None:
             self.live_stream.write(key, None, old, expired)
@@ -137,8 +142,17 @@ class Table:
             "CreationDateTime": self._created,
             "KeySchema": self.keys.described(),
             "AttributeDefinitions": self.keys.definitions(),
+            "ProvisionedThroughput": {
+                "NumberOfDecreasesToday": 0,
+                "ReadCapacityUnits": 0,
+                "WriteCapacityUnits": 0,
+            },
+            "TableSizeBytes": sum(self._sizes.values()),
             "ItemCount": len(self._items),
-            "BillingModeSummary": {"BillingMode": "PAY_PER_REQUEST"},
+            "BillingModeSummary": {
+                "BillingMode": "PAY_PER_REQUEST",
+                "LastUpdateToPayPerRequestDateTime": self._created,
+            },
         }
         if self.stream is not None:
             described |= {"LatestStreamArn": self.stream.arn, "LatestStreamLabel": self.stream.label}

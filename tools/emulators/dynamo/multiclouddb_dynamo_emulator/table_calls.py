@@ -31,6 +31,7 @@ def _create_table(store: Store, arguments: Arguments) -> dict[str, Any]:
     name = arguments.text("TableName", 3, 255)
     keys = KeySchema.parse(arguments.get("KeySchema", []), arguments.get("AttributeDefinitions", []))
     table = store.create(name, keys, arguments.get("StreamSpecification", {}))
+    table.tags = arguments.get("Tags", [])
     return {"TableDescription": table.described()}
 
 
@@ -49,6 +50,10 @@ def _list_tables(store: Store, arguments: Arguments) -> dict[str, Any]:
     names = sorted(name for name in store.tables if name > start)
     more = {"LastEvaluatedTableName": names[limit - 1]} if len(names) > limit else {}
     return {"TableNames": names[:limit], **more}
+
+
+def _list_tags(store: Store, arguments: Arguments) -> dict[str, Any]:
+    return {"Tags": store.table(arguments.text("ResourceArn", 1, 1283).rpartition("/")[2]).tags}
 
 
 def _update_table(store: Store, arguments: Arguments) -> dict[str, Any]:
@@ -152,6 +157,7 @@ TABLE_CALLS: Final[Mapping[str, Callable[[Store, Arguments], dict[str, Any]]]] =
     "DeleteTable": _delete_table,
     "DescribeTable": _describe_table,
     "ListTables": _list_tables,
+    "ListTagsOfResource": _list_tags,
     "UpdateTable": _update_table,
     "PutItem": _put_item,
     "DeleteItem": _delete_item,

@@ -134,7 +134,13 @@ def ask(database: Database, sql: str, params: Mapping[str, Any], moment: int) ->
         # ALL is a reserved word of SQLite, even after a dot.
         spelled = re.sub(r"\.ALL\b", '."ALL"', sql, flags=re.IGNORECASE)
         cursor = connection.execute(spelled, bound)
-        return _answer([each[0] for each in cursor.description], [list(row) for row in cursor])
+        names = [each[0] for each in cursor.description]
+        if not database.postgres:
+            # 1. GoogleSQL names a column as the query spells it; SQLite as the table does.
+            listed = re.split(r"\bFROM\b", sql, maxsplit=1, flags=re.IGNORECASE)[0]
+            written = {each.upper(): each for each in re.findall(r"\w+", listed)}
+            names = [written.get(name.upper(), name) for name in names]
+        return _answer(names, [list(row) for row in cursor])
     except sqlite3.Error as error:
         raise unimplemented(f"this query: {error}: {sql}") from None
     finally:

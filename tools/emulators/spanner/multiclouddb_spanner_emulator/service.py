@@ -49,23 +49,21 @@ class _Service:
 
     def create_session(self, request: Any, call: Call) -> Any:
         multiplexed = request.session.multiplexed and self.world.habits.multiplexed
-        name = self.world.add_session(request.database, multiplexed=multiplexed)
-        return types.Session.pb()(name=name, multiplexed=multiplexed)
+        return self.world.add_session(request.database, multiplexed=multiplexed)
 
     def batch_create_sessions(self, request: Any, call: Call) -> Any:
-        make = types.Session.pb()
-        names = [
+        made = [
             self.world.add_session(request.database, multiplexed=False) for _ in range(request.session_count)
         ]
-        return types.BatchCreateSessionsResponse.pb()(session=[make(name=name) for name in names])
+        return types.BatchCreateSessionsResponse.pb()(session=made)
 
     def get_session(self, request: Any, call: Call) -> Any:
         self.world.in_session(request.name)
-        return types.Session.pb()(name=request.name, multiplexed=self.world.sessions[request.name])
+        return self.world.sessions[request.name]
 
     def delete_session(self, request: Any, call: Call) -> Any:
         self.world.in_session(request.name)
-        if self.world.sessions[request.name]:
+        if self.world.sessions[request.name].multiplexed:
             raise invalid("A multiplexed session cannot be deleted")
         del self.world.sessions[request.name]
         return empty_pb2.Empty()
@@ -129,6 +127,12 @@ class _Service:
     def get_database_ddl(self, request: Any, call: Call) -> Any:
         database = self.world.database(request.database)
         return database_types.GetDatabaseDdlResponse.pb()(statements=database.statements)
+
+    def list_databases(self, request: Any, call: Call) -> Any:
+        names = sorted(
+            name for name in self.world.databases if name.startswith(f"{request.parent}/databases/")
+        )
+        return database_types.ListDatabasesResponse.pb()(databases=map(self._described, names))
 
     def create_instance(self, request: Any, call: Call) -> Any:
         name = f"{request.parent}/instances/{request.instance_id}"
@@ -277,6 +281,7 @@ _METHODS: Final = {
         ("DropDatabase", database_types.DropDatabaseRequest),
         ("UpdateDatabaseDdl", database_types.UpdateDatabaseDdlRequest),
         ("GetDatabaseDdl", database_types.GetDatabaseDdlRequest),
+        ("ListDatabases", database_types.ListDatabasesRequest),
     ),
     _INSTANCES: (
         ("CreateInstance", instance_types.CreateInstanceRequest),

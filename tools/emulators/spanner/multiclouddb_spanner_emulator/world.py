@@ -6,7 +6,9 @@ import itertools
 import re
 import threading
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
+
+from google.cloud.spanner_v1.types import Session
 
 from multiclouddb_spanner_emulator.clock import Clock
 from multiclouddb_spanner_emulator.database import Database, Write
@@ -34,7 +36,7 @@ class World:
         changed: A condition variable that wakes the waiting threads after a change of the state.
         instances: The names of instances.
         databases: Maps each full name to its database.
-        sessions: Maps the name of each session to True if the session is multiplexed.
+        sessions: Maps the name of each session to the message that describes it.
         transactions: The ids of the transactions that were begun.
     """
 
@@ -46,7 +48,7 @@ class World:
         self.changed = threading.Condition(threading.RLock())
         self.instances: set[str] = set()
         self.databases: dict[str, Database] = {}
-        self.sessions: dict[str, bool] = {}
+        self.sessions: dict[str, Any] = {}
         self.transactions: set[bytes] = set()
         self.stopped = threading.Event()
         self._numbers = itertools.count(1)
@@ -83,12 +85,14 @@ class World:
         self.databases[full] = made
         return made
 
-    def add_session(self, database: str, *, multiplexed: bool) -> str:
-        """Add a session, and return its name."""
+    def add_session(self, database: str, *, multiplexed: bool) -> Any:
+        """Add a session, and return the message that describes it."""
         self.database(database)
         name = f"{database}/sessions/s{next(self._numbers)}"
-        self.sessions[name] = multiplexed
-        return name
+        made = self.sessions[name] = Session.pb()(name=name, multiplexed=multiplexed)
+        for moment in (made.create_time, made.approximate_last_use_time):
+            moment.FromNanoseconds(self.clock.nanoseconds())
+        return made
 
     def add_transaction(self) -> bytes:
         """Add a transaction, and return its id."""

@@ -28,6 +28,8 @@ from multiclouddb_spanner_emulator.google import google_emulator as program
 
 PROJECT, INSTANCE = "tests", "parity"
 COUNTER = itertools.count()
+# Longer than any answer takes on a busy machine.
+SECONDS = 60
 _TYPES = {
     "s": Type(code=TypeCode.TIMESTAMP),
     "e": Type(code=TypeCode.TIMESTAMP),
@@ -55,7 +57,7 @@ def google_emulator(*flags):
     )
     try:
         with grpc.insecure_channel(host) as channel:
-            grpc.channel_ready_future(channel).result(timeout=60)
+            grpc.channel_ready_future(channel).result(timeout=SECONDS)
         yield host
     finally:
         process.kill()
@@ -82,27 +84,27 @@ class Native:
         configuration = f"projects/{PROJECT}/instanceConfigs/emulator-config"
         self.instance = self.client.instance(INSTANCE, configuration_name=configuration, node_count=1)
         if not self.instance.exists():
-            self.instance.create().result(20)
+            self.instance.create().result(SECONDS)
         name = f"db-{os.getpid()}-{next(COUNTER)}"
         if postgres:
             self.database = self.instance.database(name, database_dialect=DatabaseDialect.POSTGRESQL)
-            self.database.create().result(20)
+            self.database.create().result(SECONDS)
             if statements:
                 self.ddl(*statements)
         else:
             self.database = self.instance.database(name, ddl_statements=statements)
-            self.database.create().result(20)
+            self.database.create().result(SECONDS)
         self.api = self.database.spanner_api
         asked = CreateSessionRequest(database=self.database.name, session=Session(multiplexed=True))
-        self.session = self.api.create_session(request=asked, retry=None, timeout=5).name
+        self.session = self.api.create_session(request=asked, retry=None, timeout=SECONDS).name
 
     def ddl(self, *statements):
-        self.database.update_ddl(statements).result(20)
+        self.database.update_ddl(statements).result(SECONDS)
 
     def batch(self):
         return self.database.batch()
 
-    def messages(self, sql, params=None, *, timeout=10, session=None, transaction=None):
+    def messages(self, sql, params=None, *, timeout=SECONDS, session=None, transaction=None):
         """Return the messages that answer a statement, as they arrive."""
         bound = struct_pb2.Struct()
         types = {}

@@ -320,6 +320,16 @@ def _plain(native, status, message):
     return status, text
 
 
+def test_a_session_tells_of_itself(host):
+    native = Native(host)
+    (batched,) = native.api.batch_create_sessions(database=native.database.name, session_count=1).session
+    for name in (batched.name, native.session):
+        found = native.api.get_session(name=name)
+        # Google's emulator makes no multiplexed sessions.
+        told = {field.name for field, _ in found._pb.ListFields()} - {"multiplexed"}
+        assert told == _expected("session", told)
+
+
 class TestInformation:
     QUERIES = (
         "SELECT * FROM INFORMATION_SCHEMA.CHANGE_STREAMS",
@@ -335,6 +345,9 @@ class TestInformation:
         "SELECT TABLE_NAME, COLUMN_NAME, ORDINAL_POSITION, IS_NULLABLE, SPANNER_TYPE "
         "FROM INFORMATION_SCHEMA.COLUMNS WHERE TABLE_SCHEMA = '' AND TABLE_NAME IN ('t', 'u')",
         "SELECT TABLE_NAME FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = ''",
+        "SELECT cs.change_stream_name, Table_Name AS place, all_Columns "
+        "FROM information_schema.change_stream_tables AS cs",
+        "SELECT change_stream_name, `ALL` FROM information_schema.change_streams",
     )  # fmt: skip
 
     def test_a_database_tells_of_itself(self, host):
