@@ -9,7 +9,8 @@ BUILDER := build/wheels
 RELEASE := build/release
 
 DISTRIBUTIONS := . ./providers/embedded ./providers/cosmos ./providers/dynamo ./providers/mongo ./providers/spanner \
-	./conformance ./tools/emulators/cosmos ./tools/emulators/dynamo ./tools/emulators/spanner ./verify ./checkpoints ./spark ./cli
+	./conformance ./tools/emulators/cosmos ./tools/emulators/dynamo ./tools/emulators/spanner ./verify ./checkpoints ./spark \
+	./postgres ./cli ./certify
 # They are installed here, and never published.
 TOOLS := ./tools
 PROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS) $(TOOLS))
@@ -27,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check test soak test-tools lint format mutate explore demo bench bench-peers docs wheels release-check lock clean
+.PHONY: help setup check test soak test-tools lint format mutate explore recordings demo bench bench-peers docs wheels release-check lock clean
 
 help: ## list these targets
 	@echo "make TARGET, where TARGET is one of"
@@ -67,8 +68,12 @@ explore: setup ## check the lineage in every small history; half an hour; ARGS="
 	$(BIN)/python -m tests.lineage $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m tests.lineage --level all)
 
-demo: setup ## follow 336,776 flights into a Delta table; ROWS=20000 bounds it, FAST=1 writes at once, FAULTS=1 damages it
-	@# ROWS, FAST and FAULTS reach it through the environment, where make puts what its command line sets.
+recordings: setup ## send recorded requests to our servers, and compare; ARGS="--service dynamo --folder MINE", ARGS=--renew
+	$(BIN)/python -m certify.tests.replays $(ARGS)
+
+demo: setup ## follow 336,776 flights into a table; TARGET=spark, PROVIDER=mongo, ROWS=20000 bounds it, FAST=1 writes at once, FAULTS=1 damages it
+	@# TARGET is delta, spark or postgres; PROVIDER is embedded, mongo, dynamo, spanner or cosmos. All of them reach it
+	@# through the environment, where make puts what its command line sets.
 	$(BIN)/python -m demo
 
 bench: setup ## measure us beside doing it by hand; ARGS="--only NAME", ARGS=--record renews the page in docs/
@@ -89,14 +94,14 @@ wheels: $(BUILDER)/.ready ## build a wheel of every distribution into dist/; nee
 release-check: wheels ## dry run of a release: wheels, twine, a new environment with all of them, SBOM; two minutes
 	rm -rf $(RELEASE)
 	$(PYTHON) -m venv $(RELEASE)/tools
-	$(PYTHON) -m venv $(RELEASE)/installed
+	$(PYTHON) -m venv --without-pip $(RELEASE)/installed
 	@# Wheels from dist/ have no hashes, so the pins are given without theirs.
 	sed -nE 's/^([a-z0-9][a-z0-9._-]*==[^ ]+( ;[^\]*)?).*/\1/p' requirements.txt > $(RELEASE)/pins.txt
-	$(RELEASE)/tools/bin/python -m pip --disable-pip-version-check install -q -c $(RELEASE)/pins.txt twine cyclonedx-bom
+	$(RELEASE)/tools/bin/python -m pip --disable-pip-version-check install -q --no-compile -c $(RELEASE)/pins.txt twine cyclonedx-bom
 	$(RELEASE)/tools/bin/python -m twine check --strict dist/*.whl
-	$(RELEASE)/installed/bin/python -m pip --disable-pip-version-check install -q -c $(RELEASE)/pins.txt \
-		--find-links dist $$(cd dist && ls *.whl | sed -E 's/-.*//')
-	$(RELEASE)/installed/bin/python -m pip --disable-pip-version-check check
+	$(RELEASE)/tools/bin/python -m pip --disable-pip-version-check --python $(RELEASE)/installed install -q --no-compile -c $(RELEASE)/pins.txt \
+		--find-links dist $$(cd dist && ls *.whl | sed -E 's/-.*//') 'multiclouddb-postgres[binary]'
+	$(RELEASE)/tools/bin/python -m pip --disable-pip-version-check --python $(RELEASE)/installed check
 	$(RELEASE)/installed/bin/python -I tools/smoke.py
 	$(RELEASE)/tools/bin/cyclonedx-py environment --output-reproducible -o $(RELEASE)/multiclouddb.cdx.json \
 		$(RELEASE)/installed/bin/python

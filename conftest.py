@@ -14,6 +14,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from multiclouddb_cosmos_emulator.auth import WELL_KNOWN_KEY
 
+# The tests of the suites are not in modules that are named like tests.
+pytest.register_assert_rewrite("multiclouddb_certify.suites")
+
 # Examples have no time limit, because the machine may be busy. If CI is set, Hypothesis tries the same
 # examples in every run by default. Here, it always tries new examples, and prints how to repeat a failed one.
 settings.register_profile(
@@ -145,11 +148,21 @@ def pytest_xdist_auto_num_workers(config):
 @pytest.fixture(scope="session")
 def spark():
     """Provide the one Spark session of a process."""
+    if "SPARK_REMOTE" in os.environ:
+        from pyspark.sql import SparkSession
+
+        # A client of Spark Connect; the server belongs to the test that started this process.
+        yield SparkSession.builder.getOrCreate()
+        return
     from pyspark_multiclouddb import local_session
 
     session = local_session(
         "tests",
-        **{"spark.sql.shuffle.partitions": 2, "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
+        **{
+            "spark.master": os.environ.get("SPARK_TESTS_MASTER", "local[*,2]"),
+            "spark.sql.shuffle.partitions": 2,
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        },
     )
     # A query that is meant to fail prints a stack of a hundred lines.
     session.sparkContext.setLogLevel("OFF")

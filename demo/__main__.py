@@ -1,4 +1,7 @@
-"""`make demo` copies flights from the embedded store into a Delta table, and kills the pipeline once.
+"""`make demo` copies flights from the embedded store into a table, and kills the pipeline once.
+
+The table is one of Delta; with `TARGET=postgres`, of PostgreSQL; with `TARGET=spark`, one that Spark merges.
+With `PROVIDER=mongo`, `dynamo`, `spanner` or `cosmos`, the flights are in a server of this database.
 
 Half of the flights exist at the start: the pipeline reads them first, then every change. While the writer
 still runs, `multiclouddb verify` proves that the table is equal. With `FAULTS=1`, some rows of the table are
@@ -14,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +30,8 @@ from demo.compare import Verdict, compare, tamper
 from demo.flights import ALL_ROWS
 from demo.places import Places, merged_batches, read_lines
 from demo.proof import Proof
+from demo.stores import default_rows, start_store
+from demo.targets import start_target
 
 __all__ = ["main"]
 
@@ -117,6 +123,13 @@ def main(arguments: list[str] | None = None) -> int:
     places = Places(options.folder)
     shutil.rmtree(places.root, ignore_errors=True)
     places.root.mkdir(parents=True)
+    with ExitStack() as stack:
+        start_store(stack, places)
+        start_target(stack)
+        return _run(options, places)
+
+
+def _run(options: Any, places: Places) -> int:
     console = Console()
     console.print(f"Following {options.rows:,} flights; files are in {places.root}")
     run, began = _Run(places, options.rows), time.time()
@@ -136,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _options(arguments: list[str] | None) -> Any:
     parser = argparse.ArgumentParser(prog="demo", description=__doc__)
     parser.add_argument(
-        "--rows", type=_rows, default=os.environ.get("ROWS") or ALL_ROWS, help="flights to follow"
+        "--rows", type=_rows, default=os.environ.get("ROWS") or default_rows(), help="flights to follow"
     )
     parser.add_argument(
         "--folder",

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any, Final
 
 import attrs
-from deltalake import DeltaTable
 
-from demo.places import COLLECTION, Places
+from demo.places import Places
+from demo.stores import open_store, plain
+from demo.targets import target_of
 from multiclouddb_api import decode_json, encode_json
-from multiclouddb_embedded import EmbeddedStore
-from pyspark_multiclouddb import live_rows
+from multiclouddb_verify import Kind
 
 __all__ = ["Verdict", "compare", "tamper"]
 
@@ -48,10 +49,9 @@ def compare(places: Places) -> Verdict:
     table = dict(_rows(places))
     rows = missing = different = 0
     examples: list[str] = []
-    with EmbeddedStore(places.store) as store:
-        for key, document in store.scan(COLLECTION):
+    with closing(open_store()) as store:
+        for name, document in store.rows():
             rows += 1
-            name = encode_json(key.components).decode()
             found = table.pop(name, None)
             if found == document:
                 continue
@@ -65,16 +65,14 @@ def compare(places: Places) -> Verdict:
 def tamper(places: Places) -> str:
     """Change one row of the table to test the comparison; return the key of this row."""
     name = min(name for name, _ in _rows(places))
-    condition = "key = '" + name.replace("'", "''") + "'"
-    DeltaTable(places.table).update(updates={"new_item_state": """'{"dest":"???"}'"""}, predicate=condition)
+    target_of(places).damage(name, Kind.STALE)
     return name
 
 
 def _rows(places: Places) -> Iterator[tuple[str, dict[str, Any]]]:
     """Return the key and the document of each row."""
-    for batch in live_rows(places.table, ["key", "new_item_state"]):
-        for row in batch.to_pylist():
-            yield _canonical(row["key"]), decode_json(row["new_item_state"])
+    for key, document in target_of(places).rows():
+        yield _canonical(key), plain(decode_json(document))
 
 
 def _canonical(key: str) -> str:

@@ -1,4 +1,4 @@
-"""The pipeline: a Structured Streaming query that merges each micro-batch into a Delta table.
+"""The pipeline: a Structured Streaming query that merges each micro-batch into a table.
 
 `python -m demo.pipeline FOLDER` runs the pipeline in a separate process, so that it can be killed.
 """
@@ -14,11 +14,12 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
 from demo.places import COLLECTION, Places, append_line, read_lines
-from pyspark_multiclouddb import local_session, merge_into_delta
+from demo.stores import open_store
+from demo.targets import target_of
+from pyspark_multiclouddb import local_session
 
 __all__ = ["follow"]
 
-_APP: Final = "demo-flights"
 _QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1"
 _MOST_RECORDS: Final = 60_000
 _SEGMENTS: Final = 20
@@ -35,7 +36,7 @@ def follow(places: Places, events: int) -> None:
     """
     records = min(_MOST_RECORDS, 1 + events // _BATCHES)
     # A run takes about a minute, which is too short to benefit from the slower, better compiler.
-    with local_session("flights into Delta", **{"spark.driver.extraJavaOptions": _QUICK_JAVA}) as spark:
+    with local_session("flights", **{"spark.driver.extraJavaOptions": _QUICK_JAVA}) as spark:
         query = _start(spark, places, records)
         while query.isActive and not _done(places):
             query.awaitTermination(1)
@@ -45,19 +46,21 @@ def follow(places: Places, events: int) -> None:
 
 
 def _start(spark: SparkSession, places: Places, records: int, **trigger: Any) -> StreamingQuery:
+    store = open_store()
+    database = {} if store.database is None else {"database": store.database}
     changes = (
         spark.readStream.format("multiclouddb")
-        .option("url", f"embedded://{places.store.resolve()}")
-        .option("collection", COLLECTION)
+        .options(url=store.url, collection=COLLECTION, **database)
         .option("startingPosition", "snapshot")
         .option("snapshotSegments", _SEGMENTS)
         .option("maxRecordsPerTrigger", records)
         .load()
     )
 
+    target = target_of(places)
+
     def merge(batch: DataFrame, batch_id: int) -> None:
-        rows = batch.select("key", "type", "order_key", "timestamp", "new_item_state")
-        merge_into_delta(rows, batch_id, places.table, _APP)
+        target.merge(batch, batch_id)
         # A row of the scan is as old as its last write, which says nothing about the pipeline.
         last = f.unix_micros(f.max(f.when(~f.col("backfilled"), f.col("timestamp")))).alias("last")
         [found] = batch.agg(f.count(f.lit(1)).alias("events"), last).toArrow().to_pylist()

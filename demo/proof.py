@@ -7,12 +7,15 @@ import shlex
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from typing import Any
 
 from rich.console import Console
 
 from demo.faults import plant
 from demo.places import COLLECTION, Places
+from demo.stores import open_store
+from demo.targets import target_of
 from multiclouddb_verify import Kind
 
 __all__ = ["Proof"]
@@ -45,10 +48,17 @@ class Proof:
             self._places.proved.touch()
 
     def _command(self, *more: str) -> None:
-        places = self._places
-        words = ["verify", f"embedded://{places.store.resolve()}", f"main/{COLLECTION}", *more]
-        words += ["--target", f"delta:{places.table}", "--position", f"spark:{places.checkpoint}"]
-        command = [sys.executable, "-m", "multiclouddb_cli", *words, "--state", str(places.root / "verify")]
+        places, target = self._places, target_of(self._places).option
+        if target is None:
+            words = ["python", "-m", "demo.table_proof", str(places.root), *more]
+            command = [sys.executable, *words[1:]]
+        else:
+            with closing(open_store()) as store:
+                address = COLLECTION if store.database is None else f"{store.database}/{COLLECTION}"
+                words = ["multiclouddb", "verify", store.url, address, *more]
+            words += ["--target", target, "--position", f"spark:{places.checkpoint}"]
+            command = [sys.executable, "-m", "multiclouddb_cli", *words[1:]]
+            command += ["--state", str(places.root / "verify")]
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         self._said.append((words, ran))
 
@@ -60,7 +70,7 @@ class Proof:
         """Print what the commands said; return True if the table was proved equal."""
         good = bool(self._said) and self._said[-1][1].returncode == 0
         for words, ran in self._said:
-            console.print(f"$ multiclouddb {shlex.join(words)}", style="bold", markup=False)
+            console.print(f"$ {shlex.join(words)}", style="bold", markup=False)
             if "--json" in words:
                 found = _kinds(ran.stdout)
                 good &= found == self._planted

@@ -1,8 +1,9 @@
 """The application that writes the data: it creates, updates and deletes flights; `python -m demo.writer`.
 
-Half of the flights exist before the pipeline starts. The store has already removed the changes that
+Half of the flights exist before the pipeline starts. The embedded store has already removed the changes that
 created these flights. While the application writes the other half of the flights, partitions split
-and merge. It writes its last changes one by one, and ends when the table has been compared beside it.
+and merge, if the database does so. It writes its last changes one by one, and ends when the table has been
+compared beside it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import islice
 from typing import Final
 
-from demo.flights import KEY, Flight, load_flights
-from demo.places import COLLECTION, Places, append_line
-from multiclouddb_embedded import Delete, EmbeddedStore, Operation, Put
+from demo.flights import Flight, load_flights
+from demo.places import Places, append_line
+from demo.stores import open_store
+from multiclouddb_embedded import Delete, Operation, Put
 
 __all__ = ["write"]
 
@@ -32,21 +35,19 @@ _SECONDS: Final = 120
 def write(places: Places, rows: int) -> None:
     """Write the first half of the flights in their final state, then the changes of the other half."""
     flights = load_flights(rows)
-    with EmbeddedStore(places.store) as store:
-        store.create_collection(COLLECTION, partitions=4, partition_key=KEY[:2])
-        total = _fill(store, islice(flights, rows // 2))
+    with closing(open_store()) as store:
+        total = store.fill(_past(islice(flights, rows // 2)))
         append_line(places.written, at=time.time(), events=total)
         # The pipeline must start first. Otherwise these writes would become rows of its snapshot instead of
         # changes. They begin after its first batch, so that the lag does not contain the start of a JVM.
         while not places.begun.exists() or (total and not places.merged.exists()):
             time.sleep(_POLL_SECONDS)
-        reshapes = _reshapes(store, rows)
         began, existed, changes = time.monotonic(), total, 2 * (rows - rows // 2)
 
         def put(operations: list[Operation]) -> None:
             nonlocal total
             if operations:
-                store.batch(COLLECTION, operations)
+                store.write(operations)
                 total += len(operations)
                 append_line(places.written, at=time.time(), events=total)
 
@@ -59,7 +60,7 @@ def write(places: Places, rows: int) -> None:
                 time.sleep(max(0.0, due - time.monotonic()))
             put(operations)
             if number % max(1, rows // (_BATCH * 6)) == 0:
-                next(reshapes, None)
+                store.reshape()
         while not places.proved.exists():
             put(last[:1])
             last = last[1:]
@@ -68,18 +69,10 @@ def write(places: Places, rows: int) -> None:
     append_line(places.written, at=time.time(), events=total, done=True)
 
 
-def _fill(store: EmbeddedStore, flights: Iterator[Flight]) -> int:
-    """Write past flights, which only a scan of the collection can find.
-
-    Return the number of written flights.
-    """
-    count = 0
+def _past(flights: Iterator[Flight]) -> Iterator[list[Put]]:
+    """Yield batches of past flights."""
     while past := list(islice(flights, _BATCH)):
-        there = [Put(flight.key, flight.actual) for flight in past if flight.actual is not None]
-        store.batch(COLLECTION, there)
-        count += len(there)
-    store.trim(COLLECTION, max_count=0)
-    return count
+        yield [Put(flight.key, flight.actual) for flight in past if flight.actual is not None]
 
 
 def _batches(flights: Iterator[Flight]) -> Iterator[list[Operation]]:
@@ -96,16 +89,6 @@ def _batches(flights: Iterator[Flight]) -> Iterator[list[Operation]]:
 
 def _outcome(flight: Flight) -> Operation:
     return Delete(flight.key) if flight.actual is None else Put(flight.key, flight.actual)
-
-
-def _reshapes(store: EmbeddedStore, rows: int) -> Iterator[object]:
-    """Split and merge partitions alternately; each call of `next` makes one step."""
-    del rows
-    while True:
-        first = store.partitions(COLLECTION)[0].partition_id
-        yield store.split(COLLECTION, first)
-        one, other = (each.partition_id for each in store.partitions(COLLECTION)[:2])
-        yield store.merge(COLLECTION, one, other)
 
 
 if __name__ == "__main__":

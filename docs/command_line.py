@@ -72,6 +72,8 @@ _STEPS: Final = (
      "multiclouddb --help",
      "multiclouddb tail --help",
      "multiclouddb verify --help",
+     "multiclouddb certify --help",
+     "multiclouddb certify run --help",
      "multiclouddb collections --help",
      "multiclouddb top --help",
      "multiclouddb token check --help"),

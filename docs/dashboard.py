@@ -135,7 +135,7 @@ def scene(seconds: float) -> Iterator[int]:
     """Follow a store that is written to, and give the port of its metrics; the load rises and falls."""
     registry, stop = CollectorRegistry(), threading.Event()
     server, thread = start_http_server(0, "127.0.0.1", registry)
-    observer = PrometheusObserver(registry, collections=(_ORDERS,))
+    observer = PrometheusObserver(registry, collections=(_ORDERS,), partitions=10)
     with tempfile.TemporaryDirectory() as folder, EmbeddedStore(f"{folder}/shop.db", durable=False) as store:
         store.create_collection("orders", partitions=2, retention=timedelta(hours=24))
 

@@ -23,7 +23,9 @@ _CONFIGURATION: Final = Path(__file__).with_name("configuration.md").read_text(e
 _ANCHORS: Final = {
     number: slugify(heading.replace("`", ""), "-") for heading, number in _HEADING.findall(_CONFIGURATION)
 }
-_DECORATORS: Final = ("attrs.define", "attrs.frozen")
+_DECORATORS: Final = (
+    "attrs.define", "attrs.frozen", "multiclouddb_api.value.define", "multiclouddb_api.value.frozen",
+)  # fmt: skip
 
 
 class AttrsExtension(griffe.Extension):

@@ -12,7 +12,12 @@ import sys
 
 import pytest
 
-from multiclouddb_api import ErrorCategory, FileCheckpointStore, MulticloudDbError
+from multiclouddb_api import (
+    ErrorCategory,
+    FileCheckpointStore,
+    MulticloudDbError,
+    open_checkpoint_store,
+)
 
 TOKEN = "dG9rZW4" * 20
 
@@ -144,3 +149,15 @@ def test_a_name_that_is_none_for_a_file_has_no_path(store):
     error = refusal(store.path, "../x")
     assert error.category == ErrorCategory.INVALID_REQUEST
     assert "letters, digits" in error.message
+
+
+@pytest.mark.parametrize(
+    ("url", "way_out"),
+    [("s3://bucket/orders", 'pip install "multiclouddb[checkpoints-s3]"'), ("s4://x", "s3, sqlite")],
+)
+def test_a_url_without_its_store_names_the_package_or_a_known_scheme(url, way_out, monkeypatch):
+    monkeypatch.setattr("multiclouddb_api.checkpoint.entry_points", lambda group: [])
+    with pytest.raises(MulticloudDbError) as caught:
+        open_checkpoint_store(url)
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    assert way_out in caught.value.message

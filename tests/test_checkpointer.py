@@ -1,5 +1,7 @@
 """Tests two workers with one checkpoint: after a failed save, neither overwrites what the other has saved."""
 
+from contextlib import suppress
+
 import pytest
 
 from multiclouddb_api import Checkpoint, ErrorCategory, ErrorDetail, FileCheckpointStore, MulticloudDbError
@@ -16,17 +18,33 @@ class Clock:
 
 
 class Unsure:
-    """A store over a network; a save may fail before or after the data is stored."""
+    """A store over a network; a save may fail before or after the data is stored, or long before it.
+
+    A late save is stored between the next load after `arrive` and the answer to what follows it.
+    """
 
     def __init__(self, inner):
         self.inner, self.failure = inner, None
+        self.late, self.arriving = [], False
+
+    def arrive(self):
+        """Let the late saves arrive after the next load."""
+        self.arriving = True
 
     def load(self, name):
-        return self.inner.load(name)
+        found = self.inner.load(name)
+        if self.arriving:
+            for arguments in self.late:
+                with suppress(MulticloudDbError):  # the first of them wins
+                    self.inner.save(*arguments)
+            self.late, self.arriving = [], False
+        return found
 
     def save(self, name, token, expected):
         failure, self.failure = self.failure, None
-        saved = None if failure == "lost" else self.inner.save(name, token, expected)
+        if failure == "late":
+            self.late.append((name, token, expected))
+        saved = None if failure in ("lost", "late") else self.inner.save(name, token, expected)
         if failure is not None:
             raise MulticloudDbError("no answer", ErrorDetail(ErrorCategory.TRANSIENT_FAILURE))
         return saved
@@ -53,11 +71,11 @@ def conflict(call, *arguments, **options):
     assert caught.value.category == ErrorCategory.CONFLICT
 
 
-def failed_save(mine, store, failure):
+def failed_save(mine, store, failure, token="2"):
     """Save another token, with a failure before or after the data is stored."""
     store.failure = failure
     with pytest.raises(MulticloudDbError, match="no answer"):
-        run(mine.done("2", at_once=True))
+        run(mine.done(token, at_once=True))
 
 
 @pytest.mark.parametrize("failure", ["lost", "done"])
@@ -82,6 +100,33 @@ def test_a_worker_alone_goes_on(store, failure):
     run(mine.flush())
     run(mine.done("3", at_once=True))
     assert store.load("w").token == "3"
+
+
+@pytest.mark.parametrize("failures", [["late"], ["late", "late"], ["late", "lost", "lost"]])
+@pytest.mark.parametrize("first", [None, "1"])
+def test_a_worker_does_not_conflict_with_its_own_late_save(store, first, failures):
+    """A write that timed out may arrive at any time before the next one."""
+    if first:
+        store.save("w", first, None)
+    mine = worker(store)
+    for number, failure in enumerate(failures):
+        failed_save(mine, store, failure, f"2.{number}")
+    store.arrive()
+    run(mine.done("3", at_once=True))
+    assert store.load("w").token == "3"
+
+
+def test_a_late_save_does_not_hide_another_worker(store):
+    store.save("w", "1", None)
+    mine = worker(store)
+    failed_save(mine, store, "late")
+    store.arrive()
+    found = store.load("w")
+    conflict(store.save, "w", "other", found.version)
+    other = store.save("w", "other", store.load("w").version)
+    for _ in range(2):
+        conflict(lambda: run(mine.done("3", at_once=True)))
+    assert store.load("w") == other
 
 
 @pytest.mark.parametrize("expected", [None, "0", "1-00000000", "x"])

@@ -15,7 +15,8 @@ import multiclouddb_api
 from multiclouddb_embedded import EmbeddedStore
 
 ORDERS = api.ResourceAddress("main", "orders")
-ENUMS = [each for each in vars(api).values() if isinstance(each, type) and issubclass(each, Enum)]
+PUBLIC = [getattr(api, name) for name in api.__all__]
+ENUMS = [each for each in PUBLIC if isinstance(each, type) and issubclass(each, Enum)]
 
 
 @pytest.fixture
@@ -101,6 +102,13 @@ class TestTables:
         frame = page.to_pandas()
         assert list(frame.columns) == batch.schema.names
         assert list(frame["type"]) == ["CREATE"] * len(page.events)
+
+    def test_a_state_that_is_missing_is_null(self):
+        key, at = api.MulticloudDbKey({"id": "o-1"}), datetime(2026, 1, 31, tzinfo=UTC)
+        deleted = (api.ChangeType.DELETE, at, None, None)
+        event = api.ChangeEvent("e-1", key, *deleted, "7", None, False, ORDERS, "p")
+        batch = api.ChangeFeedPage((event,), "token").to_arrow()
+        assert [batch.column(name).null_count for name in ("new_item_state", "old_item_state")] == [1, 1]
 
     def test_polars_gets_the_batch(self, client, request_):
         page = client.read_changes(request_)

@@ -93,7 +93,7 @@ class TestARunningRead:
     @pytest.mark.parametrize(("reason", "told"), [("no host", "no host"), (None, "not answered")])
     def test_is_reported_within_two_seconds(self, reason, told):
         ((seconds, said),) = run(waits(6, reason)).outages
-        assert seconds < 2
+        assert 0 < seconds < 2
         assert told in said
 
     def test_a_reason_that_comes_later_is_told_too(self):
@@ -158,5 +158,5 @@ class TestEngine:
             client.close()
             reading.join(SOON)
         seconds, reason = told.outages[0]
-        assert seconds < 2
+        assert 0 < seconds < 2
         assert "not answered" in reason

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from multiclouddb_api.pacing import Backoff, Timer, Wakeup
+from multiclouddb_api import ChangeFeedPage
+from multiclouddb_api.pacing import Backoff, PollSchedule, Timer, Wakeup
 
 
 @pytest.mark.parametrize("wait", [Timer().wait, lambda seconds: not Wakeup().wait(seconds)])
@@ -32,7 +33,7 @@ class TestBackoff:
         ],
     )
     def test_each_wait_may_be_twice_as_long_up_to_the_most(self, monkeypatch, backoff, waits):
-        monkeypatch.setattr("multiclouddb_api.pacing.random.uniform", lambda low, high: (low, high))
+        monkeypatch.setattr("random.uniform", lambda low, high: (low, high))
         for _ in range(2):
             assert [backoff.next() for _ in waits] == waits
             assert [backoff.next() for _ in range(3000)][-1] == waits[-1]
@@ -43,6 +44,18 @@ class TestBackoff:
         drawn = [backoff.next() for _ in range(300)]
         assert 0 <= min(drawn) < 0.2
         assert 0.8 < max(drawn) <= 1
+
+
+def test_after_a_good_page_a_failure_waits_as_the_first_did(monkeypatch):
+    monkeypatch.setattr("random.uniform", lambda low, high: high)
+    monkeypatch.setattr(Timer, "now", lambda timer: 100.0)
+    schedule, waits = PollSchedule(Timer(), 1.0, 5.0, 600.0), []
+    for _ in range(2):
+        for _ in range(3):
+            assert schedule.failed()
+            waits.append(schedule.due - 100.0)
+        schedule.succeeded(ChangeFeedPage((), "token"), 0.0)
+    assert waits[:3] == waits[3:] == sorted(set(waits))
 
 
 class TestWakeup:

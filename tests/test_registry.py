@@ -4,11 +4,13 @@ The error tells a provider that is not installed from a provider that does not e
 """
 
 import sys
-from importlib.metadata import EntryPoint
+import zipfile
+from importlib import metadata
 
 import pytest
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, installed_providers, registry
+from multiclouddb_api.entry_points import EntryPoint, entry_points
 
 
 @pytest.fixture
@@ -25,9 +27,8 @@ def offer(monkeypatch):
     return install
 
 
-def point(name, value="sys:path", owner=None):
-    made = EntryPoint(name, value, "multiclouddb.providers")
-    return made._for(type("Distribution", (), {"name": owner})()) if owner else made
+def point(name, value="sys:path", owner="-"):
+    return EntryPoint(name, value, owner)
 
 
 def refused(provider_id):
@@ -84,3 +85,85 @@ def test_an_sdk_that_does_not_import_is_met_with_the_command_and_the_cause(offer
     assert "No module named 'no_such_sdk'" in error.message
     assert 'run: pip install "multiclouddb[dynamo]"' in error.message
     assert isinstance(error.__cause__, ImportError)
+
+
+def install(
+    folder, name, version="1.0", text="[multiclouddb.providers]\nother = sys:path\n", kind="dist-info"
+):
+    info = folder / f"{name.replace('-', '_')}-{version}.{kind}"
+    info.mkdir(parents=True)
+    facts = "METADATA" if kind == "dist-info" else "PKG-INFO"
+    (info / facts).write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nName: text\n")
+    (info / "entry_points.txt").write_text(text)
+
+
+def from_the_standard_library(group):
+    found = metadata.entry_points(group=group)
+    return sorted((each.name, each.value, each.dist.name, each.dist.version) for each in found)
+
+
+def from_the_registry(group):
+    found = entry_points(group=group)
+    return sorted((each.name, each.value, each.distribution, each.version) for each in found)
+
+
+@pytest.fixture
+def path(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), str(tmp_path / "no such folder"), *sys.path])
+    return tmp_path / "first"
+
+
+class TestTheFilesOfTheDistributions:
+    """The registry reads them itself; it must find what `importlib.metadata` finds."""
+
+    @pytest.mark.parametrize(
+        "group", ["multiclouddb.providers", "multiclouddb.checkpoint_stores", "pytest11"]
+    )
+    def test_of_this_environment(self, group):
+        assert from_the_registry(group) == from_the_standard_library(group)
+        assert group == "pytest11" or from_the_registry(group)
+
+    @pytest.mark.parametrize("kind", ["dist-info", "egg-info"])
+    def test_with_other_groups_comments_spaces_and_extras(self, path, kind):
+        text = (
+            "[console_scripts]\nother=a:b\n\n# a comment\n[ multiclouddb.providers ]\n"
+            "# another = a:b\n  one  =  sys : path  \ntwo=os.path:join [extra]\nthree = os\n"
+            "[multiclouddb.providers.more]\nno = a:b\n"
+        )
+        install(path, "some-distribution", text=text, kind=kind)
+        found = [each for each in entry_points(group="multiclouddb.providers") if each.version == "1.0"]
+        assert {each.name: each.value for each in found} == {
+            "one": "sys:path", "two": "os.path:join", "three": "os"
+        }  # fmt: skip
+        assert {each.distribution for each in found} == {"some-distribution"}
+        assert [each.load() for each in found] == [sys.path, __import__("os").path.join, __import__("os")]
+
+    def test_of_one_distribution_that_is_found_twice_count_once(self, path, monkeypatch):
+        install(path, "some-distribution", "2.0")
+        install(
+            path.parent / "second", "Some.Distribution", "1.0", "[multiclouddb.providers]\nold = sys:path\n"
+        )
+        monkeypatch.setattr(sys, "path", [*sys.path, str(path.parent / "second")])
+        assert from_the_registry("multiclouddb.providers") == from_the_standard_library(
+            "multiclouddb.providers"
+        )
+        assert "other" in installed_providers()
+        assert "old" not in installed_providers()
+
+    def test_of_two_distributions_with_one_provider_are_refused_with_both_names(self, path):
+        install(path, "imitation", text="[multiclouddb.providers]\nembedded = os:path\n")
+        assert "'embedded' is offered by imitation, multiclouddb-embedded;" in refused("embedded").message
+
+    def test_in_an_archive_are_found_too(self, path, monkeypatch, tmp_path):
+        install(path, "some-distribution")
+        with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+            for file in path.rglob("*.*"):
+                if file.is_file():
+                    archive.write(file, file.relative_to(path))
+            for file in path.rglob("METADATA"):
+                archive.write(file, file.relative_to(path))
+        monkeypatch.setattr(sys, "path", [*sys.path[1:], str(tmp_path / "all.zip")])
+        assert from_the_registry("multiclouddb.providers") == from_the_standard_library(
+            "multiclouddb.providers"
+        )
+        assert "other" in installed_providers()

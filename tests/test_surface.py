@@ -24,15 +24,17 @@ PACKAGES = (
     "multiclouddb_api",
     "multiclouddb_api.aio",
     "multiclouddb_spi",
+    "multiclouddb_certify",
     "multiclouddb_checkpoints",
     "multiclouddb_dynamo",
     "multiclouddb_embedded",
     "multiclouddb_mongo",
+    "multiclouddb_postgres",
     "multiclouddb_verify",
     "pyspark_multiclouddb",
 )
 PLACES = [ROOT, *(ROOT / "providers" / name for name in ("dynamo", "embedded", "mongo"))]
-PLACES += [ROOT / "spark", ROOT / "verify", ROOT / "checkpoints"]
+PLACES += [ROOT / "spark", ROOT / "verify", ROOT / "checkpoints", ROOT / "postgres", ROOT / "certify"]
 
 
 class Shown:
@@ -196,7 +198,7 @@ def expected(element):
     """
     if element.is_function:
         return parameters(element)
-    if any("attrs" in str(decorator.value) for decorator in element.decorators):
+    if any(re.match(r"(attrs\.)?(frozen|define)\b", str(each.value)) for each in element.decorators):
         return [
             name
             for name, found in element.attributes.items()

@@ -23,6 +23,8 @@ import pytest
 
 import multiclouddb_api as api
 import multiclouddb_mongo
+import multiclouddb_postgres
+import multiclouddb_verify
 import pyspark_multiclouddb
 from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_embedded import EmbeddedStore, SqliteCheckpointStore
@@ -33,6 +35,8 @@ PACKAGES = [
     "multiclouddb_mongo",
     "multiclouddb_cosmos",
     "multiclouddb_dynamo",
+    "multiclouddb_postgres",
+    "multiclouddb_verify",
     "pyspark_multiclouddb",
 ]
 
@@ -44,7 +48,9 @@ class Odd:
 class Duck:
     """An object with the methods of a protocol, without the protocol as base class."""
 
-    read_changes = load = save = createDataFrame = print  # noqa: N815 - as Spark calls it
+    read_changes = load = save = createDataFrame = sparkSession = print  # noqa: N815 - as Spark calls it
+    rows = position = fix = parts = print
+    name = "a table"
 
 
 WRONG = [
@@ -107,9 +113,15 @@ GOOD_FOR = {
     "follow.source": "mongodb://127.0.0.1:1",
     "merge.a": "p0",
     "merge_into_delta.batch": api.ChangeFeedPage((), "token"),
+    "merge_into_postgres.batch": api.ChangeFeedPage((), "token"),
+    "merge_into_postgres.dsn": "dbname=none",
+    "PostgresCheckpointStore.dsn": "dbname=none",
+    "merge_into_table.batch": Duck(),
     "pages_to_dataframe.spark": Duck(),
     "merge.b": "p1",
     "split.partition_id": "p0",
+    **{f"{name}.client": Duck() for name in ("verify", "verify_with_spark", "spark_position", "estimate")},
+    "verify_with_spark.spark": Duck(),
     "MulticloudDbClient.config": api.ClientConfig.from_url("embedded:///tmp/none.db"),
     "from_url.url": "embedded:///tmp/store.db",
 }
@@ -122,14 +134,27 @@ LEFT_OUT = {
     multiclouddb_mongo.RunCommandCursor: "run_cursor_command makes it",
     pyspark_multiclouddb.DefaultSource: "Spark makes it and calls its methods",
     api.ErrorCategory: "it is text: a later version, or another process, may have a category of its own",
-    pyspark_multiclouddb.verify_with_spark: "it needs a table, as multiclouddb_verify.verify does",
+    multiclouddb_verify.Cost: "verify makes it",
+    multiclouddb_verify.Counts: "verify makes it",
+    multiclouddb_verify.Difference: "verify makes it",
+    multiclouddb_verify.Estimate: "estimate makes it",
+    multiclouddb_verify.Fix: "verify makes it",
+    multiclouddb_verify.Progress: "verify makes it",
+    multiclouddb_verify.Report: "verify makes it",
+    pyspark_multiclouddb.TableTarget: "verify calls its methods",
+    multiclouddb_postgres.PostgresTarget: "as TableTarget",
     api.Observer: "the library calls its methods; an application overrides them",
 }
 
 
+# The library calls their methods.
+TARGETS = {multiclouddb_verify.DeltaTarget}
+
+
 # The names that modules import only for type checkers.
-NAMES = vars(api) | {
+NAMES = {name: getattr(api, name) for name in api.__all__} | {
     "DataFrame": pyspark.sql.DataFrame,
+    "Fix": multiclouddb_verify.Fix,
     "SparkSession": pyspark.sql.SparkSession,
     "StreamingQuery": pyspark.sql.streaming.StreamingQuery,
     "StructType": pyspark.sql.types.StructType,
@@ -163,7 +188,7 @@ def functions():
 
 def methods(owner):
     """Yield the name and function of each public method that our code defines for a class."""
-    for name in dir(owner):
+    for name in () if owner in TARGETS else dir(owner):
         found = inspect.getattr_static(owner, name)
         found = getattr(found, "__func__", found)
         hidden = name.startswith(("_", "onQuery"))  # Spark calls the latter
@@ -258,6 +283,9 @@ def instances(tmp_path_factory):
                 EmbeddedStore: store,
                 SqliteCheckpointStore: SqliteCheckpointStore(folder / "checkpoints.db"),
                 api.FileCheckpointStore: api.FileCheckpointStore(folder),
+                multiclouddb_postgres.PostgresCheckpointStore: multiclouddb_postgres.PostgresCheckpointStore(
+                    "dbname=none"
+                ),
                 api.MulticloudDbClient: client,
                 api.CapabilitySet: api.CapabilitySet({}),
                 api.ChangeEvent: EVENT,

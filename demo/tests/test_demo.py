@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from demo.__main__ import main
 from demo.flights import KEY, load_flights
 from demo.places import Places, append_line, merged_batches, read_lines
+from demo.stores import start_store
 from demo.writer import write
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +69,38 @@ def test_table_equals_the_store_after_a_kill_and_one_row_changed_by_hand_fails_t
     assert "0 are missing, 1 differ, 0 should not be there" in " ".join(told.split())
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("variable", "value", "kinds"),
+    [
+        ("TARGET", "postgres", 5),
+        ("TARGET", "spark", 7),
+        *(("PROVIDER", name, 0) for name in ("mongo", "dynamo", "spanner", "cosmos")),
+    ],
+)
+def test_other_targets_and_providers_give_the_same_verdict_table_and_chart(
+    tmp_path: Path, variable: str, value: str, kinds: int
+) -> None:
+    ran = run_demo(tmp_path / "out", FAULTS="1" if kinds else "", **{variable: value})
+    log = tmp_path / "out" / "pipeline.log"
+    assert ran.returncode == 0, ran.stdout + ran.stderr + (log.read_text() if log.exists() else "")
+    assert "EQUAL: all 1," in ran.stdout
+    assert "SIGKILL to the pipeline" in ran.stdout
+    if kinds:
+        assert f"{kinds} differences, exactly what was planted" in ran.stdout
+    check_proved(ran, tmp_path / "out")
+    assert (tmp_path / "out" / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("variable", ["TARGET", "PROVIDER"])
+def test_wrong_target_or_provider_is_refused_in_one_line(tmp_path: Path, variable: str) -> None:
+    ran = run_demo(tmp_path / "out", **{variable: "oracle"})
+    assert ran.returncode != 0
+    assert f"{variable} must be one of" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 def test_flights_have_unique_keys_and_lives_of_all_kinds() -> None:
     flights = list(load_flights(5000))
     assert len({tuple(flight.key[name] for name in KEY) for flight in flights}) == 5000
@@ -98,6 +132,9 @@ def test_changes_are_spread_over_two_minutes_unless_it_must_be_fast(
     append_line(places.merged, events=1)
     places.proved.touch()
     monkeypatch.setenv("FAST", fast)
+    for name in ("DEMO_URL", "DEMO_DATABASE", "PROVIDER"):
+        monkeypatch.setenv(name, "")
+    start_store(ExitStack(), places)
     monkeypatch.setattr("demo.writer.time", clock)
     write(places, 20_000)
     assert least <= clock.slept <= most

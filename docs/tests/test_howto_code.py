@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from urllib.request import urlopen
@@ -45,11 +46,12 @@ def write_program(page, name):
     return code
 
 
-def by_opentelemetry(read):
+def by_opentelemetry(read, **options):
     """After a run, map each metric of the page's observer, with its labels, to its value or count."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
-    read(OpenTelemetryObserver(provider.get_meter("it")))
+    observer = OpenTelemetryObserver(provider.get_meter("it"), **options)
+    read(observer)
     (resource,) = reader.get_metrics_data().resource_metrics
     provider.shutdown()
     return {
@@ -59,14 +61,29 @@ def by_opentelemetry(read):
     }
 
 
-def by_prometheus(read):
+def by_prometheus(read, **options):
     registry = CollectorRegistry()
-    read(PrometheusObserver(registry))
+    read(PrometheusObserver(registry, **options))
     return {
         (sample.name, *sample.labels.values()): sample.value
         for metric in registry.collect()
         for sample in metric.samples
     }
+
+
+def engine_of(sim, observer):
+    return Engine(
+        SimulationProvider(sim), api.ClientConfig("simulation"), observer, pause=lambda seconds: None
+    )
+
+
+def read_to_end(engine, sim, token=None):
+    """Read until the feed is idle; return the token."""
+    place, idle = api.Beginning() if token is None else api.FromContinuationToken(token), False
+    while not idle:
+        page = engine.read_changes(api.ChangeFeedRequest(sim.address, place), api.OperationOptions())
+        place, idle = api.FromContinuationToken(page.continuation_token), page.idle
+    return page.continuation_token
 
 
 @pytest.mark.usefixtures("folder")
@@ -76,21 +93,15 @@ class TestMetrics:
         """Split every partition of a simulated collection, and read the whole collection."""
 
         def read(observer):
-            sim = Simulation(partitions=partitions)
+            sim = Simulation(partitions=partitions, retention_seconds=3600)
             for number in range(5 * partitions):
                 sim.write(f"k{number}", {"n": number})
             for name in sim.open_partitions:
                 sim.split(name)
             if fault is not None:
                 sim.fail_next("p0", fault, times=2)
-            engine = Engine(
-                SimulationProvider(sim), api.ClientConfig("simulation"), observer, pause=lambda seconds: None
-            )
-            place, idle = api.Beginning(), False
-            while not idle:
-                page = engine.read_changes(api.ChangeFeedRequest(sim.address, place), api.OperationOptions())
-                place, idle = api.FromContinuationToken(page.continuation_token), page.idle
-            engine.close()
+            with closing(engine_of(sim, observer)) as engine:
+                read_to_end(engine, sim)
 
         return read
 
@@ -98,6 +109,52 @@ class TestMetrics:
         few, many = metrics(self.reading(1)), metrics(self.reading(40))
         assert few.keys() == many.keys()
         assert many != few
+
+    @pytest.mark.parametrize("partitions", [2, 1000])
+    def test_the_last_partitions_have_series_as_many_as_were_wanted(self, metrics, partitions):
+        found = metrics(self.reading(partitions), partitions=5)
+        names = [name for name in found if "partition_" in name[0] or "partition." in name[0]]
+        counts = Counter(name[0] for name in names if "errors" not in name[0])
+        assert set(counts.values()) == {min(5, 2 * partitions)}
+        assert len(counts) == 3, counts
+
+    def test_the_partition_that_fails_is_among_the_last(self, metrics):
+        sim = Simulation(partitions=20)
+        sim.write("k", {})
+        bad = sim.public_id("p7")
+
+        def read(observer):
+            with closing(engine_of(sim, observer)) as engine:
+                token = read_to_end(engine, sim)
+                sim.advance(300)
+                sim.fail_next("p7", ThrottledError("slow down", 0.0), times=None)
+                request = api.ChangeFeedRequest(sim.address, api.FromContinuationToken(token))
+                engine.read_changes(request, api.OperationOptions(timeout_seconds=2))
+
+        found = metrics(read, partitions=1)
+        lags = {
+            name[-1]: value for name, value in found.items() if "partition" in name[0] and "lag" in name[0]
+        }
+        assert lags.keys() == {bad}
+
+    def test_an_ended_partition_has_no_series(self, metrics):
+        sim = Simulation(partitions=3)
+
+        def read(observer):
+            with closing(engine_of(sim, observer)) as engine:
+                token = read_to_end(engine, sim)
+                sim.split("p1")
+                read_to_end(engine, sim, token)
+
+        named = {name[-1] for name in metrics(read, partitions=100) if "partition" in name[0]}
+        assert sim.public_id("p1") not in named
+        assert set(map(sim.public_id, sim.open_partitions)) <= named
+
+    @pytest.mark.parametrize("count", [-1, 1.5, True])
+    def test_a_count_of_partitions_that_is_none_is_refused(self, metrics, count):
+        with pytest.raises(api.MulticloudDbError, match="partitions") as caught:
+            metrics(lambda observer: None, partitions=count)
+        assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
 
     def test_retries_are_counted(self, metrics):
         found = metrics(self.reading(2, ThrottledError("slow down", 0.0)))
@@ -139,7 +196,7 @@ def test_a_scrape_shows_counters_at_zero_before_the_first_page(store):
 
 def test_the_dashboard_names_only_metrics_that_exist():
     registry = CollectorRegistry()
-    PrometheusObserver(registry, collections=(ORDERS,))
+    PrometheusObserver(registry, collections=(ORDERS,), partitions=1)
     names = {metric.name + end for metric in registry.collect() for end in ("", "_total", "_bucket")}
     dashboard = json.loads((HOW_TO.parent / "assets/grafana-dashboard.json").read_text(encoding="utf-8"))
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]

@@ -19,6 +19,7 @@ import multiclouddb_checkpoints
 import multiclouddb_dynamo
 import multiclouddb_embedded
 import multiclouddb_mongo
+import multiclouddb_postgres
 import multiclouddb_spi
 import multiclouddb_verify
 import pyspark_multiclouddb
@@ -34,6 +35,7 @@ REFERENCE = {
     "dynamo": multiclouddb_dynamo,
     "embedded": multiclouddb_embedded,
     "mongo": multiclouddb_mongo,
+    "postgres": multiclouddb_postgres,
     "spark": pyspark_multiclouddb,
     "spi": multiclouddb_spi,
     "verify": multiclouddb_verify,

@@ -8,7 +8,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -19,27 +20,27 @@ from .page import Page, servers
 
 ORDERS = api.ResourceAddress("main", "orders")
 CODE = Page("spread-over-processes.md").programs["worker.py"]
-# Runs the worker as a machine that dies at one of its calls to the store, before or after the call. Each
-# machine writes down what it has saved.
+# Runs the worker as a machine that dies at one of its calls to the store, before or after it, or that is
+# suspended before it. Each machine writes down what it has saved.
 MACHINE = """
-import json, os, runpy, signal, sys
+import itertools, json, os, runpy, signal, sys
 import multiclouddb
 at, when, log = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-calls = 0
+SIGNALS = {"before": signal.SIGKILL, "suspended": signal.SIGSTOP}
+calls = itertools.count(1)  # several threads count
 
 class Dying:
     def __init__(self, store):
         self.load, self.real = store.load, store
 
     def save(self, name, token, expected):
-        global calls
-        calls += 1
-        if calls == at and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
+        call = next(calls)
+        if call == at and when in SIGNALS:
+            os.kill(os.getpid(), SIGNALS[when])
         saved = self.real.save(name, token, expected)
         with open(log, "a") as file:
             file.write(json.dumps([name, int(saved.version.partition("-")[0]), token]) + "\\n")
-        if calls == at and when == "after":
+        if call == at and when == "after":
             os.kill(os.getpid(), signal.SIGKILL)
         return saved
 
@@ -116,8 +117,14 @@ def test_a_follower_that_fails_ends_its_process(store, tmp_path):
     source, positions = f"embedded://{store.path}", tmp_path / "positions"
     with machine(tmp_path / "one", source, "main/orders", f"file://{positions}", "copy.db", "1") as worker:
         wait_until(lambda: len(list(positions.glob("*.json"))) == 4, worker)
-        next(each for each in positions.glob("*.json") if "plan" not in each.name).write_text("{")
-        assert worker.wait(SECONDS) == 1
+        damaged = next(each for each in positions.glob("*.json") if "plan" not in each.name)
+
+        def ended():
+            damaged.write_text("{")  # each time: a save that has begun replaces it
+            return worker.poll() is not None
+
+        wait_until(ended)
+        assert worker.returncode == 1
 
 
 def test_three_processes_two_killed_on_mongodb(tmp_path):
@@ -197,12 +204,50 @@ def test_a_kill_in_each_step_loses_nothing_and_never_goes_back(store, tmp_path, 
             for name, value in service.environment().items():
                 monkeypatch.setenv(name, value)
             saved = drill(store, tmp_path, service.url("drill"), kills)
+    check_positions(saved)
+
+
+def check_positions(saved):
+    """Check that nothing was overwritten, and that no position comes back after a later one."""
     for name in {name for name, _, _ in saved}:
-        tokens = [token for each, _, token in saved if each == name]
+        # Two machines write the same file, so its order says nothing about theirs.
+        versions = {version: token for each, version, token in saved if each == name}
+        assert len(versions) == sum(each == name for each, _, _ in saved), name
+        tokens = [token for _, token in sorted(versions.items())]
         changes = [token for before, token in zip([None, *tokens], tokens, strict=False) if token != before]
-        versions = [version for each, version, _ in saved if each == name]
-        assert len(changes) == len(set(changes)), name  # no position comes back after a later one
-        assert versions == sorted(set(versions)), name
+        assert len(changes) == len(set(changes)), name
+
+
+@pytest.mark.parametrize("at", [3, 4])
+def test_a_machine_that_was_suspended_for_long_leaves_the_partition_to_the_other(
+    store, tmp_path, monkeypatch, at
+):
+    """The positions are in a service, because a process that is suspended keeps its locks of files."""
+    store.create_collection("orders", partitions=1)
+    log, copy = tmp_path / "saved", tmp_path / "copy.db"
+    log.touch()
+
+    def change(number, *alive):
+        store.batch("orders", [Put(f"o-{number}-{each}", {"at": number}) for each in range(30)])
+        there = {key.components["id"] for key, _ in store.scan("orders")}
+        wait_until(lambda: set(copied(copy)) == there, *alive)
+
+    with ExitStack() as stack:
+        service = stack.enter_context(checkpoint_service("s3"))
+        for name, value in service.environment().items():
+            monkeypatch.setenv(name, value)
+        words = (log, f"embedded://{store.path}", "main/orders", service.url(f"suspended-{at}"), copy, "0.5")
+        one = stack.enter_context(machine(tmp_path / "one", at, "suspended", *words, program=("-c", MACHINE)))
+        store.batch("orders", [Put(f"first-{each}", {}) for each in range(30)])
+        wait_until(lambda: Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        two = stack.enter_context(machine(tmp_path / "two", 0, "never", *words, program=("-c", MACHINE)))
+        change(1, two)
+        before = len(log.read_text().splitlines())
+        os.kill(one.pid, signal.SIGCONT)
+        for number in range(2, 6):
+            change(number, one, two)
+        wait_until(lambda: len(log.read_text().splitlines()) > before + 5, one, two)
+    check_positions([json.loads(line) for line in log.read_text().splitlines()])
 
 
 def checkpoint_service(scheme):

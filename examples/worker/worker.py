@@ -75,7 +75,7 @@ class Worker:
         """Return the checkpoint of a partition that nobody follows, now that this worker follows it."""
         found = self.store.load(name)
         if found is None:
-            # A parent that is not in the plan is done, or is older than the retention.
+            # A parent that is not in the plan is done, older than the retention, or not found yet.
             ready = all(map(self.is_done, plan.keys() & plan[name]["parents"]))
             return self.save(name, plan[name]["start"], None) if ready else None
         if found.token == DONE:
