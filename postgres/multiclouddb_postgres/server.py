@@ -42,9 +42,12 @@ _KINDS: Final[Mapping[str, _Row]] = {
     "42501": (
         ErrorCategory.AUTHORIZATION_FAILED,
         False,
-        "the user needs TEMPORARY on the database, SELECT, INSERT and UPDATE on the table, and CREATE on the "
-        "schema to create a table; new columns need the owner",
+        "the user needs TEMPORARY on the database, SELECT, INSERT and UPDATE on the table, "
+        "multiclouddb_marks and multiclouddb_checkpoints, and CREATE on the schema if one of them does not "
+        "exist; new columns need the owner",
     ),
+    "42703": (ErrorCategory.CONFLICT, True, "the table was changed during the merge; try again"),
+    "42P01": (ErrorCategory.CONFLICT, True, "the table was dropped during the merge; try again"),
     "28": (ErrorCategory.AUTHENTICATION_FAILED, False, "correct the user or the password"),
     "3D000": (ErrorCategory.NOT_FOUND, False, "correct the name of the database"),
     "3F000": (ErrorCategory.NOT_FOUND, False, "create the schema, or correct its name"),

@@ -29,6 +29,7 @@ _MOST_NAME_BYTES: Final = 63
 _CHUNK: Final = 8_192
 _BATCH: Final = "multiclouddb_batch"
 _TEXT: Final = ("key", "order_key")
+_INSTANT: Final = "timestamp with time zone"
 _BINARY_ORDER: Final = ("C", "POSIX")
 _SYSTEM: Final = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")
 _TYPES: Final[Sequence[tuple[Any, str]]] = (
@@ -50,7 +51,13 @@ _TYPES: Final[Sequence[tuple[Any, str]]] = (
 )
 # A temporary table has no statistics, and this one needs none: it is read once, in full.
 _COLUMNS: Final = """
-SELECT c.oid, c.relkind, a.attname, format_type(a.atttypid, a.atttypmod), l.collname, a.attnotnull,
+SELECT c.oid, CASE
+        WHEN c.relkind NOT IN ('r', 'p') THEN 'is no table, but a view or a foreign table'
+        WHEN row_security_active(c.oid) THEN 'has row-level security, which may hide rows from the user'
+        WHEN EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = c.oid) THEN 'has rules, which may drop rows'
+        WHEN c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits h WHERE h.inhparent = c.oid)
+        THEN 'has tables that inherit from it, whose keys its index does not contain'
+    END, a.attname, format_type(a.atttypid, a.atttypmod), l.collname, a.attnotnull,
     a.attgenerated, EXISTS (
         SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate
         AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum
@@ -82,7 +89,7 @@ class Found:
     """What the server says about the table."""
 
     oid: int
-    kind: str
+    problem: str | None
     columns: Mapping[str, Column]
 
 
@@ -136,19 +143,19 @@ class PostgresStorage:
         """Return what the server says about the table, which must be one of the sink."""
         if self._found is None:
             raise missing(self._where)
-        kind, columns = self._found.kind, self._found.columns
-        if kind not in ("r", "p"):
-            raise self._wrong("is no table, but a view or a foreign table", "give the name of a table")
+        problem, columns = self._found.problem, self._found.columns
+        if problem is not None:
+            raise self._wrong(problem, "give a table without it, and a user who sees every row")
         for name in (*_TEXT, DELETED_AT):
             if name not in columns:
                 raise self._wrong(f"has no column {name}", "give a table that merge_into_postgres has made")
-        for name in _TEXT:
+        for name, kind in (*((name, "text") for name in _TEXT), (DELETED_AT, _INSTANT)):
             column = columns[name]
-            if not column.fits("text"):
+            if not column.fits(kind):
                 raise self._wrong(
-                    f"has a column {name} of type {column.type}", "give a table with text there"
+                    f"has a column {name} of type {column.type}", f"give a table with {kind} there"
                 )
-            if column.collation not in _BINARY_ORDER:
+            if name in _TEXT and column.collation not in _BINARY_ORDER:
                 raise self._wrong(
                     f'orders {name} by the collation {column.collation}, not by "C", so that an older change '
                     "could win",
@@ -171,7 +178,7 @@ class PostgresStorage:
                 # Of two that create the table at the same time, the second waits for the first.
                 self.connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self._name,))
                 columns: list[sql.Composable] = [_declared(name, kind) for name, kind in wanted.items()]
-                columns += [_declared(DELETED_AT, "timestamp with time zone"), sql.SQL("PRIMARY KEY (key)")]
+                columns += [_declared(DELETED_AT, _INSTANT), sql.SQL("PRIMARY KEY (key)")]
                 self.connection.execute(
                     sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(
                         self._table, sql.SQL(", ").join(columns)
@@ -197,7 +204,7 @@ class PostgresStorage:
                     "leave them out, or set new_columns='add'",
                 )
             if may_be_stale and STALE_SINCE not in known:
-                new[STALE_SINCE] = "timestamp with time zone"
+                new[STALE_SINCE] = _INSTANT
             for name, kind in new.items():
                 add = sql.SQL("ALTER TABLE {} ADD COLUMN IF NOT EXISTS {}")
                 self.connection.execute(add.format(self._table, _declared(name, kind)))
@@ -219,7 +226,7 @@ class PostgresStorage:
             if is_kind(kind):
                 return name
         if pa.types.is_timestamp(kind):
-            return "timestamp with time zone" if kind.tz else "timestamp without time zone"
+            return _INSTANT if kind.tz else "timestamp without time zone"
         if pa.types.is_decimal(kind):
             return f"numeric({kind.precision},{kind.scale})"
         problem = f"is {field.type}, for which the sink has no type of PostgreSQL"

@@ -375,6 +375,9 @@ class TestRefused:
             ("ALTER TABLE orders DROP CONSTRAINT orders_pkey", "unique index"),
             ("ALTER TABLE orders DROP COLUMN _deleted_at", "_deleted_at"),
             ("ALTER TABLE orders RENAME TO o; CREATE VIEW orders AS SELECT * FROM o", "view"),
+            ("CREATE RULE r AS ON INSERT TO orders DO INSTEAD NOTHING", "rules"),
+            ("CREATE TABLE child () INHERITS (orders)", "inherit"),
+            ("ALTER TABLE orders ALTER _deleted_at TYPE timestamp", "_deleted_at of type timestamp"),
             ("ALTER TABLE orders ADD CHECK (key NOT LIKE '%b%')", "constraint"),
         ],
     )
@@ -434,6 +437,34 @@ class TestRefused:
         standby = f"{dsn} options='-c default_transaction_read_only=on'"
         error = refused(lambda: merged(standby, ("b", 1, {})), ErrorCategory.PERMANENT_FAILURE)
         assert "standby" in error.message
+
+    def test_table_that_hides_rows_from_the_user(self, dsn):
+        """Otherwise a snapshot would leave hidden rows as they are."""
+        merged(dsn, ("a", 1, {}))
+        role = f"some_{abs(hash(dsn))}"
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(
+                f"CREATE ROLE {role} LOGIN; GRANT SELECT, INSERT, UPDATE ON orders TO {role}; "
+                "ALTER TABLE orders ENABLE ROW LEVEL SECURITY"
+            )
+        try:
+            hidden = dsn.replace("user=postgres", f"user={role}")
+            assert "row-level security" in refused(lambda: merged(hidden, ("b", 1, {}))).message
+            merged(dsn, ("a", 2, {}))
+        finally:
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+    def test_column_renamed_during_a_merge(self, dsn):
+        held, caught = Held(dsn), []
+        thread = threading.Thread(target=lambda: caught.append(refused_by(dsn)))
+        thread.start()
+        held.waiting()
+        held.lock.execute("ALTER TABLE orders RENAME new_item_state TO document")
+        held.lock.commit()
+        held.lock.close()
+        thread.join(60)
+        assert (caught[0].category, caught[0].detail.retryable) == (ErrorCategory.CONFLICT, True)
 
     def test_missing_schema(self, dsn):
         refused(
