@@ -25,7 +25,6 @@ The three sentences that make this possible are C1, C2 and C3 in `multiclouddb_s
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, Final, Protocol
 
 import attrs
@@ -329,7 +328,7 @@ class Lineage:
         if gone and survey.heirs is not None:
             return self._cut(gone, survey.heirs)
         follows = followers(survey, gone) if self.rules.names_late else {}
-        tops = self._uncovered(survey, gone, chain.from_iterable(follows.values())) if gone else None
+        tops = self._uncovered(survey, gone) if gone else None
         if tops is not None and self.root is not None and not all(follows.values()):
             if tops.hidden:
                 return []  # what follows may be listed soon
@@ -463,10 +462,10 @@ class Lineage:
                 self._put(attrs.evolve(end, final=True))
         return [name for name in final if name not in self._entries]
 
-    def _uncovered(self, survey: Survey, lost: Mapping[str, Entry], below: Iterable[str] = ()) -> Uncovered:
+    def _uncovered(self, survey: Survey, lost: Mapping[str, Entry]) -> Uncovered:
         held = {each.partition_id: each for each in self.listed() if not _is_lost(each)}
         held = {name: each for name, each in held.items() if name not in lost}
-        return uncovered(survey, held, lost, self.root, below)
+        return uncovered(survey, held, lost, self.root)
 
     # -- Transition 4: start
 

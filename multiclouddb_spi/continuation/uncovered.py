@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import attrs
 
@@ -37,7 +37,6 @@ def uncovered(
     held: Mapping[str, Entry],
     lost: Mapping[str, Entry],
     root: str | None,
-    below: Iterable[str] = (),
 ) -> Uncovered:
     """Walk from each open partition up by parents, to what the lineage holds, has read or has lost."""
     parents = {each.partition_id: each.parents for each in survey.present}
@@ -51,7 +50,6 @@ def uncovered(
         if each.state is PartitionState.OPEN or each.partition_id in survey.final
     ]
     pending += [one for each in held.values() for one in each.waits if one in parents]
-    pending += below
     tops, undecided = dict[str, None](), set[str]()
     while pending:
         name = pending.pop()

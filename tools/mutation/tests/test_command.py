@@ -53,11 +53,18 @@ class TestExit:
 
 
 class TestSettings:
-    def test_another_file_plants_elsewhere(self, run):
-        code, output = run("--settings", "spanner.toml", "--list")
+    @pytest.mark.parametrize(
+        ("file", "inside", "outside"),
+        [
+            ("spanner.toml", "providers/spanner/multiclouddb_spanner/reader.py", "multiclouddb_spi"),
+            ("lineage.toml", "multiclouddb_spi/continuation/uncovered.py", "multiclouddb_spi/reading"),
+        ],
+    )
+    def test_another_file_plants_elsewhere(self, run, file, inside, outside):
+        code, output = run("--settings", file, "--list")
         assert code == 0
-        assert "providers/spanner/multiclouddb_spanner/reader.py" in output
-        assert "multiclouddb_spi" not in output
+        assert inside in output
+        assert outside not in output
 
     def test_what_is_listed_as_equivalent_elsewhere_is_not_stale(self, run):
         code, output = run("--settings", "spanner.toml")
