@@ -29,6 +29,7 @@ _TABLE: Final = "flights"
 SPARK_TABLE: Final = "lake.shop.flights"
 """The table that Spark merges, in the tests' catalog: no Python package has the jars of Iceberg or Delta."""
 _CATALOG: Final = Path(__file__).parents[1] / "spark" / "tests" / "scala_catalog.py"
+_QUICK_JAVA: Final = _CATALOG.with_name("jvm_settings.py")
 _CLASSES: Final = "SPARK_DIST_CLASSPATH"
 
 
@@ -57,9 +58,11 @@ class Target(Protocol):
 
 
 def start_target(stack: ExitStack) -> None:
-    """Start the server of the target, if it has one; the processes of the demo find it in the environment."""
+    """Start the target's server and prepare Java; the demo's processes find both in the environment."""
     if _name() == "postgres":
         os.environ[_DSN] = stack.enter_context(PostgresServer()).dsn
+    # Spark starts twice, so the demo uses the tests' archive of Java's classes. The first run makes it.
+    os.environ.update(runpy.run_path(str(_QUICK_JAVA))["quick_start"]())
     if _name() == "spark":
         os.environ[_CLASSES] = str(runpy.run_path(str(_CATALOG))["catalog_jar"]())
 

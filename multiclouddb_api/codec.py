@@ -93,10 +93,12 @@ def _encode(value: Any, depth: int) -> JsonValue:
     if depth >= _MAX_DEPTH:
         raise invalid_request("value", f"is nested deeper than {_MAX_DEPTH} levels", "flatten it")
     if kind is dict or (isinstance(value, Mapping) and kind not in _encoders):
-        encoded = {_key(name): _encode(item, depth + 1) for name, item in value.items()}
-        if any(name.startswith("$") for name in encoded):
-            return {"$map": encoded}
-        return encoded
+        encoded, is_tagged = dict[str, JsonValue](), False
+        for given, item in value.items():
+            name = given if type(given) is str else _key(given)
+            is_tagged = is_tagged or name[:1] == "$"
+            encoded[name] = item if type(item) is str else _encode(item, depth + 1)
+        return {"$map": encoded} if is_tagged else encoded
     if kind is list or kind is tuple:
         return [_encode(item, depth + 1) for item in value]
     registered = _encoders.get(kind)

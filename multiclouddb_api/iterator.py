@@ -394,7 +394,7 @@ class FeedLoop:
         settings, began = self._settings, self.timer.now()
         position = self._skip_to or self.position or settings.request.start_position
         request = attrs.evolve(settings.request, start_position=position)
-        wait = 0.0 if isinstance(position, Now | Snapshot) else settings.wait_seconds
+        wait = 0.0 if isinstance(position, Now) else settings.wait_seconds
         assert self._outage is not None
         try:
             options = OperationOptions(settings.timeout_seconds, wait)

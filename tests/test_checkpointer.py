@@ -93,6 +93,13 @@ def test_what_another_worker_saved_meanwhile_stays(store, first, failure):
         assert store.load("w").token == "3"
 
 
+def test_equal_first_saves_of_two_workers_conflict(store):
+    mine, other = worker(store), worker(store)
+    run(mine.done("1", at_once=True))
+    conflict(lambda: run(other.done("1", at_once=True)))
+    run(mine.done("2", at_once=True))
+
+
 @pytest.mark.parametrize("failure", ["lost", "done"])
 def test_a_worker_alone_goes_on(store, failure):
     mine = worker(store)

@@ -43,6 +43,9 @@ class FakeBackend:
     def run_cursor_command(self, database, command, options):
         return iter([(database, command, options)])
 
+    def lookup(self, address, keys, options, provider_options):
+        self.calls.append((address, keys))
+
     def capabilities(self, provider_options):
         return api.CapabilitySet({})
 
@@ -83,6 +86,11 @@ def refused(call, *arguments, **named):
         call(*arguments, **named)
     assert caught.value.category == api.ErrorCategory.INVALID_REQUEST
     return caught.value
+
+
+def test_more_keys_than_a_lookup_takes_are_refused(plugin):
+    keys = (api.MulticloudDbKey({"id": number}) for number in range(1001))
+    assert "more than 1000 keys" in refused(api.connect("embedded:///x").lookup, ADDRESS, keys).message
 
 
 class TestConnect:

@@ -80,6 +80,12 @@ class TestFailedReads:
             run(failure(retryable=False), observer=told)
         assert told.outages == []
 
+    def test_reason_of_an_earlier_outage_is_forgotten(self):
+        told = run(failure("no host"), None, waits(40), pages=[0, 0])
+        assert len(told.ends) == 2
+        assert told.outages[0][1] == "no host"
+        assert "not answered" in told.outages[1][1]
+
     def test_an_observer_that_raises_ends_nothing(self, caplog):
         class Broken(Told):
             def outage(self, address, seconds, reason):

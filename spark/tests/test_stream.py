@@ -389,6 +389,18 @@ class TestReport:
         query.restart().plan()
         assert query.report["skipped"]["count"] == 0
 
+    def test_loss_in_a_partition_without_later_changes_is_told_once(self, source):
+        source.write(20)
+        query = Query(source, failOnDataLoss="false")
+        query.drain()
+        source.write(20, seed=1)
+        source.trim()
+        source.put("k0", {"n": 1})
+        assert len(query.step()) == 1
+        assert query.report["skipped"]["count"] == 3
+        query.restart().plan()
+        assert query.report["skipped"]["count"] == 0
+
     def test_summary_is_small_and_tells_how_far(self, source):
         source.write(20)
         query = Query(source)

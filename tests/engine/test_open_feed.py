@@ -1,5 +1,7 @@
 """Tests how the engine, Spark and the command line open a feed, call it and check its token."""
 
+from datetime import timedelta
+
 import pytest
 
 import multiclouddb_api as api
@@ -195,6 +197,12 @@ class TestInUse:
     def acquire(self, bench, cache, name):
         spec = FeedSpec(bench.sim.address, api.LogicalPartition(bench.sim.key(name)))
         return cache.acquire(spec, lambda: bench.provider.open_feed(spec, Deadline.after(30)))[0]
+
+    def test_time_of_the_service_goes_on_between_answers(self, bench, cache, clock):
+        feed = self.acquire(bench, cache, "clock")
+        first = cache.now(feed, Deadline.after(30))
+        clock.now += 5
+        assert cache.now(feed, Deadline.after(30)) - first == timedelta(seconds=5)
 
     def test_it_does_not_age(self, bench, cache, clock, forgotten):
         feed = self.acquire(bench, cache, "long")

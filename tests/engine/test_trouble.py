@@ -706,6 +706,18 @@ def test_an_answer_that_trickles_is_given_up(monkeypatch, nbytes, is_given_up):
         arrival.check()
 
 
+def test_an_answer_that_slows_down_is_given_up(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("multiclouddb_spi.time_limits.time", SimpleNamespace(monotonic=lambda: now[0]))
+    arrival = cut_after(5000)
+    now[0] += 5
+    arrival.check()
+    arrival.heard(100)
+    now[0] += 5
+    with pytest.raises(TooSlow, match="100 bytes in 4 s"):
+        arrival.check()
+
+
 @pytest.mark.parametrize("nbytes", [0, 500], ids=["no answer", "a refusal"])
 def test_a_failure_without_an_answer_changes_nothing(feed, nbytes):
     sizes = AnswerSizes()

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow.dataset import FileSystemDataset
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from pyarrow.parquet import ParquetFile
 
@@ -30,6 +29,7 @@ from multiclouddb_verify.target import Fix, Part, own_state
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, WriterProperties
+    from pyarrow.dataset import FileSystemDataset
 
 __all__ = [
     "DeltaTarget",
@@ -394,6 +394,8 @@ def _batches(
     """Read columns of some files, or of all; `is_plain` if they are texts and times, and in the files."""
     if not is_plain:
         if paths is not None:
+            from pyarrow.dataset import FileSystemDataset  # its import loads pandas, for a second
+
             fragments = [each for each in dataset.get_fragments() if each.path in paths]
             dataset = FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
         yield from dataset.scanner(columns=list(names), batch_size=_BATCH, use_threads=False).to_batches()
