@@ -1,0 +1,238 @@
+"""Takes the changes out of a stream's answers, and finds where a read has to end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+import bson
+from bson.errors import BSONError
+
+from multiclouddb_api import Dropped, ErrorCategory, Notice, Renamed
+from multiclouddb_api.value import define
+from multiclouddb_mongo.mapping import CHANGES
+from multiclouddb_mongo.position import After, Kind, Place, compare, token_text
+from multiclouddb_mongo.pymongo_internals import Stream, buffered, inner_cursor, take_buffered
+from multiclouddb_mongo.raw_change import (
+    Raw,
+    RawChange,
+    decoded,
+    is_before,
+    item_changes,
+    namespace_of,
+    place_of_change,
+    text_before,
+    untouched_changes,
+)
+from multiclouddb_mongo.source import Source
+from multiclouddb_mongo.values import CODEC
+from multiclouddb_spi import ProviderFault
+
+# The server ends an answer at 16 MB. Any other short answer contains all available changes.
+_FULL_BYTES: Final = 8 * 1024 * 1024
+
+
+@define
+class Taken:
+    """The result of one fetch.
+
+    Attributes:
+        place: The position after the changes of this fetch.
+        changes: Changes of documents.
+        notices: Notices about collections and databases; they come after the last change.
+        gone: The reason why the stream has ended, or None.
+        reached: True if the bound of the read was reached.
+        caught_up: True if the server had no more changes to send.
+        at_end: True if the last answer was empty, which means that the server scanned the whole log.
+        requests: The number of answers that were requested.
+    """
+
+    place: Place
+    changes: list[Raw] = attrs.field(factory=list)
+    notices: list[Notice] = attrs.field(factory=list)
+    gone: str | None = None
+    reached: bool = False
+    caught_up: bool | None = None
+    at_end: bool = False
+    requests: int = 0
+
+    def over(self) -> bool:
+        """Return True if the fetch must not take another change."""
+        return self.gone is not None or self.reached
+
+    def note(self, notice: Notice) -> None:
+        """Add a notice to the batch, and end the batch."""
+        # If the server has sent changes after the notice, these changes belong to the next batch.
+        self.notices.append(notice)
+        self.caught_up = False
+
+    def enough(self) -> bool:
+        """Return True if the batch contains a change or a notice, or if the stream has ended."""
+        return bool(self.changes or self.notices) or self.over()
+
+    def keep_up(self) -> None:
+        """After a failed request, set the position after the last change in `changes`."""
+        if self.changes:
+            self.place = place_of_change(self.changes[-1])
+
+    def end(self, place: Place, reason: str) -> None:
+        """Record that the watched resource is gone, and set the position after the end of the stream."""
+        self.gone = reason
+        self.place = After("i", place.data) if isinstance(place, After) else place
+
+
+class Taker:
+    """Takes changes from the streams of a reader, one stream after another."""
+
+    def __init__(self, source: Source, until: Place | None) -> None:
+        self._source, self._until = source, until
+        self._bound = None if until is None else text_before(until)
+        self._parts: dict[str, Any] = {}
+        # Most changes are taken unchanged. The server and the caller decide which changes need a closer
+        # check.
+        self._takes = untouched_changes if source.splits or source.options.pipeline else item_changes
+
+    def begin(self) -> None:
+        """Begin a stream from which no part of a split change has been read yet."""
+        self._parts = {}
+
+    def take(self, stream: Stream, taken: Taken, room: int, batch_size: int) -> bool:
+        """Take the remaining changes of an answer, or the next answer."""
+        fresh = not buffered(stream)
+        if fresh and not getattr(inner_cursor(stream), "alive", True):
+            # The server's first answer has closed the stream. PyMongo would try to resume the stream, but a
+            # stream cannot be resumed after an invalidate.
+            self._end_with(stream, taken)
+            return False
+        taken.requests += fresh
+        change = stream.try_next()
+        if change is None:
+            self._follow(stream, taken, None)
+            return False
+        left = size = buffered(stream)
+        takes, bound = self._takes, self._bound
+        while True:
+            if takes([change.raw]) and (bound is None or is_before(change.raw, bound)):
+                taken.changes.append(change.raw)
+            elif not self.consider(change, taken):
+                return True
+            elif taken.notices:
+                break
+            if len(taken.changes) >= room and not self._parts:
+                break
+            if left is not None:
+                if not left:
+                    if fresh and size is not None and size + 1 < batch_size:
+                        self._was_short(taken)
+                    break
+                # PyMongo hands out the last change, so that its resume token is the one of that change.
+                most = min(left, room - len(taken.changes)) - 1
+                if most > 0:
+                    plain = take_buffered(stream, most, self._count_plain)
+                    taken.changes += plain
+                    left -= len(plain)
+                left -= 1
+            following = stream.try_next()
+            if following is None:
+                break
+            change = following
+        self._follow(stream, taken, place_of_change(change.raw).data)
+        return True
+
+    def _count_plain(self, changes: Sequence[Raw]) -> int:
+        """Return how many of the first changes are taken as they are."""
+        count = self._takes(changes)
+        # A stream has its changes in the order of their tokens.
+        if count and self._bound is not None and not is_before(changes[count - 1], self._bound):
+            return 0
+        return count
+
+    def consider(self, change: RawChange, taken: Taken) -> bool:
+        """Process one change of any kind. Return False if no further change may be read."""
+        place = place_of_change(change.raw)
+        if self._until is not None:
+            order = compare(place, self._until)
+            if order is not None and order > 0:
+                taken.place, taken.reached = self._until, True
+                return False
+        if self._takes([change.raw]):
+            taken.changes.append(change.raw)
+        elif not self._look_into(change, place, taken):
+            return False
+        if not self._parts:
+            taken.place = place
+            taken.reached = isinstance(self._until, After) and self._until.data == place.data
+        return not taken.reached
+
+    def _was_short(self, taken: Taken) -> None:
+        """Record that the answer contains fewer changes than requested."""
+        # A short answer contains all available changes, unless the answer comes from a `mongos` or is larger
+        # than `_FULL_BYTES`. A `mongos` may send only a part of the available changes.
+        if not self._source.sharded and sum(map(len, taken.changes)) < _FULL_BYTES:
+            taken.caught_up = True
+
+    def _follow(self, stream: Stream, taken: Taken, last: str | None) -> None:
+        """Move to the stream's own position, which advances even without a change."""
+        token = stream.resume_token
+        if self._parts:
+            taken.keep_up()
+            return
+        if token is not None:
+            data = token_text(token)
+            kind: Kind = "e" if data == last else "h"
+            if not (isinstance(taken.place, After) and taken.place.data == data):
+                taken.place = After(kind, data)
+        if not stream.alive:
+            self._end_with(stream, taken)
+
+    def _end_with(self, stream: Stream, taken: Taken) -> None:
+        """Record that the server has closed the stream for a reason that the caller's pipeline hides."""
+        token = stream.resume_token
+        place = taken.place if token is None else After("i", token_text(token))
+        taken.end(place, "the pipeline removed the event that says why the stream ended")
+
+    def _look_into(self, change: RawChange, place: After, taken: Taken) -> bool:
+        """Handle a change that needs a closer check, for example a drop or a split change."""
+        try:
+            fields = decoded(change.raw)
+        except BSONError:
+            # The mapper reports the damage.
+            taken.changes.append(change.raw)
+            return True
+        kind = fields.get("operationType")
+        if "splitEvent" in fields:
+            self._join(fields, taken)
+        elif kind in CHANGES:
+            for name in ("documentKey", "ns"):
+                if not isinstance(fields.get(name), dict):
+                    raise _altered(name)
+            taken.changes.append(change.raw)
+        elif kind == "invalidate":
+            taken.end(place, "the server invalidated the stream")
+            return False
+        elif kind == "drop":
+            taken.note(Dropped(namespace_of(fields)))
+        elif kind == "dropDatabase":
+            taken.note(Dropped(namespace_of(fields).partition("/")[0]))
+        elif kind == "rename":
+            taken.note(Renamed(namespace_of(fields), namespace_of(fields, "to")))
+        elif kind is None:
+            raise _altered("operationType")
+        return True
+
+    def _join(self, part: dict[str, Any], taken: Taken) -> None:
+        """Join the parts of a large change. The position does not move before the last part has arrived."""
+        split = part.pop("splitEvent")
+        self._parts.update(part)
+        if split["fragment"] == split["of"]:
+            whole, self._parts = self._parts, {}
+            taken.changes.append(bson.encode(whole, codec_options=CODEC))
+
+
+def _altered(name: str) -> Exception:
+    return ProviderFault.of(
+        ErrorCategory.INVALID_REQUEST,
+        f"MongoOptions.pipeline removes or alters {name!r} of the changes; leave _id, operationType, ns and "
+        "documentKey as they are",
+    )
