@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
@@ -212,11 +213,8 @@ class CosmosReader(Reader):
 
 def _before(records: Records, until: Place) -> tuple[Records, bool]:
     """Return the records up to a bound, and True if there are records after the bound."""
-    for index in range(len(records)):
-        lsn, inner = records.order(index)
-        if is_after(lsn, inner, until):
-            return records.part(0, index), True
-    return records, False
+    count = bisect_left(range(len(records)), True, key=lambda index: is_after(*records.order(index), until))
+    return (records, False) if count == len(records) else (records.part(0, count), True)
 
 
 def _merged(strands: list[_Strand], most: int) -> Records:
