@@ -1,6 +1,7 @@
 """Tests bounded reads of a service that answers late, ends early, or has no more records."""
 
 import threading
+from itertools import chain, combinations, islice
 
 import attrs
 import pytest
@@ -348,16 +349,17 @@ class TestOutcomes:
 
 
 class Long:
-    """A range of 1,500 changes, of which each fetch returns 600; the fetches of its readers are recorded."""
+    """A range of changes, of which each fetch returns a part; the fetches of its readers are recorded."""
 
-    def __init__(self):
+    def __init__(self, changes=1500, part=600):
+        self.most = part
         self.sim = Simulation()
         self.provider = SimulationProvider(self.sim)
         soon = Deadline.after(60)
         self.feed = self.provider.open_feed(FeedSpec(self.sim.address), soon)
         planner = Planner(self.provider, self.feed)
         start = planner.start(Beginning(), soon)
-        self.names = [self.sim.write("k", {"n": number}).event_id for number in range(1500)]
+        self.names = [self.sim.write("k", {"n": number}).event_id for number in range(changes)]
         (self.part,) = planner.advance(start, None, soon).ranges()
         self.threads, self.begun, self.closed = [], threading.Semaphore(0), []
         self.before = lambda number: None
@@ -374,7 +376,7 @@ class Long:
             self.threads.append(threading.current_thread())
             self.begun.release()
             self.before(len(self.threads))
-            return fetch(min(records, 600), nbytes, wait, deadline)
+            return fetch(min(records, self.most), nbytes, wait, deadline)
 
         def closed():
             self.closed.append(threading.current_thread())
@@ -432,9 +434,24 @@ class TestReadAhead:
         long.threads[1].join(30)
         assert not long.threads[1].is_alive()
 
-    def test_a_short_range_needs_no_other_thread(self, clock):
-        before = threading.active_count()
-        batches = World(clock).read()
-        next(batches)
-        assert threading.active_count() == before
-        batches.close()
+    def test_a_short_range_needs_no_other_thread(self):
+        short = Long(400, 150)
+        assert names_of(short.batches()) == short.names
+        assert short.threads == [threading.current_thread()] * 3
+
+    @pytest.mark.parametrize("stop", [1, 2, None])
+    def test_each_order_of_failures_and_ends(self, monkeypatch, stop):
+        monkeypatch.setattr(ranges, "_sleep", lambda seconds: None)
+        for failing in chain.from_iterable(combinations(range(1, 6), count) for count in range(3)):
+            long = Long()
+
+            def fails(number, failing=failing):
+                if number in failing:
+                    raise ServerError
+
+            long.before = fails
+            batches = long.batches()
+            names = names_of(islice(batches, stop))
+            batches.close()
+            assert names == long.names[: None if stop is None else stop * long.most], failing
+            assert not any(each.name.startswith("multiclouddb-range") for each in threading.enumerate())
