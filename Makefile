@@ -69,7 +69,7 @@ explore: setup ## check the lineage in every small history; half an hour; ARGS="
 	$(if $(ARGS),,$(BIN)/python -m tests.lineage --level all)
 
 recordings: setup ## send recorded requests to our servers, and compare; ARGS="--service dynamo --folder MINE", ARGS=--renew
-	$(BIN)/python -m certify.tests.replays $(ARGS)
+	$(BIN)/python -m recordings $(ARGS)
 
 demo: setup ## follow 336,776 flights into a table; TARGET=spark, PROVIDER=mongo, ROWS=20000 bounds it, FAST=1 writes at once, FAULTS=1 damages it
 	@# TARGET is delta, spark or postgres; PROVIDER is embedded, mongo, dynamo, spanner or cosmos. All of them reach it

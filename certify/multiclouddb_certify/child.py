@@ -169,6 +169,7 @@ def main() -> None:
             plugins=[_Plugin(harness, tell, agreed, partial(certification.error, order.url), recorder)],
         )
     tell(code=int(code))
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
     # Threads of the SDK may still run.
     os._exit(0)

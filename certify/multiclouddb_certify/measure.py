@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from multiclouddb_certify.certification import load_certification
+
 __all__ = ["main"]
 
 _FOLDER: Final = Path(__file__).parent / "estimates"
@@ -19,8 +21,12 @@ def main(reports: Sequence[str]) -> None:
         content = json.loads(Path(report).read_text())
         file = _FOLDER / f"{content['provider']}.json"
         known = json.loads(file.read_text()) if file.exists() else {}
+        fixed = load_certification(f"{content['provider']}://").fixed_units(0)
         known |= {
-            test["name"]: {"seconds": round(test["seconds"], 1), "units": test["units"]}
+            test["name"]: {
+                "seconds": round(test["seconds"], 1),
+                "units": {unit: number for unit, number in test["units"].items() if unit not in fixed},
+            }
             for test in content["tests"]
             if test["outcome"] == "passed"
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, timedelta
 from decimal import Decimal
 from importlib.metadata import version
@@ -16,6 +16,7 @@ import bson
 from bson.decimal128 import Decimal128
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient, monitoring
+from pymongo.errors import OperationFailure
 from pymongo.uri_parser import parse_uri
 
 from multiclouddb_api import ClientConfig, MulticloudDbKey, ProviderOptions, ResourceAddress
@@ -43,6 +44,7 @@ __all__ = ["CERTIFICATION", "MongoCertification", "MongoHarness", "OplogHarness"
 _COUNTER: Final = itertools.count()
 _NOTE: Final = "x" * 100_000
 _SMALL: Final = 4 << 20
+_SOON: Final = 5
 _ACTIONS: Final = (
     "changeStream", "collMod", "createCollection", "createIndex", "dropCollection", "dropDatabase", "find",
     "insert", "remove", "update",
@@ -80,7 +82,7 @@ class MongoHarness(Harness):
     can_notices = False
     expiry_updates = 1
     can_read_past_trim = False  # all collections share the oplog, so a position that does not advance expires
-    can_trim = can_expire = False  # they need hours, or minutes
+    can_trim = can_expire = False  # they need hours, or minutes, as a cluster is set by default
     value_types = frozenset(VALUES) - {"integer over 64 bit", "set"}
     key_types = frozenset(KEYS)
     url: ClassVar[str]
@@ -176,6 +178,12 @@ class MongoHarness(Harness):
         self.collection(address).replace_one({"_id": native(key)}, {"inside": bad}, upsert=True)
         self.disturbed = True
 
+    def expire(self, address: ResourceAddress, key: Any) -> None:
+        """Let the server delete a document."""
+        collection = self.collection(address)
+        collection.create_index("until", expireAfterSeconds=0)
+        collection.replace_one({"_id": native(key)}, {"until": self.now()})
+
     def other_options(self) -> ProviderOptions:
         """Return a pipeline."""
         return MongoOptions(pipeline=[{"$match": {}}])
@@ -196,16 +204,10 @@ class MongoHarness(Harness):
 
 
 class OplogHarness(MongoHarness):
-    """A harness for a server of a test, with an oplog of 1 MB that `trim` fills, and a fast TTL monitor."""
+    """A harness for a server of a test, with an oplog of 1 MB that `trim` fills."""
 
-    can_trim = can_expire = True
+    can_trim = True
     members = 1
-
-    def expire(self, address: ResourceAddress, key: Any) -> None:
-        """Let the server delete a document; it looks for expired documents every second."""
-        collection = self.collection(address)
-        collection.create_index("until", expireAfterSeconds=0)
-        collection.replace_one({"_id": native(key)}, {"until": self.now()})
 
     def trim(self, address: ResourceAddress) -> None:
         """Fill the oplog with no-op notes until all earlier entries are removed."""
@@ -318,11 +320,14 @@ class MongoCertification(Certification):
         base: type[MongoHarness] = MongoHarness
         members: dict[str, Any] = {}
         with native_client(url) as client:
+            with suppress(OperationFailure):  # a user who may not ask, or a router
+                asked = client.admin.command("getParameter", ttlMonitorEnabled=1, ttlMonitorSleepSecs=1)
+                members["can_expire"] = asked["ttlMonitorEnabled"] and asked["ttlMonitorSleepSecs"] <= _SOON
             hello = client.admin.command("hello")
             if "setName" in hello and all(is_loopback(host) for host, _ in client.nodes):
                 size = client.local.command("collStats", "oplog.rs")["maxSize"]
                 if size <= _SMALL:
-                    base, members = OplogHarness, {"members": len(hello["hosts"])}
+                    base, members["members"] = OplogHarness, len(hello["hosts"])
         return type(base.__name__, (base,), {"url": url, "prefix": run.prefix, **members})
 
     def wire(self, observer: WireObserver) -> AbstractContextManager[object]:

@@ -54,6 +54,7 @@ __all__ = [
 _CHILD: Final = "from multiclouddb_certify.child import main; main()"
 _CLOCK_SECONDS: Final = 300.0
 _ROUNDS: Final = 10
+_LAST_WORDS_SECONDS: Final = 10.0
 _PLAN_SECONDS: Final = 3600.0
 _ESTIMATES: Final = Path(__file__).parent / "estimates"
 
@@ -82,6 +83,15 @@ class _Child:
         with suppress(BrokenPipeError):
             self._process.stdin.write(b"go\n")
             self._process.stdin.flush()
+
+    def interrupt(self) -> None:
+        """Let pytest print what has happened so far."""
+        os.kill(self._process.pid, signal.SIGINT)
+        until = time.monotonic() + _LAST_WORDS_SECONDS
+        # The process stays known until `kill`, which also ends what a test has forked.
+        state = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while time.monotonic() < until and os.waitid(os.P_PID, self._process.pid, state) is None:
+            time.sleep(0.05)
 
     def kill(self) -> None:
         """End the process, and what a test has forked."""
@@ -276,7 +286,8 @@ def certify(
     Args:
         planned: The plan that was agreed to.
         show: Is called often with the progress.
-        log: Where pytest's output goes if a test fails; it may contain names and values.
+        log: Where pytest's output goes if a test fails or the run does not get to its end; it may contain
+            names and values.
 
     Returns:
         What happened, why it ended, and the names that could not be removed.
@@ -291,9 +302,6 @@ def certify(
             for line in child.lines:
                 progress.take(line)
                 show(progress)
-            is_failed = any(test.outcome == "failed" for test in progress.tests.values())
-            if is_failed or progress.code is None:
-                shutil.copy(child.log, log)
             if progress.at_the_bound:
                 ended = Ended.BOUND
             elif progress.refusal is not None:
@@ -303,7 +311,11 @@ def certify(
         except KeyboardInterrupt:
             ended = Ended.INTERRUPTED
         interrupted.ignore()
+        if ended == Ended.INTERRUPTED:
+            child.interrupt()
         child.kill()
+        if ended != Ended.DONE or any(test.outcome == "failed" for test in progress.tests.values()):
+            shutil.copy(child.log, log)
         left = remove_run(certification, url, run)
     return progress, ended, left
 

@@ -3,13 +3,11 @@
 import json
 import subprocess
 import sys
-from importlib import import_module
-from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec
 from pathlib import Path
 
 import pytest
 
+from benchmarks.servers import server_module
 from multiclouddb_certify.cosmos import native_account
 from multiclouddb_conformance.command_line import run as in_new_process
 from multiclouddb_cosmos_emulator import CosmosEmulator
@@ -22,11 +20,7 @@ START = ("--account", "local", "--yes")
 @pytest.fixture
 def local():
     """Provide DynamoDB Local, whose clock can be moved."""
-    spec = ModuleSpec("dynamo_servers", None, is_package=True)
-    folder = Path(__file__).parents[2] / "providers" / "dynamo" / "tests" / "servers"
-    spec.submodule_search_locations = [str(folder)]
-    sys.modules.setdefault(spec.name, module_from_spec(spec))
-    with import_module("dynamo_servers.local").LocalDynamo() as server:
+    with server_module("dynamo", "local").LocalDynamo() as server:
         yield server
 
 

@@ -91,7 +91,7 @@ class TestRun:
         assert "ClientError" in text
         assert "mcdb-certify" not in text
         assert dynamo.names() == [NEIGHBOUR]
-        assert Path("report.log").exists()
+        assert "ClientError" in Path("report.log").read_text()
 
 
 class TestBudget:
@@ -165,6 +165,14 @@ class TestEnd:
         assert ran.exit_code == 0, ran.output
         assert dynamo.names() == [NEIGHBOUR]
         assert quiet
+
+    def test_an_interrupted_run_keeps_its_log(self, dynamo):
+        started = Started(dynamo.url)
+        wait_until(lambda: len(dynamo.names()) > 1, 120)
+        said = started.end(signal.SIGINT)
+        assert "report.log" in said
+        assert "KeyboardInterrupt" in Path("report.log").read_text()
+        assert dynamo.names() == [NEIGHBOUR]
 
     def test_clean_touches_no_run_that_goes_on_and_no_other_owner(self, dynamo, run):
         other = {"StreamSpecification": {"StreamEnabled": False}}

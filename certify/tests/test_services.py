@@ -6,15 +6,13 @@ import pty
 import select
 import subprocess
 import sys
-from importlib import import_module
-from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec
 from pathlib import Path
 
 import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import spanner as spanner_client
 
+from benchmarks.servers import server_module
 from multiclouddb_certify import Granted, Run
 from multiclouddb_certify.cosmos import native_account
 from multiclouddb_certify.dynamo import simulated
@@ -24,16 +22,7 @@ from multiclouddb_spanner_emulator import ScriptedSpanner
 
 from .conftest import SECRET, report_of
 
-ROOT = Path(__file__).parents[2]
 FEW = "TestNow and empty"
-
-
-def server_module(provider, name):
-    """Import a module of a provider's test servers."""
-    spec = ModuleSpec(f"{provider}_servers", None, is_package=True)
-    spec.submodule_search_locations = [str(ROOT / "providers" / provider / "tests" / "servers")]
-    sys.modules.setdefault(spec.name, module_from_spec(spec))
-    return import_module(f"{spec.name}.{name}")
 
 
 def certified(run, url, account="local"):
@@ -109,6 +98,13 @@ def test_the_permissions_of_mongodb_are_those_that_the_user_has(mongod):
     found = MongoCertification().permissions(f"mongodb://reader:x@{url}", Run.new())
     granted = {each.name: each.granted for each in found}
     assert (granted["find"], granted["insert"]) == (Granted.YES, Granted.NO)
+
+
+@pytest.mark.parametrize(("seconds", "expires"), [(1, True), (60, False)])
+def test_mongodb_expires_documents_if_it_looks_often(mongod, seconds, expires):
+    mongod.client().admin.command("setParameter", 1, ttlMonitorSleepSecs=seconds)
+    found = MongoCertification().harness(mongod.uri(), Run.new())
+    assert (found.can_expire, found.can_trim) == (expires, True)
 
 
 def test_spanner(spanner, run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -52,6 +53,7 @@ RULES: Final = Rules(
 _OPERATIONS: Final = "/google.longrunning.Operations/GetOperation"
 _STREAMS: Final = ("ExecuteStreamingSql", "StreamingRead")
 _SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 0.1
 _EARLIEST: Final = re.compile(r"earliest read timestamp: ([\dT:.+-]+\dZ?)")
 
 
@@ -315,6 +317,7 @@ class SpannerSender:
             response_deserializer=kind.FromString,
         )
         while not operation.done:
+            time.sleep(_PAUSE_SECONDS)
             asked = _class_of("google.longrunning.GetOperationRequest")(name=operation.name)
             operation = ask(asked, timeout=_SECONDS)
 

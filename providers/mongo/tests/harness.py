@@ -23,6 +23,7 @@ class SharedHarness(OplogHarness):
     """A harness for a replica set that lives longer than the databases of its tests."""
 
     secrets = (PASSWORD, quote(PASSWORD, safe=""))
+    can_expire = True
     # The name of the replica set.
     servers_name = "us8 one"
 

@@ -4,9 +4,9 @@ import atexit
 import fcntl
 import itertools
 import os
+import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from contextlib import contextmanager
@@ -16,6 +16,7 @@ import grpc
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import spanner
 
+from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spanner_emulator.google import google_emulator as program
 
 PROJECT, INSTANCE = "tests", "tests"
@@ -56,12 +57,13 @@ class Emulator:
             self.host = host or given()
             assert self.host, "no Cloud Spanner emulator: gcloud components install cloud-spanner-emulator"
         else:
-            self.host = f"localhost:{free_port()}"
-            self.process = subprocess.Popen(
-                [found, "--host_port", self.host, *flags],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+            # The emulator chooses a free port, and says which.
+            command = [found, "--host_port", "localhost:0", *flags]
+            with tempfile.TemporaryFile() as said:
+                self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
+                wait_until(lambda: self.process.poll() is not None or _address(said), _READY_SECONDS)
+                self.host = _address(said)
+            assert self.host, f"the emulator ended with status {self.process.poll()}"
         with grpc.insecure_channel(self.host) as channel:
             grpc.channel_ready_future(channel).result(timeout=_READY_SECONDS)
         self.client = spanner.Client(
@@ -98,10 +100,9 @@ class Emulator:
             self.process.wait()
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        return listener.getsockname()[1]
+def _address(said):
+    found = re.search(rb"Server address: (\S+)\n", os.pread(said.fileno(), 4096, 0))
+    return found and found[1].decode()
 
 
 @contextmanager

@@ -1,8 +1,10 @@
-"""Sends recordings to our servers and to local ones: `python -m certify.tests.replays`.
+"""Sends recordings to servers: `python -m recordings`.
 
-It prints each difference with its test, and ends with 1 if one does not stand in `recordings/known.toml`.
+It prints each difference with its test, and ends with 1 if one does not stand in `known.toml`.
 With `--renew` it makes the recordings of the repository anew, from the local servers.
 """
+
+from __future__ import annotations
 
 import argparse
 import os
@@ -10,49 +12,45 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
-from importlib import import_module
-from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Final
 
+from benchmarks.servers import server_module
 from multiclouddb_certify.certification import load_certification
-from multiclouddb_certify.recordings import Known, replay
+from multiclouddb_certify.recordings import Difference, Known, replay
 from multiclouddb_cosmos_emulator import CosmosEmulator
 from multiclouddb_dynamo_emulator import ScriptedStreams
 from multiclouddb_spanner_emulator import Habits, ScriptedSpanner
 from multiclouddb_spanner_emulator.google import google_emulator
 
-ROOT = Path(__file__).parents[2]
-RECORDINGS = Path(__file__).parent / "recordings"
-KNOWN = RECORDINGS / "known.toml"
-GOOGLE = "Google's emulator"
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "a/secret/that/nobody/may/see"}
+__all__ = ["CHOSEN", "KNOWN", "RECORDINGS", "SERVERS", "differences", "is_missing", "main"]
 
-
-def server_module(provider, name):
-    """Import a module of a provider's test servers."""
-    spec = ModuleSpec(f"{provider}_servers", None, is_package=True)
-    spec.submodule_search_locations = [str(ROOT / "providers" / provider / "tests" / "servers")]
-    sys.modules.setdefault(spec.name, module_from_spec(spec))
-    return import_module(f"{spec.name}.{name}")
+RECORDINGS: Final = Path(__file__).parents[2] / "certify" / "tests" / "recordings"
+KNOWN: Final = RECORDINGS / "known.toml"
+_GOOGLE: Final = "Google's emulator"
+_CREDENTIALS: Final = {
+    "AWS_ACCESS_KEY_ID": "local",
+    "AWS_SECRET_ACCESS_KEY": "a/secret/that/nobody/may/see",
+}
 
 
 @contextmanager
-def scripted_dynamo():
+def _scripted_dynamo() -> Iterator[str]:
     with ScriptedStreams() as server:
         yield f"dynamo://eu-west-1?endpoint_url={server.endpoint_url}"
 
 
 @contextmanager
-def dynamodb_local():
+def _dynamodb_local() -> Iterator[str]:
     local = server_module("dynamo", "local")
     with local.LocalDynamo() as server:
         yield f"dynamo://eu-west-1?endpoint_url={server.endpoint_url}"
 
 
 @contextmanager
-def scripted_spanner():
+def _scripted_spanner() -> Iterator[str]:
     # As on Google's emulator, whose recordings are in the repository.
     with ScriptedSpanner(Habits(first_partition_only=True)) as server:
         server.create("projects/tests/instances/tests/databases/shop")
@@ -60,7 +58,7 @@ def scripted_spanner():
 
 
 @contextmanager
-def google_spanner():
+def _google_spanner() -> Iterator[str]:
     module = server_module("spanner", "emulator")
     server = module.Emulator(module.STILL)
     try:
@@ -70,27 +68,26 @@ def google_spanner():
 
 
 @contextmanager
-def mongod():
+def _mongod() -> Iterator[str]:
     module = server_module("mongo", "mongod")
     with tempfile.TemporaryDirectory(dir=module.folder()) as made, module.ReplicaSet(Path(made)) as server:
         yield server.uri()
 
 
 @contextmanager
-def cosmos_emulator():
+def _cosmos_emulator() -> Iterator[str]:
     with CosmosEmulator() as server:
         yield f"cosmos://{server.endpoint.split('/')[2]}?tls=false"
 
 
-# The servers of a service. The recordings of the repository come from the last of them.
-SERVERS = {
-    "dynamo": {"scripted": scripted_dynamo, "DynamoDB Local": dynamodb_local},
-    "spanner": {"scripted": scripted_spanner, GOOGLE: google_spanner},
-    "mongo": {"mongod": mongod},
-    "cosmos": {"emulator": cosmos_emulator},
+SERVERS: Final[Mapping[str, Mapping[str, Callable[[], AbstractContextManager[str]]]]] = {
+    "dynamo": {"scripted": _scripted_dynamo, "DynamoDB Local": _dynamodb_local},
+    "spanner": {"scripted": _scripted_spanner, _GOOGLE: _google_spanner},
+    "mongo": {"mongod": _mongod},
+    "cosmos": {"emulator": _cosmos_emulator},
 }
-# The tests whose recordings are in the repository.
-CHOSEN = {
+"""The servers of each service. The recordings of the repository come from the last of them."""
+CHOSEN: Final[Mapping[str, str]] = {
     "spanner": (
         "test_the_beginning_has_everything or collection_that_is_not_there or test_bad_keys_are or "
         "(test_old_documents_are_whole and not include_if) or it_returns_the_current_row or "
@@ -112,14 +109,17 @@ CHOSEN = {
         "(test_a_value_survives and (set or bytes or dollar or 64 or false or zero))"
     ),
 }
+"""The tests whose recordings are in the repository, as an expression like pytest's `-k`."""
 
 
-def is_missing(server):
+def is_missing(server: str) -> bool:
     """Return True for Google's emulator if it is not installed here; CI has to have it."""
-    return server == GOOGLE and google_emulator() is None and os.environ.get("CI") != "true"
+    return server == _GOOGLE and google_emulator() is None and os.environ.get("CI") != "true"
 
 
-def differences(service, server, url, folder):
+def differences(
+    service: str, server: str, url: str, folder: Path
+) -> tuple[list[Difference], list[Difference], Sequence[Mapping[str, str]]]:
     """Send the recordings of a folder; return the differences, those that are not known, and idle entries."""
     known = Known.of(KNOWN, service, server)
     found = list(
@@ -129,31 +129,21 @@ def differences(service, server, url, folder):
     return found, unknown, known.unused()
 
 
-def record(service, folder, only):
+def _record(service: str, folder: Path, only: str) -> None:
     """Record tests on a local server."""
     with [*SERVERS[service].values()][-1]() as url, tempfile.TemporaryDirectory() as made:
-        words = [
-            "certify",
-            url,
-            "--account",
-            "local",
-            "--yes",
-            "--report",
-            f"{made}/report",
-            "--record",
-            folder,
-        ]
-        subprocess.run(
-            [sys.executable, "-m", "multiclouddb_cli", *words, "--only", only], cwd=made, check=True
-        )
+        words = ["certify", url, "--account", "local", "--yes", "--only", only]
+        words += ["--report", f"{made}/report", "--record", str(folder)]
+        subprocess.run([sys.executable, "-m", "multiclouddb_cli", *words], cwd=made, check=True)
 
 
-def say(line):
+def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
-def main(arguments):
+def main(arguments: Sequence[str]) -> int:
+    """Return 1 if a difference is not known, otherwise 0."""
     parser = argparse.ArgumentParser(prog="make recordings", description=__doc__)
     parser.add_argument("--service", choices=SERVERS, action="append", help="only this service")
     parser.add_argument("--server", action="append", help="only this server, for example 'scripted'")
@@ -162,27 +152,23 @@ def main(arguments):
     chosen = parser.parse_args(arguments)
     if chosen.folder is not None and (chosen.service is None or not list(chosen.folder.glob("*.yaml"))):
         parser.error("--folder needs --service, and has to hold recordings")
-    os.environ.update({name: os.environ.get(name, value) for name, value in CREDENTIALS.items()})
+    os.environ.update({name: os.environ.get(name, value) for name, value in _CREDENTIALS.items()})
     bad = 0
     for service in chosen.service or SERVERS:
         folder = chosen.folder or RECORDINGS / service
         if chosen.renew and service in CHOSEN:
             shutil.rmtree(folder, ignore_errors=True)
-            record(service, folder, CHOSEN[service])
+            _record(service, folder, CHOSEN[service])
         if not list(folder.glob("*.yaml")):
             continue
         for server, start in SERVERS[service].items():
             if is_missing(server):
-                say(f"{service}, {server}: left out, because it is not installed here")
+                _say(f"{service}, {server}: left out, because it is not installed here")
             elif chosen.server is None or server in chosen.server:
                 with start() as url:
                     found, unknown, _ = differences(service, server, url, folder)
                 for each in found:
-                    say(f"{'unknown' if each in unknown else 'known  '} {each}")
-                say(f"{service}, {server}: {len(found)} differences, {len(unknown)} of them unknown")
+                    _say(f"{'unknown' if each in unknown else 'known  '} {each}")
+                _say(f"{service}, {server}: {len(found)} differences, {len(unknown)} of them unknown")
                 bad += len(unknown)
     return int(bad > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
