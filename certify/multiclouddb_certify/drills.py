@@ -43,7 +43,7 @@ __all__ = ["DRILLS", "Drill", "State", "Step", "Wait", "resume", "start"]
 
 _FILE: Final = "drill.json"
 _PAGES: Final = 500
-_READERS: Final = 3
+_READERS: Final = 4
 
 
 @attrs.frozen
@@ -267,7 +267,7 @@ def _credentials_expired(stage: Stage) -> Wait | None:
     return Wait("the credentials are still valid; the shortest session of a role lasts 15 minutes", 0.25)
 
 
-def _read_by_three(stage: Stage) -> None:
+def _read_by_four(stage: Stage) -> None:
     """Each reader has a client of its own, and so reads each shard beside the others."""
 
     def read(number: int) -> list[int]:
@@ -282,7 +282,7 @@ def _read_by_three(stage: Stage) -> None:
         reads = pool.map(read, range(_READERS))
         stage.put(20, 25)
         for numbers in reads:
-            stage.check(numbers, list(range(25)), "the changes that one of three readers has read")
+            stage.check(numbers, list(range(25)), "the changes that one of four readers has read")
 
 
 def _added(stage: Stage) -> None:
@@ -360,12 +360,12 @@ DRILLS: Final[Mapping[str, Drill]] = {
     ),
     "throttling": Drill(
         "dynamo",
-        "one reader too many of each shard slows the others, and none loses anything",
+        "two readers too many of each shard slow the others, and none loses anything",
         24,
         "",
         (
             Step("create a table, write 20 items, read a part", _written),
-            Step("read everything with three readers at once, and write on: each reads all", _read_by_three),
+            Step("read everything with four readers at once, and write on: each reads all", _read_by_four),
         ),
     ),
     "ddl": Drill(

@@ -106,7 +106,7 @@ def test_credentials_that_expire_are_waited_for_and_the_read_goes_on(dynamo):
     assert dynamo.names() == ["orders"]
 
 
-def test_three_readers_of_a_throttled_shard_read_everything(dynamo):
+def test_four_readers_of_a_throttled_shard_read_everything(dynamo):
     dynamo.script.troubles.fail("GetRecords", "ThrottlingException", None)
     ran = in_new_process("certify", "start", dynamo.url, "--drill", "throttling", *START, *folder())
     assert ran.returncode == 8, ran.stderr
