@@ -122,9 +122,9 @@ def differences(
 ) -> tuple[list[Difference], list[Difference], Sequence[Mapping[str, str]]]:
     """Send the recordings of a folder; return the differences, those that are not known, and idle entries."""
     known = Known.of(KNOWN, service, server)
-    found = list(
-        replay(sorted(folder.glob("*.yaml")), load_certification(url).codec(url), "mcdb-certify-replay")
-    )
+    codec = load_certification(url).codec(url)
+    assert codec is not None
+    found = list(replay(sorted(folder.glob("*.yaml")), codec, "mcdb-certify-replay"))
     unknown = [each for each in found if each not in known]
     return found, unknown, known.unused()
 
