@@ -4,7 +4,6 @@ import getpass
 import json
 import re
 import socket
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,14 +11,12 @@ import pytest
 import yaml
 from azure.cosmos import PartitionKey
 from azure.cosmos.exceptions import CosmosResourceNotFoundError
-from google.longrunning.operations_pb2 import Operation
 
 from multiclouddb_api import MulticloudDbError
 from multiclouddb_certify.certification import load_certification
 from multiclouddb_certify.cosmos import native_account
 from multiclouddb_certify.recordings import Known, Recorder, Rules, replay
 from multiclouddb_certify.recordings.hiding import leaks
-from multiclouddb_certify.recordings.rpc import SpannerSender
 from multiclouddb_certify.wire import Answer, Call
 from multiclouddb_cosmos_emulator import CosmosEmulator
 from multiclouddb_dynamo_emulator import Habits, ScriptedStreams
@@ -299,17 +296,3 @@ class TestCompared:
         with pytest.raises(MulticloudDbError) as caught:
             found_in(tmp_path)
         assert "TestX.yaml" in caught.value.message
-
-
-def test_an_operation_is_asked_for_with_pauses():
-    asked, until = [], time.monotonic() + 0.5
-
-    class Channel:
-        def unary_unary(self, path, **_):
-            return lambda request, timeout: asked.append(path) or Operation(done=time.monotonic() > until)
-
-    sender = SpannerSender("localhost:1")
-    sender.close()
-    sender._channel = Channel()
-    sender._wait(Operation())
-    assert 0 < len(asked) <= 10
