@@ -423,8 +423,10 @@ def _alive(run: Run) -> Iterator[None]:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-        file.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
 
 
 def drill_marker(run: Run) -> Path:
