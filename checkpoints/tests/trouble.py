@@ -1,5 +1,6 @@
 """Tests what a store does when its service refuses, fails, loses an answer, or ignores conditions."""
 
+import gc
 import json
 import re
 import socket
@@ -203,6 +204,13 @@ class Troubled:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 class TestTrouble(Troubled):
     """Tests that each failure is one clear error, and that no failure loses a position or moves it back."""
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _collected(cls):
+        """Let the garbage collector find these connections here, and not in a test of another file."""
+        yield
+        gc.collect()
 
     @pytest.mark.parametrize("category", sorted(ANSWERS["s3"]))
     def test_each_refusal_has_its_category_and_a_way_out(self, served, store, between, category):
