@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import closing, contextmanager, suppress
 from importlib import import_module
@@ -20,7 +21,8 @@ from urllib.request import Request, urlopen
 
 import boto3
 from azure.storage.blob import ContainerClient
-from moto.server import ThreadedMotoServer
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
 
 from multiclouddb_conformance.servers import ServerUnavailableError, cache_folder, download
 
@@ -77,10 +79,18 @@ def process(command, port, environment=None):
 @contextmanager
 def s3():
     """Start moto with one bucket; give its endpoint."""
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
+    lock, moto = threading.Lock(), DomainDispatcherApplication(create_backend_app)
+
+    def one_at_a_time(environment, start):
+        # moto compares the ETag and stores the object in two steps, between which another writer may come.
+        with lock:
+            return list(moto(environment, start))
+
+    server = make_server("127.0.0.1", 0, one_at_a_time, threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
     try:
-        endpoint = "http://{}:{}".format(*server.get_host_and_port())
+        endpoint = f"http://127.0.0.1:{server.server_port}"
         keys = {"aws_access_key_id": "any", "aws_secret_access_key": "any", "region_name": "eu-west-1"}
         client = boto3.client("s3", endpoint_url=endpoint, **keys)
         # botocore repeats the call if its answer is late.
@@ -89,7 +99,9 @@ def s3():
         client.close()
         yield endpoint
     finally:
-        server.stop()
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @contextmanager

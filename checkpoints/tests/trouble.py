@@ -11,6 +11,7 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import get_context
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pytest
 
@@ -192,7 +193,7 @@ class Troubled:
     @pytest.fixture
     def store(self, served, between):
         """Return a store that reaches its service through the server between them."""
-        return opened(served, f"trouble-{free_port()}", endpoint=between.endpoint)
+        return opened(served, f"trouble-{uuid4().hex}", endpoint=between.endpoint)
 
     def check(self, error, category):
         assert (error.category, error.retryable) == (getattr(ErrorCategory, category), category in RETRYABLE)

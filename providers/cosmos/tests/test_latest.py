@@ -411,8 +411,8 @@ class TestModes:
         world.server.all_versions(False)
         written = world.fill(5)
         with connect(ClientConfig("cosmos", {"mode": "latest"}), native_client=native) as client:
-            page = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning()))
-        assert sorted(markers(page.events)) == written
+            events = list(client.iterate_changes(ChangeFeedRequest(ADDRESS, Beginning()), until_idle=True))
+        assert sorted(markers(events)) == written
 
     def test_levels_whose_last_names_are_equal_can_be_read(self, make_world):
         world = make_world(1, key=["/t", "/x/t"])
