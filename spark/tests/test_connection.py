@@ -1,8 +1,8 @@
 """Tests the connections that a Spark process keeps open: which readers share one, and when one is closed."""
 
-import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +22,8 @@ from pyspark_multiclouddb.readers import ChangeFeedReader
 from .micro_batches import Query
 
 MOST = 16
+# Another process for this module alone: PyMongo, for example, would drop its connections.
+CHILD = SimpleNamespace(getpid=lambda: -1)
 OPTIONS = {"url": "simulation://", "database": "sim", "collection": "items"}
 
 
@@ -98,11 +100,11 @@ def test_forked_process_uses_and_closes_its_own_connections_alone(providers, mon
     """The child has a copy of the parent's sockets. If it closed them, it would end the parent's session."""
     theirs = opened()
     with monkeypatch.context() as child:
-        child.setattr(os, "getpid", lambda: -1)
+        child.setattr(connection, "os", CHILD)
         close_connections()
         assert providers.closed() == []
     theirs = opened()
-    monkeypatch.setattr(os, "getpid", lambda: -1)
+    monkeypatch.setattr(connection, "os", CHILD)
     ours = opened()
     assert ours is not theirs
     assert opened() is ours

@@ -1,6 +1,5 @@
 """Tests, without Spark, how an idle stream notices a change, and how many requests it sends until then."""
 
-import os
 import threading
 import time
 from functools import partial
@@ -15,7 +14,7 @@ from multiclouddb_conformance.simulation.reader import SimulationReader
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_spi import Planner
-from pyspark_multiclouddb import micro_batches, watch
+from pyspark_multiclouddb import connection, micro_batches, watch
 from pyspark_multiclouddb.connection import close_connections
 from pyspark_multiclouddb.errors import SourceError
 
@@ -152,7 +151,9 @@ class TestThread:
 
     def test_is_not_expected_in_a_forked_process(self, waiting, monkeypatch):
         query = idle_query(waiting, pollInterval="1 s")
-        monkeypatch.setattr(os, "getpid", lambda: -1)
+        # For these modules alone: PyMongo would drop its connections, which nobody would close.
+        for module in (connection, watch):
+            monkeypatch.setattr(module, "os", SimpleNamespace(getpid=lambda: -1))
         assert not query.plan()
         waiting.write("a", {"n": 1})
         assert is_planned(query)
