@@ -12,10 +12,7 @@ import tempfile
 import threading
 import time
 from contextlib import closing, contextmanager, suppress
-from importlib import import_module
-from importlib.machinery import ModuleSpec
 from importlib.resources import files
-from importlib.util import module_from_spec
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -24,6 +21,7 @@ from azure.storage.blob import ContainerClient
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
+from benchmarks.servers import server_module
 from multiclouddb_conformance.servers import ServerUnavailableError, cache_folder, download
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,10 +121,7 @@ def gcs():
 @contextmanager
 def dynamo():
     """Start DynamoDB Local with one table; give its endpoint."""
-    spec = ModuleSpec("dynamo_servers", None, is_package=True)
-    spec.submodule_search_locations = [str(ROOT / "providers/dynamo/tests/servers")]
-    sys.modules[spec.name] = module_from_spec(spec)
-    with import_module("dynamo_servers.local").LocalDynamo() as server:
+    with server_module("dynamo", "local").LocalDynamo() as server:
         server.client().create_table(
             TableName=PLACE,
             KeySchema=[{"AttributeName": "name", "KeyType": "HASH"}],

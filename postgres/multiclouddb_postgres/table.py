@@ -145,7 +145,7 @@ class PostgresStorage:
             raise missing(self._where)
         problem, columns = self._found.problem, self._found.columns
         if problem is not None:
-            raise self._wrong(problem, "give a table without it, and a user who sees every row")
+            raise self._wrong(problem, "give a plain table, and a user who sees all of its rows")
         for name in (*_TEXT, DELETED_AT):
             if name not in columns:
                 raise self._wrong(f"has no column {name}", "give a table that merge_into_postgres has made")

@@ -4,6 +4,7 @@ import json
 import pickle
 import uuid
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -19,6 +20,8 @@ with suppress(ImportError):  # before Spark 4.2
 
     from pyspark_multiclouddb.stream import ChangeFeedStreamReader
 
+# In place of a module's `os`: this module alone is in another process. PyMongo would drop its connections.
+CHILD = SimpleNamespace(getpid=lambda: -1)
 LOST = "lost"
 """The document of a change that the service sends without its document."""
 

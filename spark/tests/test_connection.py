@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,11 +18,9 @@ from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.readers import ChangeFeedReader
 
-from .micro_batches import Query
+from .micro_batches import CHILD, Query
 
 MOST = 16
-# Another process for this module alone: PyMongo, for example, would drop its connections.
-CHILD = SimpleNamespace(getpid=lambda: -1)
 OPTIONS = {"url": "simulation://", "database": "sim", "collection": "items"}
 
 

@@ -18,7 +18,7 @@ from pyspark_multiclouddb import connection, micro_batches, watch
 from pyspark_multiclouddb.connection import close_connections
 from pyspark_multiclouddb.errors import SourceError
 
-from .micro_batches import Query
+from .micro_batches import CHILD, Query
 from .test_stream import Clock
 
 IDLE = {"pollInterval": "1 min", "startingPosition": "now"}
@@ -151,9 +151,8 @@ class TestThread:
 
     def test_is_not_expected_in_a_forked_process(self, waiting, monkeypatch):
         query = idle_query(waiting, pollInterval="1 s")
-        # For these modules alone: PyMongo would drop its connections, which nobody would close.
         for module in (connection, watch):
-            monkeypatch.setattr(module, "os", SimpleNamespace(getpid=lambda: -1))
+            monkeypatch.setattr(module, "os", CHILD)
         assert not query.plan()
         waiting.write("a", {"n": 1})
         assert is_planned(query)
