@@ -16,6 +16,7 @@ from multiclouddb_conformance.delegating import WrappedProvider
 from multiclouddb_conformance.simulation import (
     ServerError,
     ServiceBehaviour,
+    SimulationFeed,
     SimulationProvider,
     SimulationReader,
 )
@@ -204,6 +205,39 @@ class TestDiagnostics:
         assert told.watermark is None
         assert told.lag_seconds is None
         assert told.retention_headroom_seconds is None
+
+    def test_headroom_of_a_partition_whose_children_are_unknown_stays(self, make_bench):
+        bench = make_bench(retention_seconds=600, behaviour=ServiceBehaviour(proves_children=False))
+        token = bench.page().continuation_token
+        bench.sim.delay_children("p0", 10**6)
+        bench.sim.roll("p0")
+        page = bench.page(token)
+        assert page.diagnostics.retention_headroom_seconds == pytest.approx(600, abs=1)
+
+    def test_headroom_counts_every_position_of_a_waiting_child(self, make_bench, monkeypatch):
+        """Two parents have named other positions of it, and the third fails."""
+        bench = make_bench(partitions=3)
+        fetch, positions = SimulationReader.fetch, []
+
+        def named(self, records, nbytes, wait, deadline):
+            batch = fetch(self, records, nbytes, wait, deadline)
+            if not isinstance(batch.outcome, Drained):
+                return batch
+            (child,) = batch.outcome.children
+            positions.append(child.cursor + len(positions))
+            child = attrs.evolve(child, cursor=positions[-1])
+            return attrs.evolve(batch, outcome=attrs.evolve(batch.outcome, children=(child,)))
+
+        monkeypatch.setattr(SimulationReader, "fetch", named)
+        monkeypatch.setattr(
+            SimulationFeed, "headroom", lambda _, cursor, now: 900.0 - 100 * positions.index(cursor)
+        )
+        bench.fill(3)
+        bench.sim.merge("p0", "p1", "p2")
+        bench.sim.fail_next("p2", ServerError("503"), times=None)
+        page = bench.page()
+        assert len(positions) == 2
+        assert page.diagnostics.retention_headroom_seconds == 800.0
 
     def test_low_headroom_is_told_to_the_observer(self, make_bench):
         bench = make_bench(retention_seconds=3600)

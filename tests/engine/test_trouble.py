@@ -272,6 +272,27 @@ class TestExpiry:
         told = [notice.partition_id for page in pages for notice in page.notices]
         assert sorted(told) == sorted(bench.partitions())
 
+    def test_a_call_moves_to_the_oldest_three_times(self, bench, monkeypatch, caplog):
+        """Each oldest record expires before it is read. A later call tells the whole gap once."""
+        bench.fill(40, keys=40)
+        token = bench.page(size=1).continuation_token
+        bench.connect()
+        bench.sim.trim(upto=10)
+        surveys, survey = [], SimulationFeed.survey
+
+        def trimmed(feed, asked, deadline, **rest):
+            found = survey(feed, asked, deadline, **rest)
+            surveys.append(found)
+            bench.sim.trim(upto=10 + 5 * len(surveys))
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SimulationFeed, "survey", trimmed)
+            bench.refused(api.ErrorCategory.CHECKPOINT_EXPIRED, token, on_expired=api.SkipToOldest())
+        assert caplog.text.count("gap in") == 3
+        (gap,) = bench.page(token, on_expired=api.SkipToOldest()).notices
+        assert isinstance(gap, api.Gap)
+
     def test_everything_lost_is_the_end(self, bench, ended, monkeypatch):
         bench.fill(5)
         token = bench.page(size=1).continuation_token
@@ -303,6 +324,29 @@ class TestExpiry:
 
         monkeypatch.setattr(SimulationFeed, "survey", survey)
         bench.refused(api.ErrorCategory.CHECKPOINT_EXPIRED, token)
+
+    def test_an_audit_that_fails_is_logged(self, make_bench, caplog):
+        bench = make_bench(behaviour=ServiceBehaviour(proves_children=False))
+        bench.connect(coverage_audit_seconds=1e-9)
+        token = bench.page(api.Now()).continuation_token
+        bench.sim.fail_next(None, ServerError("503"), times=FOREVER, operation="survey")
+        bench.page(token)
+        assert "the audit of coverage failed (503)" in caplog.text
+
+    def test_an_audit_leaves_the_page_half_its_time(self, make_bench, monkeypatch):
+        bench = make_bench(behaviour=ServiceBehaviour(proves_children=False))
+        bench.connect(coverage_audit_seconds=1e-9)
+        token = bench.page(api.Now()).continuation_token
+        allowed, survey = [], SimulationFeed.survey
+
+        def timed(feed, asked, deadline, **rest):
+            allowed.append(deadline.remaining())
+            return survey(feed, asked, deadline, **rest)
+
+        monkeypatch.setattr(SimulationFeed, "survey", timed)
+        bench.page(token, timeout=8.0)
+        assert len(allowed) == 1
+        assert allowed[0] <= 4.0
 
     def test_a_clock_that_was_set_back_delays_no_audit(self, make_bench, monkeypatch):
         bench = make_bench(behaviour=ServiceBehaviour(proves_children=False))
