@@ -26,7 +26,7 @@ from multiclouddb_cosmos import client as client_room
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos_emulator import documents
 from multiclouddb_cosmos_emulator.faults import Fail
-from multiclouddb_spi import Continue, Drained, PartitionState, Reached
+from multiclouddb_spi import Continue, Deadline, Drained, PartitionState, Reached
 
 from .world import ADDRESS, READ, seconds, soon
 
@@ -397,6 +397,34 @@ class TestTokensAndCosts:
         consumer = world.consumer()
         world.fill(5)
         assert consumer.read().diagnostics.native_charge >= 1
+
+    def test_request_units_of_all_parts_of_a_range_are_told(self, make_world, monkeypatch):
+        world = make_world(1)
+        feed, seeds = started(world)
+        ((name, cursor),) = seeds.items()
+        world.fill(9)
+        head = feed.heads(seeds, None, soon())[name]
+        world.split("0")
+        answered, read = [], Source.read
+
+        def told(self, *args):
+            answered.append(read(self, *args))
+            return answered[-1]
+
+        monkeypatch.setattr(Source, "read", told)
+        reader = feed.open(name, cursor, head.cursor)
+        reader.fetch(100, 1 << 20, 0.0, soon())  # is told that the range was split
+        batch = reader.fetch(100, 1 << 20, 0.0, soon())
+        assert len(answered) == batch.requests == 2
+        assert batch.charge == sum(answer.charge for answer in answered)
+
+    def test_pause_of_many_idle_ranges_fits_the_time_limit(self, make_world):
+        feed, seeds = started(make_world(1))
+        ((name, cursor),) = seeds.items()
+        readers = [feed.open(name, cursor) for _ in range(2000)]
+        batch = readers[0].fetch(100, 1 << 20, 0.0, Deadline.after(8.0))
+        assert batch.caught_up
+        assert 1.0 < batch.poll_after <= 2.0
 
     @pytest.mark.parametrize(("refused", "more"), [(0, 0), (3, 16)])
     def test_a_start_asks_each_range_once_and_then_for_what_is_missing(self, make_world, refused, more):

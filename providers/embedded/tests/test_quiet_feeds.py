@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -191,23 +191,38 @@ def test_a_mark_that_never_comes_does_not_block_the_feed(
     assert_prompt(most, attempt, at_most=timeout + SOON)
 
 
-def test_a_mark_that_fails_late_does_not_prolong_the_wait(consumer: Consumer, monkeypatch: Any):
-    """The time until the mark has failed is a part of the time that the caller wants to wait."""
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_mark_that_comes_late_does_not_prolong_the_wait(consumer: Consumer, monkeypatch: Any, fails: bool):
+    """The time until the mark has failed or changed is a part of the time that the caller wants to wait."""
 
-    def fails(self: EmbeddedFeed, deadline: Deadline) -> object:
+    def late(self: EmbeddedFeed, deadline: Deadline) -> object:
         time.sleep(0.7)
-        raise ProviderFault(Fault(api.ErrorCategory.PERMANENT_FAILURE, "no mark; read the partitions"))
+        if fails:
+            raise ProviderFault(Fault(api.ErrorCategory.PERMANENT_FAILURE, "no mark; read the partitions"))
+        return object()
 
     def attempt() -> float:
         consumer.until_quiet()
         with monkeypatch.context() as patch:
-            patch.setattr(EmbeddedFeed, "change_mark", fails)
+            patch.setattr(EmbeddedFeed, "change_mark", late)
             page, took = consumer.timed(wait=1.0)
         assert (page.idle, page.diagnostics.requests > 1) == (True, True)
         assert took > 0.9
         return took
 
     assert_prompt(1.5, attempt, at_most=SOON)
+
+
+def test_a_trim_and_a_drop_end_the_quiet(store: EmbeddedStore, consumer: Consumer):
+    """They write no change, and here the writer's clock has been set back."""
+    with EmbeddedStore(store.path, clock=lambda: datetime(2020, 1, 1, tzinfo=UTC), durable=False) as late:
+        consumer.until_quiet()
+        late.trim("orders", max_count=0)
+        assert consumer.next().diagnostics.requests > 1
+        consumer.until_quiet()
+        late.drop_collection("orders")
+        with pytest.raises(api.MulticloudDbError, match="was dropped"):
+            consumer.next()
 
 
 def test_a_call_waits_for_the_first_change(store: EmbeddedStore, consumer: Consumer, monkeypatch: Any):
