@@ -87,11 +87,12 @@ class RecordSkipped:
 
 @frozen
 class PartitionFoundLate:
-    """An audit found a partition that the feed did not cover; the feed now reads it too.
+    """The service listed a partition late that the feed did not cover; the feed now reads it too.
 
-    The service listed the partition only after the library had stopped looking for more children of its
-    parent. Its events are delivered after newer events of other partitions, and may be older than a watermark
-    that was already reported.
+    An audit found it after the library had stopped looking for more children of its parent, or it descends
+    from a partition that was lost to retention; then its first changes may be lost too. Its events are
+    delivered after newer events of other partitions, and may be older than a watermark that was already
+    reported.
 
     Portability:
         Only DynamoDB may list shards late, and never confirms that a listing is complete. See warning 22 in
@@ -99,7 +100,7 @@ class PartitionFoundLate:
     """
 
     partition_id: str = attrs.field(validator=is_a(str))
-    """The partition that the audit found."""
+    """The partition that was found."""
     starts_at: str = attrs.field(validator=is_a(str))
     """The position at which reading the partition starts, as readable text."""
 

@@ -275,7 +275,9 @@ class Follow:
         children, started = lineage.looked(survey, counted, most_looks(self._watch_seconds))
         started += [seed.partition_id for seed in proved]
         ended = tuple((name, Ended(survey.final[name])) for name in lineage.close(survey.final, over=over))
-        return Found(tuple(started), tuple(children), self.told(stranded), over=ended, left=tuple(proved))
+        return Found(
+            tuple(started), tuple(children), self.told(stranded), self._late(proved), ended, tuple(proved)
+        )
 
     # -- Uncovered partitions
 
@@ -294,12 +296,15 @@ class Follow:
             return Found(started, gaps=self.told(losses))
         added, stranded = self._found(survey)
         lineage.audited = Audited(audited.since, int(time.time()), retired=False)
-        late = tuple(
-            PartitionFoundLate(self._feed.public_id(seed.partition_id), self._feed.describe(seed.cursor).text)
-            for seed in added
-        )
         started = tuple(seed.partition_id for seed in added)
-        return Found(started, gaps=self.told(stranded), late=late)
+        return Found(started, gaps=self.told(stranded), late=self._late(added))
+
+    def _late(self, added: Iterable[Seed]) -> tuple[PartitionFoundLate, ...]:
+        """Return a notice for each partition: its first records may be gone, and its position tells it."""
+        id_of, describe = self._feed.public_id, self._feed.describe
+        return tuple(
+            PartitionFoundLate(id_of(seed.partition_id), describe(seed.cursor).text) for seed in added
+        )
 
     def _found(self, survey: Survey) -> tuple[list[Seed], list[Loss]]:
         """Read what nothing leads to; raise if partitions were lost unseen and the caller does not skip."""

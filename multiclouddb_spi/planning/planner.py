@@ -40,7 +40,7 @@ from multiclouddb_api.value import frozen
 from multiclouddb_spi.abilities import Answer, Head, SupportsHeads
 from multiclouddb_spi.batch import Continue
 from multiclouddb_spi.continuation.entry import Entry, Stage
-from multiclouddb_spi.continuation.follow import Follow, Looks, apply_end, is_search_due
+from multiclouddb_spi.continuation.follow import Follow, Found, Looks, apply_end, is_search_due
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.starting import check_has_partitions, check_not_ahead, resolve_start
 from multiclouddb_spi.contract import Feed, FeedStart, Provider
@@ -375,9 +375,8 @@ class Planner:
         follow = Follow(
             self._feed, after, self._call, deadline, self._on_expired, self._looks, self._watch_seconds
         )
-        if due := follow.due():
-            self._tell(follow.look(due).gaps)
-        late = self._search(after, follow, deadline)
+        late = self._noted(follow.look(due)) if (due := follow.due()) else ()
+        late += self._search(after, follow, deadline)
         # A partition that a look or the search has lost or moved is not read in this step.
         wanted = {
             name: cursor
@@ -418,6 +417,9 @@ class Planner:
                 raise
             _log.warning("%s: the audit of coverage failed (%s)", self._feed.spec.address, fault.message)
             return ()
+        return self._noted(found)
+
+    def _noted(self, found: Found) -> tuple[PartitionFoundLate, ...]:
         self._tell(found.gaps)
         for late in found.late:
             what = "%s: the feed did not cover %s, and reads it from now on"

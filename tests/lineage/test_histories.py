@@ -32,6 +32,12 @@ KEPT = [
         Bounds(Kind.LATE, Scope.DESCENDANTS, told=True, empty=True),
         "roll 1 twice | split 0 hide | roll 5 hide | trim | read 0 | roll 6 | show 6 | show 5 | trim",
     ),
+    # The first records of a late child of a lost partition were gone, and no notice named it.
+    (
+        Bounds(Kind.LATE, Scope.DESCENDANTS, crash=True, cut=True, empty=True, told=True),
+        "roll 0 hide | roll 1 twice | show 2 | trim | read 0 | roll 4 | split 2 hide | trim | look | show 7 "
+        "| trim",
+    ),
     # A child of a lost partition waited for it for ever.
     (Bounds(Kind.LATE, chained=True), "trim"),
     # A feed was never idle again after a partition and its waiting child were lost.
