@@ -38,6 +38,11 @@ KEPT = [
         "roll 0 hide | roll 1 twice | show 2 | trim | read 0 | roll 4 | split 2 hide | trim | look | show 7 "
         "| trim",
     ),
+    # A search must not skip what was lost before it was listed, if the caller does not skip losses.
+    (
+        Bounds(Kind.LATE, fails=True),
+        "split 1 hide | read 1 | roll 3 | read 0 | read 2 | show 3 | trim | search",
+    ),
     # A child of a lost partition waited for it for ever.
     (Bounds(Kind.LATE, chained=True), "trim"),
     # A feed was never idle again after a partition and its waiting child were lost.
