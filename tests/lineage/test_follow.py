@@ -69,6 +69,12 @@ def test_nothing_is_searched_for_where_nothing_is_named_late():
     assert begun(SimpleNamespace(names_late=False), Beginning(), None) is None
 
 
+def test_a_search_that_has_ended_is_not_due_soon(clock):
+    lineage = Lineage([Entry.read("0", 5)], RULES, Audited())
+    following(lineage, Survey()).search(Deadline.after(9.0))
+    assert lineage.audited == Audited(None, int(NOW), retired=False)
+
+
 def test_a_look_counts_only_if_the_pause_before_it_was_seen(clock):
     looks = Looks()
     assert looks.is_due(FEED, NAMED)
@@ -94,7 +100,7 @@ def test_an_end_of_which_no_child_is_known_is_always_looked_for(clock):
 
 
 def test_the_pauses_stay_below_two_minutes(clock):
-    looks, often = Looks(), Entry("0", Stage.END, (5,), children=("1",), looks=40)
+    looks, often = Looks(), Entry("0", Stage.END, (5,), children=("1",), looks=2000)
     looks.asked(FEED, often)
     clock.now += 119.0
     assert not looks.is_due(FEED, often)
