@@ -405,7 +405,8 @@ class TestRefused:
         [
             ({"batch": 5}, "batch"), ({"dsn": 5}, "dsn"), ({"dsn": "x"}, "dsn"), ({"table": ""}, "table"),
             ({"table": "a.b.c"}, "table"), ({"table": "x" * 64}, "table"), ({"table": None}, "table"),
-            ({"batch_id": 1}, "app_id"), ({"documents": "text"}, "documents"), ({"create": 1}, "create"),
+            ({"batch_id": 1}, "app_id"), ({"app_id": "a"}, "app_id"), ({"documents": "text"}, "documents"),
+            ({"create": 1}, "create"),
             ({"connections": "4"}, "connections"), ({"connections": 0}, "connections"),
             ({"new_columns": "x"}, "new_columns"),
             ({"missing_state": "x"}, "missing_state"), ({"checkpoint_name": "w"}, "page"),

@@ -57,6 +57,13 @@ class Asking(SimulationOptions):
         return capability in self.emulate
 
 
+class Narrowing(SimulationOptions):
+    """Options with which a feed cannot begin at its oldest change."""
+
+    def narrow(self, capabilities):
+        return without(api.Capability.CHANGE_FEED_BEGINNING)
+
+
 class AskingProvider(SimulationProvider):
     options_type = Asking
 
@@ -101,6 +108,11 @@ def refused(bench, provider, match, **wanted):
 class TestCapabilities:
     def test_every_capability_is_tested(self):
         assert set(NEEDS) | FACTS | {api.Capability.LOOKUP, api.Capability.RUN_COMMAND} == set(api.Capability)
+
+    def test_options_narrow_what_is_supported(self, bench):
+        wanted = {"start_position": api.Beginning(), "provider_options": Narrowing()}
+        error = refused(bench, SimulationProvider(bench.sim), "do it another way", **wanted)
+        assert error.category == UNSUPPORTED
 
     @pytest.mark.parametrize("capability", NEEDS, ids=lambda can: can.value)
     def test_one_that_is_missing_or_not_asked_for_is_refused(self, bench, capability):

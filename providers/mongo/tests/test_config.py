@@ -148,6 +148,7 @@ class TestWrongNames:
             checked(url).client(4)
 
 
+ENCODED = "".join(f"%{ord(letter):02x}" for letter in SECRET)
 # A password as a person would type it, and the parts of it that must never be shown.
 UNESCAPED = [
     f"mongodb://me:{SECRET}@more@localhost/shop",
@@ -176,6 +177,7 @@ UNESCAPED = [
     f"mongodb+srv://me:{SECRET}@localhost:27017/shop",
     f"mongodb://me:{SECRET}@localhost/?nonsense={SECRET}",
     f"mongodb://me:{SECRET}@localhost/?authMechanism={SECRET}",
+    f"mongodb://me:{ENCODED}@localhost/{ENCODED}%20db",
     f"mongodb://me:pw@localhost/?authMechanism=MONGODB-AWS&authMechanismProperties=AWS_SESSION_TOKN:{SECRET}",
     f"mongodb://me:pw@localhost/?authMechanism=MONGODB-AWS&authMechanismProperties={SECRET}",
     f"mongodb://localhost/?tlsCertificateKeyFilePassword={SECRET}&maxPoolSize=many",
