@@ -275,9 +275,8 @@ class Follow:
         children, started = lineage.looked(survey, counted, most_looks(self._watch_seconds))
         started += [seed.partition_id for seed in proved]
         ended = tuple((name, Ended(survey.final[name])) for name in lineage.close(survey.final, over=over))
-        return Found(
-            tuple(started), tuple(children), self.told(stranded), self._late(proved), ended, tuple(proved)
-        )
+        late = self._late(proved)
+        return Found(tuple(started), tuple(children), self.told(stranded), late, ended, tuple(proved))
 
     # -- Uncovered partitions
 
@@ -297,7 +296,8 @@ class Follow:
         added, stranded = self._found(survey)
         lineage.audited = Audited(audited.since, int(time.time()), retired=False)
         started = tuple(seed.partition_id for seed in added)
-        return Found(started, gaps=self.told(stranded), late=self._late(added))
+        late = self._late(added)
+        return Found(started, gaps=self.told(stranded), late=late)
 
     def _late(self, added: Iterable[Seed]) -> tuple[PartitionFoundLate, ...]:
         """Return a notice for each partition: its first records may be gone, and its position tells it."""

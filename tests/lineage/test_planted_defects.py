@@ -103,7 +103,7 @@ IN_FOLLOW = {
     "what a doubtful look adds is not read now": (LATE, "descendants", "look", "started += [seed.partition_id for seed in proved]", "pass"),
     "what a look adds is not read now": (LATE, "base", "look", "return Found(tuple(started), tuple(children), self", "return Found((), tuple(children), self"),
     "a look names no children": (LATE, "base", "look", "return Found(tuple(started), tuple(children), self", "return Found(tuple(started), (), self"),
-    "a look does not name what it proves": (LATE, "descendants", "look", "over=ended, left=tuple(proved))", "over=ended)"),
+    "a look does not name what it proves": (LATE, "descendants", "look", "ended, tuple(proved)", "ended, ()"),
     "a stream that was disabled is read for ever": (LATE, "stops", "look", "lineage.close(survey.final, over=over)", "()"),
     # search
     "a search does not see what is gone": (LATE, "base", "search", "if lineage.gone(survey):", "if False:"),
