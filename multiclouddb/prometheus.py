@@ -76,7 +76,7 @@ class PrometheusObserver(Observer):
         self._retries = counter("retries", "Calls that were made again")
         self._retired = counter("partitions_retired", "Partitions that ended")
         self._gaps = counter("gaps", "Times that changes were lost to retention")
-        self._late = counter("partitions_found_late", "Partitions that an audit found")
+        self._late = counter("partitions_found_late", "Partitions that were found late")
         self._outage = gauge("outage_seconds", "Time without an answer of the service, 0 after it")
         for address in collections:
             where = _where(address)

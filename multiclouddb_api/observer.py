@@ -72,7 +72,7 @@ class Observer:
         """
 
     def partition_found_late(self, address: ResourceAddress, found: PartitionFoundLate) -> None:
-        """Called after an audit found a partition that the feed did not cover; the feed now reads it.
+        """Called after a partition was found that was listed late; the feed now reads or names it.
 
         Args:
             address: The collection that is read.

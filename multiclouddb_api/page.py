@@ -87,7 +87,7 @@ class RecordSkipped:
 
 @frozen
 class PartitionFoundLate:
-    """The service listed a partition late that the feed did not cover; the feed now reads it too.
+    """The service listed a partition late that the feed did not cover; the feed now reads or names it.
 
     An audit found it after the library had stopped looking for more children of its parent, or it descends
     from a partition that was lost to retention; then its first changes may be lost too. Its events are
@@ -204,7 +204,7 @@ class OperationDiagnostics:
     meantime. The events of a child that is found later may be older than the watermark.
     """
     found_late: int = 0
-    """The number of partitions that an audit found during this call. For each of them, the page contains a
+    """The number of partitions that were found late during this call. For each of them, the page contains a
     `PartitionFoundLate` notice.
     """
     partition_errors: Mapping[str, str] = attrs.field(factory=dict, hash=False)

@@ -50,7 +50,7 @@ class Observing:
         self._tell(self._observer.gap, address, gap)
 
     def partition_found_late(self, address: ResourceAddress, found: PartitionFoundLate) -> None:
-        """Report that an audit found a partition that the feed did not cover."""
+        """Report that a partition was found that the service had listed late."""
         _log.warning("%s: the feed did not cover %s, and reads it from now on", address, found.partition_id)
         self._tell(self._observer.partition_found_late, address, found)
 

@@ -171,7 +171,7 @@ class PollResult(Generic[T]):
     ended: bool = False  # the page ends here, although more records may be available
     failure: tuple[str, Exception] | None = None  # what stops the feed permanently, and where
     poison: tuple[str, RecordFault] | None = None  # the record that stops the feed
-    found_late: int = 0  # partitions that an audit found
+    found_late: int = 0  # partitions that the service had listed late
     requests: int = 0
     retries: int = 0
     charge: float | None = None

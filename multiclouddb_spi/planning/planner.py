@@ -81,7 +81,7 @@ class Step:
         ends: Maps each partition that ended in this step to the position of its end; `after` no longer
             contains them.
         empty: True if only positions have moved, without any records.
-        found_late: Partitions that an audit found; the next step reads them.
+        found_late: Partitions that were found late; the next step reads them.
         news: Partitions that end in this step, and partitions that have or may have records in this
             step. In all other partitions, only the positions have moved.
         records: The number of records in this step, or None if the service does not report it.

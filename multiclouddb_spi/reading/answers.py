@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, Final
 
-from multiclouddb_api import ErrorCategory, Fail, FeedEnded, Gap, Invalidated, OnExpired, SkipToOldest
+from multiclouddb_api import (
+    ErrorCategory,
+    Fail,
+    FeedEnded,
+    Gap,
+    Invalidated,
+    OnExpired,
+    PartitionFoundLate,
+    SkipToOldest,
+)
 from multiclouddb_api.value import frozen
 from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Outcome
 from multiclouddb_spi.continuation.entry import Entry
@@ -256,6 +265,7 @@ class Look:
     state: Retired | FeedOver
     requests: int = 0
     error: str | None = None  # why the service could not name more children
+    late: tuple[PartitionFoundLate, ...] = ()  # the children that follow a loss
 
 
 def look_again(session: Session, state: Retired, context: ReadContext, deadline: Deadline) -> Look:
@@ -274,4 +284,5 @@ def look_again(session: Session, state: Retired, context: ReadContext, deadline:
     except Exception as error:  # noqa: BLE001 - the known facts are reported again anyway
         return Look(state, 1, context.fetcher.fault(error).message)
     children = (*state.children, *_children(found))
-    return Look(Retired(state.partition_id, children, lineage.ending(state.partition_id)), 1)
+    ended = Retired(state.partition_id, children, lineage.ending(state.partition_id))
+    return Look(ended, 1, late=found.late)

@@ -250,11 +250,13 @@ class PageBuilder:
         if look.error is not None and isinstance(state, Retired):
             errors[session.feed.public_id(state.partition_id)] = look.error
         watches = int(isinstance(state, Retired) and state.watch is not None)
+        for late in look.late:
+            self._observing.partition_found_late(session.feed.spec.address, late)
         diagnostics = OperationDiagnostics(
-            requests=look.requests, partition_errors=errors, open_watches=watches
+            requests=look.requests, partition_errors=errors, open_watches=watches, found_late=len(look.late)
         )
         body, until = end_to_json(state), session.read_until
-        page = self._page(session, state, body, diagnostics, (), session.watermark, until, idle=False)
+        page = self._page(session, state, body, diagnostics, look.late, session.watermark, until, idle=False)
         return Reading((), page)
 
     def _page(

@@ -251,7 +251,7 @@ class ProgressTable(StreamingQueryListener):
             if poison.get("count"):
                 self._write(f"  left out, cannot be decoded: {poison['count']}, last: {poison.get('last')}")
             if report.get("foundLate"):
-                self._write(f"  partitions that an audit found late: {report['foundLate']}")
+                self._write(f"  partitions that were found late: {report['foundLate']}")
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Print how a query ended.

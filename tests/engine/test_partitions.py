@@ -155,10 +155,14 @@ def test_a_child_that_is_listed_late_after_a_loss_is_named(worker, looks_at_once
     bench, read, children = worker
     bench.sim.hide(children[1], 4)
     bench.sim.trim("p0")
+    told = []
     for _ in range(8):
         (page,) = read(1)
+        told += [notice.partition_id for notice in page.notices]
         if restarts:
             bench.connect()
+    # The child's first changes may be gone too, so it has a notice.
+    assert told == [bench.sim.public_id(name) for name in ("p0", children[1])]
     assert [child.partition_id for child in page.child_partitions] == list(map(bench.sim.public_id, children))
     assert not page.diagnostics.partition_errors
 

@@ -43,8 +43,9 @@ KEPT = [
         Bounds(Kind.LATE, fails=True),
         "split 1 hide | read 1 | roll 3 | read 0 | read 2 | show 3 | trim | search",
     ),
-    # What follows a lost partition may be listed soon, or it cannot be proved.
+    # In a feed of one partition, what follows a lost partition may be listed soon.
     (Bounds(Kind.LATE, Scope.DESCENDANTS), "roll 0 | split 2 | read 0 | trim"),
+    # In a feed of one partition, a look cannot prove what follows a lost partition.
     (Bounds(Kind.LATE, Scope.DESCENDANTS), "split 0 | roll 1 hide | trim | read 0"),
     # A child of a lost partition waited for it for ever.
     (Bounds(Kind.LATE, chained=True), "trim"),
