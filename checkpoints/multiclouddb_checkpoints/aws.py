@@ -57,6 +57,12 @@ CODES: Final = {
 }
 
 
+def code_of(error: Any) -> str | None:
+    """Return the service's code; two threads that use a client first have two classes for one code."""
+    code: str | None = error.response.get("Error", {}).get("Code")
+    return code
+
+
 class AwsCheckpointStore(SharedCheckpointStore):
     """The base of the stores that use boto3."""
 

@@ -7,7 +7,7 @@ import zlib
 from typing import Any, ClassVar, Final
 
 from multiclouddb_api import ErrorCategory, invalid_request
-from multiclouddb_checkpoints.aws import CODES, WHO, AwsCheckpointStore
+from multiclouddb_checkpoints.aws import CODES, WHO, AwsCheckpointStore, code_of
 from multiclouddb_checkpoints.store import Advice, RefusedError
 from multiclouddb_spi.connection import Location
 from multiclouddb_spi.faults import Row
@@ -76,8 +76,10 @@ class DynamoCheckpointStore(AwsCheckpointStore):
         item = {"name": {"S": key}, "version": {"S": made}, "checkpoint": {"B": packed}}
         try:
             client.put_item(TableName=self._location.host, Item=item, **condition)
-        except client.exceptions.ConditionalCheckFailedException as error:
-            raise RefusedError from error
+        except client.exceptions.ClientError as error:
+            if code_of(error) == "ConditionalCheckFailedException":
+                raise RefusedError from error
+            raise
         return made
 
     def _delete(self, key: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from multiclouddb_checkpoints.aws import CODES, WHO, AwsCheckpointStore
+from multiclouddb_checkpoints.aws import CODES, WHO, AwsCheckpointStore, code_of
 from multiclouddb_checkpoints.store import Advice, RefusedError
 
 _REFUSED: Final = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
@@ -39,8 +39,10 @@ class S3CheckpointStore(AwsCheckpointStore):
         client = self._client
         try:
             found = client.get_object(Bucket=self._location.host, Key=key)
-        except client.exceptions.NoSuchKey:
-            return None
+        except client.exceptions.ClientError as error:
+            if code_of(error) == "NoSuchKey":
+                return None
+            raise
         with found["Body"] as body:
             return body.read(), found["ETag"]
 
@@ -52,7 +54,7 @@ class S3CheckpointStore(AwsCheckpointStore):
                 Bucket=self._location.host, Key=key, Body=body, ContentType="application/json", **condition
             )
         except client.exceptions.ClientError as error:
-            code = error.response.get("Error", {}).get("Code")
+            code = code_of(error)
             if code in _REFUSED or (code == "NoSuchKey" and tag is not None):
                 raise RefusedError from error
             raise

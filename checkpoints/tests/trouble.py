@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
+from botocore.client import BaseClient
+from botocore.errorfactory import ClientExceptionsFactory
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_conformance.checkpoint_stores import refusal
@@ -297,3 +299,18 @@ class TestIgnoredConditions(Troubled):
     def test_a_service_that_ignores_conditions_is_refused(self, store, between, unconditional):
         between.unconditional = unconditional
         self.check(refusal(store.save, "orders", "1", None), "UNSUPPORTED_CAPABILITY")
+
+
+class TestExceptionClasses:
+    """Two threads that are the first to use a client of boto3 get two classes for one code of the service."""
+
+    def test_absence_and_conflict_are_known_by_their_code(self, served, monkeypatch):
+        store = opened(served, f"classes-{uuid4().hex}")
+
+        def made(client):
+            return ClientExceptionsFactory().create_client_exceptions(client.meta.service_model)
+
+        monkeypatch.setattr(BaseClient, "exceptions", property(made))
+        assert store.load("orders") is None
+        store.save("orders", "1", None)
+        assert refusal(store.save, "orders", "2", None).category == ErrorCategory.CONFLICT
