@@ -79,6 +79,11 @@ class _Plugin:
     def pytest_runtestloop(self) -> None:
         self._agreed.wait()
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        # pytest parses the source of each frame, for which the run does not wait on a busy machine.
+        excinfo.traceback = excinfo.traceback[-1:]
+
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         if self._recorder is not None:
             self._recorder.begin()
