@@ -4,6 +4,7 @@ import random
 import sqlite3
 from contextlib import closing
 from functools import partial
+from types import SimpleNamespace
 
 import deltalake
 import pytest
@@ -104,7 +105,7 @@ def simulation(monkeypatch):
     place = {"url": "simulation://", "database": "sim", "collection": "items"}
     sim.options = lambda **more: {**place, **more}
     monkeypatch.setattr(connection, "open_provider", lambda config: sim.provider)
-    monkeypatch.setattr("multiclouddb_spi.retry.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("multiclouddb_spi.retry.time", SimpleNamespace(sleep=lambda seconds: None))
     return sim
 
 

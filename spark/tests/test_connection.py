@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,7 +51,7 @@ class Providers:
 def providers(monkeypatch):
     made = Providers()
     monkeypatch.setattr(connection, "open_provider", made.open)
-    monkeypatch.setattr("multiclouddb_spi.retry.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("multiclouddb_spi.retry.time", SimpleNamespace(sleep=lambda seconds: None))
     return made
 
 

@@ -1,6 +1,7 @@
 """Tests how the engine, Spark and the command line open a feed, call it and check its token."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +20,7 @@ from multiclouddb_spi.retry import Tries
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr("multiclouddb_spi.retry.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("multiclouddb_spi.retry.time", SimpleNamespace(sleep=lambda seconds: None))
 
 
 @pytest.fixture
