@@ -221,14 +221,21 @@ class ReplicaSet:
             found = [member["stateStr"] for member in status["members"]]
             if set(found) - {"PRIMARY", "SECONDARY"}:
                 raise ServerUnavailableError(f"the members are {', '.join(found)}")
-            # Otherwise the client uses the former primary until its next check, and some commands are not
-            # retried.
-            self.client().admin.command("ping")
-            known = "{}:{}".format(*self.client().primary or ("nobody", 0))
-            if known != primary:
-                raise ServerUnavailableError(f"the primary is {primary}, and the client knows {known}")
+            self._known(primary)
 
         _wait(states, "members that all follow a primary")
+
+    def wait_writable(self) -> None:
+        """Wait until there is a primary and `client` writes to it. Other members may be down."""
+        _wait(lambda: self._known(self.primary()), "a primary that the client knows")
+
+    def _known(self, primary: str) -> None:
+        # Otherwise the client may meet the former primary twice before its next check. It retries a write
+        # once, and some commands not at all.
+        self.client().admin.command("ping")
+        known = "{}:{}".format(*self.client().primary or ("nobody", 0))
+        if known != primary:
+            raise ServerUnavailableError(f"the primary is {primary}, and the client knows {known}")
 
     def kill(self, member: str) -> None:
         """Kill a member in the same way as `kill -9`."""
