@@ -298,7 +298,7 @@ def test_a_change_that_is_rolled_back_is_never_seen(proxied, database):
             page = read(client, address, token, timeout=CALL, wait=0.5)
             assert ids(page) == []
             proxied.kill(primary)
-        proxied.wait_writable()
+        proxied.wait_primary()
         items.insert_one({"_id": "kept"})
         proxied.restart(primary)
         proxied.wait_healthy()

@@ -210,7 +210,8 @@ class ReplicaSet:
         return [member for member, process in self._processes.items() if process.poll() is None]
 
     def wait_primary(self) -> str:
-        return _wait(self.primary, "a primary")
+        """Wait until there is a primary and `client` writes to it. Return the primary."""
+        return _wait(lambda: self._known(self.primary()), "a primary that the client knows")
 
     def wait_healthy(self) -> None:
         """Wait until there is a primary, every member follows it, and `client` writes to it."""
@@ -225,17 +226,14 @@ class ReplicaSet:
 
         _wait(states, "members that all follow a primary")
 
-    def wait_writable(self) -> None:
-        """Wait until there is a primary and `client` writes to it. Other members may be down."""
-        _wait(lambda: self._known(self.primary()), "a primary that the client knows")
-
-    def _known(self, primary: str) -> None:
+    def _known(self, primary: str) -> str:
         # Otherwise the client may meet the former primary twice before its next check. It retries a write
         # once, and some commands not at all.
         self.client().admin.command("ping")
         known = "{}:{}".format(*self.client().primary or ("nobody", 0))
         if known != primary:
             raise ServerUnavailableError(f"the primary is {primary}, and the client knows {known}")
+        return primary
 
     def kill(self, member: str) -> None:
         """Kill a member in the same way as `kill -9`."""
