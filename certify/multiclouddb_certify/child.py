@@ -5,8 +5,10 @@ The process ends when its parent ends, for any reason, and at the bound of the b
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -79,11 +81,6 @@ class _Plugin:
     def pytest_runtestloop(self) -> None:
         self._agreed.wait()
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        # pytest parses the source of each frame, for which the run does not wait on a busy machine.
-        excinfo.traceback = excinfo.traceback[-1:]
-
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         if self._recorder is not None:
             self._recorder.begin()
@@ -109,6 +106,11 @@ class _Plugin:
                 item.session.shouldstop = "refused"
         elif call.when == "setup":
             self._is_first = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        # pytest prints failures at its end, and the process may end before.
+        if report.failed:
+            sys.stderr.write(f"{_name(report.nodeid)}, {report.when}\n{report.longreprtext}\n\n")
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         if self._recorder is not None:
@@ -141,6 +143,9 @@ def main() -> None:
     order = Order(**json.loads(sys.argv[1]))
     tell = _Teller(os.dup(1))
     os.dup2(2, 1)
+    # An interrupted process writes where its threads are, and ends.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    faulthandler.register(signal.SIGINT, chain=True)
     agreed = threading.Event()
     threading.Thread(target=_follow_parent, args=(agreed,), daemon=True).start()
     certification = load_certification(order.url)
@@ -159,7 +164,9 @@ def main() -> None:
     assert suite.origin is not None
     pytest.register_assert_rewrite("multiclouddb_certify.suites")
     Path("pytest.ini").write_text("[pytest]\n")
-    words = [suite.origin, "-q", "-p", "no:cacheprovider", "-c", "pytest.ini", "--basetemp", "tmp"]
+    # Without a capture, what a test prints is in the log, in order.
+    words = [suite.origin, "-s", "-c", "pytest.ini", "--basetemp", "tmp"]
+    words += ["-p", "no:terminal", "-p", "no:cacheprovider"]
     words += ["--rootdir", str(Path(suite.origin).parent), "--import-mode", "importlib"]
     words += ["--confcutdir", str(Path(suite.origin).parent)]
     words += ["-k", order.only] if order.only else []

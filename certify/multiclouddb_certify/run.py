@@ -85,7 +85,7 @@ class _Child:
             self._process.stdin.flush()
 
     def interrupt(self) -> None:
-        """Let pytest print what has happened so far."""
+        """Let the process write where it is, and end."""
         os.kill(self._process.pid, signal.SIGINT)
         until = time.monotonic() + _LAST_WORDS_SECONDS
         # The process stays known until `kill`, which also ends what a test has forked.

@@ -27,7 +27,8 @@ FEW = "TestNow and empty"
 
 def certified(run, url, account="local"):
     ran = run("certify", url, "--account", account, "--yes", "--report", "report", "--only", FEW)
-    assert ran.exit_code == 0, ran.output
+    log = Path("report.log")
+    assert ran.exit_code == 0, ran.output + (log.read_text() if log.exists() else "")
     content = json.loads(Path("report/report.json").read_text())
     assert content["counts"]["passed"] == len(content["tests"]) > 0
     estimated = content["estimated"]["units"]

@@ -8,8 +8,6 @@ import multiclouddb_conformance.us8 as us8
 from multiclouddb_conformance.mutants import MUTANTS
 from multiclouddb_conformance.simulated import SIMULATED
 
-pytest_plugins = ["pytester"]
-
 # Every mutant must pass this test: a mutant must fail the named tests, not every test.
 BYSTANDER = "TestCapabilities::test_capabilities_and_their_notes_are_the_same_for_every_client"
 MODULE = """
@@ -21,21 +19,12 @@ HARNESS = harness_of(next(each for each in MUTANTS if each.__name__ == {name!r})
 
 
 @pytest.fixture
-def outcomes(pytester, monkeypatch):
+def outcomes(run_inside):
     """Run tests of the suite on a mutant in this process; return the names of the tests by outcome."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
     def run(mutant, names, *, sound):
-        path = pytester.makepyfile(test_it=MODULE.format(name=mutant.__name__, sound=sound))
-        chosen = [f"{path.name}::{name}" for name in names]
-        plugins = ["-p", "multiclouddb_conformance.plugin", "-p", "no:cacheprovider", "-p", "no:terminal"]
-        ran = pytester.inline_run(*plugins, *chosen)
-        found = {"passed": set(), "failed": set(), "skipped": set()}
-        for report in ran.getreports("pytest_runtest_logreport"):
-            if report.when == "call" or not report.passed:
-                outcome = report.outcome if report.when == "call" else f"{report.outcome} in {report.when}"
-                found.setdefault(outcome, set()).add(report.nodeid.partition("::")[2])
-        return {outcome: names for outcome, names in found.items() if names}
+        text = MODULE.format(name=mutant.__name__, sound=sound)
+        return run_inside(text, "-p", "no:terminal", names=names).outcomes
 
     return run
 
