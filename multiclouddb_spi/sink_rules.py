@@ -256,13 +256,16 @@ class SinkTable:
         # 1. Rows of the snapshot, and every change after it, then have priority over the rows in the table. A
         #    row below the floor needs no change; every other row gets the lowest `order_key`.
         # 2. One commit marks the rows and contains the snapshot's id, so they are marked once.
-        # 3. If rows of the snapshot may have been merged before this call, older rows cannot be told apart.
-        if self._stage(scan.plan) is not None:
+        # 3. Later batches need the mark: without it, earlier rows of the snapshot were in another table, or
+        #    cannot be told apart from older ones. A table with rows may get its checkpoint after the scan.
+        if self._storage.exists and self._stage(scan.plan) is not None:
             return
         if scan.is_first and scan.whole:
             self._storage.outdate(scan.floor, _staged(scan.plan, _BEGUN))
-        elif not scan.was_over:
+        elif scan.is_first:
             self._check_empty()
+        elif not (scan.was_over and self._storage.exists and not self._storage.is_empty()):
+            raise self._unmarked()
         self._ensure(scan.plan, _ENDED if scan.was_over else _BEGUN)
 
     def end(self, scan: Scan) -> None:
@@ -272,10 +275,13 @@ class SinkTable:
         self._storage.bury(scan.floor, _staged(scan.plan, _ENDED))
         self._ensure(scan.plan, _ENDED)
 
-    def accept(self, plan: str) -> None:
+    def accept(self, plan: str, *, is_page: bool) -> None:
         """Accept rows of a snapshot if the sink does not know where the snapshot begins and ends."""
-        # Otherwise, documents that were deleted before the snapshot would stay in the table.
+        # Otherwise, documents that were deleted before the snapshot would stay in the table. Of a page, the
+        # sink knows that an earlier one has begun the snapshot.
         if self._stage(plan) is None:
+            if is_page:
+                raise self._unmarked()
             self._check_empty()
             self._ensure(plan, _BEGUN)
 
@@ -343,16 +349,19 @@ class SinkTable:
     def _check_empty(self) -> None:
         """Refuse a snapshot of which the table has no mark, unless the table has no rows."""
         if not self._storage.is_empty():
-            raise invalid_request(
-                "batch",
-                f"contains rows of a snapshot, of which {self._storage.where} has no mark, and the table "
-                "contains older rows, which cannot be distinguished from those of the snapshot: checkpoint= "
-                "was not given when the snapshot began, or its page with SnapshotStarted was not passed, or "
-                "the snapshot does not deliver every row",
-                f"start a query {_NEW_QUERY}, and pass checkpoint= from its first batch on; without Spark, "
-                "read the whole collection from Snapshot(), and pass every page; or use a new table; see "
-                f"{AFTER_AN_OUTAGE}",
-            )
+            raise self._unmarked()
+
+    def _unmarked(self) -> MulticloudDbError:
+        return invalid_request(
+            "batch",
+            f"belongs to a snapshot of which {self._storage.where} has no mark, so the table may lack rows, "
+            "or have rows from before the snapshot: it was dropped or made again meanwhile, or checkpoint= "
+            "was not given when the snapshot began, or its page with SnapshotStarted was not passed, or the "
+            "snapshot does not deliver every row",
+            f"start a query {_NEW_QUERY}, and pass checkpoint= from its first batch on; without Spark, "
+            "read the whole collection from Snapshot(), and pass every page; or use a new table; see "
+            f"{AFTER_AN_OUTAGE}",
+        )
 
     def _used(self, batch: Numbered) -> MulticloudDbError:
         return invalid_request(
@@ -400,12 +409,13 @@ def merge_batch(storage: Storage, sink: str, batch: Batch) -> bool:
                 storage.prepare(batch.empty_schema())
             _begin(table, batch, None)
             storage.store(table.marks(done, is_last=True), done.notes)
-    if storage.exists:
-        # A batch without rows may also begin or end a snapshot.
-        for scan in batch.ended:
-            table.begin(scan)
-            if scan.is_over:
-                table.end(scan)
+    # A batch without rows may also begin or end a snapshot.
+    for scan in batch.ended:
+        if scan.is_first and not storage.exists:
+            storage.prepare(batch.empty_schema())
+        table.begin(scan)
+        if scan.is_over:
+            table.end(scan)
     return merged
 
 
@@ -420,7 +430,7 @@ def _begin(table: SinkTable, batch: Batch, plan: str | None) -> None:
             )
         table.begin(batch.scan)
     elif plan is not None and not batch.is_told:
-        table.accept(plan)
+        table.accept(plan, is_page=batch.is_page)
 
 
 def _staged(plan: str, stage: int) -> Mapping[str, int]:

@@ -107,6 +107,10 @@ class SinkHarness(Protocol):
         """Call the sink's function."""
         ...
 
+    def drop(self) -> None:
+        """Drop the table."""
+        ...
+
     def dies(self, dice: random.Random | None, chance: float = 0.0) -> None:
         """From now on, raise `Death` once, before or after a random step of a commit; None: never."""
         ...
@@ -384,6 +388,24 @@ class TestSnapshot:
         scanned = events(("b", 0, {}), mark="snapshot:s:", backfilled=True, floor="000010~")
         assert "SnapshotStarted" in refused(sink.merge, page(scanned)).message
         assert documents(sink) == {"a": {}}
+
+    @pytest.mark.parametrize("is_last", [False, True])
+    def test_does_not_go_on_in_another_table(self, sink: SinkHarness, is_last: bool) -> None:
+        """Its first rows went with the table that was dropped."""
+        floor = "000010~"
+        first, second = (
+            events((key, 0, {}), mark="snapshot:s:", backfilled=True, floor=floor) for key in "ab"
+        )
+        sink.merge(page([], SnapshotStarted(floor, _PLAN)))
+        sink.merge(page(first))
+        sink.drop()
+        rest = page([], BackfillDone(_PLAN, floor)) if is_last else page(second)
+        for _ in range(2):
+            assert "dropped" in refused(sink.merge, rest).message
+        plan = "provider:resource:snapshot:again"
+        sink.merge(page([], SnapshotStarted(floor, plan)))
+        sink.merge(page([], BackfillDone(plan, floor)))
+        assert documents(sink) == {}
 
     def test_later_ones_with_the_same_floor_replace_the_rows_of_earlier_ones(self, sink: SinkHarness) -> None:
         """The floor of some services lies below every change. The sink dies before and after each step."""

@@ -61,6 +61,9 @@ SELECT c.oid, CASE
     a.attgenerated, EXISTS (
         SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate
         AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum
+    ), EXISTS (
+        SELECT FROM pg_trigger g WHERE g.tgtype & 3 = 3 AND g.tgtype & 20 <> 0 AND g.tgenabled <> 'D'
+        AND (g.tgrelid = c.oid OR g.tgrelid IN (SELECT relid FROM pg_partition_tree(c.oid)))
     )
 FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN pg_collation l ON l.oid = a.attcollation
@@ -91,6 +94,7 @@ class Found:
     oid: int
     problem: str | None
     columns: Mapping[str, Column]
+    may_drop_rows: bool  # a trigger runs before each row is written, and can prevent it
 
 
 class PostgresStorage:
@@ -135,9 +139,9 @@ class PostgresStorage:
             return None
         columns = {
             name: Column(name, kind, collation, not_null, bool(generated), is_unique)
-            for _, _, name, kind, collation, not_null, generated, is_unique in rows
+            for _, _, name, kind, collation, not_null, generated, is_unique, _ in rows
         }
-        return Found(rows[0][0], rows[0][1], columns)
+        return Found(rows[0][0], rows[0][1], columns, rows[0][-1])
 
     def known(self) -> Found:
         """Return what the server says about the table, which must be one of the sink."""
@@ -292,6 +296,7 @@ class PostgresStorage:
             self._lock()
             update = sql.SQL("UPDATE {} SET order_key = '' WHERE order_key >= {}").format(self._table, floor)
             self.connection.execute(update)
+            self._check_none_left(sql.SQL("{} AS s WHERE order_key >= {}").format(self._table, floor))
             self.store(marks, {})
 
     def bury(self, floor: str, marks: Mapping[str, int]) -> None:
@@ -316,7 +321,19 @@ class PostgresStorage:
                 floor=floor,
             )
             self.connection.execute(update)
+            self._check_none_left(sql.SQL("{} AS s WHERE order_key < {}").format(self._table, floor))
             self.store(marks, {})
+
+    def _check_none_left(self, rows: sql.Composed) -> None:
+        """Refuse a trigger that has prevented a row from being written."""
+        if not self.known().may_drop_rows:
+            return
+        left = self.connection.execute(sql.SQL("SELECT s.key FROM {} LIMIT 1").format(rows)).fetchone()
+        if left is not None:
+            raise self._wrong(
+                f"has a BEFORE trigger that keeps the row of the key {left[0]} from being written",
+                "drop the trigger, or let it return NEW with key and order_key as they are",
+            )
 
     def _lock(self) -> None:
         """Let no other transaction write the table until this one ends; a row must not escape an update."""
@@ -331,7 +348,7 @@ class PostgresStorage:
 
     def merge(self, rows: pa.Table, marks: Mapping[str, int], notes: Mapping[str, str]) -> None:
         """Merge the last changes of some keys."""
-        check_values(rows)
+        check_values(rows, self.known().columns)
         with self.connection.transaction():
             self.upsert(rows)
             self.store(marks, notes)
@@ -355,6 +372,8 @@ class PostgresStorage:
             # The server names the line of the file, but in the language of its settings.
             raise Refused(rows, staged, error) from None
         self.connection.execute(self._upsert(names, known))
+        older = "{} AS s LEFT JOIN {} AS t ON t.key = s.key WHERE t.key IS NULL OR t.order_key < s.order_key"
+        self._check_none_left(sql.SQL(older).format(sql.Identifier("pg_temp", _BATCH), self._table))
         self.connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier("pg_temp", _BATCH)))
 
     def _upsert(self, names: Sequence[str], known: Mapping[str, Column]) -> sql.Composed:
@@ -488,7 +507,7 @@ def _declared(name: str, kind: str, *, required: bool = True) -> sql.Composed:
     return sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind + collation))
 
 
-def check_values(rows: pa.Table) -> None:
+def check_values(rows: pa.Table, known: Mapping[str, Column]) -> None:
     """Refuse, before anything is sent, what PostgreSQL cannot store."""
     lengths = pc.binary_length(rows["key"])
     if rows.num_rows and pc.max(lengths).as_py() > MOST_KEY_BYTES:
@@ -500,6 +519,16 @@ def check_values(rows: pa.Table) -> None:
             has_nul = pc.match_substring(column, "\0")
             if pc.any(has_nul).as_py():
                 raise nul(name, rows["key"][pc.index(has_nul, True).as_py()].as_py())
+            # The server would cut spaces at the end without an error.
+            limit = re.fullmatch(r"character varying\((\d+)\)", known[name].type if name in known else "")
+            is_long = pc.greater(pc.utf8_length(column), int(limit[1]) if limit else 1 << 30)
+            if pc.any(is_long).as_py():
+                key = rows["key"][pc.index(is_long, True).as_py()].as_py()
+                raise invalid_request(
+                    f"column {name}",
+                    f"has a text that does not fit into {known[name].type} in the row of the key {key!r}",
+                    f"run ALTER TABLE … ALTER COLUMN {name} TYPE text",
+                )
 
 
 def key_too_long(key: str) -> MulticloudDbError:

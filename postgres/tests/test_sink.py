@@ -326,6 +326,19 @@ def altered(text):
     return pytest.param(text, id=text[:40])
 
 
+TABLE = (
+    'CREATE TABLE orders (key text COLLATE "C" PRIMARY KEY, order_key text COLLATE "C", '
+    "_deleted_at timestamptz, new_item_state json, timestamp timestamptz)"
+)
+
+
+def add_trigger(connection, table, name, event, body):
+    connection.execute(
+        f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body}; END $$; "
+        f"CREATE TRIGGER {name} BEFORE {event} ON {table} FOR EACH ROW EXECUTE FUNCTION {name}()"
+    )
+
+
 class TestRefused:
     """What cannot be written is refused by name, and nothing is written."""
 
@@ -357,15 +370,70 @@ class TestRefused:
         assert len(keys(dsn)) == 3
         assert "documents=" in refused(lambda: merged(dsn, ("d", 1, {}), documents="jsonb")).message
 
-    def test_number_that_does_not_fit_names_the_key(self, dsn):
+    @pytest.mark.parametrize("long", ["abcd", "ab  "])
+    def test_text_that_does_not_fit_names_the_key(self, dsn, long):
+        """The server would cut spaces at the end of a text in silence."""
         merged(dsn, ("a", 1, {}))
         with psycopg.connect(dsn) as connection:
             connection.execute("ALTER TABLE orders ADD COLUMN n varchar(3)")
         batch = rows(*((f"k{n}", 2, {}) for n in range(10)))
-        batch = batch.append_column("n", pa.array(["abc"] * 7 + ["abcd"] + ["abc"] * 2))
+        batch = batch.append_column("n", pa.array(["äöü"] * 7 + [long] + ["abc"] * 2))
         error = refused(lambda: merge_into_postgres(batch, None, dsn, "orders", None))
         assert "column n" in error.message
         assert '"k7"' in error.message
+
+    def test_key_whose_spaces_the_server_would_cut(self, dsn):
+        def merge(*keys_of):
+            batch = rows(("a", 1, {}), ("b", 2, {}))
+            batch = batch.set_column(batch.column_names.index("key"), "key", pa.array(keys_of))
+            merge_into_postgres(batch, None, dsn, "orders", None)
+
+        with psycopg.connect(dsn) as connection:
+            connection.execute(TABLE.replace("key text", "key varchar(3)", 1))
+        merge("abc", "ab ")
+        assert "'abc '" in refused(lambda: merge("abd", "abc ")).message
+        assert keys(dsn) == {"abc", "ab "}
+
+    @pytest.mark.parametrize(
+        ("event", "body"),
+        [
+            ("INSERT", "RETURN NULL"),
+            ("UPDATE", "RETURN NULL"),
+            ("UPDATE", "RETURN OLD"),
+            ("INSERT OR UPDATE", "NEW.order_key := ''; RETURN NEW"),
+        ],
+    )
+    def test_trigger_that_drops_rows(self, dsn, event, body):
+        """It may belong to a partition. One that lets rows pass changes nothing."""
+        with psycopg.connect(dsn) as connection:
+            connection.execute(f"{TABLE} PARTITION BY HASH (key)")
+            connection.execute(
+                "CREATE TABLE part PARTITION OF orders FOR VALUES WITH (MODULUS 1, REMAINDER 0)"
+            )
+            add_trigger(connection, "part", "passes", "INSERT OR UPDATE", "RETURN NEW")
+        merged(dsn, ("a", 1, {}))
+        with psycopg.connect(dsn) as connection:
+            add_trigger(connection, "part", "drops", event, body)
+        error = refused(lambda: merged(dsn, ("b" if "INSERT" in event else "a", 2, {})))
+        assert "BEFORE trigger" in error.message
+        assert query(dsn, "SELECT key, order_key FROM orders") == [('{"id":"a"}', "000001")]
+
+    @pytest.mark.parametrize("ends", [False, True])
+    def test_trigger_that_keeps_rows_from_a_snapshot(self, dsn, ends):
+        plan, floor = "p:r:snapshot:s", "000010~"
+        merged(dsn, ("a", 20, {}))
+        begins, done = SnapshotStarted(floor, plan), BackfillDone(plan, floor)
+        if ends:
+            merge_into_postgres(page([], begins), None, dsn, "orders", None)
+        with psycopg.connect(dsn) as connection:
+            add_trigger(connection, "orders", "drops", "UPDATE", "RETURN NULL")
+        notice = done if ends else begins
+        error = refused(lambda: merge_into_postgres(page([], notice), None, dsn, "orders", None))
+        assert "BEFORE trigger" in error.message
+        with psycopg.connect(dsn) as connection:
+            connection.execute("DROP TRIGGER drops ON orders")
+        merge_into_postgres(page([], *((done,) if ends else (begins, done))), None, dsn, "orders", None)
+        assert keys(dsn) == set()
 
     @pytest.mark.parametrize(
         ("change", "text"),

@@ -17,6 +17,10 @@ class PostgresSink:
     def merge(self, batch, batch_id=None, app_id=None, **options):
         return merge_into_postgres(batch, batch_id, self.dsn, "orders", app_id, **options)
 
+    def drop(self):
+        with psycopg.connect(self.dsn) as connection:
+            connection.execute("DROP TABLE orders")
+
     def dies(self, dice, chance=0.0):
         self.left.update(dice=dice, chance=chance)
 

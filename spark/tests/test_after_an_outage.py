@@ -178,7 +178,7 @@ class TestMarks:
 
     @pytest.mark.parametrize("is_table", [False, True], ids=["page", "table"])
     def test_rows_of_a_snapshot_that_has_not_begun_in_the_table(self, filled, path, is_table):
-        """Into a new table they are harmless; there are no older rows. A table of Arrow has no notices."""
+        """A table of Arrow has no notices; its rows are harmless in a new table, which has no older ones."""
         version, found = DeltaTable(path).version(), [page for page in pages_of(filled) if page.events]
         if is_table:
             found = [pa.Table.from_batches([events_to_arrow(page.events)]) for page in found]
@@ -186,9 +186,15 @@ class TestMarks:
             with pytest.raises(MulticloudDbError, match=r"batch: .* of which .* has no mark"):
                 merge_into_delta(each, None, path, None)
         assert DeltaTable(path).version() == version
-        for each in found:
-            merge_into_delta(each, None, path.with_name("new"), None)
-        check_equal(path.with_name("new"), filled)
+        new = path.with_name("new")
+        if is_table:
+            for each in found:
+                merge_into_delta(each, None, new, None)
+        else:
+            with pytest.raises(MulticloudDbError, match=r"of which .* has no mark"):
+                merge_into_delta(found[0], None, new, None)
+            follow(filled, new)
+        check_equal(new, filled)
 
     def test_checkpoint_of_a_query_says_nothing_about_pages(self, filled, path, tmp_path):
         given = {"app_id": "app", "checkpoint": make_checkpoint(tmp_path / "query", "query-1", batches=20)}

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 from datetime import timedelta
 from functools import partial
 from unittest.mock import patch
@@ -408,7 +409,7 @@ class TestBegin:
         offsets.write_text("\n".join([*lines, *([offset, offset] if is_separate else [both])]))
         with pytest.raises(MulticloudDbError, match="a query that reads a snapshot and another source"):
             merge_into_delta(rows(("a", 1, {})), 0, query.table, "query", checkpoint=query.checkpoint)
-        assert not query.table.exists()
+        assert documents(query.table) == {}
 
     def test_checkpoint_that_comes_when_a_scan_without_rows_is_over(self, query):
         """The sink does not know what the table contained before the scan, so it leaves these rows alone."""
@@ -418,6 +419,19 @@ class TestBegin:
         query.passes_checkpoint = True
         query.batch(rows(("a", 12, {"n": 12})), over=True)
         assert documents(query.table) == {"early": {"n": 1}, "a": {"n": 12}}
+
+    @pytest.mark.parametrize("over", [False, True])
+    def test_table_that_was_dropped_after_it(self, query, over):
+        query.batch(rows())
+        query.batch(scanned("a"), over=over)
+        shutil.rmtree(query.table)
+        for batch in (rows(), rows(("b", 11, {})), rows(("c", 12, {}))):
+            with pytest.raises(MulticloudDbError, match=r"of which .* has no mark.* dropped"):
+                query.batch(batch, over=over)
+        again = {"plan": "again", "floor": "000020~"}
+        query.batch(rows(), **again)
+        query.batch(scanned("a", **again), **again, over=True)
+        assert documents(query.table) == {"a": {"scan": "a"}}
 
     def test_death_after_a_first_batch_of_which_no_change_can_be_decoded(self, query):
         write_offset(query.checkpoint, 0, s=SCAN, poison={"count": 1, "first": []})

@@ -1,5 +1,6 @@
 """Runs the contract of sinks on a table that Spark merges, in the test catalog."""
 
+import shutil
 import uuid
 from datetime import UTC, datetime, timedelta
 
@@ -28,7 +29,8 @@ class TableSink:
         self.table = f"lake_{uuid.uuid4().hex}.shop.orders"
         catalog = f"spark.sql.catalog.{self.table.partition('.')[0]}"
         spark.conf.set(catalog, "multiclouddb.test.Catalog")
-        spark.conf.set(f"{catalog}.root", str(folder / "lake"))
+        self.lake = folder / "lake"
+        spark.conf.set(f"{catalog}.root", str(self.lake))
         self.target = TableTarget(spark, self.table)
         self.checkpoint, self.snapshot, self.seen = make_checkpoint(folder / "checkpoint", "q"), None, set()
         write_offset(self.checkpoint, 0)
@@ -59,6 +61,9 @@ class TableSink:
         if snapshot:
             self.seen.add(snapshot["plan"])
         return merged
+
+    def drop(self):
+        shutil.rmtree(self.lake)
 
     def dies(self, dice, chance=0.0):
         self.left.update(dice=dice, chance=chance)

@@ -1,5 +1,7 @@
 """Runs the contract of sinks on Delta tables."""
 
+import shutil
+
 import pytest
 
 from multiclouddb_conformance.targets import *  # noqa: F403
@@ -21,6 +23,9 @@ class DeltaSink:
             return merge_into_delta(batch, batch_id, self.path, app_id, **options)
         except Killed:
             raise Death from None
+
+    def drop(self):
+        shutil.rmtree(self.path)
 
     def dies(self, dice, chance=0.0):
         self.kills(dice=dice, chance=chance)
