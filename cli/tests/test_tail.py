@@ -87,6 +87,13 @@ class TestCheckpoint:
         # Events that are in the pipe count as printed, so the checkpoint is after these events.
         assert len(seen) >= 8
 
+    def test_most_of_some_events_leaves_the_rest_for_the_next_time(self, run, url, store, tmp_path):
+        words = ("tail", url, "orders", "--until-idle", "--exact", "--from", "beginning", "--type", "create")
+        words = (*words, "--checkpoint", tmp_path / "pos", "--max-events", 3)
+        found = [keys(run(*words).stdout) for _ in range(4)]
+        assert [len(part) for part in found] == [3, 3, 3, 1]
+        assert len({key for part in found for key in part}) == 10
+
     def test_one_that_cannot_be_written_is_refused_before_anything_is_read(self, run, tmp_path):
         nowhere = Path("/proc/self/orders.checkpoint")  # not even root can write there
         result = run("tail", f"embedded://{tmp_path}/none.db", "orders", "--checkpoint", nowhere)

@@ -31,6 +31,7 @@ from multiclouddb_conformance.targets import bare, events, page, rows
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_embedded import EmbeddedStore
 from multiclouddb_postgres import PostgresCheckpointStore, PostgresTarget, merge_into_postgres
+from multiclouddb_postgres.server import repeated
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 6, UTC)
 PROGRAM = Path(__file__).with_name("program.py")
@@ -110,6 +111,19 @@ class TestExactlyOnce:
             left = "SELECT count(*) FROM pg_class WHERE relpersistence = 't' AND relkind = 'r'"
             assert connection.execute(left).fetchone() == (0,)
         assert len(keys(dsn)) == 2
+
+    def test_work_in_the_callers_transaction_is_not_repeated(self, dsn):
+        """The transaction may have to be repeated as a whole, which only the caller can do."""
+        done = []
+
+        def work(connection):
+            done.append(connection)
+            connection.execute("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
+
+        with psycopg.connect(dsn, autocommit=True) as connection, connection.transaction():
+            error = refused(partial(repeated, connection, "orders", work), ErrorCategory.CONFLICT)
+        assert error.detail.native_code == "40001"
+        assert len(done) == 1
 
     @pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.soak)])
     def test_program_that_adds_to_a_counter_survives_kills(self, dsn, tmp_path, kills):

@@ -6,6 +6,7 @@ from functools import partial
 from pkgutil import resolve_name
 from types import SimpleNamespace
 
+import attrs
 import pytest
 from pymongo import MongoClient
 
@@ -240,7 +241,10 @@ class TestRequests:
         assert simulation.provider.calls.heads - before <= 61
         assert threads() == []
 
-    def test_service_that_does_not_wait_is_asked_twice_a_second(self, waiting, monkeypatch):
+    @pytest.mark.parametrize(("poll_after", "least"), [(0.0, 0.9), (1.5, 2.9)])
+    def test_service_that_does_not_wait_is_asked_seldom(self, waiting, monkeypatch, poll_after, least):
+        """It is asked twice a second, or as often as the service itself proposes."""
+        waiting.behaviour = attrs.evolve(waiting.behaviour, poll_after=poll_after)
         asked, fetch = [], SimulationReader.fetch
 
         def at_once(reader, most, size, wait, deadline):
@@ -251,7 +255,7 @@ class TestRequests:
         query = idle_query(waiting)
         wait_until(lambda: len(asked) >= 3, seconds=30)
         query.reader.stop()
-        assert asked[2] - asked[0] >= 0.9
+        assert asked[2] - asked[0] >= least
 
 
 @pytest.mark.parametrize(
