@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -80,6 +81,11 @@ def s3():
     lock, moto = threading.Lock(), DomainDispatcherApplication(create_backend_app)
 
     def one_at_a_time(environment, start):
+        # The rest of a request may come late or never, and must not hold up the others.
+        size = int(environment.get("CONTENT_LENGTH") or 0)
+        if size or environment.get("wsgi.input_terminated"):
+            body = environment["wsgi.input"].read(size or -1)
+            environment = {**environment, "wsgi.input": io.BytesIO(body)}
         # moto compares the ETag and stores the object in two steps, between which another writer may come.
         with lock:
             return list(moto(environment, start))
