@@ -30,7 +30,7 @@ class TestBlocked:
 def test_changes_without_documents_are_settled_by_looking_their_keys_up(seed, tmp_path):
     world = World(seed, behaviour=smooth(seed))
     world.has_images = False
-    report = world.verify(tmp_path / "state", patience_seconds=5.0)
+    report = world.verify(tmp_path / "state")
     assert found(report) == world.faults
     assert report.counts.unsettled == 0
     world.close()
