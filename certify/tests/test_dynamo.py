@@ -171,7 +171,9 @@ class TestEnd:
         wait_until(lambda: len(dynamo.names()) > 1, 120)
         said = started.end(signal.SIGINT)
         assert "report.log" in said
-        assert "child.py" in Path("report.log").read_text()
+        log = Path("report.log").read_text()
+        assert "most recent call first" in log
+        assert "child.py" in log
         assert dynamo.names() == [NEIGHBOUR]
 
     def test_clean_touches_no_run_that_goes_on_and_no_other_owner(self, dynamo, run):

@@ -102,9 +102,9 @@ def merge_into_delta(
     The offsets in the checkpoint show to which snapshot a batch belongs, and whether its scan is over. Such a
     snapshot repairs the table: its rows replace older ones, and after the last one, a document that it did
     not contain becomes a tombstone. So the table must not contain rows of other collections. If the table
-    contains older rows, and the sink has not seen the start of a snapshot, it refuses the rows of this
-    snapshot. It recognizes them by `event_id` and `backfilled`, and refuses a batch without these
-    columns.
+    contains older rows, and the sink has not seen the start of a snapshot, or the table was dropped after the
+    start, the sink refuses the rows of this snapshot. It recognizes them by `event_id` and `backfilled`, and
+    refuses a batch without these columns.
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
     `_deleted_at`. Additional columns of the batch are also kept, so you can parse documents first:
