@@ -210,7 +210,7 @@ class EmulatorHarness(CosmosHarness):
     """
 
     partitions = 2
-    can_several = can_split = can_trim = can_expire = True
+    can_several = can_split = can_trim = can_expire = can_poison = True
 
     def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
         """Create a container, and split its ranges until there are so many partitions."""
@@ -236,6 +236,12 @@ class EmulatorHarness(CosmosHarness):
         container.upsert_item({**container.read_item(key, key), "ttl": 1})
         self.pass_time()
         self.control("expire", **_place(address))
+
+    def poison(self, address: ResourceAddress, key: Any) -> None:
+        """Write an item, and damage its change."""
+        container = self.database.get_container_client(str(address.collection))
+        container.upsert_item({"id": native(key)})
+        self.control("damage", **_place(address), item=native(key))
 
     def _ranges(self, address: ResourceAddress) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.control("partitions", **_place(address))

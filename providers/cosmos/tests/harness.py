@@ -92,10 +92,7 @@ class CosmosHarness(ServiceHarness):
 
     def poison(self, address, key):
         self.database.get_container_client(address.collection).upsert_item({"id": key, "poison": True})
-        with self.server._lock:
-            for partition in self.server._container(DATABASE, address.collection).partitions:
-                if partition.changes and partition.changes[-1].item_id == key:
-                    partition.changes[-1].kind = "mystery"
+        self.server.damage(DATABASE, address.collection, key)
 
     def recreate(self, address):
         self.database.delete_container(address.collection)

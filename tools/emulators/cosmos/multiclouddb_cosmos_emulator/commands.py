@@ -39,6 +39,7 @@ class Commands:
             "advance": self.advance,
             "all_versions": self.all_versions,
             "clear_faults": self.faults.clear,
+            "damage": self.damage,
             "expire": self.expire,
             "fault": self._fault,
             "lose": self.lose,
@@ -155,6 +156,25 @@ class Commands:
         """
         with self._lock:
             self._container(database, container).lose(partition, transactions)
+
+    def damage(self, database: str, container: str, item: str) -> None:
+        """Give the last change of an item a type that no client knows, in the feed of all versions.
+
+        Args:
+            database: The database's id.
+            container: The container's id.
+            item: The item's id.
+        """
+        with self._lock:
+            found = [
+                change
+                for each in self._container(database, container).partitions
+                for change in each.changes
+                if change.item_id == item
+            ]
+            if not found:
+                raise ValueError(f"there is no change of an item {item!r}")
+            found[-1].kind = "damaged"
 
     def all_versions(self, enabled: bool) -> None:
         """Enable or disable the change feed with all versions and deletes."""

@@ -70,6 +70,15 @@ class TestControl:
         with pytest.raises(CosmosHttpResponseError, match="must be enabled"):
             list(container.query_items_change_feed(mode="AllVersionsAndDeletes", start_time="Now"))
 
+    def test_the_last_change_of_an_item_is_damaged(self, container, control, there, follow):
+        reader = follow(container, mode="AllVersionsAndDeletes", start_time="Now")
+        reader.page()
+        for name in ("1", "1", "2"):
+            container.upsert_item({"id": name, "pk": "a"})
+        control("damage", item="1", **there)
+        kinds = [each["metadata"]["operationType"] for each in reader.page()]
+        assert kinds == ["create", "damaged", "create"]
+
     def test_faults_are_added_and_cleared(self, container, control):
         container.create_item({"id": "1", "pk": "a"})
         control("fault", action="fail", status=449, operation="ReadItem", times=None)
@@ -96,6 +105,11 @@ class TestControl:
             ),
             ("partitions", {"database": "none", "container": "orders"}, "404"),
             ("fault", {"action": "burn"}, "400: fault: there is no action 'burn'"),
+            (
+                "damage",
+                {"database": "shop", "container": "orders", "item": "9"},
+                "400: damage: there is no change of an item '9'",
+            ),
             ("advance", {"seconds": -1}, "400: advance: a clock cannot go back"),
         ],
     )
